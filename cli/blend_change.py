@@ -71,7 +71,7 @@ def changed(
     lines = [
         f"\nthe change at sample {arguments.at_sample:,} of blend {old.manifest.id[:16]}, in samples:",
         _table(rows),
-        "the change repeats nothing: each corpus continues after what it has read",
+        "the change repeats no sample: each corpus continues where it stopped",
     ]
     return (
         blend,

@@ -47,6 +47,6 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     ]
     for one in merged:
         if one.there_before:
-            console.note(f"mdata: {one.path} is there already and made of these parts; nothing was done")
+            console.note(f"mdata: {one.path} already exists and was made from these parts; nothing was done")
     names = ("manifest", "parts", "documents", "tokens")
     console.result(table(names, [tuple(row[name] for name in names) for row in rows]), {"corpora": rows})

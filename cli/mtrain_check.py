@@ -32,7 +32,9 @@ def add_arguments(parser: Parser) -> None:
     """See `mtrain check --help`."""
     add_run_arguments(parser)
     parser.add_argument("--ranks", type=int, metavar="N", help="rehearse a step of N ranks, on any number of machines")
-    parser.add_argument("--memory", type=float, metavar="GIB", help="with --ranks: GiB of a GPU that have to suffice")
+    parser.add_argument(
+        "--memory", type=float, metavar="GIB", help="with --ranks: GiB of each GPU, compared with the estimate"
+    )
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
@@ -102,7 +104,7 @@ def _rehearsed(start: Start, found: Survey, plan: Plan) -> tuple[list[str], dict
         "bytes_per_pipeline_rank": totals,
         "checkpoint_bytes": needed,
     }
-    return [*_rehearsal_lines(plan, result, found, totals), f"save      {size_text(needed)} a checkpoint"], facts
+    return [*_rehearsal_lines(plan, result, found, totals), f"save      {size_text(needed)} per checkpoint"], facts
 
 
 def _lacks_memory(facts: dict[str, Any], memory: float | None) -> Iterator[str]:
@@ -131,7 +133,7 @@ def _lacks_disk(start: Start, plan: Plan) -> Iterator[str]:
 
 def _rehearsal_lines(plan: Plan, result: Rehearsal, found: Survey, totals: list[int]) -> list[str]:
     facts, matched, least, most = found.facts, result.matched, min(totals), max(totals)
-    tokens = f"{facts.num_tokens:,} tokens" if facts is not None and facts.num_tokens else "tokens without end"
+    tokens = f"{facts.num_tokens:,} tokens" if facts is not None and facts.num_tokens else "unlimited tokens"
     bubble = f", bubble {plan.pipeline.timeline(plan.num_microbatches).bubble:.1%}" if plan.pp > 1 else ""
     name = f"{plan.pipeline.schedule}, " if plan.pp > 1 else ""
     return [

@@ -54,7 +54,7 @@ def _explain(name: str, console: Console) -> int:
 
 
 def _lines(name: str, comment: str, expected: str, default: object) -> list[str]:
-    shown = "has to be set" if default is None else f"default {default!r}"
+    shown = "must be set" if default is None else f"default {default!r}"
     return [f"{name}: {comment}", f"  {expected}; {shown}"]
 
 

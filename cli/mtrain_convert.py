@@ -23,13 +23,17 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--to", required=True, choices=("mtrain", "hf", "torch_dist", "mp_rank"), help="format of the target"
     )
-    parser.add_argument("--dtype", default="", choices=("fp32", "bf16", "fp16"), help="of stored weights (as they are)")
+    parser.add_argument("--dtype", default="", choices=("fp32", "bf16", "fp16"), help="of stored weights (unchanged)")
     parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of one file of weights (5GB)")
     parser.add_argument("--checkpoint", default="latest", metavar="NAME", help='of a run folder: "step-400" (latest)')
     parser.add_argument("--model-type", default="", metavar="TYPE", help="of config.json (the one that fits the model)")
     parser.add_argument("--tokenizer", default="", metavar="FOLDER", help="with the tokenizer (that of SOURCE)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="model.KEY=VALUE", help="what SOURCE does not say of the model"
+        "--set",
+        action="append",
+        default=[],
+        metavar="model.KEY=VALUE",
+        help="what SOURCE does not state",
     )
     parser.add_argument("--no-optimizer", action="store_true", help="leave the optimizer's state out")
     parser.add_argument(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: Parser) -> None:
     """See `mtrain plan --help`."""
     add_run_arguments(parser)
-    parser.add_argument("--gpus", type=int, metavar="N", help="list the layouts of N GPUs in place of one plan")
+    parser.add_argument("--gpus", type=int, metavar="N", help="list the possible layouts of N GPUs instead of one plan")
     parser.add_argument("--nodes", type=int, metavar="N", help="with --gpus: machines (default: one for each 8 GPUs)")
     parser.add_argument(
         "--device", metavar="NAME", help="with --gpus: kind of GPU (default: that of this machine, or H100)"

@@ -47,7 +47,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.run.prove import prove
 
     if find_placement(os.environ) is not None:
-        raise UsageError("mtrain prove starts its ranks itself", fix="run it without torchrun or srun, on one machine")
+        raise UsageError("mtrain prove starts its own ranks", fix="run it without torchrun or srun, on one machine")
     if Path(arguments.config).is_dir():
         arguments.config = str(Path(arguments.config, "config.toml"))
     config, world_size = read_run_arguments(arguments)

@@ -5,7 +5,7 @@
   torchrun --nproc-per-node 8 -m cli.mtrain train run.toml
   srun mtrain train run.toml
 
-Every problem of the configuration is found before a rank is started. Ctrl-C and SIGTERM end a run behind the
+Every problem of the configuration is found before a rank is started. Ctrl-C and SIGTERM end a run after the
 step that it is in, with a checkpoint (exit code 130 or 75); a second Ctrl-C ends it at once. A run that was
 stopped, killed or lost its machine continues from its last checkpoint when the same command is given again.
 """

@@ -18,7 +18,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("corpus", metavar="CORPUS", help="its manifest or prefix")
     add("--output-prefix", required=True, metavar="PREFIX", help="the result is PREFIX_document.*")
-    add("--tokens", type=count, required=True, metavar="N", help="at least so many; the last document makes them full")
+    add("--tokens", type=count, required=True, metavar="N", help="at least this many; the last document may exceed it")
     add("--seed", type=int, default=0, metavar="S", help="another seed draws other documents; default 0")
 
 

@@ -24,7 +24,7 @@ def add_arguments(parser: Parser) -> None:
     add("job", metavar="JOB", help="PREFIX.job, or PREFIX")
     add("--part", type=int, nargs="+", metavar="K", help="these parts; 0 is the merge")
     add("--lines", type=int, default=5, metavar="N", help="of each log; default 5")
-    add("--follow", action="store_true", help="go on printing until the job has ended")
+    add("--follow", action="store_true", help="keep printing until the job ends")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:

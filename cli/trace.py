@@ -197,7 +197,7 @@ def _sample(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Consol
     else:
         traced, place = tracer.token(arguments.token)
         if not tracer.exact:
-            console.note("mdata: these samples rearrange or mask their tokens; shown is all that the sample reads")
+            console.note("mdata: these samples rearrange or mask tokens; all tokens that a sample reads are shown")
             place = None
     _note_missing(tracer, [traced.component], console)
     if console.json:

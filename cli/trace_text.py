@@ -104,7 +104,7 @@ def reader_table(
     size = sum(map(part.corpus.length_of, range(*part.corpus.sequences_of(document))))
     place = f", {origin.path}:{origin.row}" if origin else ""
     whose, further = ("", "step") if isinstance(tracer.steps, CyclicSteps) else (" of its component", "sample")
-    far = "" if bounded else f", in the first 3 epochs{whose} (--until-{further} looks further)"
+    far = "" if bounded else f", in the first 3 epochs{whose} (--until-{further} searches further)"
     lines = [f"document {document:,} of {part.name}{place}: {size:,} tokens{far}"]
     header = ["step", "sample", "rank", "microbatch", "its sample", "epoch", "tokens of it", "in the sample"]
     rows = [_reader_row(one) for one in readers]
@@ -160,7 +160,7 @@ def _sentence(tracer: mdata.Tracer, traced: TracedSample) -> str:
         words.append(f"rank {place.dp_rank}, microbatch {place.microbatch}")
     if steps and not place:
         shuffled = isinstance(steps, CyclicSteps)
-        words.append("not read in the epochs that were looked at" if shuffled else "no evaluation reads it")
+        words.append("not read in the epochs that were searched" if shuffled else "no evaluation reads it")
     if traced.again:
         words.append(f"again {steps.verb if steps else ''} {few([f'{place.step:,}' for place in traced.again])}")
     return ", ".join(words)

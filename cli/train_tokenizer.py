@@ -80,7 +80,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     if made.entries < arguments.vocab_size:
         console.note(f"mdata: the text yields only {made.entries} entries, fewer than --vocab-size")
     words = [preprocess_words(spec) for spec in made.specs]
-    there = " (the same tokenizer was already there)" if made.there_before else ""
+    there = " (the same tokenizer already existed)" if made.there_before else ""
     lines = [f"{arguments.output}: {made.entries:,} entries, end of document {made.tokenizer.eod}{there}"]
     lines += [f"{'next: mdata preprocess' if not i else '  or: mdata preprocess'} {w}" for i, w in enumerate(words)]
     facts = {

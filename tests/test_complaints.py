@@ -119,7 +119,7 @@ def test_nobody_says_what_another_sequence_length_does_to_the_order(folder):
     changed = [name for name in short.identity if short.identity[name] != longer.identity[name]]
     assert changed == ["sequence_length"]
     state = BatchPlan(12, 1).sampler(short, 0).state(3)
-    with pytest.raises(mdata.UsageError, match="another data_id"):
+    with pytest.raises(mdata.UsageError, match="a different data_id"):
         BatchPlan(12, 1).sampler(longer, 0).restored(state)
 
 

@@ -79,7 +79,7 @@ def found_text(error: BaseException) -> str:
     left = f", {free[2]} of the GPU's {free[1]} free" if free else ""
     held = re.search(r"([\d.]+ \w+) is allocated by PyTorch", reason)
     kept = f", {held[1]} held by PyTorch" if held else ""
-    return f"{asked} asked for{left}{kept}" if asked else reason[:200] or type(error).__name__
+    return f"tried to allocate {asked}{left}{kept}" if asked else reason[:200] or type(error).__name__
 
 
 def size_text(count: int) -> str:

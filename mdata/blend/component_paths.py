@@ -52,7 +52,7 @@ def corpora_at(path: str) -> list[str]:
             found[file] = prefix_of(file)
     if not found:
         seen = f"{len(files)} files" if roots else "nothing"
-        raise UsageError(f"{path}: no corpus is there", found=seen, expected="manifests or .idx files")
+        raise UsageError(f"{path}: no corpus was found", found=seen, expected="manifests or .idx files")
     return [str(found[file]) for file in sorted(found)]
 
 

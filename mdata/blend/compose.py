@@ -205,7 +205,7 @@ def _check_distinct(parts: Sequence[PlannedComponent]) -> None:
         if other is not part:
             both = f"{part.corpus.path} and {other.corpus.path}"
             one_id = part.corpus.id == other.corpus.id
-            why = f"id {part.corpus.id[:16]}" if one_id else "the same .idx, and as many bytes in .bin"
+            why = f"id {part.corpus.id[:16]}" if one_id else "the same .idx, and a .bin of the same size"
             problems.append(f"{both} are the same corpus ({why})")
             unread = not (part.corpus.manifest.verified and other.corpus.manifest.verified)
             bare |= unread and part.corpus.path != other.corpus.path
@@ -268,7 +268,7 @@ def _group_name(one: Found) -> str:
 def _check_shares(found: Sequence[Found], spec: BlendSpec) -> None:
     """Shares for all or for none among siblings; nothing beside `exhaustive`."""
     if spec.exhaustive and (spec.groups or spec.phases or spec.alpha or any(one.entry.share for one in found)):
-        raise UsageError("exhaustive reads every corpus once", expected="no shares, groups, phases or alpha beside it")
+        raise UsageError("exhaustive reads every corpus once", expected="no shares, groups, phases or alpha with it")
     if spec.alpha is not None and not any(_by_tokens(one) for one in found):
         raise UsageError(
             "alpha has nothing to divide: every entry has a share of its own",
@@ -288,7 +288,7 @@ def _check_shares(found: Sequence[Found], spec: BlendSpec) -> None:
         without = [one.entry.path for one in side if one.entry.share is None]
         if without and (len(without) < len(side) or (group is None and spec.groups)) and not spec.exhaustive:
             raise UsageError(
-                f"{without[0]} has no share, but others beside it have one",
+                f"{without[0]} has no share, but other entries have one",
                 expected="a share for each, or for none (they then count by their tokens)",
             )
 

@@ -50,7 +50,7 @@ def save_blend(blend: OpenBlend, output: Path) -> OpenBlend:
         UsageError: another name's ending, or the place of a corpus' manifest.
     """
     if output.suffix != ".json":
-        raise UsageError(f"{output}: a manifest's name ends in .json", fix=f"{output}.json")
+        raise UsageError(f"{output}: the name of a manifest must end in .json", fix=f"{output}.json")
     # A bare pair has no manifest yet, but this name is where one would be looked for.
     beside = any(corpus.path.with_suffix(".json").resolve() == output.resolve() for corpus in blend.corpora)
     if beside or _is_corpus(output):

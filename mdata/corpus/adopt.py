@@ -229,7 +229,7 @@ def _merged(path: Path, there: CorpusManifest, made: CorpusManifest) -> CorpusMa
     if _without_notes(whole) != _without_notes(_completed(made, there)):
         ours = sealed(made)
         raise UsageError(
-            f"{path} already exists and says something else",
+            f"{path} already exists with other content",
             found=f"id {there.id[:16]}",
             expected=f"id {ours.id[:16]}, or no manifest",
             fix="keep it; or remove it, adopt again, and remake the blends that use it",

@@ -65,7 +65,7 @@ class _Faults:
             of = "document" if table == "boundary" else "sequence"
             raise DamageError(
                 f"{self._readers[shard].idx_path}: bad {table} of {of} {entry}",
-                expected="a place inside of .bin that follows the one before it",
+                expected="an offset inside .bin, after the one before it",
                 fix="mdata verify lists all damage; make the pair again, or fetch both files of it again",
             ) from error
 

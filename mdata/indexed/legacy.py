@@ -77,7 +77,7 @@ class _File:
             while filled < count and (taken := os.preadv(self._open.fd, [memoryview(data)[filled:]], offset + filled)):
                 filled += taken
         if filled < count:
-            raise DamageError(f"{self.path} became shorter while it was read", fix="wait until nobody writes it")
+            raise DamageError(f"{self.path} became shorter while it was read", fix="wait until no program writes to it")
         return data
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class LegacyReader:
             self._refuse("offset of sequence", first, edges, (edges >= 0) & (edges <= limit))
             edges *= self._layout.unit_bytes
             follows = np.diff(edges) == lengths * self.dtype.itemsize
-            self._refuse("length of sequence", first, lengths, follows, "what its offset and the next one give")
+            self._refuse("length of sequence", first, lengths, follows, "the next offset minus its own")
         begin, end = (int(self._edges(at, at)[0]) for at in (0, self.num_sequences))
         if begin != 0 or end * self._layout.unit_bytes != self._data.size:
             raise DamageError(
@@ -244,7 +244,7 @@ _FETCH = "fetch both files of the pair again"
 _EXPECTED = {
     "dimension offset": "its own number, since items have one dimension",
     "length of sequence": "0 or more, within .bin",
-    "offset of sequence": "a place within .bin",
+    "offset of sequence": "an offset within .bin",
     "document boundary": "no less than the one before it, the first 0, at most the number of sequences",
 }
 

@@ -151,17 +151,15 @@ def _run(words: Sequence[str]) -> str:
         done = subprocess.run(words, capture_output=True, text=True, check=True)
     except FileNotFoundError as error:
         raise UsageError(
-            f"{words[0]} is not here",
+            f"{words[0]} is not installed on this machine",
             expected="a machine from which jobs are submitted to Slurm",
             fix="mdata launch local",
         ) from error
     except subprocess.CalledProcessError as error:
         said = " ".join(str(error.stderr).split())
         if words[0] == "sbatch":
-            raise UsageError(
-                "Slurm does not take the job", found=said, fix="change the options after --sbatch"
-            ) from error
-        raise ResourceError(f"{words[0]} failed", found=said, fix="run again when Slurm answers") from error
+            raise UsageError("Slurm rejected the job", found=said, fix="change the options after --sbatch") from error
+        raise ResourceError(f"{words[0]} failed", found=said, fix="run again when Slurm responds") from error
     return done.stdout
 
 

@@ -98,7 +98,7 @@ def random(args: SamplerArgs, *, sharded: bool = True) -> Iterator[list[int]]:
         raise UsageError(
             f"{args.consumed} consumed samples end inside a step of {args.group}",
             expected=f"a multiple of {args.group} within each epoch of {active}",
-            fix="go on with the number of ranks and the microbatch that the samples were consumed with",
+            fix="continue with the number of ranks and the microbatch with which the samples were consumed",
         )
     bucket = args.total // args.group * args.micro_batch
     lists = (active - current) // args.group

@@ -142,7 +142,7 @@ class Sampler:
         ):
             if not same:
                 raise UsageError(
-                    f"the sampler's state is of another {field}",
+                    f"the sampler's state is for a different {field}",
                     found=f"{state.get(field)!r}",
                     expected=f"{ours!r}",
                     fix="open the data that the state was made with, or start over",

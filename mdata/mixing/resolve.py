@@ -265,7 +265,7 @@ def _within_caps(blend: PhasedBlend, sizes: Sizes) -> PhasedBlend:
         if given[i] > limit
     ]
     if problems:
-        fix = "a smaller share, a larger max_epochs, or redistribute = true, which gives what is over to the others"
+        fix = "a smaller share, a larger max_epochs, or redistribute = true, which gives the excess to the others"
         raise blend_error(problems, fix=fix)
     capped = [i for i in limits if endless and blend.segments[-1].weights[i]]
     ends = [end for i in capped if (end := blend.sample_of(i, limits[i])) is not None]

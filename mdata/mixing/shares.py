@@ -95,7 +95,7 @@ def integer_weights(shares: Sequence[Number], names: Sequence[str] | None = None
         names: what the shares belong to, for messages.
 
     Raises:
-        UsageError: a share that is no number, not positive, or too small beside the others to be a weight.
+        UsageError: a share that is no number, not positive, or too small compared with the others to be a weight.
     """
     names = names if names is not None else [f"component {i}" for i in range(len(shares))]
     assert shares and len(names) == len(shares), f"{len(shares)} shares for {len(names)} names"
@@ -109,7 +109,7 @@ def integer_weights(shares: Sequence[Number], names: Sequence[str] | None = None
     for weight, name, share in zip(weights, names, shares, strict=True):
         if weight == 0:
             raise UsageError(
-                f"the share of {name} is too small beside the others",
+                f"the share of {name} is too small compared with the others",
                 found=str(share),
                 expected="at least 2^-62 of the sum of all shares",
                 fix="leave the component out, or give it more",

@@ -162,10 +162,10 @@ def _lengths(data: ReportData, bands: Sequence[Band]) -> str:
     for part in (data.parts[i] for i in shown):
         drawing = report_plots.document_lengths(part.row.name, part.lengths, classes=classes)
         panels.append(f'<div><h3 title="{escape(part.path)}">{escape(part.row.name)}</h3>{drawing}</div>')
-    names = legend([("c0", "part of the documents"), ("c1", "part of the tokens")])
+    names = legend([("c0", "fraction of the documents"), ("c1", "fraction of the tokens")])
     header = ["component", *(f"\u2264 {report_plots.largest(k)}" for k in classes)]
     rows = [_lengths_row(part, classes) for part in data.parts[:MOST_ROWS]]
-    numbers = f"<details><summary>Part of the tokens by length, as numbers</summary>{table(header, rows)}</details>"
+    numbers = f"<details><summary>Fraction of the tokens by length, as numbers</summary>{table(header, rows)}</details>"
     return f'<h2>Document lengths</h2>{names}<div class="panels">{"".join(panels)}</div>{numbers}{_cut(data.parts)}'
 
 
@@ -232,7 +232,7 @@ def _usage_row(part: ComponentFacts, usage: Usage, words: Vocabulary) -> list[Ce
 
 
 def covered(usage: Usage, most: int) -> float:
-    """The part of the tokens that are one of the `most` most frequent ids."""
+    """The fraction of the tokens that are one of the `most` most frequent ids."""
     return max((part for rank, part in usage.coverage if rank <= most), default=0.0)
 
 

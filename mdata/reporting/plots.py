@@ -89,7 +89,7 @@ def epochs_at_end(curves: Curves, names: Sequence[str], *, caps: Sequence[str | 
 
 
 def document_lengths(name: str, lengths: Lengths, *, classes: range) -> str:
-    """Two bars a length class: the part of the documents, and the part of the tokens."""
+    """Two bars a length class: the fraction of the documents, and the fraction of the tokens."""
     documents, tokens = _parts(lengths.documents, classes), _parts(lengths.tokens, classes)
     high = max(*documents, *tokens, 0.05)
     frame = svg.Frame(420, 190, (0, len(classes)), (0, high * 1.05), left=48, top=10)
@@ -123,7 +123,7 @@ def coverage(whole: Usage, drawn: Sequence[tuple[str, Band | None, Usage]]) -> s
         points = [(frame.px(rank), frame.py(part)) for rank, part in usage.coverage]
         hint = f"{name}: {usage.distinct:,} ids"
         parts.append(svg.line(points, kind=kind, strength=band.strength if band else 1.0, hint=hint))
-    parts.append(svg.titles(frame, x="the k most frequent ids", y="part of the tokens"))
+    parts.append(svg.titles(frame, x="the k most frequent ids", y="fraction of the tokens"))
     half = next((rank for rank, part in whole.coverage if part >= 0.5), most)
     description = f"half of the tokens are among the {half:,} most frequent of {whole.distinct:,} ids"
     return svg.drawing(WIDTH, 320, label="Use of the vocabulary", description=description, parts=parts)

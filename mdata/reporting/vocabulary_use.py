@@ -43,7 +43,7 @@ class Usage:
     Args:
         counted: tokens that were looked at. distinct: ids that occur in them. largest: the largest of these.
         outside: tokens whose id is none of the tokenizer's, or beyond what is counted.
-        coverage: (k, part of the tokens that are one of the k most frequent ids), the last k being all of them.
+        coverage: (k, fraction of the tokens that are one of the k most frequent ids), the last k being all of them.
         frequent: the most frequent ids.
     """
 

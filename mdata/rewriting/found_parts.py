@@ -78,7 +78,7 @@ def find_parts(output_prefix: str, *, count: int | None = None) -> list[FoundRes
     chosen = {result: parts for result, parts in chosen.items() if parts}
     if not chosen:
         raise UsageError(
-            f"{prefix}: no finished part is there",
+            f"{prefix}: no finished part was found",
             found=f"parts of {few(list(map(str, counts)))}" if counts else None,
             expected=f"{prefix.name}-00001-of-{count or 'N':05}_text_document.json, ...",
             fix="make them with mdata preprocess --shard K/N, or mdata launch",

@@ -132,7 +132,7 @@ def _is_there(result: FoundResult, content: CorpusContent, *, copy: bool, overwr
         return None
     if not overwrite:
         raise UsageError(
-            f"{path if path.exists() else pair[0]} is there already and is not the merged corpus of these parts",
+            f"{path if path.exists() else pair[0]} already exists and is not the merged corpus of these parts",
             fix="--overwrite (overwrite=True) to replace it, or move it away",
         )
     if not copy:

@@ -3,7 +3,7 @@
 What they are written to is an ordinary corpus: a pair, its origins, and a manifest that says of which corpus it was
 made. Tokens are gathered by C++ in batches of bounded size; only a document larger than a batch is held whole. The
 inputs in the manifest are those of the source, and each document keeps its file and row. The size of the texts is
-not known of a part of the documents, so it is left out.
+not known for some of the documents, so it is left out.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def new_corpus(source: DocumentSource, prefix: Path) -> Iterator[DocumentWriter]
     """
     for path in (manifest_path(prefix), idx_path(prefix), bin_path(prefix)):
         if path.exists():
-            raise UsageError(f"{path} is there already", fix="another output prefix, or remove it")
+            raise UsageError(f"{path} already exists", fix="another output prefix, or remove it")
     with os_errors_named(f"writing {prefix}"):
         prefix.parent.mkdir(parents=True, exist_ok=True)
         with file_lock.hold(prefix.with_name(f".{prefix.name}.lock"), remove=True):

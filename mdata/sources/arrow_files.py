@@ -125,7 +125,7 @@ def _open(
 def _check_size(file: SourceFile) -> None:
     """A map of a file that became shorter must not be touched: the system would end the process."""
     if file.as_object is None and os.stat(file.path).st_size < file.size_bytes:  # noqa: PTH116
-        raise UsageError(f"{file.path} became shorter while it was read", fix="give a file that nobody writes to")
+        raise UsageError(f"{file.path} became shorter while it was read", fix="wait until no program writes to it")
 
 
 def _sound(batch: pa.RecordBatch, place: Place) -> pa.Array:

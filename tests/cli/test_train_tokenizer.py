@@ -49,7 +49,7 @@ def test_json_and_again(text, capsys):
     facts = json.loads(capsys.readouterr().out)
     assert (facts["kind"], facts["vocab_size"], facts["eod"], facts["there_before"]) == ("byte-bpe", 270, 0, False)
     assert main([*words, "--output", "a"]) == 0
-    assert "(the same tokenizer was already there)" in capsys.readouterr().out
+    assert "(the same tokenizer already existed)" in capsys.readouterr().out
     assert main([*words, "--output", "a", "--vocab-size", "280"]) == 2
     heard = capsys.readouterr().err
     assert "holds another tokenizer" in heard and "a already contains tokenizer.json; --overwrite replaces it" in heard

@@ -93,7 +93,7 @@ def test_a_part_that_is_preempted_or_near_its_limit_is_queued_again(tmp_path, cl
 def test_what_slurm_refuses_is_said(tmp_path, cluster):
     write_mix(tmp_path / "in", 20_000)
     done = launch(cluster, tmp_path, "--parts", "2", "--sbatch=--partition=none")
-    assert done.returncode == 2 and "Slurm does not take the job" in done.stderr
+    assert done.returncode == 2 and "Slurm rejected the job" in done.stderr
     assert "invalid partition" in done.stderr.lower()
 
 

@@ -56,22 +56,22 @@ def find_checkpoint(root: Path) -> Found:
     """The checkpoint to go on from in a run's `checkpoints` folder.
 
     Raises:
-        DamageError: there are checkpoints, but `latest` names none of them and none is whole.
+        DamageError: there are checkpoints, but `latest` names none of them and none is intact.
     """
     pointer = root / LATEST
     named = _first_bytes(pointer)
     if named is not None and _NAME.fullmatch(named) and (root / named).is_dir():
         return Found(root / named)
-    problem = f"{pointer} is missing" if named is None else f"{pointer} names no checkpoint in its folder ({named!r})"
+    problem = f"{pointer} is missing" if named is None else f"{pointer} names no checkpoint of its folder ({named!r})"
     whole = next(whole_checkpoints(root), None)
     if whole is not None:
-        return Found(whole, f"{problem}; using the newest whole checkpoint, {whole.name}")
+        return Found(whole, f"{problem}; using the newest intact checkpoint, {whole.name}")
     damaged = [folder.name for folder in _checkpoints(root)]
     if named is None and not damaged:
         return Found(None)
     raise DamageError(
         problem,
-        found=f"{', '.join(damaged)}, and none is whole" if damaged else "no such checkpoint in the folder",
+        found=f"{', '.join(damaged)}, and none is intact" if damaged else "no such checkpoint in the folder",
         expected="the name of a checkpoint, such as step-400",
         fix=f"restore the checkpoints from a copy, or move {root} away to begin at step 1",
     )
@@ -112,7 +112,7 @@ def instead(folder: Path) -> str:
     """What to do without a checkpoint that was there."""
     others = [path for path in whole_checkpoints(folder.parent) if path != folder]
     if not others:
-        return "restore it from a copy; there is no other whole checkpoint in its folder"
+        return "restore it from a copy; there is no other intact checkpoint in its folder"
     # A later one may be of a curve that this run has left.
     earlier = (path for path in others if _NAME.fullmatch(folder.name) and step_of(path) < step_of(folder))
     other = next(earlier, others[0])

@@ -60,11 +60,11 @@ Small = Annotated[float, Range(1e-30, 1)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunSection:
-    """The run's folder, its random seed, and whether it gives the same bits again."""
+    """The run's folder, its random seed, and whether its kernels are bitwise reproducible."""
 
     folder: str  # run folder; created if missing
     seed: Count = 1234  # seed of the initial weights and of the data order
-    deterministic: bool = False  # kernels that give the same bits again, on GPUs too, where some are slower
+    deterministic: bool = False  # bitwise reproducible kernels, on GPUs too, where some are slower
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ class ModelSection:
     rope_interleaved: bool = False  # rotated pairs are neighbours (2i, 2i + 1), and not halves apart
     rope_interval: Count = 0  # every k-th layer (k, 2k, ...) has no rotary positions; 0: all layers have them
     rope_scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = (
-        "none"  # how frequencies are lowered for longer sequences; llama3: as Llama 3.1 does
+        "none"  # how frequencies are lowered for longer sequences; llama3: as in Llama 3.1
     )
     rope_factor: Annotated[float, Range(1)] = 1.0  # how many times longer sequences may be than rope_original_length
     rope_original_length: Count = 0  # tokens of a sequence before rope_scaling; yarn and llama3 need it
@@ -226,7 +226,7 @@ class OptimizerSection:
     warmup_steps: Count = 0  # length of the linear warmup in steps; set at most one of warmup_*
     warmup_samples: Count = 0  # the same in samples
     warmup_tokens: Count = 0  # the same in tokens
-    warmup_fraction: Fraction = 0.0  # the same as a part of the decay's length
+    warmup_fraction: Fraction = 0.0  # the same as a fraction of the decay's length
     warmup_count: Literal["after", "before"] = (
         "after"  # after: the first step has lr / warmup_steps; before: it has init_lr, as in Megatron
     )
@@ -257,13 +257,13 @@ class OptimizerSection:
     muon_scale_mode: Literal["spectral", "shape_scaling", "unit_rms_norm"] = (
         "spectral"  # muon: update times sqrt(max(out, in)); sqrt(max(1, out / in)); sqrt(out / in)
     )
-    muon_extra_scale_factor: Amount = 0.2  # muon: the update times this; 0.2 with spectral: adamw's lr serves
+    muon_extra_scale_factor: Amount = 0.2  # muon: the update times this; 0.2 with spectral allows adamw's lr
     clip_norm: Amount = 1.0  # largest norm of the whole gradient; 0: off
     sharding: Literal["none", "state", "gradients", "parameters"] = (
-        "state"  # what data-parallel ranks hold a share of, each with those before it; state: main weights and moments
+        "state"  # what data-parallel ranks divide; each value includes those before it; state: main weights and moments
     )
-    overlap_grad_reduce: bool = True  # gradients are summed over data-parallel ranks while backward goes on
-    overlap_param_gather: bool = True  # new parameters are gathered while the next forward goes on
+    overlap_grad_reduce: bool = True  # gradients are summed over data-parallel ranks during the backward pass
+    overlap_param_gather: bool = True  # new parameters are gathered during the next forward pass
     bucket_size: Count = 0  # least parameters that are summed or gathered at once; 0: a 64th of the rank's
 
 
@@ -282,7 +282,7 @@ class PrecisionSection:
     loss_scale_hysteresis: Positive = 2  # fp16: overflows until the loss scale halves
     fp8: Literal["none", "delayed", "current"] = "none"  # products of linear layers in FP8, and where scales come from
     fp8_format: Literal["hybrid", "e4m3"] = "hybrid"  # gradients in E5M2, all else in E4M3; or all in E4M3
-    fp8_amax_history_len: Positive = 16  # delayed: steps of whose largest values the largest makes the scale
+    fp8_amax_history_len: Positive = 16  # delayed: steps in the history; the largest value in it sets the scale
     fp8_margin: Count = 0  # delayed: powers of two by which scales are lowered
     fp8_first_last_bf16: Count = 0  # this many first blocks, and as many last ones, are computed without FP8
 
@@ -300,10 +300,10 @@ class CheckpointSection:
     init_data: bool = False  # steps and samples of the data go on from where they were in init_from
     keep_every: Count = 0  # checkpoints of steps that are multiples of it are kept as well; 0: off
     keep_best: Count = 0  # this many with the lowest validation losses are kept as well
-    background: bool = True  # written while training goes on, from a copy of the state in the host's memory
-    on_failure: Literal["stop", "continue"] = "stop"  # what a run does when one could not be written in mid-run
+    background: bool = True  # written during training, from a copy of the state in the host's memory
+    on_failure: Literal["stop", "continue"] = "stop"  # what a run does when one could not be written during the run
     load: Literal["latest", "latest-valid"] = (
-        "latest"  # which one a run continues from; latest-valid: every byte is compared, damaged ones are passed over
+        "latest"  # which one a run continues from; latest-valid: every byte is compared, damaged ones are skipped
     )
 
 

@@ -127,7 +127,7 @@ def open_model(path: Path, *, checkpoint: str = "latest", settings: Sequence[str
     if is_mp_rank(path):
         return open_mp_rank(path, settings=keys)
     raise UsageError(
-        f"{path} is no model that can be read",
+        f"{path} is not a model that mtrain can read",
         found=", ".join(sorted(file.name for file in path.iterdir())[:5]) or "an empty folder",
         expected="a run folder of mtrain, a Hugging Face folder with config.json, or a checkpoint of Megatron-LM",
     )
@@ -215,7 +215,7 @@ def _model_keys(settings: Sequence[str]) -> Mapping[str, Any]:
         name, equals, value = text.partition("=")
         if not equals or not name.startswith("model."):
             raise UsageError(
-                f"{text!r} sets nothing of the model", expected="model.key=value, such as model.rope_theta=5e5"
+                f"{text!r} does not set a key of the model", expected="model.key=value, such as model.rope_theta=5e5"
             )
         try:
             parsed = tomllib.loads(f"value = {value}")["value"]

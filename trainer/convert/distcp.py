@@ -105,9 +105,9 @@ class ChunkSource:
         for name, start in [*places, *((name, ()) for name in self.objects)]:
             info = self._where.get((name, start))
             if info is None or not _FILE.fullmatch(str(info.relative_path)) or info.offset < 0 or info.length < 0:
-                raise DamageError(f"{self._folder / METADATA} does not say where {name} lies", fix="restore it")
+                raise DamageError(f"{self._folder / METADATA} does not record where {name} is stored", fix="restore it")
             if getattr(info, "transform_descriptors", None):
-                raise UsageError(f"{self._folder} is compressed, which is not read", found=name)
+                raise UsageError(f"{self._folder} is compressed, which is not supported", found=name)
             ends[info.relative_path] = max(ends.get(info.relative_path, 0), info.offset + info.length)
         for file, end in ends.items():
             path = self._folder / file

@@ -52,7 +52,7 @@ class SafetensorsSource:
                 raise DamageError(
                     f"{folder / file} lacks a tensor that {SHARDED} lists",
                     found=f"no {name}",
-                    fix="fetch the file anew",
+                    fix="download the file again",
                 )
             part = self._file(file).get_slice(name)
             self.tensors[name] = TensorInfo(tuple(part.get_shape()), TYPES.get(part.get_dtype(), torch.int8))
@@ -67,11 +67,11 @@ class SafetensorsSource:
         if name not in self._open:
             path = self._folder / name
             if not path.is_file():
-                raise DamageError(f"{path} is missing", found="no such file", fix="fetch the folder anew")
+                raise DamageError(f"{path} is missing", found="no such file", fix="download the folder again")
             try:
                 self._open[name] = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
-                raise DamageError(f"{path} is damaged", found=str(error), fix="fetch the file anew") from error
+                raise DamageError(f"{path} is damaged", found=str(error), fix="download the file again") from error
         return self._open[name]
 
 
@@ -96,7 +96,7 @@ def open_hf(path: Path) -> ModelFolder:
     unknown = [name for name in source.tensors if name not in known and not name.endswith(IGNORED)]
     if unknown:
         raise UsageError(
-            f"{path} has tensors that its model has not",
+            f"{path} has tensors that its model does not have",
             found=few(unknown, 4),
             fix="only plain causal language models are read; merge adapters first",
         )

@@ -100,7 +100,7 @@ def iteration_folder(path: Path) -> Path | None:
     name = "release" if text == "release" else f"iter_{int(text):07d}" if text.isdecimal() else None
     if name is None or not (path / name).is_dir():
         raise UsageError(
-            f"{pointer} names no iteration of its folder",
+            f"{pointer} does not name an iteration in its folder",
             found=repr(text),
             expected='a number such as 3, with iter_0000003 beside it, or "release"',
         )

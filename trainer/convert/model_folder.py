@@ -141,7 +141,7 @@ def check_room(target: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ResourceError(
-            f"there is too little room for {target}",
+            f"there is too little disk space for {target}",
             found=f"{size_text(free)} free",
             expected=f"{size_text(needed)}",
             fix="free some space, choose another disk, or a smaller --dtype",
@@ -154,7 +154,7 @@ def check_new(target: Path) -> None:
     Raises:
         UsageError: it is there and not empty, or it is a file.
     """
-    with os_errors_named("looking at the target"):
+    with os_errors_named("reading the target folder"):
         if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
             raise UsageError(f"{target} exists already", fix="give a folder that does not exist yet, or an empty one")
 
@@ -172,5 +172,5 @@ def read_json(path: Path, *, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DamageError(f"{path} is not JSON", found=str(error), fix="restore the file from its origin") from error
     if not isinstance(value, dict):
-        raise DamageError(f"{path} holds no JSON object", found=type(value).__name__, fix="restore the file")
+        raise DamageError(f"{path} does not hold a JSON object", found=type(value).__name__, fix="restore the file")
     return value

@@ -122,7 +122,7 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     check_tensors(source.tensors, expected, where=folder)
     unknown = [name for name in held if name not in expected and not is_ignored(name)]
     if unknown:
-        raise UsageError(f"{folder} has tensors that its model has not", found=few(unknown, 4))
+        raise UsageError(f"{folder} has tensors that its model does not have", found=few(unknown, 4))
     if has_optimizer:
         notes = (*notes, "the optimizer's state is left out: mp_rank folders keep it without names")
     every = [one for shard in shards for one in megatron_links(shape, shard, copies=False)]
@@ -181,7 +181,7 @@ def check_cut(model: ModelFolder, *, tp: int, pp: int) -> None:
     wrong = [f"{name}={size} by tp={tp}" for name, size in sizes.items() if size % tp]
     wrong += [f"num_layers={shape.num_layers} by pp={pp}"] if shape.num_layers % pp else []
     if wrong:
-        raise UsageError("the model cannot be cut like this", found=few(wrong), expected="divisors of these numbers")
+        raise UsageError("the model cannot be split like this", found=few(wrong), expected="divisors of these numbers")
 
 
 def _extra_states(num_layers: int, *, head: bool) -> Iterator[str]:
@@ -203,7 +203,7 @@ def _load(folder: Path) -> tuple[list[_Chunk], Training, bool]:
     for path in sorted(folder.glob("mp_rank_*")):
         found = _FOLDER.fullmatch(path.name)
         if found and found[3]:
-            raise UsageError(f"{path} is of a model with experts, which are not read", fix="choose a dense model")
+            raise UsageError(f"{path} is a mixture of experts, which is not supported", fix="choose a dense model")
         if found:
             ranks[int(found[1]), int(found[2] or 0)] = path / FILE
     tp, pp = (1 + max(place[i] for place in ranks) for i in (0, 1))
@@ -220,7 +220,7 @@ def _load(folder: Path) -> tuple[list[_Chunk], Training, bool]:
             chunks.append(_Chunk(t, p, number, dict(_flattened(state[key]))))
         if not keys:
             raise DamageError(f"{path} has no model", found=few([str(key) for key in state], 4), fix="restore it")
-    assert first is not None, "a folder without ranks is none of this format"
+    assert first is not None, "a folder without ranks is not in this format"
     return chunks, first, has_optimizer
 
 

@@ -147,7 +147,7 @@ def open_native(path: Path, *, checkpoint: str = "latest") -> ModelFolder:
     source = CheckpointSource(folder)
     config, problems = parse_config(tomllib.loads(source.run.config))
     if config is None:
-        raise problems_error(f"the configuration in {folder}", problems, fix="use the version that wrote it")
+        raise problems_error(f"the configuration in {folder}", problems, fix="use the version of mtrain that wrote it")
     if "weight/embedding.weight" in source.tensors:
         rows = source.tensors["weight/embedding.weight"].shape[0]
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=rows))

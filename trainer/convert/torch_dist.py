@@ -98,7 +98,7 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     unknown = sorted(model.keys() - {one.theirs.tensor for one in links})
     unknown = [name for name in unknown if not is_ignored(name)]
     if unknown:
-        raise UsageError(f"{folder} has tensors that its model has not", found=few(unknown, 4))
+        raise UsageError(f"{folder} has tensors that its model does not have", found=few(unknown, 4))
     states = _states(source, shape, shard, training=training)
     every = [one for state, form in states.shards.items() for one in megatron_links(shape, form, state=f"{state}/")]
     if states.steps is not None:
@@ -158,7 +158,7 @@ def _flat_states(source: ChunkSource, shape: GPTShape, shard: Shard) -> _States:
         inner = found[0] if isinstance(found, list) and found else found
         return _States(JoinedSource(FlatSource(source, flat), source), shards, adam_steps(inner, otherwise=0))
     raise UsageError(
-        "the flat buffers of the optimizer are not laid out as a known version of Megatron-Core does it",
+        "the flat buffers of the optimizer are not laid out as in any known version of Megatron-Core",
         found=few([name for _, name in buckets], 2) or "no buckets",
         fix="save the checkpoint with --dist-ckpt-optim-fully-reshardable, or convert with --no-optimizer",
     )

@@ -130,7 +130,7 @@ def choose_kernels(device: torch.device, dtype: torch.dtype, wanted: KernelsSect
 def _implementation(group: str, name: str, *, device: torch.device, dtype: torch.dtype) -> Kernels:
     if name == "compiled":
         if device.type != "cuda":
-            raise _refused(group, name, "it is used on GPUs only")
+            raise _refused(group, name, "it runs on GPUs only")
         return compiled()
     if name in ("plain", "library"):
         return PLAIN if name == "plain" else LIBRARY
@@ -138,7 +138,7 @@ def _implementation(group: str, name: str, *, device: torch.device, dtype: torch
     if name == "apex":
         found, reason = APEX, apex.missing(group, device)
     if dtype == torch.float64:
-        reason = reason or "it has no fp64"
+        reason = reason or "it does not support fp64"
     if reason := reason or differences(group, found, device=device, dtype=dtype):
         raise _refused(group, name, reason)
     return found

@@ -88,7 +88,7 @@ def _value(flag: Flag, words: list[str]) -> tuple[Any, str | None]:
         return " ".join(words), None
     if not words or any(unknown(word) for word in words):
         missing = next((found for word in words if (found := unknown(word))), "nothing follows it")
-        return None, f"has a value that is not known here: {missing}; write it out"
+        return None, f"has a value that cannot be resolved here: {missing}; write it out"
     try:
         if flag.kind == "int":
             return int(words[0]), None

@@ -19,7 +19,7 @@ from trainer.migrate.rules_model import model_rules
 from trainer.migrate.rules_run import run_rules
 from trainer.migrate.settings import Refusal, Setting
 
-_NO_EFFECT = "no effect beside the other arguments, there or here"
+_NO_EFFECT = "no effect with the other arguments, in Megatron-LM or here"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

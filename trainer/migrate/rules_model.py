@@ -115,7 +115,7 @@ def _mlp(a: Given) -> Iterator[Setting | Refusal]:
         size = a["--ffn-hidden-size"] or (4 * hidden * 2 // 3 // 64 * 64 if gated else 4 * hidden)
         yield Setting("model.ffn_hidden_size", size, ("--ffn-hidden-size",))
     if gated and a["--squared-relu"]:
-        yield Refusal("--squared-relu", "Megatron-LM refuses it beside --swiglu; leave one of them out")
+        yield Refusal("--squared-relu", "Megatron-LM refuses it together with --swiglu; leave one of them out")
     elif gated or a["--squared-relu"]:
         flag = "--swiglu" if gated else "--squared-relu"
         yield Setting("model.activation", flag.removeprefix("--").replace("-", "_"), (flag,))

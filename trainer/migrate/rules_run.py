@@ -82,7 +82,7 @@ def _data(a: Given) -> Iterator[Setting | Refusal]:
         yield Setting("data.blend", "mock", (source,), note=note)
         for flag in ("--reset-position-ids", "--reset-attention-mask"):
             if a[flag]:
-                yield Refusal(flag, "mock data has no documents; leave it out beside --mock-data")
+                yield Refusal(flag, "mock data has no documents; leave it out when --mock-data is given")
         return
     yield Setting("data.blend", " ".join(a[source]), (source,))
     yield Setting("data.order", "megatron", ())
@@ -139,7 +139,9 @@ def _stages(a: Given) -> Iterator[Setting | Refusal]:
     if sum(split) == layers and min(split) > 0:
         yield Setting("mesh.layers_per_stage", split, given)
     else:
-        yield Refusal(given[0], f"{layers} layers cannot be cut so into {pp} stages, and Megatron-LM refuses it, too")
+        yield Refusal(
+            given[0], f"{layers} layers cannot be split this way into {pp} stages; Megatron-LM refuses it too"
+        )
 
 
 def _layers_per_stage(
@@ -174,7 +176,7 @@ def _train(a: Given, world_size: int | None) -> Iterator[Setting | Refusal]:
     if a["--rampup-batch-size"]:
         yield Setting("train.batch_ramp", " ".join(a["--rampup-batch-size"]), ("--rampup-batch-size",))
     if a["--train-iters"] and a["--train-samples"]:
-        yield Refusal("--train-samples", "Megatron-LM refuses it beside --train-iters; leave one of them out")
+        yield Refusal("--train-samples", "Megatron-LM refuses it together with --train-iters; leave one of them out")
     elif a["--train-samples"]:
         yield Setting("train.samples", a["--train-samples"], ("--train-samples",))
     elif a["--train-iters"]:
@@ -246,7 +248,7 @@ def _learning_rate(a: Given) -> Iterator[Setting | Refusal]:
     if a["--lr-warmup-fraction"] is not None:
         yield Setting("optimizer.warmup_fraction", a["--lr-warmup-fraction"], ("--lr-warmup-fraction",), 0.0)
         if a[f"--lr-warmup-{unit}"]:
-            yield Refusal(f"--lr-warmup-{unit}", "Megatron-LM refuses it beside --lr-warmup-fraction")
+            yield Refusal(f"--lr-warmup-{unit}", "Megatron-LM refuses it together with --lr-warmup-fraction")
     elif warmup := a[f"--lr-warmup-{unit}"]:
         yield Setting(f"optimizer.warmup_{ours}", warmup, (f"--lr-warmup-{unit}",))
     if decay := a[f"--lr-decay-{unit}"] or (unit == "samples" and a["--train-samples"]):
@@ -280,7 +282,7 @@ def _weight_decay(a: Given) -> Iterator[Setting | Refusal]:
 
 def _precision(a: Given) -> Iterator[Setting | Refusal]:
     if a["--fp16"] and a["--bf16"]:
-        yield Refusal("--fp16", "Megatron-LM refuses it beside --bf16; leave one of them out")
+        yield Refusal("--fp16", "Megatron-LM refuses it together with --bf16; leave one of them out")
         return
     kind = "fp16" if a["--fp16"] else "bf16" if a["--bf16"] else "fp32"
     yield Setting("precision.dtype", kind, ("--fp16", "--bf16"))

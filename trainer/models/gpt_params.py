@@ -170,7 +170,7 @@ class _Table:
         fill: float = 0.0,
         partial: tuple[str, ...] | None = None,
     ) -> None:
-        """Held by every rank of tp; its gradients are parts where each rank sees a part of the tokens, or `partial`."""
+        """Held by every rank of tp; its gradients are parts where each rank sees part of the tokens, or `partial`."""
         piece = Piece(name=name, shape=size, start=tuple(0 for _ in size), size=size)
         rules = {"copies": ("tp",), "partial": self.partial if partial is None else partial}
         self._add(name, size, [piece], std=std, fill=fill, decay=decay, **rules)

@@ -25,7 +25,7 @@ class Place:
         stage, num_stages: of the pipeline, whose ranks may have several stages each.
         layers_per_stage: blocks of each stage; empty: as equal numbers as can be.
         ends_apart: whether the first and the last stage are on different ranks.
-        sequence_parallel: whether what all tp ranks hold sees a part of the tokens on each.
+        sequence_parallel: whether what all tp ranks hold sees only part of the tokens on each.
     """
 
     tp_rank: int = 0

@@ -40,7 +40,7 @@ def impossible(name: str, *, num_ranks: int, chunks: int, num_microbatches: int)
         return f"interleaved needs at least 2 stages per rank, not {chunks}"
     if name == "interleaved" and num_microbatches % num_ranks:
         return (
-            f"interleaved needs a multiple of the pipeline ranks as microbatches, and {num_microbatches} mod "
+            f"interleaved needs microbatches in a multiple of the pipeline ranks, and {num_microbatches} mod "
             f"{num_ranks} = {num_microbatches % num_ranks}"
         )
     return "" if num_microbatches > 0 else "a step needs at least 1 microbatch"

@@ -115,9 +115,9 @@ def _context_problems(config: RunConfig) -> Iterator[str]:
     tp = config.mesh.tp if config.mesh.sequence_parallel else 1
     part = math.lcm(2 * cp, tp * cp)
     if cp > 1 and length % part:
-        of_tp = f", and those of a rank are cut over mesh.tp={tp}" if tp > 1 else ""
+        of_tp = f", and a rank's tokens are split over mesh.tp={tp}" if tp > 1 else ""
         yield (
-            f"train.sequence_length={length} is not a multiple of {part}: with mesh.cp={cp} a sample is cut into "
+            f"train.sequence_length={length} is not a multiple of {part}: with mesh.cp={cp} a sample is split into "
             f"2 x {cp} chunks{of_tp}; choose a multiple, such as {round_up(length, part)}, or a smaller mesh.cp"
         )
 
@@ -133,7 +133,7 @@ def _ramp_problems(config: RunConfig, part: int) -> Iterator[str]:
         yield (
             f"train.batch_ramp={config.train.batch_ramp!r} has a step of {wrong[0]} samples, which is not a "
             f"multiple of train.micro_batch x data-parallel ranks = {part}; "
-            f"choose multiples of {part} to start and to add"
+            f"choose multiples of {part} as START and as INCREMENT"
         )
 
 

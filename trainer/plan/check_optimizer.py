@@ -32,7 +32,7 @@ def optimizer_problems(config: RunConfig) -> Iterator[str]:
         if value != type(optimizer).__dataclass_fields__[name].default:
             serves = 'optimizer.name="adamw" and "muon"' if optimizer.name == "sgd" else 'optimizer.name="sgd"'
             yield (
-                f'optimizer.{name}={value!r} applies only to {serves}, and it is "{optimizer.name}"; '
+                f'optimizer.{name}={value!r} applies only to {serves}, not "{optimizer.name}"; '
                 f"leave optimizer.{name} out"
             )
     if optimizer.name == "muon" and optimizer.muon_coefficient_type == "quintic" and optimizer.muon_ns_steps % 5:

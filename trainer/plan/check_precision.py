@@ -30,19 +30,19 @@ def precision_problems(config: RunConfig) -> Iterator[str]:
         return
     if precision.dtype != "bf16":
         yield (
-            f'precision.fp8="{precision.fp8}" with precision.dtype="{precision.dtype}"; '
-            'everything but products of linear layers is then in bf16: set precision.dtype="bf16"'
+            f'precision.fp8="{precision.fp8}" needs precision.dtype="bf16", the type of everything but the products of '
+            f'linear layers, not "{precision.dtype}"; set precision.dtype="bf16"'
         )
     bf16 = 2 * precision.fp8_first_last_bf16
     if bf16 >= config.model.num_layers:
         yield (
-            f"precision.fp8_first_last_bf16={precision.fp8_first_last_bf16} at both ends leaves none of "
+            f"precision.fp8_first_last_bf16={precision.fp8_first_last_bf16} at both ends leaves no layer of "
             f'model.num_layers={config.model.num_layers} in FP8; lower it, or set precision.fp8="none"'
         )
     for what, size in family_of(config).float8_sizes(config).items():
         if size % MULTIPLE:
             yield (
-                f"{what} is {size}, but FP8 matrices have multiples of {MULTIPLE} rows and columns; "
+                f"{what} is {size}, but FP8 matrices must have multiples of {MULTIPLE} rows and columns; "
                 f'choose {round_up(size, MULTIPLE)}, or set precision.fp8="none"'
             )
 
@@ -52,21 +52,21 @@ def kernel_problems(config: RunConfig) -> Iterator[str]:
     kernels, family = config.kernels, family_of(config)
     if kernels.optimizer == "apex" and config.optimizer.name != "adamw":
         yield (
-            f'kernels.optimizer="apex" serves optimizer.name="adamw" only, and it is "{config.optimizer.name}"; '
+            f'kernels.optimizer="apex" supports only optimizer.name="adamw", not "{config.optimizer.name}"; '
             'set kernels.optimizer="auto"'
         )
     if kernels.attention == "auto":
         return
     if config.mesh.cp > 1:
         yield (
-            f'kernels.attention="{kernels.attention}" with mesh.cp={config.mesh.cp}; it knows no rows that ranks '
-            'share: set kernels.attention="auto", or mesh.cp=1'
+            f'kernels.attention="{kernels.attention}" with mesh.cp={config.mesh.cp}; it does not support rows that '
+            'ranks share: set kernels.attention="auto", or mesh.cp=1'
         )
     shape = family.shape(config, config.model.vocab_size or 1)
     ordinary = any(family.block_scores(shape, block).is_ordinary for block in range(config.model.num_layers))
     if config.data.document_masks or not ordinary:
-        what = "data.document_masks" if config.data.document_masks else "options of the model"
+        what = "data.document_masks" if config.data.document_masks else "these options of the model"
         yield (
-            f'kernels.attention="{kernels.attention}" serves causal attention over whole rows, '
-            f'which {what} leave no layer with; set kernels.attention="auto"'
+            f'kernels.attention="{kernels.attention}" supports only causal attention over whole rows, '
+            f'which no layer has with {what}; set kernels.attention="auto"'
         )

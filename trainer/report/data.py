@@ -182,7 +182,7 @@ def read_run(folder: Path) -> Run:
 def read_corpora(run: Run) -> Corpora:
     """Open the run's data and look at what was read of it."""
     if run.config.data.blend == MOCK:
-        return Corpora(notes=["The run was trained on mock data: random tokens, which no text and no tokenizer made."])
+        return Corpora(notes=["The run was trained on mock data: random tokens, without a text or a tokenizer."])
     try:
         data = open_data(run.config)
     except MdataError as error:
@@ -206,7 +206,7 @@ def baselines_of(run: Run, data: RunData) -> tuple[dict[str, Baselines], list[st
         return {}, ["The run has no validation corpus, so there is nothing to evaluate baselines on."]
     tokens = run.consumed * run.config.train.sequence_length
     if tokens > MOST_TOKENS:
-        return {}, [f"Baselines are left out above {MOST_TOKENS:,} training tokens; this run has read {tokens:,}."]
+        return {}, [f"Baselines are not computed above {MOST_TOKENS:,} training tokens; this run has read {tokens:,}."]
     vocab_size = data.facts.vocab_size or int(run.plan.get("vocab_size", 0)) or (data.facts.largest_id or 0) + 1
     path = run.folder / "baselines.json"
     facts = {

@@ -104,7 +104,7 @@ def document_lengths(corpora: Sequence[CorpusRead]) -> str:
                 size = {"width": frame.px(width) - frame.px(0), "height": frame.height - frame.bottom - top}
                 hint = f"{shown(corpus.name)}: {corpus.lengths[k]:,} documents"
                 parts.append(svg.bar(x, top, **size, kind=_colour(number), hint=hint))
-    parts.append(svg.titles(frame, x="tokens in a document, up to", y="part of the documents"))
+    parts.append(svg.titles(frame, x="tokens in a document, up to", y="fraction of the documents"))
     drawing = svg.drawing(_WIDTH, 290, label="Document lengths", description=f"{sum(totals):,} documents", parts=parts)
     return drawing + svg.legend([(_colour(i), shown(corpus.name)) for i, corpus in enumerate(corpora)])
 

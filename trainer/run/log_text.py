@@ -59,7 +59,7 @@ def event_text(kind: str, facts: Mapping[str, Any]) -> str | None:
     if kind == "saved":
         return f"step {facts['step']:,}: checkpoint {facts['checkpoint']} written in {facts['seconds']:.1f} s"
     if kind == "skipped" and facts.get("loss_tokens") == 0:
-        return f"step {facts['step']:,}: skipped, none of its tokens has loss"
+        return f"step {facts['step']:,}: skipped, none of its tokens counts in the loss"
     if kind == "skipped":
         return f"step {facts['step']:,}: skipped, gradient norm {facts['grad_norm']}, loss {facts['loss']:.4f}"
     return None

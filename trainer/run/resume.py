@@ -355,7 +355,7 @@ def _model_conflict(
     before, now = (_function(c, data) if c else {} for c in (stored, config))
     if changed := sorted(name for name in before.keys() & now.keys() if before[name] != now[name]):
         yield UsageError(
-            f"{folder} was trained as a different model",
+            f"{folder} was trained with a different model",
             found=", ".join(f"{name} {now[name]}" for name in changed),
             expected=", ".join(f"{name} {before[name]}" for name in changed),
             fix="restore [model], or start a new run in another run.folder",

@@ -216,7 +216,7 @@ class Saver:
         if self._engine.world.is_main:
             shutil.rmtree(save.target.partial, ignore_errors=True)
         step = save.target.run.step
-        told = wanted_by(f"the checkpoint of step {step} was not written; the older ones are whole", failed)
+        told = wanted_by(f"the checkpoint of step {step} was not written; the older ones are intact", failed)
         ends = needed or self._settings.on_failure == "stop"
         self._tell("save failed", {"step": step, "error": str(failed)}, "" if ends else str(told))
         if ends:

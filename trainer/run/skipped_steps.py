@@ -42,7 +42,7 @@ class SkippedSteps:
             raise diverged(text, report)
         if self.without_loss >= MAX_SKIPPED:
             raise UsageError(
-                f"no token had loss in {self.without_loss} steps in a row; the last was step {step}",
+                f"no token counted in the loss in {self.without_loss} steps in a row; the last was step {step}",
                 found=self._batch,
                 fix="look at the documents with mdata cat: a document of one token has nothing to predict",
             )

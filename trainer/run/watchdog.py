@@ -74,7 +74,7 @@ def verdict(signs: Sequence[Sign], silent: Sequence[int]) -> tuple[str, str] | N
     here = [rank for rank, sign in enumerate(signs) if not sign.left]
     lost = [rank for rank in here if silent[rank] >= SILENT_TICKS]
     if lost:
-        what = f"rank {lost[0]} of {len(signs)} gives no sign of life" + _and_others(lost)
+        what = f"rank {lost[0]} of {len(signs)} does not respond" + _and_others(lost)
         return what, places([(rank, signs[rank]) for rank in lost], last=True)
     if here and all(signs[rank].waits and signs[rank].still >= STILL_TICKS for rank in here):
         return "all ranks wait for each other", places([(rank, signs[rank]) for rank in here])
@@ -197,7 +197,7 @@ class Watchdog:
                 self._give(left=False)
                 if self.rank == 0 and (found := self._read()) is not None:
                     self.store.set(_VERDICT, json.dumps(found))
-                    self.tell(f"{found[0]} ({found[1]}); all ranks are ended")  # a launcher may wait for who is stopped
+                    self.tell(f"{found[0]} ({found[1]}); all ranks are stopped")  # a launcher may wait for it
                     self._left.wait(2 * self.tick_s)  # the store may be in this process, and others have to read it
                 self._hear()
                 failures = 0

@@ -192,7 +192,7 @@ def test_named_sets(folder):
 @pytest.mark.parametrize(
     ("entries", "tables", "text"),
     [
-        ([{"path": "web", "weight": 1}, {"path": "books"}], {}, "books has no share, but others beside it have one"),
+        ([{"path": "web", "weight": 1}, {"path": "books"}], {}, "books has no share, but other entries have one"),
         ([{"path": "web"}, {"path": "books", "group": "x"}], {"group": {"x": 3}}, "web has no share"),
         ([{"path": "web", "weight": 1}], {"group": {"x": 3}}, "the group x has a share but no members"),
         ([{"path": "web", "weight": 1}], {"exhaustive": True}, "exhaustive reads every corpus once"),
@@ -205,7 +205,7 @@ def test_named_sets(folder):
          r"need the length of the phase(.|\n)*try: samples = N or tokens = N in a \.toml file"),
         ([{"path": "web", "epochs": 1, "group": "x"}], {"group": {"x": 1}}, "has a share in epochs"),
         ([{"path": "web", "weight": 1}], {"valid": {"x": "none"}}, "none: neither a manifest nor"),
-        ([{"path": "nothing/*", "weight": 1}, {"path": "no", "weight": 1}], {}, r"nothing/\*: no corpus is there"),
+        ([{"path": "nothing/*", "weight": 1}, {"path": "no", "weight": 1}], {}, r"nothing/\*: no corpus was found"),
     ],
 )  # fmt: skip
 def test_specs_that_make_no_sense(folder, entries, tables, text):

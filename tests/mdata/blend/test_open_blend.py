@@ -199,7 +199,7 @@ def test_a_bare_pair_and_its_copy_with_a_manifest_are_one_corpus(corpora):
     for pair in (("x", "y"), ("y", "x"), ("y", "z")):  # z may be y: nobody has read its tokens
         entries = [{"path": str(corpora / name), "weight": 1} for name in pair]
         with pytest.raises(
-            UsageError, match=r"are the same corpus \(the same \.idx, and as many bytes(.|\n)*adopt --full"
+            UsageError, match=r"are the same corpus \(the same \.idx, and a \.bin of the same size(.|\n)*adopt --full"
         ):
             plan_blend({"component": entries}, corpora)
         with pytest.raises(UsageError, match="tokens may differ; mdata adopt --full each"):

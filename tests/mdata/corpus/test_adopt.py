@@ -111,7 +111,7 @@ def test_notes_of_the_user_are_no_difference(prefix):
 def test_another_manifest_is_kept(prefix, second):
     made = adopt(prefix, TOKENIZER)
     text, before = made.path.read_bytes(), names(prefix.parent)
-    with pytest.raises(mdata.UsageError, match="already exists and says something else"):
+    with pytest.raises(mdata.UsageError, match="already exists with other content"):
         adopt(prefix, **({"tokenizer": TOKENIZER} | second))
     assert made.path.read_bytes() == text and names(prefix.parent) == before
 
@@ -168,7 +168,7 @@ def test_a_pair_whose_tokens_changed_is_not_the_same(prefix):
     text, hashes = made.path.read_bytes(), prefix.with_name(f"{prefix.name}.bin.blake3").read_bytes()
     with prefix.with_name(f"{prefix.name}.bin").open("r+b") as file:
         file.write(b"\1\0")
-    with pytest.raises(mdata.UsageError, match="already exists and says something else"):
+    with pytest.raises(mdata.UsageError, match="already exists with other content"):
         adopt(prefix, TOKENIZER, full=True)
     assert made.path.read_bytes() == text
     assert prefix.with_name(f"{prefix.name}.bin.blake3").read_bytes() == hashes

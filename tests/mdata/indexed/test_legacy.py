@@ -107,7 +107,7 @@ WORDS = {  # (word of 8 bytes in the .idx of three sequences in two documents, i
     (11, 1): "its size does not match|length of sequence 0",
     (12, -1): "bad offset of sequence 1",
     (12, 2**62): "bad offset of sequence 1",
-    (12, 4): "bad length of sequence 0(.|\n)*what its offset and the next one give",
+    (12, 4): "bad length of sequence 0(.|\n)*the next offset minus its own",
     (14, 5): "bad length of sequence 2",
     (15, -1): "bad length of sequence 0",
     (17, 2**62 + 3): "bad length of sequence 2",

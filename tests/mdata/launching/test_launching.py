@@ -107,7 +107,7 @@ def test_only_preprocess_can_be_launched(here, capsys):
 def test_slurm_that_is_not_here_is_said(here, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(here))
     assert launch("slurm") == 2
-    assert "scontrol is not here" in capsys.readouterr().err
+    assert "scontrol is not installed on this machine" in capsys.readouterr().err
 
 
 def test_another_job_in_the_folder_is_refused(tmp_path):

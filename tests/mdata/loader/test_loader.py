@@ -169,7 +169,7 @@ def test_a_state_counts_what_was_handed_out_by_the_newest_iterator(dataset):
     assert loader.state_dict()["consumed_samples"] == 12
     third = iter(loader)
     assert sorted(n for batch in next(third) for n in batch.samples.tolist()) == [12, 13, 14, 15]
-    with pytest.raises(UsageError, match="another data_id"):
+    with pytest.raises(UsageError, match="a different data_id"):
         loader.load_state_dict({**loader.state_dict(), "data_id": "other"})
     assert loader.state_dict()["consumed_samples"] == 16
     for one in (first, second, third):

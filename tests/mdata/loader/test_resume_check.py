@@ -79,14 +79,14 @@ def test_a_mixture_that_changes_what_was_read_is_refused(folder):
 def test_other_data_is_refused_whatever_it_continues(folder, name, options):
     old, other = opened(folder, "old"), opened(folder, name, **options)
     assert not resumes(other, old.identity, consumed=0)
-    with pytest.raises(UsageError, match="state is of another data_id"):
+    with pytest.raises(UsageError, match="state is for a different data_id"):
         PLAN.sampler(other, 0).restored(PLAN.sampler(old, 0).state(1))
 
 
 def test_a_mixture_does_not_go_back_to_the_one_before(folder):
     old, new = opened(folder, "old"), opened(folder, "new")
     assert continued(old) is None and continued(new) == (old.data_id, CHANGE)
-    with pytest.raises(UsageError, match="another data_id"):
+    with pytest.raises(UsageError, match="a different data_id"):
         PLAN.sampler(old, 0).restored(PLAN.sampler(new, 0).state(1))
     for missing in ("data_id", "seed", "consumed_samples"):
         state = {key: value for key, value in PLAN.sampler(new, 0).state(1).items() if key != missing}

@@ -173,7 +173,7 @@ def test_what_is_there_already_is_not_replaced(tmp_path):
     make_parts(job(tmp_path), 2)
     mdata.preprocess(replace(job(tmp_path), append_eod=False))
     for copy in (False, True):
-        refused(tmp_path, "is there already and is not the merged corpus", copy=copy)
+        refused(tmp_path, "already exists and is not the merged corpus", copy=copy)
     (merged,) = merge(str(tmp_path / "out/c"), overwrite=True)
     assert not (tmp_path / "out/c_text_document.bin").exists() and not mdata.verify(merged.path).problems
     (copied,) = merge(str(tmp_path / "out/c"), copy=True, overwrite=True)
@@ -245,6 +245,6 @@ def test_the_command_line(tmp_path, capsys):
     (row,) = json.loads(capsys.readouterr().out)["corpora"]
     assert row["parts"] == 3 and not row["there_before"]
     assert main(["merge", str(tmp_path / "out/c"), "--copy"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main(["merge", str(tmp_path / "out/c")]) == 0
     assert "nothing was done" in capsys.readouterr().err

@@ -185,7 +185,7 @@ def test_what_cannot_be_done_is_named(made, tmp_path, call, message):
 
 def test_nothing_is_overwritten(made, tmp_path):
     shuffle(made, str(tmp_path / "x"))
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         shuffle(made, str(tmp_path / "x"))
 
 

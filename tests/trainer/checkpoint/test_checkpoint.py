@@ -313,13 +313,15 @@ def test_damage_is_named_with_what_to_do(saved):
     path = saved / "rank-00000.safetensors"
     whole, index = path.read_bytes(), read_index(saved)
     path.write_bytes(whole[:-1])
-    with pytest.raises(mdata.DamageError, match=r"is damaged(.|\n)*; there is no other whole checkpoint in its folder"):
+    with pytest.raises(
+        mdata.DamageError, match=r"is damaged(.|\n)*; there is no other intact checkpoint in its folder"
+    ):
         read_index(saved)
     other = saved.with_name("step-1")
     shutil.copytree(saved, other)  # as damaged as the first
     run = replace(index.run, step=1, optimizer_steps=1)
     (other / "index.json").write_bytes(dump_index(run, index.parts, extras=index.extras))
-    with pytest.raises(mdata.DamageError, match="there is no other whole checkpoint"):
+    with pytest.raises(mdata.DamageError, match="there is no other intact checkpoint"):
         read_index(saved)
     (other / path.name).write_bytes(whole)
     instead = f"restore it from a copy, or write step-1 into {saved.parent / 'latest'} to continue from that one"

@@ -57,7 +57,7 @@ def test_without_a_name_in_latest_the_newest_whole_one_is_taken_and_it_is_said(
         (tmp_path / "latest").write_bytes(said)
     found = find_checkpoint(tmp_path)
     assert found.folder == tmp_path / "step-20"
-    assert found.warning is not None and found.warning.endswith("using the newest whole checkpoint, step-20")
+    assert found.warning is not None and found.warning.endswith("using the newest intact checkpoint, step-20")
     assert str(tmp_path / "latest") in found.warning and found.warning.isprintable()
 
 
@@ -78,12 +78,12 @@ def test_a_damaged_one_that_latest_names_is_not_passed_over(tmp_path: Path) -> N
 
 def test_a_run_does_not_begin_again_where_checkpoints_are_damaged_or_gone(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("step-20")
-    with pytest.raises(DamageError, match=r"names no checkpoint in its folder(.|\n)*to begin at step 1"):
+    with pytest.raises(DamageError, match=r"names no checkpoint of its folder(.|\n)*to begin at step 1"):
         find_checkpoint(tmp_path)
     (tmp_path / "latest").unlink()
     write(tmp_path, 20)
     damage(tmp_path, 20)
-    with pytest.raises(DamageError, match=r"latest is missing\n  found: step-20, and none is whole"):
+    with pytest.raises(DamageError, match=r"latest is missing\n  found: step-20, and none is intact"):
         latest_checkpoint(tmp_path)
 
 
@@ -100,7 +100,7 @@ def test_a_copy_of_a_checkpoint_under_another_name_is_nobodys(name: str, tmp_pat
     remove_old(tmp_path, 1)
     assert names(tmp_path) == sorted(["latest", "step-20", name])
     damage(tmp_path, 20)
-    with pytest.raises(DamageError, match="there is no other whole checkpoint"):
+    with pytest.raises(DamageError, match="there is no other intact checkpoint"):
         read_index(tmp_path / "step-20")
 
 

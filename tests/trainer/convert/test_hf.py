@@ -350,7 +350,7 @@ def test_files_that_are_not_whole_are_refused_by_name(damage, named, tmp_path):
 
 def test_a_folder_that_is_none_and_a_target_that_exists_are_refused(tmp_path):
     (tmp_path / "a").mkdir()
-    with pytest.raises(UsageError, match="is no model that can be read"):
+    with pytest.raises(UsageError, match="is not a model that mtrain can read"):
         convert(tmp_path / "a", tmp_path / "b", options=NATIVE)
     with pytest.raises(UsageError, match="there is no folder"):
         convert(tmp_path / "nowhere", tmp_path / "b", options=NATIVE)
@@ -363,7 +363,7 @@ def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatc
     folder = save("llama2", tmp_path / "theirs", tokens=False)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
-    with pytest.raises(ResourceError, match="too little room"):
+    with pytest.raises(ResourceError, match="too little disk space"):
         convert(folder, tmp_path / "ours", options=NATIVE)
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 

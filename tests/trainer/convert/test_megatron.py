@@ -423,5 +423,5 @@ def test_a_tensor_that_is_too_small_for_a_vocabulary_is_refused(oracles):
         open_model(folder, settings=("model.vocab_size=100",))
     small = open_model(folder, settings=("model.vocab_size=61",))
     assert small.source.tensors["weight/embedding.weight"].shape == (61, 16)
-    with pytest.raises(UsageError, match="sets nothing of the model"):
+    with pytest.raises(UsageError, match="does not set a key of the model"):
         open_model(folder, settings=("train.steps=3",))

@@ -38,7 +38,7 @@ def test_named_kernels_take_the_place_of_the_fastest():
 @pytest.mark.parametrize(
     ("wanted", "text"),
     [
-        ({"norm": "compiled"}, 'kernels.norm="compiled" cannot be used: it is used on GPUs only'),
+        ({"norm": "compiled"}, 'kernels.norm="compiled" cannot be used: it runs on GPUs only'),
         ({"norm": "apex"}, "its extension fused_layer_norm_cuda is not installed"),
         ({"attention": "transformer_engine"}, "it is not installed; set kernels.attention="),
     ],

@@ -323,7 +323,7 @@ def test_mock_data_is_mapped_and_the_run_can_start(tmp_path: Path) -> None:
     config = load_config(tmp_path / "run.toml", ())
     assert config.data == DataSection(blend="mock") and check(config, 1, facts=None) == []
     assert migrate([*words, "--reset-attention-mask"], 1).refused == (
-        "--reset-attention-mask: mock data has no documents; leave it out beside --mock-data",
+        "--reset-attention-mask: mock data has no documents; leave it out when --mock-data is given",
     )
 
 
@@ -378,6 +378,6 @@ def test_pipeline_stages_are_mapped(words: str, expected: dict[str, Any]) -> Non
 def test_layers_that_cannot_be_cut_are_refused() -> None:
     words = [*BASE, "--num-layers", "12", "--pipeline-model-parallel-size", "4", "--decoder-last-pipeline-num-layers"]
     (problem,) = migrate([*words, "2"], 4).refused
-    assert "12 layers cannot be cut so into 4 stages" in problem
+    assert "12 layers cannot be split this way into 4 stages" in problem
     (problem,) = migrate([*words, "3", "--num-virtual-stages-per-pipeline-rank", "3"], 4).refused
     assert "mesh.layers_per_stage by hand" in problem

@@ -133,14 +133,14 @@ def test_logits_and_gradients_are_theirs(name):
     tokens, labels = torch.randint(0, 96, (2, 2, 12))
     logits = theirs(tokens).logits
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
-    torch.testing.assert_close(model.logits(tokens)[..., :96], logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(model.logits(tokens)[..., :96], logits, rtol=0, atol=1e-5 * logits.abs().max().item())
     loss, _ = model((), microbatch(tokens, labels, torch.ones(2, 12)))
     (loss / labels.numel()).backward()
     gradients = {key: parameter.grad for key, parameter in weights.items()}
     for key, parameter in model.named_parameters():
         expected = find(key, gradients)
         error = (parameter.grad[: len(expected)] - expected).abs().max()
-        assert error <= 1e-5 * max(1.0, expected.abs().max().item()), key
+        assert error <= 1e-5 * expected.abs().max() + 1e-8, key  # a bias of keys has no gradient but rounding
 
 
 def test_scaled_frequencies_are_theirs():

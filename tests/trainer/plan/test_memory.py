@@ -55,9 +55,9 @@ def _library() -> None:
 @pytest.mark.parametrize(
     ("use", "found"),
     [
-        (_torch_on_a_cpu, "1.00 PiB asked for"),
-        (_numpy, "1.00 PiB asked for"),
-        (_cuda, "2.00 GiB asked for, 1.51 GiB of the GPU's 139.80 GiB free, 130.10 GiB held by PyTorch"),
+        (_torch_on_a_cpu, "tried to allocate 1.00 PiB"),
+        (_numpy, "tried to allocate 1.00 PiB"),
+        (_cuda, "tried to allocate 2.00 GiB, 1.51 GiB of the GPU's 139.80 GiB free, 130.10 GiB held by PyTorch"),
         (_library, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
     ],
 )
@@ -244,7 +244,7 @@ def test_each_phase_of_a_run_is_named(phase, run_file, tmp_path, monkeypatch, ca
     err = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("{")]
     begin = next(i for i, line in enumerate(err) if line.startswith("mtrain: error"))
     assert (code, err[begin]) == (5, f"mtrain: error: out of memory in {phase}")
-    assert err[begin + 1] == "  found: 1.00 PiB asked for"
+    assert err[begin + 1] == "  found: tried to allocate 1.00 PiB"
     assert err[begin + 2].startswith("  expected: room for ") and err[begin + 3].startswith("  try: ")
 
 
@@ -255,7 +255,10 @@ def test_a_gpu_out_of_memory_names_the_keys_with_estimates(run_file, tmp_path, m
     assert main([*words, "train.micro_batch=6", "recompute.mode=selective"]) == 5
     err = capsys.readouterr().err
     _, found, expected, fix = err[err.index("mtrain: error") :].splitlines()
-    assert found == "  found: 2.00 GiB asked for, 1.51 GiB of the GPU's 139.80 GiB free, 130.10 GiB held by PyTorch"
+    assert (
+        found
+        == "  found: tried to allocate 2.00 GiB, 1.51 GiB of the GPU's 139.80 GiB free, 130.10 GiB held by PyTorch"
+    )
     assert "of weights, gradients and optimizer state per rank, and for about" in expected
     settings = re.findall(r"(\S+) \(activations: about ([\d.]+) KiB\)", fix)
     assert [setting for setting, _ in settings] == ["train.micro_batch=3", "recompute.mode=full"]

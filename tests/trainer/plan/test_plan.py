@@ -144,14 +144,13 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
         (
             {"optimizer": {"name": "sgd", "beta1": 0.8}},
             2,
-            'optimizer.beta1=0.8 applies only to optimizer.name="adamw" and "muon", and it is "sgd"; '
+            'optimizer.beta1=0.8 applies only to optimizer.name="adamw" and "muon", not "sgd"; '
             "leave optimizer.beta1 out",
         ),
         (
             {"optimizer": {"momentum": 0.8}},
             2,
-            'optimizer.momentum=0.8 applies only to optimizer.name="sgd", and it is "adamw"; '
-            "leave optimizer.momentum out",
+            'optimizer.momentum=0.8 applies only to optimizer.name="sgd", not "adamw"; leave optimizer.momentum out',
         ),
         (
             {"recompute": {"mode": "full", "layers": 3}},
@@ -197,14 +196,14 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
         (
             {"mesh": {"cp": 4}, "train": {"sequence_length": 36}},
             8,
-            "train.sequence_length=36 is not a multiple of 8: with mesh.cp=4 a sample is cut into 2 x 4 chunks; "
+            "train.sequence_length=36 is not a multiple of 8: with mesh.cp=4 a sample is split into 2 x 4 chunks; "
             "choose a multiple, such as 40, or a smaller mesh.cp",
         ),
         (
             {"mesh": {"cp": 3, "tp": 4, "sequence_parallel": True}, "train": {"sequence_length": 40}},
             12,
-            "train.sequence_length=40 is not a multiple of 12: with mesh.cp=3 a sample is cut into 2 x 3 chunks, and "
-            "those of a rank are cut over mesh.tp=4; choose a multiple, such as 48, or a smaller mesh.cp",
+            "train.sequence_length=40 is not a multiple of 12: with mesh.cp=3 a sample is split into 2 x 3 chunks, and "
+            "a rank's tokens are split over mesh.tp=4; choose a multiple, such as 48, or a smaller mesh.cp",
         ),
         (
             {"train": {"global_batch": 9}},
@@ -323,8 +322,8 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
         (
             {"precision": {"fp8": "current"}},
             2,
-            'precision.fp8="current" with precision.dtype="fp32"; '
-            'everything but products of linear layers is then in bf16: set precision.dtype="bf16"',
+            'precision.fp8="current" needs precision.dtype="bf16", the type of everything but the products of linear '
+            'layers, not "fp32"; set precision.dtype="bf16"',
         ),
         (
             {"precision": {"fp8_format": "e4m3"}},
@@ -341,38 +340,37 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
         (
             {"precision": {"dtype": "bf16", "fp8": "delayed", "fp8_first_last_bf16": 1}},
             2,
-            "precision.fp8_first_last_bf16=1 at both ends leaves none of model.num_layers=2 in FP8; "
+            "precision.fp8_first_last_bf16=1 at both ends leaves no layer of model.num_layers=2 in FP8; "
             'lower it, or set precision.fp8="none"',
         ),
         (
             {"precision": {"dtype": "bf16", "fp8": "delayed"}, "model": {"ffn_hidden_size": 80}},
             2,
-            "model.ffn_hidden_size / mesh.tp is 40, but FP8 matrices have multiples of 16 rows and columns; "
+            "model.ffn_hidden_size / mesh.tp is 40, but FP8 matrices must have multiples of 16 rows and columns; "
             'choose 48, or set precision.fp8="none"',
         ),
         (
             {"kernels": {"optimizer": "apex"}, "optimizer": {"name": "sgd"}},
             2,
-            'kernels.optimizer="apex" serves optimizer.name="adamw" only, and it is "sgd"; '
-            'set kernels.optimizer="auto"',
+            'kernels.optimizer="apex" supports only optimizer.name="adamw", not "sgd"; set kernels.optimizer="auto"',
         ),
         (
             {"kernels": {"attention": "transformer_engine"}, "model": {"window": 4}},
             2,
-            'kernels.attention="transformer_engine" serves causal attention over whole rows, '
-            'which options of the model leave no layer with; set kernels.attention="auto"',
+            'kernels.attention="transformer_engine" supports only causal attention over whole rows, '
+            'which no layer has with these options of the model; set kernels.attention="auto"',
         ),
         (
             {"kernels": {"attention": "transformer_engine"}, "mesh": {"cp": 2}},
             4,
-            'kernels.attention="transformer_engine" with mesh.cp=2; it knows no rows that ranks share: '
+            'kernels.attention="transformer_engine" with mesh.cp=2; it does not support rows that ranks share: '
             'set kernels.attention="auto", or mesh.cp=1',
         ),
         (
             {"kernels": {"attention": "transformer_engine"}, "data": {"document_masks": True}},
             2,
-            'kernels.attention="transformer_engine" serves causal attention over whole rows, '
-            'which data.document_masks leave no layer with; set kernels.attention="auto"',
+            'kernels.attention="transformer_engine" supports only causal attention over whole rows, '
+            'which no layer has with data.document_masks; set kernels.attention="auto"',
         ),
         (
             {"optimizer": {"weight_decay_end": 0.2}},

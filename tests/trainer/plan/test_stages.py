@@ -102,8 +102,8 @@ def test_the_head_counts_in_layers() -> None:
         (
             4,
             {"pp": 4, "schedule": "interleaved", "batch": 6},
-            "mesh.schedule=interleaved with a batch of 6 samples: interleaved needs a multiple of the pipeline ranks "
-            'as microbatches, and 6 mod 4 = 2; choose train.global_batch=8, or mesh.schedule="1f1b"',
+            "mesh.schedule=interleaved with a batch of 6 samples: interleaved needs microbatches in a multiple of "
+            'the pipeline ranks, and 6 mod 4 = 2; choose train.global_batch=8, or mesh.schedule="1f1b"',
         ),
         (2, {"pp": 2, "virtual_pipeline": 2}, "1f1b has 1 stage per rank, not 2; set mesh.virtual_pipeline to 0, or"),
         (2, {"pp": 2, "layers_per_stage": (4, 3)}, "has 7 layers in all, and model.num_layers=8; make them equal"),

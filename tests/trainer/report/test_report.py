@@ -158,7 +158,7 @@ def test_a_run_with_one_step_and_no_validation(corpora, tmp_path):
 def test_a_large_run_says_that_baselines_are_left_out(config, monkeypatch):
     monkeypatch.setattr(report_data, "MOST_TOKENS", 100)
     text = str(page_of(runs.write_run(config, steps=10)))
-    assert "left out above 100 training tokens; this run has read 1,280" in text
+    assert "not computed above 100 training tokens; this run has read 1,280" in text
     assert "the model" in text
 
 

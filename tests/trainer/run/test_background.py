@@ -177,7 +177,7 @@ def test_a_failure_is_told_and_training_goes_on_if_it_may(config_of, tmp_path, m
         failing_write(patch, 2)
         notes = alone(config)
     assert steps_saved(config) == [2, 6]
-    assert any("the checkpoint of step 4 was not written; the older ones are whole" in line for line in notes.lines)
+    assert any("the checkpoint of step 4 was not written; the older ones are intact" in line for line in notes.lines)
     for background_too in (True, False):
         with monkeypatch.context() as patch:
             failing_write(patch, 3)

@@ -251,9 +251,9 @@ def test_a_conflict_with_a_checkpoint_that_latest_does_not_name_says_how_to_choo
     with pytest.raises(UsageError) as caught:
         find_start(config, open_data(config))
     text = str(caught.value)
-    assert "step-20 was trained as a different model\n" in text
+    assert "step-20 was trained with a different model\n" in text
     assert text.endswith(
-        "latest is missing; using the newest whole checkpoint, step-20\n"
+        "latest is missing; using the newest intact checkpoint, step-20\n"
         f"  try: write the name of another one into {folder}/checkpoints/latest"
     )
 

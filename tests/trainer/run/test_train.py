@@ -353,7 +353,7 @@ def test_a_changed_model_is_refused_though_its_tensors_fit(change, corpora, tmp_
     run_ranks(_train, 1, config)
     other = replace(config, model=replace(config.model, **change), train=replace(config.train, steps=2))
     (name,) = change
-    with pytest.raises(AssertionError, match=rf"was trained as a different model\n +found: .*{name}"):
+    with pytest.raises(AssertionError, match=rf"was trained with a different model\n +found: .*{name}"):
         run_ranks(_train, 1, other)
 
 
