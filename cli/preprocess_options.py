@@ -101,7 +101,7 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     add("--engine", choices=engines, default="auto", help="which library tokenizes; default: the fastest exact one")
     add("--holdout", default="0", metavar="FRACTION", help="share of documents to hold out, as PREFIX_holdout_KEY_*")
     add("--shard", metavar="K/N", help="make part K of N; join them with mdata merge")
-    add("--work-folder", metavar="FOLDER", help="where results for s3://, gs://, az:// are written first")
+    add("--work-folder", metavar="FOLDER", help="where results for s3://, gs://, az:// are made first")
     add("--overwrite", action="store_true", help="replace results made from other input or options")
     add("--dry-run", action="store_true", help="tokenize a sample, predict size and time, and write nothing")
 

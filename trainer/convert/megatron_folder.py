@@ -83,6 +83,8 @@ def adam_steps(optimizer: Any, *, otherwise: int) -> int:
         found = state.get("common_step") if isinstance(state, dict) else None
         if found is None and isinstance(groups, list) and groups:
             found = groups[0].get("step")
+        if found is None and isinstance(state, dict):
+            found = next((entry.get("step") for entry in state.values() if isinstance(entry, dict)), None)
         if isinstance(found, (int, float, torch.Tensor)):
             return int(found)
     return otherwise

@@ -4,12 +4,13 @@
 
 A file holds a rank's shards under Megatron-Core's names, or under those of the versions before it, with layers that
 begin at 0 on each stage and in each chunk of an interleaved one (model0, model1 ...). Tensors are mapped into memory.
-Their optimizer's state has no names, only the order of parameters of the run that wrote it, and is left out.
+Moments are read where their order can be told (mp_rank_moments.py), and not written.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from trainer.convert.megatron_args import from_arguments, to_arguments
 from trainer.convert.megatron_folder import LATEST, Training, check_rows, iteration_folder, training_of
 from trainer.convert.megatron_names import Shard, is_ignored, megatron_links, modern_name
 from trainer.convert.model_folder import ModelFolder, Report, check_tensors
+from trainer.convert.mp_rank_moments import NamedMoments, named_moments
 from trainer.convert.pickles import load_torch
 from trainer.models.arithmetic import round_up
 from trainer.models.gpt_shape import gpt_shape
@@ -56,6 +58,23 @@ class _Chunk(NamedTuple):
     def num_layers(self) -> int:
         """Layers in it."""
         return 1 + max((int(found[1]) for name in self.tensors if (found := _LAYER.match(name))), default=-1)
+
+
+class _Ranks(NamedTuple):
+    """All files of a checkpoint.
+
+    Args:
+        chunks: by tp, stage and chunk. training: of the first rank. moments: of each file, by state and name.
+    """
+
+    chunks: list[_Chunk]
+    training: Training
+    moments: list[NamedMoments]
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Of the optimizer, where all files have them."""
+        return tuple(self.moments[0].states) if all(one.states for one in self.moments) else ()
 
 
 class _HeldSource:
@@ -101,7 +120,8 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     """
     folder = iteration_folder(path)
     assert folder is not None, "is_mp_rank was asked before"
-    chunks, training, has_optimizer = _load(folder)
+    ranks = _load(folder)
+    chunks, training, moments = ranks
     plain = {
         _LAYER.sub("decoder.layers.", name): TensorInfo(tuple(tensor.shape), tensor.dtype)
         for chunk in reversed(chunks)
@@ -123,13 +143,26 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     unknown = [name for name in held if name not in expected and not is_ignored(name)]
     if unknown:
         raise UsageError(f"{folder} has tensors that its model does not have", found=few(unknown, 4))
-    if has_optimizer:
-        notes = (*notes, "the optimizer's state is left out: mp_rank folders keep it without names")
-    every = [one for shard in shards for one in megatron_links(shape, shard, copies=False)]
+    partly = "some files have none" if any(one.states for one in moments) and not ranks.states else ""
+    if lacking := next((one.lacking for one in moments if one.lacking), partly):
+        notes = (*notes, f"the optimizer's state is left out: {lacking}")
+    for state in ranks.states:
+        held |= {f"{state}/{name}": tensor for one in moments for name, tensor in one.states[state].items()}
+    every = [
+        one
+        for state in dict.fromkeys(("weight", *ranks.states))
+        for shard in (_of_state(shard, state, within=ranks.states) for shard in shards)
+        for one in megatron_links(shape, shard, state=f"{state}/", copies=False)
+    ]
     return ModelFolder(
-        path=folder, format="mp_rank", config=config, source=Linked(source, every), run=training.run(config),
-        notes=notes,
+        path=folder, format="mp_rank", config=config, source=Linked(_HeldSource(held), every),
+        run=training.run(config), notes=notes,
     )  # fmt: skip
+
+
+def _of_state(shard: Shard, state: str, *, within: tuple[str, ...]) -> Shard:
+    """The shard of a tensor of the optimizer; of the model's own weights where it has no main weights."""
+    return dataclasses.replace(shard, prefix=f"{state}/{shard.prefix}") if state in within else shard
 
 
 def write_mp_rank(target: Path, model: ModelFolder, *, dtype: torch.dtype, tp: int, pp: int, report: Report) -> None:
@@ -193,8 +226,8 @@ def _extra_states(num_layers: int, *, head: bool) -> Iterator[str]:
         yield "output_layer._extra_state"
 
 
-def _load(folder: Path) -> tuple[list[_Chunk], Training, bool]:
-    """(chunks by tp, stage and chunk, settings of the first rank, whether there is an optimizer's state).
+def _load(folder: Path) -> _Ranks:
+    """All ranks' files.
 
     Raises:
         UsageError: experts. DamageError: a rank is missing.
@@ -210,18 +243,19 @@ def _load(folder: Path) -> tuple[list[_Chunk], Training, bool]:
     missing = [f"mp_rank_{t:02d}_{p:03d}" for t in range(tp) for p in range(pp) if (t, p) not in ranks]
     if missing:
         raise DamageError(f"{folder} is not whole", found=f"no {few(missing, 4)}", fix="restore the folders")
-    chunks, first, has_optimizer = [], None, False
+    chunks: list[_Chunk] = []
+    trainings, moments = [], []
     for (t, p), path in sorted(ranks.items()):
         state = load_torch(path)
-        training = training_of(state, where=path)
-        first, has_optimizer = first or training, has_optimizer or bool(state.get("optimizer"))
+        trainings.append(training_of(state, where=path))
         keys = [key for key in ("model", *(f"model{number}" for number in range(64))) if key in state]
-        for number, key in enumerate(keys):
-            chunks.append(_Chunk(t, p, number, dict(_flattened(state[key]))))
         if not keys:
             raise DamageError(f"{path} has no model", found=few([str(key) for key in state], 4), fix="restore it")
-    assert first is not None, "a folder without ranks is not in this format"
-    return chunks, first, has_optimizer
+        here = [_Chunk(t, p, number, dict(_flattened(state[key]))) for number, key in enumerate(keys)]
+        parameters = {one.prefix + name: x for one in here for name, x in one.tensors.items() if not is_ignored(name)}
+        moments.append(named_moments(state.get("optimizer"), parameters))
+        chunks += here
+    return _Ranks(chunks, trainings[0], moments)
 
 
 def _flattened(value: Any, before: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -64,7 +64,7 @@ def growth(rules: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
             of, other = _replaced(rule, of, other)
         elif rule.get("type") == "Prepend":
             before += _sum(str(rule.get("prepend")), of, other)
-        else:
+        elif rule.get("type") != "Strip":  # inside a text it leaves what it takes away at the ends
             of, other = _transformed(rule, of, other)
     return max(1.0, other, *of.values()) * _by_bytes(rules), before
 

@@ -139,18 +139,23 @@ def read_samples(corpus):
     return {name: rows.view(corpus["steps"], corpus["rows"], -1) for name, rows in found.items()}
 
 
-def save(folder, model, optimizer, *, step, arguments, scheduler=None):
+def save(folder, model, optimizer, *, step, arguments, kind, scheduler=None):
     """Write a checkpoint as Megatron-LM's trainer writes it."""
     from megatron.core import dist_checkpointing
 
     inner = Path(folder) / f"iter_{step:07d}"
-    inner.mkdir(parents=True)
-    state = {"model": model.sharded_state_dict()}
-    state["optimizer"] = optimizer.sharded_state_dict(state["model"])
-    state |= {"args": argparse.Namespace(**arguments), "checkpoint_version": 3.0, "iteration": step}
+    common = {"args": argparse.Namespace(**arguments), "checkpoint_version": 3.0, "iteration": step}
     if scheduler is not None:
-        state["opt_param_scheduler"] = scheduler.state_dict()
-    dist_checkpointing.save(state, str(inner))
+        common["opt_param_scheduler"] = scheduler.state_dict()
+    if kind == "mp_rank":
+        (inner / "mp_rank_00").mkdir(parents=True)
+        state = {"model": model.state_dict_for_save_checkpoint(), "optimizer": optimizer.state_dict(), **common}
+        torch.save(state, inner / "mp_rank_00" / "model_optim_rng.pt")
+    else:
+        inner.mkdir(parents=True)
+        state = {"model": model.sharded_state_dict()}
+        state["optimizer"] = optimizer.sharded_state_dict(state["model"])
+        dist_checkpointing.save(state | common, str(inner))
     (Path(folder) / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
@@ -200,8 +205,8 @@ def main():
         if scheduler is not None:
             scheduler.step(len(tokens))
         if number + 1 == told.get("save_at"):
-            saved = {"step": number + 1, "arguments": told["arguments"], "scheduler": scheduler}
-            save(told["save"], model, optimizer, **saved)
+            how = {"arguments": told["arguments"], "kind": told["kind"], "scheduler": scheduler}
+            save(told["save"], model, optimizer, step=number + 1, **how)
     Path(told["out"]).write_text(json.dumps(losses))
 
 

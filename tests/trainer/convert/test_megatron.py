@@ -7,6 +7,7 @@ import itertools
 import json
 import pickle
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from trainer.convert.links import Linked, covers_exactly
 from trainer.convert.megatron_args import from_arguments, to_arguments
 from trainer.convert.megatron_names import Shard, megatron_links
 from trainer.convert.model_keys import effective, model_config
-from trainer.convert.mp_rank import FILE
+from trainer.convert.mp_rank import FILE, write_mp_rank
 from trainer.convert.pickles import load_torch
 from trainer.models.gpt_shape import gpt_shape
 
@@ -133,6 +134,108 @@ def test_mp_rank_folders_there_and_back(kind, tp, pp, oracles, tmp_path):
     before, after = (everything(open_model(tmp_path / name).source) for name in ("ours", "theirs"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def relabeled(model, state):
+    """A model whose weights are the moments of another."""
+    whole = everything(model.source, f"{state}/")
+    return replace(model, source=Held({name.replace(f"{state}/", "weight/", 1): x for name, x in whole.items()}))
+
+
+def classic(folder, target, *, tp, pp, half=False):
+    """A classic checkpoint with an Adam, of the tensors of a torch_dist folder: files of weights and of moments, joined
+    as Megatron numbers them."""
+    model = opened(folder)
+    for state in STATES:
+        dtype = torch.bfloat16 if half and state == "weight" else torch.float32
+        write_mp_rank(
+            target.with_name(state), relabeled(model, state), dtype=dtype, tp=tp, pp=pp, report=lambda n: None
+        )
+    write_mp_rank(target, model, dtype=torch.bfloat16 if half else torch.float32, tp=tp, pp=pp, report=lambda n: None)
+    main = relabeled(model, "weight")
+    write_mp_rank(target.with_name("main"), main, dtype=torch.float32, tp=tp, pp=pp, report=lambda n: None)
+    for path in target.glob("iter_*/mp_rank_*/*.pt"):
+        part = path.relative_to(target)
+        held = {
+            state: load_torch(target.with_name(state) / part)["model"] for state in ("main", "exp_avg", "exp_avg_sq")
+        }
+        whole = load_torch(path)
+        names = [name for name, tensor in whole["model"].items() if tensor is not None]
+        ordered = [[name for name in names if (whole["model"][name].dim() > 1) == matrix] for matrix in (True, False)]
+        numbers = {name: i for i, name in enumerate(itertools.chain(*ordered))}
+        inner = {
+            "state": {
+                i: {"step": torch.tensor(3.0), **{kind: held[kind][name] for kind in ("exp_avg", "exp_avg_sq")}}
+                for name, i in numbers.items()
+            },
+            "param_groups": [
+                {"params": [numbers[name] for name in group], "wd_mult": mult, "weight_decay": 0.1 * mult}
+                for mult, group in zip((1.0, 0.0), ordered, strict=True)
+            ],
+        }
+        mains = [[held["main"][name] for name in group] for group in ordered]
+        whole["optimizer"] = {"optimizer": inner, "fp32_from_fp16_params": mains} if half else inner
+        replaced(whole, path)
+    return target
+
+
+def replaced(state, path):
+    """A new file: the old one is mapped into memory."""
+    torch.save(state, path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_the_moments_of_classic_folders_are_read(kind, tp, pp, half, oracles, tmp_path):
+    folder = oracles / "oracle" / "model" / "checkpoints" / f"{kind}_tp1pp1_optim"
+    model = open_model(classic(folder, tmp_path / "theirs", tp=tp, pp=pp, half=half), settings=SETTINGS[kind])
+    assert model.states == tuple(STATES) and (model.run.step, model.run.optimizer_steps) == (3, 3)
+    expected, found = everything(opened(folder).source), everything(model.source)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def without_moments(state):
+    state["optimizer"]["state"].clear()
+
+
+def another_group(state):
+    first = state["optimizer"]["param_groups"][0]["params"]
+    state["optimizer"]["param_groups"].append({"params": [first.pop()], "wd_mult": 1.0})
+
+
+def another_shape(state):
+    entry = state["optimizer"]["state"][0]
+    entry["exp_avg"] = entry["exp_avg"].T.contiguous()
+
+
+def several(state):
+    state["optimizer"] = [state["optimizer"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (without_moments, "a distributed optimizer keeps it elsewhere"),
+        (another_group, "a group has"),
+        (another_shape, "exp_avg of parameter 0 has not the shape of"),
+        (several, "it is not that of one Adam"),
+        (lambda state: state.pop("optimizer"), "some files have none"),
+    ],
+)
+def test_moments_that_have_no_names_are_left_out_and_it_is_said(change, told, oracles, tmp_path):
+    folder = oracles / "oracle" / "model" / "checkpoints" / "gpt2_tp1pp1_optim"
+    target = classic(folder, tmp_path / "theirs", tp=2, pp=1)
+    (path, _) = sorted(target.glob("iter_*/mp_rank_*/*.pt"))
+    state = load_torch(path)
+    change(state)
+    replaced(state, path)
+    model = open_model(target, settings=SETTINGS["gpt2"])
+    assert model.states == ("weight",)
+    assert f"the optimizer's state is left out: {told}" in model.notes[-1]
 
 
 SHAPES = st.builds(

@@ -158,10 +158,11 @@ def _ours_on(context, config, data, folder):
     return _trained(context, config, data, first=STEPS // 2, last=STEPS, load=folder, save=None)
 
 
+@pytest.mark.parametrize("kind", ["torch_dist", "mp_rank"])
 @pytest.mark.parametrize("name", MODELS)
-def test_ours_goes_on_from_theirs(name, tmp_path):
+def test_ours_goes_on_from_theirs(name, kind, tmp_path):
     data = _data(tmp_path)
-    told = {"model": _theirs(name), "adam": ADAM, "data": str(data), "steps": [0, STEPS]}
+    told = {"model": _theirs(name), "adam": ADAM, "data": str(data), "steps": [0, STEPS], "kind": kind}
     told |= {"save_at": STEPS // 2, "save": str(tmp_path / "theirs"), "arguments": _arguments(name)}
     theirs = json.loads(_side(tmp_path, told).read_text())
     convert(tmp_path / "theirs", tmp_path / "run", options=Options(to="mtrain"))
@@ -218,7 +219,7 @@ def test_ours_goes_on_with_a_run_of_theirs_on_its_own_files(name, corpus, tmp_pa
     half = STEPS // 2
     told = {"model": _theirs(name), "adam": ADAM, "corpus": corpus, "schedule": SCHEDULE, "steps": [0, STEPS]}
     arguments = _arguments(name) | {"iteration": half, "consumed_train_samples": half * ROWS}
-    told |= {"save_at": half, "save": str(tmp_path / "theirs"), "arguments": arguments}
+    told |= {"save_at": half, "save": str(tmp_path / "theirs"), "arguments": arguments, "kind": "torch_dist"}
     theirs = json.loads(_side(tmp_path, told).read_text())
     ours = _our_losses(name, corpus, tmp_path / "ours", "--load", str(tmp_path / "theirs"))
     assert list(ours) == list(range(half + 1, STEPS + 1))

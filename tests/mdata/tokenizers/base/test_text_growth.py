@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import assume, given, reject
+from hypothesis import assume, example, given, reject
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
@@ -30,12 +30,13 @@ def regex(pattern: str, content: str) -> dict:
 
 
 BERT = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+STRIP = {"type": "Strip", "strip_left": True, "strip_right": False}
 RULES = st.one_of(
     st.builds(plain, SMALL.filter(bool), SMALL),
     st.builds(regex, st.sampled_from(["a*", "a+", "(?=a)", r"\s", "[ab]+", "^", r"\b", "a|", "(?<=e)", "."]), SMALL),
     st.builds(lambda text: {"type": "Prepend", "prepend": text}, SMALL),
     st.sampled_from([{"type": form} for form in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt")]),
-    st.sampled_from([{**BERT, "lowercase": True}, {"type": "Strip", "strip_left": True, "strip_right": False}]),
+    st.sampled_from([{**BERT, "lowercase": True}, STRIP]),
 )
 
 
@@ -43,6 +44,7 @@ def with_normalizers(*rules: dict, **parts: object) -> dict:
     return definition(normalizer={"type": "Sequence", "normalizers": list(rules)}, **parts)
 
 
+@example([{"type": "Prepend", "prepend": " "}, {"type": "Prepend", "prepend": "a "}, STRIP], "a")
 @given(st.lists(RULES, max_size=5), st.text("ab e\xe9\u0301", max_size=8))
 def test_no_text_grows_more(rules, text):
     times, before = text_growth.growth(rules)

@@ -1,0 +1,68 @@
+"""Moments in Megatron-LM's classic checkpoints: an optimizer's state that has numbers for its parameters, and no names.
+
+Parameters are numbered group by group, and within a group in the order in which the modules registered them, which is
+that of the model's tensors in the same file. A group is of what decays (matrices) or of what does not (vectors). Where
+the groups, their sizes and every shape agree with that, numbers have names; else nothing is read and the reason is
+told. A distributed optimizer keeps its moments in a file of its own, which is not read. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+_MAIN = "fp32_from_fp16_params"
+
+
+class NamedMoments(NamedTuple):
+    """What one rank's optimizer holds.
+
+    Args:
+        states: "exp_avg", "exp_avg_sq", and "weight" where it has main weights -> name -> tensor.
+        lacking: why what is there could not be read; "": it could, or there is nothing.
+    """
+
+    states: Mapping[str, Mapping[str, Tensor]]
+    lacking: str = ""
+
+
+def named_moments(optimizer: Any, parameters: Mapping[str, Tensor]) -> NamedMoments:
+    """Give an optimizer's state the names of its parameters.
+
+    Args:
+        optimizer: what the checkpoint holds of it. parameters: of the same rank, in the order of the model.
+    """
+    if not optimizer:
+        return NamedMoments({})
+    inner = optimizer.get("optimizer", optimizer) if isinstance(optimizer, dict) else None
+    if not isinstance(inner, dict) or not isinstance(groups := inner.get("param_groups"), list):
+        return NamedMoments({}, "it is not that of one Adam")
+    if not isinstance(state := inner.get("state"), dict) or not state:
+        return NamedMoments({}, "a distributed optimizer keeps it elsewhere")
+    mains = optimizer.get(_MAIN) or [[]] * len(groups)
+    found: dict[str, dict[str, Tensor]] = {name: {} for name in (*MOMENTS, *(["weight"] if any(mains) else []))}
+    for group, main in zip(groups, mains, strict=True):
+        decays = bool(group.get("wd_mult", group.get("weight_decay")))
+        names = [name for name, tensor in parameters.items() if _decays(name, tensor) == decays]
+        numbers = group.get("params", [])
+        if len(numbers) != len(names) or ("weight" in found and len(main) != len(names)):
+            return NamedMoments(
+                {}, f"a group has {len(numbers)} parameters, and the model has {len(names)} of its kind"
+            )
+        for place, (number, name) in enumerate(zip(numbers, names, strict=True)):
+            entry = {**state.get(number, {}), **({"weight": main[place]} if "weight" in found else {})}
+            for kind, tensors in found.items():
+                tensor = entry.get(kind)
+                if not isinstance(tensor, Tensor) or tensor.shape != parameters[name].shape:
+                    return NamedMoments({}, f"{kind} of parameter {number} has not the shape of {name}")
+                tensors[name] = tensor
+    if any(tensors.keys() != parameters.keys() for tensors in found.values()):
+        return NamedMoments({}, "parameters of the model are in none of its groups")
+    return NamedMoments(found)
+
+
+def _decays(name: str, tensor: Tensor) -> bool:
+    return tensor.dim() > 1 and not name.endswith(".bias")
