@@ -53,9 +53,10 @@ def refuse_address(path: Path) -> None:
         UsageError: it begins with a scheme.
     """
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)) and not path.exists():  # `Path` makes one slash of two
+        address = str(path).replace(":/", "://", 1)
         raise UsageError(
-            f"{str(path).replace(':/', '://', 1)} is in object storage, and corpora are opened from a disk",
-            fix="copy the corpus first: its manifest and all files beside it that begin with its name or tokenizer-",
+            f"{address} is in object storage, and corpora are opened from a disk",
+            fix=f"copy the corpus first: mdata fetch {address} --folder FOLDER",
         )
 
 

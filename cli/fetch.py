@@ -1,0 +1,28 @@
+"""Copy a corpus from object storage to a folder on a disk, where training and all other commands can open it.
+
+Every file is checked against the hashes in the manifest. Stopped or killed, the same command continues; run again on a
+complete copy, it checks it. docs/storage.md says how credentials are found.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cli.console import Console, Parser
+from mdata.corpus.fetch import fetch
+
+
+def add_arguments(parser: Parser) -> None:
+    """The corpus, and where the copy goes."""
+    parser.add_argument(
+        "corpus", metavar="ADDRESS", help="its manifest or prefix at s3://, gs:// or az://, or a dataset at hf://"
+    )
+    parser.add_argument("--folder", type=Path, required=True, metavar="FOLDER", help="where the copy goes")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Run `fetch` and say where the manifest is."""
+    with console.progress() as progress:
+        path = fetch(arguments.corpus, arguments.folder, progress=progress)
+    console.result(f"{path}: complete, and as its manifest says", {"manifest": str(path)})

@@ -1,0 +1,213 @@
+"""A corpus in object storage, copied to a folder on a disk, every file checked against the manifest.
+
+The .bin comes in blocks of 4 MiB, several at once, and each block is compared with its hash before it is written. A
+fetch that was stopped or killed continues: blocks of the temporary file that have their hashes are kept, so no journal
+is needed. The manifest is written last; a folder without it does not look like a corpus. Files that are in the folder
+and differ are never replaced. Blends, and parts of a corpus, are not fetched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from blake3 import blake3
+
+from mdata.errors import DamageError, UsageError, os_errors_named
+from mdata.indexed.blocks import BlockFile
+from mdata.indexed.mapped_files import hash_file
+from mdata.indexed.pair_format import BLOCK_BYTES, bin_path, idx_path
+from mdata.manifest.contained_paths import path_inside
+from mdata.manifest.io import parse_manifest
+from mdata.manifest.types import BlockHashes, CorpusManifest, Shard, TokenizerFacts
+from mdata.object_storage.address import Address, is_address, parse_address
+from mdata.object_storage.reading import blocks_ahead, list_objects, look_at_object, read_range
+from mdata.object_storage.stores import open_store
+from mdata.progress import Progress
+from mdata.tokenizers.base.tokenizer_folder import folder_name, write_folder
+from mdata.util import atomic_io, file_lock
+
+_THREADS = 8
+_HASH_BYTES = 32
+
+
+def fetch(corpus: str, folder: Path, *, progress: Progress) -> Path:
+    """Copy a corpus to a folder; the path of its manifest there. What is there already is checked and kept.
+
+    Args:
+        corpus: the address of its manifest, or the prefix of its pair.
+        folder: made if it is not there.
+        progress: receives bytes.
+
+    Raises:
+        UsageError: no corpus is there, no access, an object changed meanwhile, or other files are in the folder.
+        DamageError: an object is not what the manifest says. ResourceError: the storage or the disk fails.
+    """
+    address = _manifest_address(corpus)
+    facts = look_at_object(address)
+    text = read_range(facts, 0, stop=facts.size_bytes)
+    manifest = parse_manifest(text, str(address))
+    if not isinstance(manifest, CorpusManifest):
+        raise UsageError(
+            f"{address} is a blend",
+            expected="the manifest of a corpus",
+            fix="fetch each of its corpora, and make the blend of the copies with mdata blend",
+        )
+    with os_errors_named(f"writing to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / address.name
+        with file_lock.hold(folder / f".{address.name}.lock", remove=True):
+            if target.exists() and target.read_bytes() != text:
+                raise _other_file(target)
+            progress.begin(f"fetching {target.stem}", sum(shard.bytes for shard in manifest.shards), unit="bytes")
+            try:
+                _Copy(address, target, progress).files_of(manifest)
+            finally:
+                progress.end()
+            atomic_io.atomic_write(target, text)
+    return target
+
+
+class _Copy:
+    """What a manifest names, copied beside its own copy.
+
+    Args:
+        source: the manifest in storage.
+        target: the manifest on the disk; it need not be there yet.
+        progress: receives bytes of .bin.
+    """
+
+    def __init__(self, source: Address, target: Path, progress: Progress) -> None:
+        self._folder = source.key.removesuffix(source.name)
+        self._source, self._target, self._progress = source, target, progress
+        self._store = open_store(source)
+
+    def files_of(self, manifest: CorpusManifest) -> None:
+        """Copy everything but the manifest."""
+        if manifest.tokenizer and manifest.tokenizer.folder:
+            self._tokenizer(manifest.tokenizer.folder, manifest.tokenizer)
+        if manifest.provenance and (origins := manifest.provenance.origins):
+            self._file(origins.path, origins.hash)
+        for shard in manifest.shards:
+            if shard.blocks is None:
+                raise UsageError(
+                    f"{self._source} records no hashes of its .bin, so a copy could not be checked",
+                    fix="run mdata adopt --full where its files are on a disk, and upload what it writes",
+                )
+            self._file(idx_path(Path(shard.path)).as_posix(), shard.idx_hash)
+            self._blocks(shard, shard.blocks)
+
+    def _at(self, name: str) -> Address:
+        return self._source.with_key(self._folder + name)
+
+    def _path(self, name: str) -> Path:
+        path = path_inside(self._target, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _file(self, name: str, expected: str) -> Path:
+        """Copy a file of known hash."""
+        path = self._path(name)
+        if path.exists():
+            if hash_file(path) != expected:
+                raise _other_file(path)
+            return path
+        facts, hasher = look_at_object(self._at(name)), blake3()
+        with atomic_io.atomic_file(path) as fd:
+            for block in blocks_ahead(facts):
+                hasher.update(block)
+                atomic_io.write_all(fd, block)
+            if hasher.hexdigest() != expected:
+                raise _not_as_written(f"{facts.address}: its hash", hasher.hexdigest(), expected)
+        return path
+
+    def _blocks(self, shard: Shard, sidecar: BlockHashes) -> None:
+        """Copy a .bin: only those blocks that a temporary file of an earlier fetch does not hold."""
+        hashes = self._file(sidecar.path, sidecar.hash).read_bytes()
+        name = bin_path(Path(shard.path)).as_posix()
+        path, facts = self._path(name), look_at_object(self._at(name))
+        if facts.size_bytes != shard.bytes or len(hashes) != -(-shard.bytes // BLOCK_BYTES) * _HASH_BYTES:
+            raise _not_as_written(f"{facts.address}: its size", f"{facts.size_bytes} bytes", f"{shard.bytes} bytes")
+        is_there = path.exists()
+        with _sized(path if is_there else atomic_io.partial_path(path), shard.bytes, is_there) as (file, fd):
+
+            def look(number: int) -> int:
+                expected = hashes[number * _HASH_BYTES :][:_HASH_BYTES]
+                block = file.read(number)
+                if blake3(block).digest() != expected:
+                    if fd is None:
+                        raise _other_file(path)
+                    start = number * BLOCK_BYTES
+                    data = read_range(facts, start, stop=start + len(block), store=self._store)
+                    if (found := blake3(data)).digest() != expected:
+                        raise _not_as_written(f"{facts.address}: block {number}", found.hexdigest(), expected.hex())
+                    _write_at(fd, data, start)
+                return len(block)
+
+            for count in file.each(look, threads=_THREADS):
+                self._progress.advance(count)
+            if fd is not None:
+                atomic_io.sync(fd)
+                atomic_io.rename(atomic_io.partial_path(path), path)
+                atomic_io.sync_folder(path.parent)
+
+    def _tokenizer(self, name: str, facts: TokenizerFacts) -> None:
+        """Copy the folder with the tokenizer's files, whose name is the hash of what is in it."""
+        path, inside = self._path(name), self._at(f"{name}/")
+        found = [one for one in list_objects(inside) if "/" not in one.address.key.removeprefix(inside.key)]
+        files = {one.address.name: read_range(one, 0, stop=one.size_bytes, store=self._store) for one in found}
+        if folder_name(files) != name:
+            raise _not_as_written(f"{inside}: the files of the tokenizer {facts.type}", folder_name(files), name)
+        write_folder(path, files)
+
+
+def _manifest_address(corpus: str) -> Address:
+    if not is_address(corpus):
+        raise UsageError(f"{corpus} is a path", expected="a corpus at s3://, gs:// or az://, which is copied to a disk")
+    address = parse_address(corpus)
+    if address.scheme in ("http", "https"):
+        raise UsageError(
+            f"{address}: a web server does not list the files of a tokenizer, which belong to a corpus",
+            expected="s3://, gs://, az:// or hf://",
+        )
+    stem = address.key.removesuffix(".json").removesuffix(".bin").removesuffix(".idx")
+    return address.with_key(f"{stem}.json")
+
+
+@contextmanager
+def _sized(path: Path, size: int, is_there: bool) -> Iterator[tuple[BlockFile, int | None]]:
+    """A file of `size` bytes to read, and its descriptor to write it, which is None for a file that is complete."""
+    if is_there:
+        if path.stat().st_size != size:
+            raise _other_file(path)
+        with BlockFile(path, size) as file:
+            yield file, None
+        return
+    fd = file_lock.open_locked(path, keep_bytes=None)
+    try:
+        os.ftruncate(fd, size)
+        with BlockFile(path, size) as file:
+            yield file, fd
+    finally:
+        os.close(fd)
+
+
+def _write_at(fd: int, data: bytes, start: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(fd, view, start)
+        view, start = view[count:], start + count
+
+
+def _other_file(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} is there, and is not what the corpus in storage has", fix="name another folder, or remove the file"
+    )
+
+
+def _not_as_written(what: str, found: str, expected: str) -> DamageError:
+    return DamageError(
+        f"{what} is not what the manifest says", found=found, expected=expected, fix="upload the corpus again"
+    )
