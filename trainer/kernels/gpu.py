@@ -91,6 +91,7 @@ def scored_attention(
         block_mask=mask,
         scale=scores.factor(width),
         enable_gqa=heads != k.shape[1],
+        kernel_options=_flex_options(),
         return_aux=AuxRequest(lse=True),
     )
     if tensors.sink_H is not None:
@@ -132,6 +133,15 @@ def _flex() -> Callable[..., Any]:
     # (PyTorch 2.11). A model has one set of options, and few lengths.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FLEX_VARIANTS)
     return torch.compile(flex_attention, dynamic=False)
+
+
+@functools.cache
+def _flex_options() -> dict[str, Any]:
+    """Keywords that forbid its kernel for short queries, meant for decoding, which 127 queries are too many for."""
+    from torch.nn.attention import flex_attention
+
+    named = "BACKEND" in flex_attention.FlexKernelOptions.__annotations__
+    return {"BACKEND": "TRITON"} if named else {"FORCE_USE_FLEX_ATTENTION": True}
 
 
 @functools.cache

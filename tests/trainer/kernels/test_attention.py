@@ -50,11 +50,12 @@ def test_the_plain_path_without_options_is_sdpa(scale):
 def test_lengths_that_fill_no_block_of_a_kernel(form, length):
     """What a run uses on this machine, on its GPU if it has one, against all scores in plain arithmetic."""
     gpu_here = torch.cuda.is_available()
-    device, dtype, tolerance = ("cuda", torch.bfloat16, 4e-3) if gpu_here else ("cpu", torch.float32, 1e-5)
+    device, dtype, tolerance = ("cuda", torch.bfloat16, 8e-3) if gpu_here else ("cpu", torch.float32, 1e-5)
     kernels = choose_kernels(torch.device(device), dtype, None)
     generator = torch.Generator().manual_seed(length)
     made = [torch.randn(1, length, n, 64, generator=generator).to(device, dtype) for n in (2, 1, 1)]
-    heads, twin = ([x.clone().requires_grad_() for x in made] for _ in range(2))
+    heads = [x.clone().requires_grad_() for x in made]
+    twin = [x.float().requires_grad_() for x in made]  # products and sums in fp32
     bounds = torch.tensor([0, 5, length // 2, length], dtype=torch.int32, device=device)
     documents = Documents(bounds, length - length // 2) if form == "documents" else None
     scores = ScoreShape(window=100) if form == "window" else ScoreShape()
@@ -66,11 +67,12 @@ def test_lengths_that_fill_no_block_of_a_kernel(form, length):
         got = kernels.document_attention(*heads, documents)
     else:
         got = kernels.scored_attention(*heads, scores, ScoreTensors())
-    torch.testing.assert_close(got, expected, rtol=0, atol=tolerance)
+    torch.testing.assert_close(got.float(), expected, rtol=tolerance, atol=tolerance)
     weight = torch.randn(got.shape, generator=generator).to(device, dtype)
     (got * weight).sum().backward(), (expected * weight).sum().backward()
     for x, y in zip(heads, twin, strict=True):
-        torch.testing.assert_close(x.grad, y.grad, rtol=0, atol=tolerance * y.grad.abs().max().item() + tolerance)
+        most = y.grad.abs().max().item()
+        torch.testing.assert_close(x.grad.float(), y.grad, rtol=tolerance, atol=tolerance * most + tolerance)
 
 
 def test_alibi_is_the_papers_bias():
