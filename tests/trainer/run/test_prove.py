@@ -132,3 +132,35 @@ def test_a_process_is_made_deterministic_when_the_run_says_so(config):
         )
         assert done.stdout.strip() == expected
     assert set(determinism.VARIABLES) >= {"NCCL_ALGO", "NVTE_ALLOW_NONDETERMINISTIC_ALGO"}
+
+
+COMPILED = """
+import sys, torch
+from trainer.config.parse import load_config
+from trainer.kernels.plain_updates import adamw_
+from trainer.run.determinism import make_deterministic
+make_deterministic(load_config(sys.argv[1]))
+used, made = [], []
+def backend(graph, examples):
+    made.append(graph)
+    def run(*arguments, number=len(made)):
+        used.append(number)
+        return graph(*arguments)
+    return run
+update = torch.compile(adamw_, backend=backend)
+state = [torch.ones(100) for _ in range(5)]
+numbers, applied = torch.ones(5), torch.tensor(True)
+for step in range(2):
+    for start, stop, decay in ((0, 40, 0.1), (40, 50, 0.0), (50, 53, 0.1), (53, 93, 0.1), (93, 100, 0.0)):
+        weight, first, second, parameter, gradient = (tensor[start:stop] for tensor in state)
+        update((weight, first, second, parameter), gradient, numbers, applied, (0.9, 0.99, 1e-8, decay))
+print(used[:5] == used[5:], used)
+"""
+
+
+def test_which_compiled_kernel_runs_does_not_depend_on_the_calls_before(config):
+    """Else the first step after a start differs in the last bits from the same step of a run that goes on."""
+    file = Path(config.run.folder).with_suffix(".toml")
+    file.write_text(dump_config(replace(config, run=replace(config.run, deterministic=True))))
+    done = subprocess.run([sys.executable, "-c", COMPILED, str(file)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True [1, 2, 3, 1, 4, 1, 2, 3, 1, 4]"
