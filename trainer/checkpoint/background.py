@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -37,7 +38,7 @@ class HostCopies:
         for name, tensor in state.items():
             held = self._held.get(name)
             if held is None or (held.shape, held.dtype) != (tensor.shape, tensor.dtype):
-                self._held[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+                self._held[name] = _host_memory(tensor)
         if not pinned:
             for name, tensor in state.items():
                 self._held[name].copy_(tensor)
@@ -60,6 +61,20 @@ class HostCopies:
         """Let what is launched next on the current stream wait for the copy; the host does not wait."""
         if self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)
+
+
+def _host_memory(like: Tensor) -> Tensor:
+    """Memory for a copy; pinned where the tensor is on a GPU.
+
+    PyTorch's own pinned memory has the next power of two as its size, and is touched by one thread: 5.5 s for 6 GiB on
+    the host of an H200, where touching it by all threads and registering it took 0.8 s.
+    """
+    held = torch.zeros(like.shape, dtype=like.dtype)
+    if like.is_cuda and held.nbytes:
+        cudart, address = torch.cuda.cudart(), held.data_ptr()
+        torch.cuda.check_error(int(cudart.cudaHostRegister(address, held.nbytes, 0)))
+        weakref.finalize(held.untyped_storage(), cudart.cudaHostUnregister, address).atexit = False
+    return held
 
 
 class BackgroundSave:

@@ -1,9 +1,10 @@
 """Reading checkpoints: the slices that a rank needs, from a checkpoint of any layout, in one pass over each file.
 
-What a load reads is planned by `overlaps`, which is pure. Slices are read in the order of the files, each once, in
-blocks of a few megabytes, and each is compared with its hash: memory is what is loaded and a block, however large the
-slices are. A slice is compared when its last block was read, so a caller has nothing of a damaged one: it gets an
-error. `verify_checkpoint` compares every byte; `find_valid` looks for the newest checkpoint that passes.
+What a load reads is planned by `overlaps`, which is pure. Slices are read in the order of the files, each once, by a
+few threads in blocks of a few megabytes, straight into the tensors that want them, and each is compared with its hash:
+memory beside these tensors is a block for each thread, however large the slices are, also where they are on a GPU. A
+slice is compared when its last block was read, so tensors hold nothing of use after an error. `verify_checkpoint`
+compares every byte; `find_valid` looks for the newest checkpoint that passes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -29,6 +32,7 @@ from trainer.checkpoint.save import DTYPE_NAMES, Owned
 from trainer.checkpoint.tiling import Rectangle, cut
 
 BLOCK_BYTES = 8 << 20
+READ_THREADS = 4  # a thread reads 1 to 2 GB/s, hash and copy included
 _TORCH = MappingProxyType({name: dtype for dtype, name in DTYPE_NAMES.items()})
 
 
@@ -41,10 +45,18 @@ class _Copy(NamedTuple):
 
 
 def load_state(folder: Path, owned: Mapping[str, Owned], *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Read what a rank of any layout owns: name -> flat tensor of its runs, one after the other, padding 0.
+    """What a rank of any layout owns, in host memory: name -> flat tensor of its runs; see `load_into`."""
+    state = {name: torch.empty(runs.size, dtype=dtype) for name, runs in owned.items()}
+    load_into(state, folder, owned=owned)
+    return state
+
+
+def load_into(state: Mapping[str, Tensor], folder: Path, *, owned: Mapping[str, Owned]) -> None:
+    """Read what a rank of any layout owns.
 
     Args:
-        owned: the runs that each tensor of the state is made of, by its name.
+        state: name -> flat tensor of its runs, one after the other, on any device; padding becomes 0.
+        owned: the runs that each of them is made of.
 
     Raises:
         DamageError: the checkpoint is not whole, or a slice is not what was written.
@@ -52,18 +64,19 @@ def load_state(folder: Path, owned: Mapping[str, Owned], *, dtype: torch.dtype) 
     """
     index = read_index(folder)
     check_fits(folder, index, owned=owned)
-    out = {name: torch.zeros(runs.size, dtype=dtype) for name, runs in owned.items()}
     plan: dict[str, dict[SavedSlice, list[_Copy]]] = {}
     for name, runs in owned.items():
-        for _, wanted, first in runs.slices():
-            target = out[name][first : first + math.prod(wanted.size)].view(wanted.size)
+        slices = list(runs.slices())
+        if sum(math.prod(wanted.size) for _, wanted, _ in slices) < runs.size:
+            state[name].zero_()
+        for _, wanted, first in slices:
+            target = state[name][first : first + math.prod(wanted.size)].view(wanted.size)
             for piece, part in overlaps((wanted.start, wanted.size), index.tensors[f"{name}/{wanted.name}"].slices):
                 plan.setdefault(piece.file, {}).setdefault(piece, []).append(_Copy(part, target, wanted.start))
-    reader = _Reader(folder, index)
+    reader = _Reader(folder, index, pinned=any(tensor.is_cuda for tensor in state.values()))
     for file, wanted_of_file in sorted(plan.items()):
         reader.read(file, wanted_of_file)
     _check_extras(folder, index)
-    return out
 
 
 def check_fits(folder: Path, index: Index, *, owned: Mapping[str, Owned]) -> None:
@@ -154,11 +167,17 @@ class _Entry(NamedTuple):
 
 
 class _Reader:
-    """Reads slices of a checkpoint's files, each compared with its hash."""
+    """Reads slices of a checkpoint's files, each compared with its hash.
 
-    def __init__(self, folder: Path, index: Index) -> None:
+    Args:
+        pinned: blocks are read into memory that a GPU copies from by itself.
+    """
+
+    def __init__(self, folder: Path, index: Index, *, pinned: bool = False) -> None:
         self.folder, self.index = folder, index
-        self.block = bytearray()
+        self.blocks = SimpleQueue[Tensor]()
+        for _ in range(READ_THREADS):
+            self.blocks.put(torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned))
 
     def read(self, name: str, wanted: Mapping[SavedSlice, Sequence[_Copy]]) -> None:
         """Read slices of one file in the order in which they lie there, and copy what is wanted of each."""
@@ -166,18 +185,34 @@ class _Reader:
             entries = self._entries(name, file.fileno())
             for piece in wanted:
                 self._check_entry(piece, entries.get(piece.key))
-            for piece in sorted(wanted, key=lambda piece: entries[piece.key].begin):
-                self._read_slice(file.fileno(), piece, entries[piece.key], wanted[piece])
+            ordered = sorted(wanted, key=lambda piece: entries[piece.key].begin)
+            with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="load") as threads:
+                results = threads.map(
+                    lambda piece: self._read_slice(file.fileno(), piece, entries[piece.key], wanted[piece]), ordered
+                )
+                try:
+                    list(results)
+                except BaseException:
+                    threads.shutdown(wait=False, cancel_futures=True)
+                    raise
 
     def _read_slice(self, fd: int, piece: SavedSlice, entry: _Entry, copies: Sequence[_Copy]) -> None:
+        block = self.blocks.get()
+        try:
+            self._copy_slice(fd, piece, entry, copies, block)
+        finally:
+            self.blocks.put(block)
+
+    def _copy_slice(self, fd: int, piece: SavedSlice, entry: _Entry, copies: Sequence[_Copy], block: Tensor) -> None:
         seen, at = blake3(), entry.begin
-        for box in cut((piece.start, piece.size), max(1, BLOCK_BYTES // entry.dtype.itemsize)):
+        for box in cut((piece.start, piece.size), BLOCK_BYTES // entry.dtype.itemsize):
             count = math.prod(box[1]) * entry.dtype.itemsize
-            content = self._bytes(fd, at, count, name=piece.file)
+            content = block[:count]
+            self._fill(content.numpy().data, fd, at, name=piece.file)
             at += count
             if piece.hash is not None:
-                seen.update(content)
-            values = torch.frombuffer(content, dtype=entry.dtype).view(box[1])
+                seen.update(content.numpy().data)
+            values = content.view(entry.dtype).view(box[1])
             for copy in copies:
                 if common := intersection(copy.part, box):
                     start, size = common
@@ -187,17 +222,14 @@ class _Reader:
         if piece.hash is not None and seen.hexdigest() != piece.hash:
             raise self._damage(piece.file, f"{piece.key} with a different hash than when it was written", None)
 
-    def _bytes(self, fd: int, at: int, count: int, *, name: str) -> memoryview:
-        """Bytes of a file, in the block that the next call uses again."""
-        if len(self.block) < count:
-            self.block = bytearray(count)
-        view, done = memoryview(self.block)[:count], 0
-        while done < count:
+    def _fill(self, view: memoryview, fd: int, at: int, *, name: str) -> None:
+        """Read bytes of a file."""
+        done = 0
+        while done < len(view):
             got = os.preadv(fd, [view[done:]], at + done)
             if got == 0:
                 raise self._damage(name, "a file that became shorter while it was read", None)
             done += got
-        return view
 
     def _entries(self, name: str, fd: int) -> dict[str, _Entry]:
         """What the file's header says, once it is known to be what was written, and sound."""

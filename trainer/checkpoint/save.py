@@ -18,7 +18,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +32,7 @@ from torch import Tensor
 from mdata import MdataError, ResourceError
 from mdata.errors import explain_os_error
 from mdata.util import atomic_io
+from mdata.util.background import BackgroundIterator
 from trainer.checkpoint.folder import INDEX, check_partial, folder_name, make_room, partial_folder, point_to
 from trainer.checkpoint.format import (
     HashedFile,
@@ -52,6 +54,7 @@ from trainer.parallel.params import is_first_copy
 
 T = TypeVar("T")
 MAX_SLICE_BYTES = 32 << 20  # larger ones are cut, so that who needs a part of a tensor reads little more
+SYNC_BYTES = 64 << 20  # are put on the device at a time, beside the writing; smaller requests took longer
 DTYPE_NAMES = MappingProxyType(
     {
         torch.float64: "F64",
@@ -152,16 +155,19 @@ def write_part(target: Target, rank: int, *, shard: Shard, state: Mapping[str, T
     header = _header(pieces)
     saved: dict[str, SavedTensor] = {}
     path = folder / file_of_part(name)
-    with atomic_io.atomic_file(path) as fd:
+    with closing(_hashed(pieces)) as contents, atomic_io.atomic_file(path) as fd:
         atomic_io.write_all(fd, header)
-        for piece in pieces:
-            content = piece.values.cpu().reshape(-1).view(torch.uint8).numpy().data
+        size_bytes = begun = len(header)
+        for piece, content, digest in contents:
             atomic_io.write_all(fd, content)
+            size_bytes += len(content)
+            if size_bytes - begun >= SYNC_BYTES:
+                atomic_io.sync_soon(fd, begun, count=size_bytes - begun)
+                begun = size_bytes
             start, size = piece.box
             before = saved[piece.name].slices if piece.name in saved else ()
-            entry = SavedSlice(path.name, slice_key(piece.name, start), start, size, blake3(content).hexdigest())
+            entry = SavedSlice(path.name, slice_key(piece.name, start), start, size, digest)
             saved[piece.name] = SavedTensor(piece.shape, (*before, entry), DTYPE_NAMES[piece.values.dtype])
-    size_bytes = len(header) + sum(piece.values.nbytes for piece in pieces)
     part = Part(SavedFile(size_bytes, blake3(header).hexdigest()), saved)
     atomic_io.atomic_write(folder / name, dump_part(part))
 
@@ -241,6 +247,20 @@ def _pieces(shard: Shard, state: Mapping[str, Tensor]) -> Iterator[_Piece]:
                 count = math.prod(size)
                 yield _Piece(f"{name}/{part.name}", tuple(part.shape), (start, size), flat[at : at + count])
                 at += count
+
+
+def _hashed(pieces: Iterable[_Piece]) -> BackgroundIterator[tuple[_Piece, memoryview, str]]:
+    """Each slice, its bytes in host memory and their hash, computed while the one before is written."""
+
+    def compute(is_closed: Callable[[], bool]) -> Iterator[tuple[_Piece, memoryview, str]]:
+        for piece in pieces:
+            values = piece.values
+            if values.is_cuda:
+                values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)
+            content = values.reshape(-1).view(torch.uint8).numpy().data
+            yield piece, content, blake3(content).hexdigest()
+
+    return BackgroundIterator(compute, limit=1, name="checkpoint slices")
 
 
 def _header(pieces: list[_Piece]) -> bytes:

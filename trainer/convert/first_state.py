@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from mdata import MdataError, UsageError
@@ -78,15 +77,14 @@ def first_state(config: RunConfig, vocab_size: int, *, tokenizer: TokenizerConfi
     return FirstState(model.path, run, (*model.notes, told, *other), model.config if model.run.data_id else None)
 
 
-def owned_state(folder: Path, owned: Mapping[str, Ownership], *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What a rank of any layout owns: state -> flat tensor of its runs, one after the other, padding 0."""
+def read_owned(state: Mapping[str, Tensor], folder: Path, *, owned: Mapping[str, Ownership]) -> None:
+    """Read what a rank of any layout owns: name -> flat tensor of its runs, one after the other; padding becomes 0."""
     source = open_model(folder).source
-    out = {state: torch.zeros(runs.size, dtype=dtype) for state, runs in owned.items()}
-    for state, runs in owned.items():
+    for name, runs in owned.items():
+        target = state[name].zero_()
         for _, part, first in runs.slices():
-            found = source.read(f"{state}/{part.name}", (part.start, part.size))
-            out[state][first : first + math.prod(part.size)] = found.reshape(-1).to(dtype)
-    return out
+            found = source.read(f"{name}/{part.name}", (part.start, part.size))
+            target[first : first + math.prod(part.size)] = found.reshape(-1).to(target.dtype)
 
 
 def _check_weights(config: RunConfig, model: ModelFolder, vocab_size: int) -> None:

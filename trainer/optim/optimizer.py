@@ -135,10 +135,8 @@ class Optimizer:
         self.buffers.forget()
         return StepResult(norm, applied, sums[1:])
 
-    def load(self, state: Mapping[str, Tensor], steps: int) -> None:
-        """Continue from saved runs; the model's parameters become the rounded main weights."""
-        for name, held in self.state.items():
-            held.copy_(state[name])
+    def loaded(self, steps: int) -> None:
+        """Continue from what was read into `state`, after so many updates; parameters become the rounded weights."""
         self._steps.fill_(steps)
         self.publish()
 

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from torch import Tensor
 from trainer.checkpoint.background import HostCopies
 from trainer.checkpoint.folder import run_state
 from trainer.checkpoint.format import RunState
-from trainer.checkpoint.load import load_state
+from trainer.checkpoint.load import load_into
 from trainer.checkpoint.save import Shard, together
 from trainer.config.sections import RunConfig
 from trainer.convert.convert import open_model
-from trainer.convert.first_state import owned_state
+from trainer.convert.first_state import read_owned
 from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.models.family import family_of
 from trainer.models.float8_layers import use_float8
@@ -196,19 +196,17 @@ class Engine:
     @out_of_memory_in("reading a checkpoint", fix=MORE_RANKS)
     def load(self, folder: Path) -> RunState:
         """Continue from a checkpoint of any layout; an error of one rank is raised by all."""
-        run = run_state(folder)
-        dtype = self.optimizer.state["weight"].dtype
-        state: dict[str, Tensor] = {}
+        run, optimizer = run_state(folder), self.optimizer
 
         def read() -> None:
-            state.update(load_state(folder, self.optimizer.holds, dtype=dtype))
+            load_into(optimizer.state, folder, owned=optimizer.holds)
 
         together(self.everyone, read, doing="reading a checkpoint")
-        self._continue(state, run)
+        self._continue(run)
         return run
 
-    def _continue(self, state: Mapping[str, Tensor], run: RunState) -> None:
-        self.optimizer.load(state, run.optimizer_steps)
+    def _continue(self, run: RunState) -> None:
+        self.optimizer.loaded(run.optimizer_steps)
         if self.scaler is not None and run.scaler:
             self.scaler.load(run.scaler)
         if self.float8 is not None:
@@ -218,18 +216,16 @@ class Engine:
     def _read_first_state(self, folder: Path, *, moments: bool) -> None:
         """Begin with the weights of another run, or its moments, too; an error of one rank is raised by all."""
         wanted = self.optimizer.holds if moments else {"weight": self.optimizer.holds["weight"]}
-        dtype = self.optimizer.state["weight"].dtype
-        state: dict[str, Tensor] = {}
 
         def read() -> RunState:
-            state.update(owned_state(folder, wanted, dtype=dtype))
+            read_owned(self.optimizer.state, folder, owned=wanted)
             return open_model(folder).run
 
         run = together(self.everyone, read, doing="reading the first weights")[0]
         if moments:
-            self._continue(state, run)
+            self._continue(run)
         else:
-            self.optimizer.load({**self.optimizer.state, **state}, 0)
+            self.optimizer.loaded(0)
 
     def _draw_weights(self, seed: int) -> None:
         """Initialize the main weights that this rank holds, unrounded, and from them the model."""
