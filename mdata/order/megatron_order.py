@@ -172,7 +172,7 @@ def _check_room(request: MegatronRequest, known: MegatronPlan) -> None:
             found=f"{available:,} bytes available",
             expected=f"{needed:,} bytes, for {documents:,} documents of {known.epochs:,} epochs and "
             f"{known.samples:,} samples",
-            fix='use fewer samples, a machine with more memory, or order="native", which needs no arrays',
+            fix="use fewer samples, a machine with more memory, or the native order, which needs no arrays",
         )
 
 

@@ -263,7 +263,7 @@ class MaskedSamples(PickledByArguments):
         if megatron and self.options.masking.permutation:
             raise UsageError(
                 "Megatron's permutation of tokens cannot be repeated: it draws from a generator without a seed",
-                fix='order="native", or no permutation',
+                fix="order=NativeOrder(), or no permutation",
             )
         largest = self.corpus.largest_id
         if largest is not None and largest > max(self.vocabulary.ids):

@@ -64,5 +64,5 @@ class T5Samples(MaskedSamples):
             f"sample {numbers[row]} of {self.corpus.name} does not fit",
             found=f"{spans} spans, {cells} tokens for the decoder",
             expected=f"{len(self.vocabulary.sentinels)} sentinels and {self.options.decoder_length} tokens at most",
-            fix='a longer decoder or more sentinels (Megatron stops here too), or order="native"',
+            fix="a longer decoder or more sentinels (Megatron stops here too), or order=NativeOrder()",
         )
