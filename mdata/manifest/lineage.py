@@ -2,7 +2,7 @@
 
 The provenance of every manifest that `mdata preprocess` ever wrote tells it: inputs by the hash of their text, the
 options, and the name of the result ("text", "text/part0", "text/holdout"). A text is held out by a hash of itself
-(docs/formats.md, "Preprocessing"), so held-out shares are intervals [0, share) of one line and what is trained on is
+(docs/formats.md, "Records"), so held-out shares are intervals [0, share) of one line and what is trained on is
 the rest, whatever run made them; parts are disjoint where one and the same input was divided alike. Of a corpus without
 such a provenance nothing is known.
 """
