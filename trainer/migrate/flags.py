@@ -15,15 +15,15 @@ _TABLE = """
 --num-layers | int | | = model.num_layers |
 --encoder-num-layers | same as --num-layers
 --hidden-size | int | | = model.hidden_size |
---ffn-hidden-size | int | | model.ffn_hidden_size | without it 4 x hidden size; with --swiglu 8/3 x, rounded down to 64
+--ffn-hidden-size | int | | model.ffn_hidden_size | default 4 x hidden size; with --swiglu 8/3 x, a multiple of 64
 --num-attention-heads | int | | = model.num_heads |
---kv-channels | int | | model.head_dim | without it hidden size / heads
+--kv-channels | int | | model.head_dim | default hidden size / heads
 --group-query-attention | switch | | model.num_kv_heads | with --num-query-groups
 --num-query-groups | int | 1 | model.num_kv_heads | with --group-query-attention
 --max-position-embeddings | int | | model.max_position |
 --position-embedding-type | text | learned_absolute | model.position | learned_absolute, rope, none
 --use-rotary-position-embeddings | switch | | model.position | rope
---no-position-embedding | switch | | model.position | only beside rope, where it changes nothing
+--no-position-embedding | switch | | model.position | only with rope, where it has no effect
 --rotary-base | int | 10000 | model.rope_theta |
 --rotary-percent | float | 1.0 | model.rope_fraction |
 --rotary-interleaved | switch | | model.rope_interleaved |
@@ -39,7 +39,7 @@ _TABLE = """
 --no-bias-gelu-fusion | switch | | model.activation | gelu_erf instead of gelu: the fused kernel computes the tanh form
 --no-bias-swiglu-fusion | switch | | model.activation_clamp | the fused kernel ignores the clamp
 --activation-func-clamp-value | float | | model.activation_clamp | with --swiglu and --no-bias-swiglu-fusion
---glu-linear-offset | float | 0.0 | model.activation_offset | as the clamp
+--glu-linear-offset | float | 0.0 | model.activation_offset | with --swiglu and --no-bias-swiglu-fusion
 --disable-bias-linear | switch | | model.bias | false; then GELU is exact, because nothing is fused
 --add-qkv-bias | switch | | model.bias | qkv, with --disable-bias-linear
 --qk-layernorm | switch | | model.qk_norm |
@@ -50,8 +50,8 @@ _TABLE = """
 --hidden-dropout | float | 0.1 | = model.hidden_dropout |
 --untie-embeddings-and-output-weights | switch | | model.tie_embeddings | false
 --init-method-std | float | 0.02 | = model.init_std |
---embedding-init-method-std | float | | model.init_std | the same value only
---vocab-size | int | | model.vocab_size | read for NullTokenizer and TikTokenizer, as there
+--embedding-init-method-std | float | | model.init_std | only with the value of --init-method-std
+--vocab-size | int | | model.vocab_size | used for NullTokenizer and TikTokenizer, as in Megatron-LM
 --tokenizer-type | text | | model.vocab_size | GPT2BPETokenizer: 50257 rows; otherwise that of the data's manifest
 --padded-vocab-size | int | | model.vocab_size |
 --make-vocab-size-divisible-by | int | 128 | model.vocab_size | the padding takes part in Megatron's loss
@@ -66,9 +66,9 @@ _TABLE = """
 --data-path | texts | | data.blend |
 --mock-data | switch | | data.blend | mock
 --train-data-path | texts | | data.blend |
---valid-data-path | texts | | data.valid | each corpus is a set of its own; weights are dropped
+--valid-data-path | texts | | data.valid | each corpus is a separate set; weights are ignored
 --test-data-path | texts | | data.test | as --valid-data-path
---split | text | | data.split | without it 969,30,1
+--split | text | | data.split | default 969,30,1
 --data-cache-path | text | | data.cache |
 --mid-level-dataset-surplus | float | 0.005 | data.blend_surplus |
 --reset-position-ids | switch | | data.document_masks | together with --reset-attention-mask
@@ -108,18 +108,18 @@ _TABLE = """
 --adam-beta2 | float | 0.999 | = optimizer.beta2 |
 --adam-eps | float | 1e-08 | = optimizer.epsilon |
 --sgd-momentum | float | 0.9 | optimizer.momentum | with --optimizer sgd
---muon-momentum | float | 0.9 | optimizer.muon_momentum | with --optimizer muon, as all that follow
+--muon-momentum | float | 0.9 | optimizer.muon_momentum | with --optimizer muon, like all --muon arguments
 --muon-nesterov | switch | | optimizer.muon_nesterov |
 --muon-use-nesterov | same as --muon-nesterov
 --muon-num-ns-steps | int | 5 | optimizer.muon_ns_steps |
 --muon-coefficient-type | text | quintic | optimizer.muon_coefficient_type | quintic, simple
 --muon-scale-mode | text | spectral | optimizer.muon_scale_mode |
 --muon-extra-scale-factor | float | 1.0 | optimizer.muon_extra_scale_factor |
---muon-tp-mode | text | blockwise | optimizer.name | always as duplicated: blockwise only without tensor parallelism
+--muon-tp-mode | text | blockwise | optimizer.name | always like duplicated; blockwise only without tensor parallelism
 --clip-grad | float | 1.0 | = optimizer.clip_norm |
 --use-megatron-fsdp | switch | | optimizer.sharding | with --data-parallel-sharding-strategy
 --use-custom-fsdp | same as --use-megatron-fsdp
---data-parallel-sharding-strategy | text | no_shard | optimizer.sharding | none to parameters, in their order
+--data-parallel-sharding-strategy | text | no_shard | optimizer.sharding | none, state, gradients, parameters
 --use-torch-fsdp2 | switch | | optimizer.sharding | parameters
 --ddp-bucket-size | int | | optimizer.bucket_size | a bucket is made of whole blocks
 --fp16 | switch | | precision.dtype | fp16

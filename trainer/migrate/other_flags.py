@@ -7,7 +7,7 @@ left out.
 
 NOT_NEEDED: tuple[tuple[str, str], ...] = (
     (
-        "it names a kernel; which kernels run is chosen by [kernels] and a self-test, and changes rounding only",
+        "it names a kernel; here [kernels] and a self-test choose kernels, which changes rounding only",
         """--attention-backend=auto --no-masked-softmax-fusion --no-bias-dropout-fusion --no-rope-fusion
         --cross-entropy-loss-fusion --cross-entropy-fusion-impl=native --use-flash-attn --no-persist-layer-norm
         --no-gradient-accumulation-fusion --apply-query-key-layer-scaling --enable-cuda-graph
@@ -19,7 +19,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --cuda-graph-modules=* --muon-fp32-matmul-prec=medium --muon-use-syrk""",
     ),
     (
-        "always so here: fp32 in softmax and loss, sums of products in fp32, a NaN skips the step, a sharded optimizer",
+        "always on here: fp32 in softmax and loss, sums of products in fp32, a NaN skips the step, a sharded optimizer",
         """--apply-layernorm-1p --no-check-for-nan-in-loss-and-grad --check-for-spiky-loss --check-for-large-grads
         --exit-signal-handler --use-mcore-models --override-opt_param-scheduler --no-save-rng --no-load-rng
         --no-initialization --exit-on-missing-checkpoint --attention-softmax-in-fp32
@@ -28,7 +28,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --exit-signal-handler-for-training""",
     ),
     (
-        "how communication is grouped and overlapped does not change the numbers; the layout decides it here",
+        "grouping and overlapping communication does not change results; here the layout decides it",
         """--no-clone-scatter-output-in-embedding --disable-gloo-process-groups --tp-comm-overlap
         --tp-comm-overlap-cfg= --disable-tp-comm-overlap-ag --disable-tp-comm-overlap-rs
         --tp-comm-overlap-rs-dgrad --disable-tp-comm-bulk-dgrad --disable-tp-comm-bulk-wgrad
@@ -58,7 +58,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --init-model-with-meta-device --disable-manual-gc-eval""",
     ),
     (
-        "metrics.jsonl and report.html hold losses, norms, rates and memory; nothing has to be asked for",
+        "metrics.jsonl and report.html always hold losses, norms, rates and memory",
         """--profile --profile-step-start=10 --profile-step-end=12 --use-pytorch-profiler --profile-ranks=*0
         --record-memory-history --memory-snapshot-path=snapshot.pickle --tensorboard-dir= --log-params-norm
         --log-num-zeros-in-grad --log-throughput --log-progress --timing-log-level=0
@@ -81,7 +81,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --disable-flight-recorder-extra-dump-on-exec --otel-enabled --otel-service-name= --otel-span-groups=""",
     ),
     (
-        "one checkpoint format, read by any layout; checkpoints hold everything and are written beside training",
+        "one checkpoint format, readable in any layout; checkpoints are complete and written in the background",
         """--no-save-optim --non-persistent-save-interval= --non-persistent-ckpt-type=
         --non-persistent-global-ckpt-dir= --non-persistent-local-ckpt-dir=
         --non-persistent-local-ckpt-algo=fully_parallel --no-use-tokenizer-model-from-checkpoint-args
@@ -112,14 +112,14 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --chat-template= --use-gigatoken""",
     ),
     (
-        "reading ahead, caches and files: the loader does it, and no batch depends on it",
+        "the loader manages read-ahead, caches and files; batches do not depend on them",
         """--no-mmap-bin-files --num-workers=2 --no-create-attention-mask-in-dataloader
         --num-dataset-builder-threads=1 --s3-cache-path= --object-storage-cache-path= --disable-msc
         --per-dataset-sequences-path= --dataloader-fast-cache-load --dataloader-defer-npy-index-mmap
         --allow-ambiguous-pad-tokens --enable-msc --data-impl=mmap --mmap-warmup""",
     ),
     (
-        "watching and restarting ranks is left to the launcher: a stopped run continues by the same command",
+        "watching and restarting ranks is left to the launcher: a stopped run continues with the same command",
         """--result-rejected-tracker-filename= --check-weight-hash-across-dp-replicas-interval=
         --exit-duration-in-mins= --adlr-autoresume --adlr-autoresume-interval=1000 --enable-ft-package
         --calc-ft-timeouts --error-injection-rate=0 --error-injection-type=transient_error
@@ -135,7 +135,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --fault-injector-seed=""",
     ),
     (
-        "only other models and tasks read it (BERT, T5, ICT, vision, RETRO, MLA, RL, inference)",
+        "used only by other models and tasks (BERT, T5, ICT, vision, RETRO, MLA, RL, inference)",
         """--decoder-num-layers= --relative-attention-num-buckets=32 --relative-attention-max-distance=128
         --apply-residual-connection-post-layernorm --openai-gelu --onnx-safe= --bert-no-binary-head
         --encoder-tensor-model-parallel-size=0 --encoder-pipeline-model-parallel-size=0
@@ -283,7 +283,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "--pipeline-model-parallel-layout=",
     ),
     (
-        "no model here has it; `mtrain config --key model` lists what models have",
+        "no model here supports it; `mtrain config --key model` lists the settings",
         """--mrope-section=* --multi-latent-attention --mtp-num-layers= --mtp-loss-scaling-factor=0.1
         --use-legacy-models --init-method-xavier-uniform --q-lora-rank= --kv-lora-rank=32 --qk-head-dim=128
         --qk-pos-emb-head-dim=64 --v-head-dim=128 --heterogeneous-layers-config-path=
@@ -308,13 +308,13 @@ REFUSED: tuple[tuple[str, str], ...] = (
         --mamba-training-ssm-states-dtype= --mla-down-proj-fusion --hybrid-layer-pattern=""",
     ),
     (
-        "the optimizer has no such option; `mtrain config --key optimizer` lists what it has",
+        "the optimizer has no such option; `mtrain config --key optimizer` lists its options",
         """--use-checkpoint-opt_param-scheduler --decoupled-lr= --decoupled-min-lr=
         --use-checkpoint-opt-param-scheduler --qk-clip --qk-clip-alpha=0.5 --qk-clip-threshold=100
         --apply-wd-to-qk-layernorm --no-weight-decay-cond-type= --lion-beta1=0.95 --lion-beta2=0.98""",
     ),
     (
-        "beside Muon q, k and v are matrices of their own, and AdamW updates all that is no matrix of a layer",
+        "with Muon, q, k and v are separate matrices, and AdamW updates everything that is not a matrix of a layer",
         "--muon-no-split-qkv --muon-scalar-optimizer=adam",
     ),
     (
@@ -328,7 +328,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         --logits-load-ignore-errors""",
     ),
     (
-        "training reads plain text rows in order; mdata has other kinds of rows, see docs/samples.md",
+        "mtrain reads text in order; mdata has other kinds of samples and samplers, see docs/samples.md",
         """--dataloader-type=single --sft --max-seqlen-per-dp-cp-rank= --hybrid-context-parallel --fim-data
         --fim-rate=0.5 --fim-spm-rate=0.5 --fim-split-sample= --fim-fragment-rate= --fim-no-prefix=
         --fim-prefix-token=<fim_prefix> --fim-middle-token=<fim_middle> --fim-suffix-token=<fim_suffix>
@@ -339,11 +339,11 @@ REFUSED: tuple[tuple[str, str], ...] = (
         """--eod-mask-loss""",
     ),
     (
-        "the blend holds this: `mdata blend` takes the argument, data.blend its result",
+        "give it to `mdata blend`, and set data.blend to the result",
         """--data-args-path= --per-split-data-args-path= --phase-transition-iterations=""",
     ),
     (
-        "no longer an argument of Megatron-LM either; use the one that took its place",
+        "removed from Megatron-LM too; use its replacement",
         """--batch-size= --checkpoint-activations --warmup= --model-parallel-size= --checkpoint-num-layers=1
         --activations-checkpoint-method= --activations-checkpoint-num-layers= --fp32-allreduce""",
     ),
