@@ -1,1 +1,1 @@
-"""Arrays that take long to build, cached in a folder under a hash of all that decides their content."""
+"""Arrays that take long to build, cached in a folder under a hash of everything that determines their content."""

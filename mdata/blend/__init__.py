@@ -1,1 +1,1 @@
-"""Blends as users write them, made manifests; opening a blend and its corpora."""
+"""From blends as users write them to manifests; opening a blend and its corpora."""

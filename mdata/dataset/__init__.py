@@ -1,1 +1,1 @@
-"""Sample number in, tokens out, over all corpora of a blend; the options that decide it; evaluation sets."""
+"""Sample number in, tokens out, over all corpora of a blend; its options; evaluation sets."""

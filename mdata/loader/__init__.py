@@ -1,1 +1,1 @@
-"""Batches for each rank, read ahead: samplers, batch sizes, prefetching."""
+"""Batches for each rank: samplers, batch sizes, prefetching."""

@@ -1,1 +1,1 @@
-"""Files at s3://, gs://, az://, http(s):// and hf://: addresses, listings, reading ahead, and whole files put there."""
+"""Files at s3://, gs://, az://, http(s):// and hf://: addresses, listings, read-ahead, and uploads."""

@@ -1,4 +1,4 @@
-"""Corpora made of the documents of others: parts merged, corpora split, sampled and shuffled, origins kept.
+"""New corpora from the documents of others: merge, split, sample and shuffle, with origins kept.
 
 Whoever writes tokens writes them through preprocessing/corpus_writer.py, and no corpus is changed.
 """

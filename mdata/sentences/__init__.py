@@ -1,4 +1,4 @@
-"""Texts split into sentences as NLTK's Punkt does it: our own engine, NLTK, and the slow twin.
+"""Splitting texts into sentences as NLTK's Punkt does: our own engine, NLTK, and the slow twin.
 
     load_splitter("english").split_batch(["One. Two."])     # (["One.", "Two."], [2])
 

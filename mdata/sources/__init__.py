@@ -1,5 +1,4 @@
-"""Text files in any supported format, read as chunks of bounded size and parsed into columns of text that know their
-rows.
+"""Text files in any supported format, read as chunks of bounded size and parsed into text columns with row numbers.
 
 docs/input.md says what is accepted.
 """

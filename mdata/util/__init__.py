@@ -1,2 +1,1 @@
-"""Files written so that nothing looks finished before it is, keys for random draws, threads, limits of the machine,
-signals."""
+"""Atomic file writes, keys for random draws, threads, machine limits, signals."""

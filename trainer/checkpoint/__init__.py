@@ -1,1 +1,1 @@
-"""Checkpoints: named slices of logical tensors, which any layout reads."""
+"""Checkpoints: named slices of logical tensors, readable in any layout."""

@@ -1,1 +1,1 @@
-"""The configuration of a run: sections of one TOML file, read and checked."""
+"""The configuration of a run: the sections of one TOML file, read and checked."""

@@ -1,1 +1,1 @@
-"""Models in other projects' files: read as our logical tensors, written from them."""
+"""Reading models of other projects as our logical tensors, and writing them."""

@@ -1,1 +1,1 @@
-"""Small operations that have more than one implementation, and the choice between them."""
+"""Small operations that have several implementations, and the choice between them."""

@@ -1,1 +1,1 @@
-"""The layers of a transformer, each one rank's share of it; activations are [N, D], one row a token."""
+"""The layers of a transformer, each holding one rank's share; activations are [N, D], one row per token."""

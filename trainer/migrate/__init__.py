@@ -1,1 +1,1 @@
-"""Runs of Megatron-LM as configurations of ours: the script is read, its arguments are mapped."""
+"""From runs of Megatron-LM to our configurations: the script is parsed, its arguments are mapped."""

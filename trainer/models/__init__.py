@@ -1,1 +1,1 @@
-"""Models: each a forward pass that reads like its paper, beside a table of how it is split."""
+"""Models: a forward pass that reads like the paper, and a table of how the model is split."""

@@ -1,1 +1,1 @@
-"""Flat buffers and the distributed optimizer, learning rates."""
+"""Flat buffers, the distributed optimizer, and learning rates."""

@@ -1,1 +1,1 @@
-"""The mesh of ranks: process groups, all communication, and which parts of the parameters a rank holds."""
+"""The mesh of ranks: process groups, all communication, and which parts of the parameters each rank holds."""

@@ -1,1 +1,1 @@
-"""What a rank does in a step, in order, as data; and the executor of it."""
+"""What each rank does in a step, in order, as data; and its executor."""

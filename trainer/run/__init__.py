@@ -1,1 +1,1 @@
-"""A training run: the loop, its data, what it writes down, how it starts, stops and continues."""
+"""A training run: the loop, its data, its log files, and how it starts, stops and continues."""

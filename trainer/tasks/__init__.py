@@ -1,1 +1,1 @@
-"""What is done with a trained model."""
+"""Uses of a trained model."""

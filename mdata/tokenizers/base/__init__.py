@@ -1,1 +1,1 @@
-"""What every tokenizer is, and what a tokenizer.json says, read without any library."""
+"""The interface of all tokenizers, and a tokenizer.json read without any library."""

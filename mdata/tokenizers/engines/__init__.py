@@ -1,1 +1,1 @@
-"""The libraries that turn text into ids, with one interface, and long texts split where no id changes."""
+"""The libraries that turn text into ids, behind one interface, and the splitting of long texts."""

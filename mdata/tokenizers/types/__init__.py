@@ -1,1 +1,1 @@
-"""Megatron's tokenizer types, one module each, and the choice of the engine that gives the ids."""
+"""Megatron's tokenizer types, one module each, and the choice of the engine."""
