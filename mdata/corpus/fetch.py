@@ -53,7 +53,7 @@ def fetch(corpus: str, folder: Path, *, progress: Progress) -> Path:
         raise UsageError(
             f"{address} is a blend",
             expected="the manifest of a corpus",
-            fix="fetch each of its corpora, and make the blend of the copies with mdata blend",
+            fix="fetch each of its corpora, and blend the copies with mdata blend",
         )
     with os_errors_named(f"writing to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def _manifest_address(corpus: str) -> Address:
     address = parse_address(corpus)
     if address.scheme in ("http", "https"):
         raise UsageError(
-            f"{address}: a web server does not list the files of a tokenizer, which belong to a corpus",
+            f"{address}: a web server does not list the files of a corpus' tokenizer",
             expected="s3://, gs://, az:// or hf://",
         )
     stem = address.key.removesuffix(".json").removesuffix(".bin").removesuffix(".idx")
@@ -203,11 +203,11 @@ def _write_at(fd: int, data: bytes, start: int) -> None:
 
 def _other_file(path: Path) -> UsageError:
     return UsageError(
-        f"{path} is there, and is not what the corpus in storage has", fix="name another folder, or remove the file"
+        f"{path} already exists and differs from the corpus in storage", fix="name another folder, or remove the file"
     )
 
 
 def _not_as_written(what: str, found: str, expected: str) -> DamageError:
     return DamageError(
-        f"{what} is not what the manifest says", found=found, expected=expected, fix="upload the corpus again"
+        f"{what} does not match the manifest", found=found, expected=expected, fix="upload the corpus again"
     )

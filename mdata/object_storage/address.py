@@ -79,7 +79,7 @@ def parse_address(text: str) -> Address:
     if scheme not in SCHEMES:
         how = _FETCHED_BY.get(scheme, "that storage's own tool")
         raise UsageError(
-            f"{scheme}:// is not a kind of storage that mdata reads",
+            f"mdata does not read {scheme}://",
             expected=f"a path, or one of {', '.join(f'{one}://' for one in SCHEMES)}",
             fix=f"copy it first, with {how}",
         )
@@ -89,13 +89,13 @@ def parse_address(text: str) -> Address:
         raise UsageError(
             f"a {scheme}:// address has a user name, query or fragment",
             expected="a plain address, because addresses are written into manifests and messages",
-            fix="give credentials as the storage's own tools take them (docs/storage.md)",
+            fix="give credentials as for the storage's own tools (docs/storage.md)",
         )
     if scheme == "hf":
         return _of_hub(text, rest)
     place, _, key = rest.partition("/")
     if not place:
-        raise UsageError(f"{text} names no bucket", expected=f"{scheme}://BUCKET/KEY")
+        raise UsageError(f"{text} has no bucket", expected=f"{scheme}://BUCKET/KEY")
     return Address(scheme, place, key)
 
 

@@ -56,7 +56,7 @@ def hub_files(address: Address) -> list[str]:
 def _page(url: str, address: Address) -> tuple[list[dict[str, Any]], str | None]:
     """One page of the list, and where the next one is: on the hub itself, since the token goes along."""
     if not url.startswith(f"{_endpoint()}/"):
-        raise ResourceError(f"listing {address}: the hub names a page on another host", fix="check HF_ENDPOINT")
+        raise ResourceError(f"listing {address}: the next page of the list is on another host", fix="check HF_ENDPOINT")
     token = _token()
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
@@ -68,10 +68,10 @@ def _page(url: str, address: Address) -> tuple[list[dict[str, Any]], str | None]
             raise UsageError(
                 f"listing {address}: no such dataset, revision or folder, or no access to it",
                 found=str(error.code),
-                fix="check the address; HF_TOKEN, or hf auth login, for private and gated ones",
+                fix="check the address; private and gated datasets need HF_TOKEN, or hf auth login",
             ) from None
         raise ResourceError(
-            f"listing {address}: the hub does not answer", found=str(error.code), fix="run again"
+            f"listing {address}: the hub returned an error", found=str(error.code), fix="run again"
         ) from None
     except (OSError, ValueError) as error:
         raise ResourceError(f"listing {address}: {type(error).__name__}", fix="run again; check HF_ENDPOINT") from None

@@ -131,7 +131,7 @@ def read_range(facts: ObjectFacts, start: int, *, stop: int, store: ObjectStore 
         if len(data) == stop - start:
             return data
         error = ResourceError(
-            f"reading {facts.address}: the storage sends too few bytes",
+            f"reading {facts.address}: the storage sent too few bytes",
             found=f"{len(data)} bytes",
             expected=f"{stop - start} bytes from byte {start}",
             fix="run again, which continues",

@@ -121,7 +121,7 @@ def _by_boto3(profile: str) -> Any:
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError:
         raise UsageError(
-            f"the AWS profile {profile} has no keys, but a role, SSO or a program",
+            f"the AWS profile {profile} has a role, SSO or a credential process instead of keys",
             fix='pip install boto3, or eval "$(aws configure export-credentials --format env)"',
         ) from None
     return Boto3CredentialProvider(Session(profile_name=profile))
@@ -166,9 +166,9 @@ def explained(error: Exception, address: Address, *, doing: str = "reading") -> 
     if kind in _UNUSABLE:
         return UsageError(f"{doing} {address}: {kind.removesuffix('Error')}", fix="check the address")
     return ResourceError(
-        f"{doing} {address}: the storage does not answer as it should",
+        f"{doing} {address}: the storage gives an unexpected answer",
         found=found or kind,
-        fix="run again, which continues; if it stays, check the endpoint and the network",
+        fix="run again, which continues; if the error persists, check the endpoint and the network",
     )
 
 
@@ -177,6 +177,6 @@ def changed(address: Address) -> UsageError:
     return UsageError(
         f"{address} changed while it was read",
         found="another version of the object",
-        expected="the version that was there when the work was planned",
+        expected="the version that was found at the start",
         fix="wait until the program that writes it has finished, and run again",
     )

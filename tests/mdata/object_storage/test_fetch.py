@@ -123,7 +123,7 @@ def test_an_object_that_is_not_as_written(corpus, made, tmp_path, name):
     data[-1] ^= 1
     other.write_bytes(data)
     put_file(other, parse_address(corpus.removesuffix("json") + name), file_hash=None)
-    with pytest.raises(DamageError, match=rf"\.{name}: (block 2|its hash) is not what the manifest says"):
+    with pytest.raises(DamageError, match=rf"\.{name}: (block 2|its hash) does not match the manifest"):
         fetch(corpus, tmp_path / "copy", progress=Silent())
     assert not list((tmp_path / "copy").glob("*.json")) and not list((tmp_path / "copy").glob("*.bin"))
 
@@ -145,7 +145,7 @@ def test_files_of_others_are_kept(corpus, made, tmp_path, ending):
     theirs = next((tmp_path / "copy").glob(f"*.{ending}"))
     theirs.write_bytes(b"theirs" + theirs.read_bytes()[6:])
     before = content(tmp_path / "copy")
-    with pytest.raises(UsageError, match=rf"\.{ending} is there, and is not what the corpus in storage has"):
+    with pytest.raises(UsageError, match=rf"\.{ending} already exists and differs from the corpus in storage"):
         fetch(corpus, tmp_path / "copy", progress=Silent())
     assert content(tmp_path / "copy") == before
 
