@@ -1,10 +1,10 @@
 """Give a .bin/.idx pair of another program a manifest, so that it can be blended, verified and trained on.
 
-The pair is not changed. Name the tokenizer that made it, with the options of preprocess: nothing in a pair says
-which it was. With --full every token is read: ids that the tokenizer does not have are refused, and the hashes
-for mdata verify --full are taken; a manifest that is there already is completed.
+The pair is not changed. Name the tokenizer that made it with the options of preprocess, because a pair does not record
+it. With --full every token is read: ids that the tokenizer does not have are refused, and the hashes for mdata verify
+--full are recorded; an existing manifest is completed.
 
-A pair of an older format (TNTIDX; fairseq's) cannot be used as it is: --convert NEWPREFIX writes it anew.
+A pair of an older format (TNTIDX; fairseq's) has to be converted: --convert NEWPREFIX.
 """
 
 from __future__ import annotations

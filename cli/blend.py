@@ -1,7 +1,7 @@
 """Mix corpora by shares: mdata blend 0.7 code_text_document.json 0.3 prose_text_document.json -o mix.json
 
-What is mixed stands in words as Megatron's (WEIGHT CORPUS WEIGHT CORPUS ..., or corpora alone, which then count by
-their tokens), or in one .toml file (amounts, groups, caps, phases: see configs/blend.toml) or .csv file. A corpus is a
+Give the mixture in Megatron's syntax (WEIGHT CORPUS WEIGHT CORPUS ..., or corpora alone, which are weighted by their
+tokens), or as a .toml file (amounts, groups, caps, phases: see configs/blend.toml) or .csv file. A corpus is a
 manifest, a prefix of .bin/.idx, a folder, a pattern, or another blend.
 """
 

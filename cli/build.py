@@ -1,8 +1,8 @@
-"""Make offline what a run builds at its start: mdata build corpus.json --sequence-length 4096 --kind packed
+"""Build offline what a run would build at its start: mdata build corpus.json --sequence-length 4096 --kind packed
 
-The arrays of Megatron's order and blends, the rows of packed samples, the mappings of BERT and T5, for each split that
-has a share; what is there already is checked and told. Runs with the same data and options find them. They are kept
-beside the corpus (or --cache). Give what the run gives: another seed, length or number of samples is another array.
+Builds the arrays of Megatron's order and blends, the rows of packed samples, the mappings of BERT and T5, for each
+split that has a share; existing arrays are checked and listed. They are kept beside the corpus (or in --cache), where
+runs with the same data and options find them. Another seed, length or number of samples needs other arrays.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Turn documents of a corpus back to text, special tokens shown: all of them, some by number, or by their origin.
+"""Turn documents of a corpus back into text, with special tokens shown: all documents, or some by number or origin.
 
 mdata cat out_text_document --documents 0:10,42    mdata cat out_text_document --origin a.jsonl:17
 
-One document is written as it is. Of several each has a line with its number and origin before it. A document of
-several sequences (sentences) has one line for each. With --json: one object a line. On a terminal, control characters
-in a text are shown as \\u001b, so that no text can command it; a pipe or a file gets them as they are.
+A single document is written unchanged; before each of several, a line gives its number and origin. A document of
+several sequences (sentences) has one line for each. With --json: one object per line. On a terminal, control characters
+in a text are shown as \\u001b, so that texts cannot control it; in pipes and files they are unchanged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Copy a corpus from object storage to a folder on a disk, where training and all other commands can open it.
 
-Every file is checked against the hashes in the manifest. Stopped or killed, the same command continues; run again on a
-complete copy, it checks it. docs/storage.md says how credentials are found.
+Every file is checked against the hashes in the manifest. After a stop or kill, the same command continues; on a
+complete copy, it checks the files. docs/storage.md says how credentials are found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Show what a corpus, a blend or a bare .bin/.idx pair holds, with its first documents as text.
 
-Says how it came to be: inputs, rows left out, special tokens that the texts spelled. Special tokens are shown as
-they are spelled. Reads manifests, indexes, origins and the first documents only.
+Also shows how it was made: inputs, rows left out, special tokens that occurred in the texts. Reads only manifests,
+indexes, origins and the first documents. Special tokens in them are shown as text.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     mdata launch slurm --parts 64 --cpus 8 -- preprocess --input text --output-prefix out/corpus ...
 
-The same command again starts what is missing. State and logs are in PREFIX.job: mdata status, mdata tail.
+Run the same command again to start missing parts. State and logs are in PREFIX.job; see mdata status, mdata tail.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Print every problem of a run's configuration at once, with its data, its mesh and its newest checkpoint.
 
-Nothing is started or written. Exit code 0: the run can start; where it goes on from a checkpoint, that and the
-settings that are no longer the checkpoint's are named. 2: it cannot; each problem says which values clash and what
-to change. 4: the data or the checkpoint is damaged. With --ranks N a step of N ranks is rehearsed, which need not be
-here: every shape, message and collective, the memory of each rank and the room for a checkpoint. 5: a GPU's memory or
-the disk does not suffice.
+Nothing is started or written. Exit code 0: the run can start; if it would continue from a checkpoint, this and the
+settings that differ from the checkpoint's are printed. 2: it cannot start; each problem says which values conflict and
+what to change. 4: the data or the checkpoint is damaged. 5: GPU memory or disk space is too small. With --ranks N, one
+step of N ranks, which need not exist, is run without a GPU: this checks every shape, message and collective, the memory
+of each rank, and the disk space for a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Print a run's configuration: every setting with its default, one of them, or a run of Megatron-LM's as a TOML file.
 
 `--from-megatron` takes the command line of pretrain_gpt.py, with torchrun or another launcher before it, or the name of
-its bash script and the script's own arguments. Nothing of it is run. Exit code 2: arguments are refused, all by name.
+its bash script and the script's arguments. Nothing is run. Exit code 2: some arguments are refused; all are named.
 """
 
 from __future__ import annotations

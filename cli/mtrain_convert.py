@@ -1,7 +1,7 @@
 """Convert models between mtrain, Hugging Face and Megatron-LM; merge and reshard our own checkpoints.
 
-The format of SOURCE is seen from its files. TARGET is a new folder. Nothing needs a GPU, and memory is bounded by the
-largest tensor. Logits of both sides are compared at the end, and conversion.json in TARGET says what came out.
+The format of SOURCE is detected from its files. TARGET is a new folder. No GPU is needed, and memory is bounded by the
+largest tensor. At the end the logits of both are compared, and the result is written to conversion.json in TARGET.
 """
 
 from __future__ import annotations

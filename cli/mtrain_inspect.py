@@ -1,7 +1,7 @@
-"""Show what a checkpoint holds: where its run was, the format, the tensors of each state, files and their sizes.
+"""Show what a checkpoint contains: its step, the format, the tensors of each state, files and their sizes.
 
-Takes a checkpoint, or a run folder for the checkpoint that it would continue from. Reads indexes only; with --verify
-every byte is compared with its hash. Exit code 4 if it is damaged.
+Takes a checkpoint, or a run folder, which means the checkpoint from which it would continue. Reads only indexes; with
+--verify every byte is compared with its hash. Exit code 4 if it is damaged.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
   mtrain plan run.toml --nproc 8              the plan on eight ranks
   mtrain plan run.toml --gpus 64 --nodes 8    the layouts that 64 GPUs could have, the fastest first
 
-The data is opened to learn the vocabulary; where it is not there yet, model.vocab_size has to be set. Speed and memory
-of layouts are estimates: of bf16 on an H200 they were within 10 and 5 % of what was measured.
+The data is opened to find the vocabulary size; if it does not exist yet, set model.vocab_size. Speed and memory of
+layouts are estimates; for bf16 on an H200 they were within 10 and 5 % of what was measured.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Write report.html of a run: its curves against the baselines, throughput, what was read, some samples.
+"""Write report.html of a run: its loss curves with n-gram baselines, throughput, what was read, some samples.
 
-The run may still be going on; the page shows what has been measured so far.
+The run may still be active; the page shows what has been measured so far.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write all documents of a corpus in random order, in bounded memory and two passes.
 
 The result is PREFIX_document.*; every document keeps its file and row. The disk must have room for the corpus twice:
-for the result, and for hidden files that go away with the run.
+for the result, and for temporary hidden files.
 """
 
 from __future__ import annotations

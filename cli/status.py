@@ -1,4 +1,4 @@
-"""Show how far a job is, from its files alone: parts done, running and failed, rate and time left.
+"""Show the progress of a job, from its files alone: parts done, running and failed, rate and time left.
 
 JOB is the folder PREFIX.job that mdata launch made, or PREFIX.
 """

@@ -6,8 +6,8 @@
   mdata trace mix.json --sequence-length 4096 --sample 812 --tokens
   mdata trace web.json --sequence-length 4096 --global-batch 512 --origin a.jsonl:17 --until-step 1000
 
-PATH is a run folder of `mtrain train`, or data and how it is read by hand. Samples, tokens and documents are counted
-from 0, steps from 1 as in metrics.jsonl. With --json: one object a line.
+PATH is a run folder of `mtrain train`, or data, for which options say how it is read. Samples, tokens and documents
+are counted from 0, steps from 1 as in metrics.jsonl. With --json: one object per line.
 """
 
 from __future__ import annotations

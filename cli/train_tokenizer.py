@@ -2,8 +2,8 @@
 
 kinds: byte-bpe (GPT2BPETokenizer, HuggingFaceTokenizer), wordpiece (BertWordPieceCase; with --lower-case
 BertWordPieceLowerCase), sentencepiece-bpe and sentencepiece-unigram (SentencePieceTokenizer; --preset llama2 for
-Llama2Tokenizer). Input is what preprocess takes. Of a large input a sample is read, spread over all of it and the same
-every time. The same input and options give the same files; at the end the options for preprocess are printed.
+Llama2Tokenizer). Input is as for preprocess; of a large input, a random sample is used. The same input and options
+always give the same sample and files. At the end the options for preprocess are printed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Check token files against their manifest: structure, indexes and sidecars, or with --full every byte.
 
-Every problem is told, not just the first, with the damaged blocks and the documents they touch. The exit code is
-4 if anything is damaged; a file that cannot be read is no damage and keeps its own code (2, or 5).
+Every problem is reported, not just the first, with the damaged blocks and the documents in them. The exit code is 4 if
+anything is damaged; for a file that is missing or cannot be read it is 2, or 5.
 """
 
 from __future__ import annotations
