@@ -151,6 +151,12 @@ def test_a_cap_that_binds_in_a_bounded_blend_is_refused_with_numbers():
         dealt(phase("1", "1", samples=40), phase("0", "1"), of=of)
 
 
+@pytest.mark.parametrize("cap", [Fraction(0), Fraction(1, 11)])
+def test_a_cap_below_one_sample_is_refused(cap):
+    with pytest.raises(UsageError, match=rf"a may be read {cap} times, which is no whole sample"):
+        dealt(phase("1", "1"), of=sizes(10, 100, caps=(cap, None)))
+
+
 def test_a_blend_without_end_ends_where_a_cap_is_reached():
     blend = dealt(phase("1", "1"), of=sizes(10, 100, caps=(Fraction(2), Fraction(9))))
     end = blend.num_samples
