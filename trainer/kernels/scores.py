@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+WIDEST_CUDNN_HEAD = 128  # forward and backward
 Sinks = Literal["none", "zero", "learned"]
 Operation = Literal["attention", "document_attention", "scored_attention"]
 

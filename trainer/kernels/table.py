@@ -20,7 +20,7 @@ import torch
 
 from mdata import UsageError
 from trainer.config.sections import KernelsSection
-from trainer.kernels import apex, float8, gpu, library, plain, plain_updates, transformer_engine
+from trainer.kernels import apex, chunk_attention, float8, gpu, library, plain, plain_updates, transformer_engine
 from trainer.kernels.self_test import differences, float8_differences
 
 Kernel = Callable[..., Any]
@@ -104,7 +104,12 @@ def compiled() -> Kernels:
     names = [field.name for field in dataclasses.fields(Kernels) if field.name not in NOT_COMPILED]
     options: dict[str, dict[str, Any]] = {name: {"emulate_precision_casts": True} for name in ROUNDED}
     made = {name: torch.compile(getattr(PLAIN, name), options=options.get(name)) for name in names}
-    return Kernels(document_attention=gpu.document_attention, scored_attention=gpu.scored_attention, **made)
+    return Kernels(
+        attention=chunk_attention.attention,
+        document_attention=gpu.document_attention,
+        scored_attention=gpu.scored_attention,
+        **made,
+    )
 
 
 def choose_kernels(device: torch.device, dtype: torch.dtype, wanted: KernelsSection | None = None) -> Kernels:

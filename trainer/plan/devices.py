@@ -40,7 +40,8 @@ DEVICES = (  # the first whose name is part of CUDA's
 
 PRODUCTS = 0.72  # of the flops, in matrix products
 ATTENTION = {64: 0.31, 128: 0.47}  # of the flops, by the width of heads: forward and backward together
-CHUNKED_ATTENTION = 0.6  # of that, for chunks of queries under context parallelism
+CUDNN_CHUNKS = 0.9  # of that, for the chunks of context parallelism: 0.73 (8,192 tokens) to 0.95 (32,768)
+OTHER_CHUNKS = 0.6  # the same, by flash attention
 MEMORY = 0.78  # of the bandwidth, in everything else
 LINK = 0.75  # of a link, in collectives of some megabytes
 PASS_S = 4e-5  # that a block's pass leaves the device without work

@@ -12,13 +12,14 @@ import importlib.util
 from typing import Literal
 
 from trainer.config.sections import KernelsSection, RunConfig
-from trainer.kernels.scores import ScoreShape
+from trainer.kernels.scores import WIDEST_CUDNN_HEAD, ScoreShape
 from trainer.models.family import family_of
 from trainer.plan.plan import Plan
 
 Device = Literal["cpu", "gpu"]
 DEVICES: tuple[Device, ...] = ("cpu", "gpu")
 SDPA = "PyTorch's scaled_dot_product_attention"
+CUDNN = "cuDNN's attention"
 FLEX = "FlexAttention, compiled"
 VARLEN = "PyTorch's variable-length flash attention"
 PLAIN = "plain PyTorch"
@@ -75,7 +76,8 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
     for block in range(plan.shape.num_layers):
         forms.setdefault(family.block_scores(plan.shape, block), []).append(block)
     documents = config.data.document_masks
-    attention = [attention_choice(scores, device, dtype=dtype, documents=documents) for scores in forms]
+    how = {"documents": documents, "chunks": device == "gpu" and chunks_by_cudnn(config, plan)}
+    attention = [attention_choice(scores, device, dtype=dtype, **how) for scores in forms]
     if len(forms) > 1:
         attention = [
             dataclasses.replace(choice, operation=f"attention in {len(blocks)} of {plan.shape.num_layers} layers")
@@ -85,14 +87,20 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
     return (*attention, *linear_choices(config, device), *pointwise_choices(config.kernels, device, dtype=dtype))
 
 
+def chunks_by_cudnn(config: RunConfig, plan: Plan) -> bool:
+    """Whether a GPU's cuDNN computes the chunks of rows that context parallelism gives a rank (chunk_attention.py)."""
+    half = config.precision.dtype in ("bf16", "fp16")
+    return plan.cp > 1 and half and plan.head_dim <= WIDEST_CUDNN_HEAD and not config.run.deterministic
+
+
 def _named_attention(choice: Choice, kernels: KernelsSection, device: Device) -> Choice:
-    if choice.kernel != SDPA:
+    if choice.kernel not in (SDPA, CUDNN):
         return choice
     if kernels.attention == "auto":
         others = library_reasons(ATTENTION, "no faster") if device == "gpu" else ()
         return dataclasses.replace(choice, others=(*choice.others, *others))
     named = _named(choice.operation, "attention", kernels.attention, device)
-    return dataclasses.replace(named, others=((SDPA, "another one is named"), *choice.others))
+    return dataclasses.replace(named, others=((choice.kernel, "another one is named"), *choice.others))
 
 
 def linear_choices(config: RunConfig, device: Device) -> tuple[Choice, ...]:
@@ -126,10 +134,15 @@ def _named(operation: str, key: str, name: str, device: Device) -> Choice:
     return Choice(operation, NAMES[name], reason)
 
 
-def attention_choice(scores: ScoreShape, device: Device, *, dtype: str, documents: bool = False) -> Choice:
-    """Attention of one form; `documents`: rows hold several that must not mix."""
+def attention_choice(
+    scores: ScoreShape, device: Device, *, dtype: str, documents: bool = False, chunks: bool = False
+) -> Choice:
+    """Attention of one form; `documents`: rows hold several that must not mix; `chunks`: see chunks_by_cudnn."""
     operation = scores.operation(documents=documents)
     keys = " and ".join(option_names(scores))
+    if operation == "attention" and chunks:
+        slower = (SDPA, "slower for fewer queries than keys; used on GPUs before Hopper")
+        return Choice("attention", CUDNN, "a chunk of each row, in two calls", (slower, *_others_than_sdpa(device)))
     if operation == "attention":
         return Choice("attention", SDPA, "causal attention over whole rows", _others_than_sdpa(device))
     no_sdpa = (SDPA, f"it has no fused kernel for {keys or 'documents within rows'}")

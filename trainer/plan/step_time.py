@@ -15,6 +15,7 @@ from trainer.parallel.params import Place
 from trainer.pipeline.simulate import Costs
 from trainer.plan import devices
 from trainer.plan.devices import Device
+from trainer.plan.kernel_choice import chunks_by_cudnn
 from trainer.plan.memory import BYTES, element_bytes, tables
 from trainer.plan.plan import Plan
 
@@ -104,7 +105,9 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> S
         element=element,
         recompute=config.recompute,
     )
-    share = devices.attention_share(plan.head_dim) * (devices.CHUNKED_ATTENTION if plan.cp > 1 else 1)
+    share = devices.attention_share(plan.head_dim)
+    if plan.cp > 1:
+        share *= devices.CUDNN_CHUNKS if chunks_by_cudnn(config, plan) else devices.OTHER_CHUNKS
     layers = len(place.blocks(plan.shape.num_layers))
     keys = 2 * plan.shape.num_kv_heads * plan.head_dim // plan.tp * layers * element
     gathered = keys * plan.micro_batch * plan.sequence_length * (plan.cp - 1) / plan.cp

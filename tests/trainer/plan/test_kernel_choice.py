@@ -9,7 +9,7 @@ import torch
 
 from tests.trainer.plan.test_plan import FACTS, config
 from trainer.config.sections import KernelsSection
-from trainer.kernels import gpu, plain
+from trainer.kernels import chunk_attention, gpu, plain
 from trainer.kernels.plain import ScoreTensors
 from trainer.kernels.scores import ScoreShape
 from trainer.kernels.table import GROUPS, LIBRARY, PLAIN, Kernels, choose_kernels
@@ -61,7 +61,7 @@ def test_pointwise_kernels_are_those_of_the_table(dtype):
     on_gpu = choose_kernels(torch.device("cuda"), torch_dtype)
     assert pointwise_choice("gpu", dtype=dtype).kernel == kernel_choice.COMPILED
     assert on_gpu.rms_norm not in (PLAIN.rms_norm, LIBRARY.rms_norm)
-    assert on_gpu.attention is plain.attention and on_gpu.scored_attention is gpu.scored_attention
+    assert on_gpu.attention is chunk_attention.attention and on_gpu.scored_attention is gpu.scored_attention
 
 
 def _kernel(scores, device, **how):
@@ -104,6 +104,24 @@ def test_document_masks_choose_the_kernel_too():
     masked = config(data={"document_masks": True})
     first, *_ = kernel_choices(masked, make_plan(masked, 2, facts=FACTS), device="gpu")
     assert (first.kernel, first.reason) == (kernel_choice.FLEX, "documents within rows")  # fp32
+
+
+@pytest.mark.parametrize(
+    ("sections", "kernel"),
+    [
+        ({}, kernel_choice.CUDNN),
+        ({"precision": {"dtype": "fp32"}}, kernel_choice.SDPA),
+        ({"run": {"folder": "x", "deterministic": True}}, kernel_choice.SDPA),
+        ({"model": {"num_heads": 1}}, kernel_choice.SDPA),
+    ],
+    ids=["bf16", "fp32", "deterministic", "heads of 256"],
+)
+def test_chunks_of_context_parallelism_have_a_kernel_of_their_own(sections, kernel):
+    given = {"precision": {"dtype": "bf16"}, "mesh": {"tp": 1, "cp": 2}, "model": {"num_heads": 2}, **sections}
+    model = {"hidden_size": 256, "position": "rope", "num_kv_heads": 1, **given["model"]}
+    run = config(**{**given, "model": model})
+    first, *_ = kernel_choices(run, make_plan(run, 2, facts=FACTS), device="gpu")
+    assert (first.operation, first.kernel) == ("attention", kernel)
 
 
 FP8 = {"dtype": "bf16", "fp8": "delayed"}

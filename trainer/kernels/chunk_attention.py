@@ -1,0 +1,142 @@
+"""Causal attention of a chunk of each row on cuDNN's kernels, as context parallelism needs it.
+
+cuDNN's fused attention has no causal mask for fewer queries than keys. So a chunk attends twice, to the keys before it
+without a mask and to its own with one, and the two results are merged by the logarithms of their sums (Rabe and Staats
+2021; Liu et al. 2023). Backward gives each half the merged result and sum, which makes its weights those of the whole
+softmax. What is unusual: it calls operations that PyTorch uses beneath scaled_dot_product_attention, since that does
+not tell the sums. Other dtypes, wider heads, deterministic runs, and GPUs for which PyTorch does not prefer cuDNN keep
+the path of plain.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.kernels import plain
+from trainer.kernels.scores import WIDEST_CUDNN_HEAD
+
+HOPPER, BLACKWELL = 9, 10  # compute capabilities for which PyTorch prefers cuDNN's attention
+
+
+class Attended(NamedTuple):
+    """What an attention kernel gives: y_BHSK, the logarithms of the softmax's sums [B, H, S, 1], and what it keeps."""
+
+    y_BHSK: Tensor
+    sums_BHS1: Tensor
+    kept: tuple[Any, ...]
+
+
+class AttentionKernel(Protocol):
+    """A fused kernel, forward and backward, of [B, H, S, K] queries and [B, G, T, K] keys and values."""
+
+    @staticmethod
+    def forward(heads: tuple[Tensor, Tensor, Tensor], *, causal: bool, scale: float | None) -> Attended:
+        """Attention; `causal` only where there are as many queries as keys."""
+
+    @staticmethod
+    def backward(
+        dy_BHSK: Tensor, heads: tuple[Tensor, Tensor, Tensor], *, found: Attended, causal: bool, scale: float | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of queries, keys and values, for what `found` says of the whole softmax."""
+
+
+class CuDnn:
+    """NVIDIA cuDNN's, as PyTorch calls it."""
+
+    @staticmethod
+    def forward(heads: tuple[Tensor, Tensor, Tensor], *, causal: bool, scale: float | None) -> Attended:
+        """See AttentionKernel."""
+        y, sums, *kept = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            *heads, None, True, 0.0, causal, False, scale=scale
+        )
+        return Attended(y, sums, tuple(kept[:6]))
+
+    @staticmethod
+    def backward(
+        dy_BHSK: Tensor, heads: tuple[Tensor, Tensor, Tensor], *, found: Attended, causal: bool, scale: float | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See AttentionKernel."""
+        queries, keys, most_queries, most_keys, seed, offset = found.kept
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            dy_BHSK, *heads, found.y_BHSK, found.sums_BHS1, seed, offset, None,
+            queries, keys, most_queries, most_keys, 0.0, causal, scale=scale,
+        )  # fmt: skip
+        return dq, dk, dv
+
+
+def attention(
+    q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scale: float | None = None, ends: tuple[int, ...] | None = None
+) -> Tensor:
+    """See plain.attention."""
+    if ends is None or not _fits(q_BSHK):
+        return plain.attention(q_BSHK, k_BTGK, v_BTGK, scale, ends)
+    return chunks_of_rows(q_BSHK, k_BTGK, v_BTGK, scale=scale, ends=ends, kernel=CuDnn)
+
+
+def _fits(q_BSHK: Tensor) -> bool:
+    if q_BSHK.dtype not in (torch.bfloat16, torch.float16) or q_BSHK.shape[3] > WIDEST_CUDNN_HEAD:
+        return False
+    preferred = torch.cuda.get_device_capability(q_BSHK.device)[0] in (HOPPER, BLACKWELL)
+    return preferred and torch.backends.cuda.cudnn_sdp_enabled() and not torch.are_deterministic_algorithms_enabled()
+
+
+def chunks_of_rows(
+    q_BSHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    *,
+    scale: float | None,
+    ends: tuple[int, ...],
+    kernel: type[AttentionKernel],
+) -> Tensor:
+    """What `attention` does for chunks, with this kernel."""
+    k_BGTK, v_BGTK = k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
+    parts = [
+        _Chunk.apply(q.transpose(1, 2), k_BGTK[:, :, :end], v_BGTK[:, :, :end], scale, kernel).transpose(1, 2)
+        for q, end in plain.query_chunks(q_BSHK, ends)
+    ]
+    return torch.cat(parts, dim=1)
+
+
+class _Chunk(torch.autograd.Function):
+    """The last S of T tokens: [B, H, S, K] of queries, [B, G, T, K] of keys and values."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q_BHSK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float | None, kernel: type[AttentionKernel]
+    ) -> Tensor:
+        before = k_BGTK.shape[2] - q_BHSK.shape[2]
+        own = kernel.forward((q_BHSK, k_BGTK[:, :, before:], v_BGTK[:, :, before:]), causal=True, scale=scale)
+        y, sums, kept = own.y_BHSK, own.sums_BHS1, [own.kept]
+        if before:
+            other = kernel.forward((q_BHSK, k_BGTK[:, :, :before], v_BGTK[:, :, :before]), causal=False, scale=scale)
+            share = torch.sigmoid(other.sums_BHS1 - own.sums_BHS1)  # of the softmax, that is before the chunk
+            y = torch.lerp(y.to(share.dtype), other.y_BHSK.to(share.dtype), share).to(y.dtype)
+            sums = torch.logaddexp(own.sums_BHS1, other.sums_BHS1)
+            kept.append(other.kept)
+        ctx.save_for_backward(q_BHSK, k_BGTK, v_BGTK, y, sums)
+        ctx.before, ctx.scale, ctx.kernel, ctx.kept = before, scale, kernel, kept
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (dy_BHSK,) = gradients
+        q, k, v, y, sums = ctx.saved_tensors
+        before, scale, kernel = ctx.before, ctx.scale, ctx.kernel
+        dk, dv = torch.empty_like(k), torch.empty_like(v)
+        heads = (q, k[:, :, before:], v[:, :, before:])
+        found = Attended(y, sums, ctx.kept[0])
+        dq, dk[:, :, before:], dv[:, :, before:] = kernel.backward(
+            dy_BHSK, heads, found=found, causal=True, scale=scale
+        )
+        if before:
+            heads = (q, k[:, :, :before], v[:, :, :before])
+            found = Attended(y, sums, ctx.kept[1])
+            more, dk[:, :, :before], dv[:, :, :before] = kernel.backward(
+                dy_BHSK, heads, found=found, causal=False, scale=scale
+            )
+            dq = dq + more
+        return dq, dk, dv, None, None
