@@ -35,8 +35,8 @@ ONE = {
     ("llama3b", "none"): (24_971, 64.11),
     ("llama3b", "selective"): (24_851, 61.11),
 }
-# row of benchmarks/several_gpus.py -> tokens/s of each of two H200s, GiB; cp 2 was measured when flash attention computed
-# the chunks, as it does in deterministic runs
+# row of benchmarks/several_gpus.py -> tokens/s of each of two H200s, GiB; cp 2 was measured when flash attention
+# computed the chunks, as it does in deterministic runs
 TWO = {"llama3b-32k-cp2": (9_753, 79.81), "llama3b-32k-tp2": (12_693, 66.49)}
 
 
