@@ -1,4 +1,4 @@
-"""Whole files put into object storage, so that nothing is visible there before it is complete.
+"""Whole files and streams put into object storage, so that nothing is visible there before it is complete.
 
 Storage shows an object when its last part is confirmed and not before, so each object is whole or not there; what names
 others (a manifest) is put last by whoever knows the order. The size of parts grows with the file, so that no limit on
@@ -9,8 +9,9 @@ interrupted continues.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mdata.errors import MdataError, ResourceError, UsageError, os_errors_named
 from mdata.object_storage.address import Address
@@ -48,16 +49,61 @@ def put_file(path: Path, address: Address, *, file_hash: str | None, store: Obje
     Raises:
         UsageError: no bucket, no access, or a web server. ResourceError: the storage fails again and again.
     """
-    import obstore
-
-    if address.scheme in ("http", "https", "hf"):
-        raise UsageError(f"{address}: mdata does not write to {address.scheme}://", expected="s3://, gs:// or az://")
+    check_writable(address)
     store = store or open_store(address)
     with os_errors_named("reading the result"):
         size = path.stat().st_size
     if file_hash is not None and _stored_hash(store, address, size) == file_hash:
         return False
-    part = part_bytes(size)
+    _put(lambda: path, address, size_bytes=size, store=store, attributes={_HASH: file_hash} if file_hash else None)
+    return True
+
+
+def put_stream(
+    content: Callable[[], Iterable[bytes | memoryview]],
+    address: Address,
+    *,
+    size_bytes: int,
+    store: ObjectStore | None = None,
+) -> None:
+    """Put what a stream gives there, replacing an older object; nothing is there before the stream has ended.
+
+    Args:
+        content: begins the stream; called again if an attempt fails. Its own errors, other than OSError and ValueError,
+            end the upload and are raised as they are.
+        size_bytes: how much it gives.
+
+    Raises:
+        UsageError: no bucket, no access, or a web server. ResourceError: the storage fails again and again.
+    """
+    check_writable(address)
+    small = size_bytes <= part_bytes(size_bytes)
+    whole = (lambda: b"".join(content())) if small else content
+    _put(whole, address, size_bytes=size_bytes, store=store or open_store(address))
+
+
+def check_writable(address: Address) -> None:
+    """Refuse what cannot be written to.
+
+    Raises:
+        UsageError: a web server, or the hub.
+    """
+    if address.scheme in ("http", "https", "hf"):
+        raise UsageError(f"{address}: mdata does not write to {address.scheme}://", expected="s3://, gs:// or az://")
+
+
+def _put(
+    content: Callable[[], Any],
+    address: Address,
+    *,
+    size_bytes: int,
+    store: ObjectStore,
+    attributes: dict[str, str] | None = None,
+) -> None:
+    """Put a path, bytes or a stream there, and see that all of it arrived."""
+    import obstore
+
+    part = part_bytes(size_bytes)
     error: MdataError | None = None
     for attempt in range(TRIES):
         time.sleep(0.2 * 2**attempt if attempt else 0)
@@ -65,9 +111,9 @@ def put_file(path: Path, address: Address, *, file_hash: str | None, store: Obje
             obstore.put(
                 store,
                 address.key,
-                path,
-                attributes={_HASH: file_hash} if file_hash else None,
-                use_multipart=size > part,
+                content(),
+                attributes=attributes,
+                use_multipart=size_bytes > part,
                 chunk_size=part,
                 max_concurrency=max(1, min(PARTS_AT_ONCE, _UPLOAD_MEMORY // part)),
             )
@@ -77,9 +123,9 @@ def put_file(path: Path, address: Address, *, file_hash: str | None, store: Obje
             if isinstance(error, UsageError):
                 raise error from None
             continue
-        if stored == size:
-            return True
-        error = ResourceError(f"writing {address}: {stored} of {size} bytes arrived", fix="run again")
+        if stored == size_bytes:
+            return
+        error = ResourceError(f"writing {address}: {stored} of {size_bytes} bytes arrived", fix="run again")
     assert error is not None, "every attempt ends with a return or an error"
     raise error
 
@@ -98,6 +144,26 @@ def remove_object(address: Address, store: ObjectStore | None = None) -> None:
         return
     except storage_errors() as failed:
         raise explained(failed, address, doing="removing") from None
+
+
+def remove_objects(addresses: Sequence[Address]) -> None:
+    """Remove objects of one place, many with one request where the storage can; one that is not there is no error.
+
+    Raises:
+        UsageError: no access. ResourceError: the storage does not answer.
+    """
+    import obstore
+
+    if not addresses:
+        return
+    store = open_store(addresses[0])
+    try:
+        obstore.delete(store, [one.key for one in addresses])
+    except FileNotFoundError:  # one of them; what became of the others is not said
+        for one in addresses:
+            remove_object(one, store)
+    except storage_errors() as failed:
+        raise explained(failed, addresses[0], doing="removing") from None
 
 
 def _stored_hash(store: ObjectStore, address: Address, size: int) -> str | None:

@@ -20,7 +20,7 @@ from mdata.object_storage.reading import (
     object_there,
     read_range,
 )
-from mdata.object_storage.uploading import MOST_PARTS, part_bytes, put_file
+from mdata.object_storage.uploading import MOST_PARTS, part_bytes, put_file, put_stream, remove_objects
 
 
 def put(tmp_path, address, data, file_hash=None):
@@ -123,6 +123,35 @@ def test_an_upload_killed_anywhere_leaves_nothing_or_all(server, bucket, tmp_pat
         there_anyway += there is not None
         assert there is None or read_range(there, 0, stop=there.size_bytes) == path.read_bytes()
     assert there_anyway == 1, "only the answer to the last message was lost"
+
+
+@pytest.mark.parametrize("size", [0, 1_000, 3 * 16_384 + 5])
+def test_a_stream_is_there_when_it_has_ended(server, bucket, monkeypatch, size):
+    """In one piece and in parts; begun again where the network fails; its own error leaves nothing."""
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
+    monkeypatch.setattr(stores, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(uploading, "part_bytes", lambda size: 16_384)
+    data, address = os.urandom(size), parse_address(f"{bucket}/x")
+    parts = [data[at : at + 7_000] for at in range(0, size, 7_000)]
+
+    def broken():
+        yield from map(memoryview, parts)
+        raise StreamEnded
+
+    with pytest.raises(StreamEnded):
+        put_stream(broken, address, size_bytes=size)
+    assert object_there(address) is None
+    server.share = 0.2
+    put_stream(lambda: iter(map(memoryview, parts)), address, size_bytes=size)
+    server.share = 0.0
+    assert read_range(look_at_object(address), 0, stop=size) == data
+    put_stream(lambda: [b"other"], parse_address(f"{bucket}/y"), size_bytes=5)
+    remove_objects([address, parse_address(f"{bucket}/y"), parse_address(f"{bucket}/none")])
+    assert list_objects(parse_address(f"{bucket}/")) == []
+
+
+class StreamEnded(Exception):
+    pass
 
 
 def test_an_object_that_changes_is_named(bucket, tmp_path):
