@@ -44,7 +44,7 @@ def look_at_object(address: Address, store: ObjectStore | None = None) -> Object
     return _facts(address, found)
 
 
-def object_there(address: Address) -> ObjectFacts | None:
+def object_there(address: Address, store: ObjectStore | None = None) -> ObjectFacts | None:
     """The object as it is now; None: there is none.
 
     Raises:
@@ -54,7 +54,7 @@ def object_there(address: Address) -> ObjectFacts | None:
 
     with named_errors(address):
         try:
-            return _facts(address, obstore.head(open_store(address), address.key))
+            return _facts(address, obstore.head(store or open_store(address), address.key))
         except FileNotFoundError:
             return None
 
@@ -70,7 +70,7 @@ def check_same(facts: ObjectFacts) -> None:
         raise changed(facts.address)
 
 
-def list_objects(folder: Address) -> list[ObjectFacts]:
+def list_objects(folder: Address, store: ObjectStore | None = None) -> list[ObjectFacts]:
     """All objects whose key begins with that of `folder`, sorted by key.
 
     Raises:
@@ -81,14 +81,14 @@ def list_objects(folder: Address) -> list[ObjectFacts]:
     if folder.scheme == "hf":
         from mdata.object_storage.hub import hub_files
 
-        store = open_store(folder)
+        store = store or open_store(folder)
         return [look_at_object(folder.with_key(path), store) for path in sorted(hub_files(folder))]
     import obstore
 
     # obstore matches whole parts of keys, so what follows the last slash is compared here.
     found: list[ObjectFacts] = []
     with named_errors(folder, "listing"):
-        for page in obstore.list(open_store(folder), prefix=folder.key.rpartition("/")[0] or None):
+        for page in obstore.list(store or open_store(folder), prefix=folder.key.rpartition("/")[0] or None):
             found += [_facts(folder.with_key(one["path"]), one) for one in page if one["path"].startswith(folder.key)]
     return sorted(found, key=lambda one: one.address.key)
 

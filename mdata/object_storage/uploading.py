@@ -146,7 +146,7 @@ def remove_object(address: Address, store: ObjectStore | None = None) -> None:
         raise explained(failed, address, doing="removing") from None
 
 
-def remove_objects(addresses: Sequence[Address]) -> None:
+def remove_objects(addresses: Sequence[Address], store: ObjectStore | None = None) -> None:
     """Remove objects of one place, many with one request where the storage can; one that is not there is no error.
 
     Raises:
@@ -156,7 +156,7 @@ def remove_objects(addresses: Sequence[Address]) -> None:
 
     if not addresses:
         return
-    store = open_store(addresses[0])
+    store = store or open_store(addresses[0])
     try:
         obstore.delete(store, [one.key for one in addresses])
     except FileNotFoundError:  # one of them; what became of the others is not said

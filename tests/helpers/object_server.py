@@ -3,6 +3,7 @@
 Faults: the connection is reset, the answer is 503, its body is short, or it comes too late. `cut_at` lets through so
 many bytes of the bodies that are sent, breaks the request that they end in and refuses all that follow: what storage
 sees of a client that was killed there. A request whose last byte still came is carried out, and its answer is lost.
+Methods that are `denied` are answered as storage answers who may not use them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Proxy(ThreadingHTTPServer):
         self.share, self.random, self.lock = 0.0, random.Random(7), threading.Lock()
         self.faults, self.requests = Counter(), 0
         self.cut_at: int | None = None
+        self.denied: set[str] = set()
         self.received, self.refused = 0, 0  # bytes of bodies; requests after the cut
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -54,6 +56,7 @@ class Proxy(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a header and its body are two packets; the second would wait 40 ms
 
     def log_message(self, *args):
         """Nothing."""
@@ -74,8 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.received += length
         if left is not None and left < length:
             return self._reset()
-        if fault == "503":
-            self.send_response(503)
+        if fault == "503" or self.command in self.server.denied:
+            self.send_response(503 if fault == "503" else 403)
             self.send_header("Content-Length", "0")
             self.end_headers()
             return None
