@@ -119,14 +119,14 @@ def _lacks_memory(facts: dict[str, Any], memory: float | None) -> Iterator[str]:
 
 def _lacks_disk(start: Start, plan: Plan) -> Iterator[str]:
     """Whether the next checkpoint does not fit."""
-    from trainer.checkpoint.save import check_room
-    from trainer.run.resume import checkpoints_folder
+    from trainer.checkpoint.location import checkpoints_folder
+    from trainer.checkpoint.save import check_target
     from trainer.run.saving import checkpoint_bytes
 
     if start.done.steps >= plan.steps:
         return
     try:
-        check_room(checkpoints_folder(start.config), checkpoint_bytes(start.config, plan))
+        check_target(checkpoints_folder(start.config), checkpoint_bytes(start.config, plan))
     except ResourceError as error:
         yield f"problem: {error}"
 

@@ -12,14 +12,17 @@ from pathlib import Path
 
 from cli.console import Console, Parser
 from mdata import UsageError
+from mdata.object_storage.address import is_address
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
 def add_arguments(parser: Parser) -> None:
     """See `mtrain convert --help`."""
-    parser.add_argument("source", type=Path, help="a run folder, a checkpoint in it, or a folder of another project")
-    parser.add_argument("target", type=Path, help="the new folder")
+    parser.add_argument(
+        "source", help="a run folder, a checkpoint in it (both also in object storage), or a folder of another project"
+    )
+    parser.add_argument("target", help="the new folder")
     parser.add_argument(
         "--to", required=True, choices=("mtrain", "hf", "torch_dist", "mp_rank"), help="format of the target"
     )
@@ -46,6 +49,7 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Convert, and say what came out."""
+    from trainer.checkpoint.location import location_of
     from trainer.convert.convert import Options, convert
     from trainer.convert.hf_config import MODEL_TYPES
 
@@ -66,11 +70,19 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         check=not arguments.no_check,
     )
     with console.progress() as progress:
-        result = convert(arguments.source, arguments.target, options=options, progress=progress)
+        result = convert(location_of(arguments.source), _target(arguments.target), options=options, progress=progress)
     check = result["check"]
     told = f"largest difference of logits {check['largest_difference']:.3g}" if check["compared"] else check["why"]
     console.result(f"{arguments.target}\n{'checked' if check['compared'] else 'not checked'}: {told}", result)
     return 0
+
+
+def _target(text: str) -> Path:
+    if is_address(text):
+        raise UsageError(
+            f"{text} is an address", expected="a folder on a disk", fix="convert there, and copy the folder"
+        )
+    return Path(text)
 
 
 def _size(text: str) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.console import Console
@@ -17,35 +16,33 @@ from mdata.errors import UsageError
 
 if TYPE_CHECKING:
     from trainer.checkpoint.format import Index
+    from trainer.checkpoint.location import Location
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `mtrain inspect --help`."""
-    parser.add_argument("checkpoint", type=Path, help="a checkpoint (a folder step-N), or a run folder")
+    parser.add_argument("checkpoint", help="a checkpoint (a folder step-N), a run folder, or an address of either")
     parser.add_argument("--verify", action="store_true", help="compare every byte with its hash")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Say what the indexes say."""
-    from trainer.checkpoint.folder import INDEX, find_checkpoint, read_index
+    from trainer.checkpoint.folder import checkpoint_at, read_index
     from trainer.checkpoint.load import verify_checkpoint
+    from trainer.checkpoint.location import location_of
 
-    folder: Path = arguments.checkpoint
-    if folder.is_dir() and not (folder / INDEX).is_file():
-        inside = folder / "checkpoints"
-        found = find_checkpoint(inside if inside.is_dir() else folder)
-        if found.folder is None:
-            fix = "give a folder step-N, or a run folder with checkpoints"
-            raise UsageError(f"there is no checkpoint in {folder}", fix=fix)
-        if found.warning:
-            console.note(found.warning)
-        folder = found.folder
+    found = checkpoint_at(location_of(arguments.checkpoint))
+    if (folder := found.folder) is None:
+        fix = "give a folder step-N, or a run folder with checkpoints"
+        raise UsageError(f"there is no checkpoint in {arguments.checkpoint}", fix=fix)
+    if found.warning:
+        console.note(found.warning)
     index = verify_checkpoint(folder) if arguments.verify else read_index(folder)
     facts = checkpoint_facts(folder, index, verified=arguments.verify and index.hashed)
     console.result(checkpoint_text(facts), facts)
 
 
-def checkpoint_facts(folder: Path, index: Index, *, verified: bool) -> dict[str, Any]:
+def checkpoint_facts(folder: Location, index: Index, *, verified: bool) -> dict[str, Any]:
     """What is known of a checkpoint, as JSON types; states and tensors with element counts."""
     run = index.run
     states: dict[str, list[int]] = {}

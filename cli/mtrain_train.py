@@ -26,6 +26,7 @@ from cli.console import Console, Parser
 from cli.mtrain_options import add_run_arguments, read_run_arguments
 from mdata.errors import MdataError, StoppedError
 from trainer.checkpoint.folder import latest_checkpoint
+from trainer.checkpoint.location import checkpoints_folder
 
 if TYPE_CHECKING:
     from trainer.config.sections import RunConfig
@@ -60,7 +61,7 @@ def _where_it_goes_on(config: RunConfig) -> str:
     """What the same command will do, for who has stopped it."""
 
     try:
-        newest = latest_checkpoint(Path(config.run.folder, "checkpoints"))
+        newest = latest_checkpoint(checkpoints_folder(config))
     except MdataError as error:
         return f"the same command cannot continue: {error}"
     if newest is not None:

@@ -42,7 +42,17 @@ class Source:
         return self.path.split("/")[0]
 
 
-FOR_TRAINERS = ("errors", "progress", "util", "tokenizers", "dataset", "blend_planning", "loader", "reporting")
+FOR_TRAINERS = (
+    "errors",
+    "progress",
+    "util",
+    "object_storage",
+    "tokenizers",
+    "dataset",
+    "blend_planning",
+    "loader",
+    "reporting",
+)
 
 
 @dataclass(frozen=True)

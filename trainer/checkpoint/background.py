@@ -19,7 +19,8 @@ from torch import Tensor
 
 from mdata import MdataError, ResourceError
 from mdata.errors import explain_os_error
-from trainer.checkpoint.save import Shard, Target, commit, missing_parts, write_part
+from trainer.checkpoint.rank_file import Shard
+from trainer.checkpoint.save import Target, commit, missing_parts, write_part
 
 LONGEST_PAUSE_S = 0.5  # between looks for files; on a shared file system each costs a message
 

@@ -1,10 +1,10 @@
-"""The checkpoints that a run's folder holds: which one a run goes on from, and which old ones go.
+"""The checkpoints that a folder holds, on a disk or in object storage: which one a run goes on from, which old ones go.
 
 A checkpoint is a folder named step-N with an index.json of step N in it; folders of other names ("step-old", "step-4
 (copy)") are not ours: they are neither read nor removed. `latest` names the one to go on from. Where it is missing or
 names none, the newest whole one is taken, which is for the caller to say; where it names one that is damaged, nothing
 is taken. Only whole checkpoints up to that step are counted against `keep`: a run that went back to an older one has
-later ones of a curve that it left. No link is followed to a file.
+later ones of a curve that it left. No link is followed to a file. What is different in storage is in object_folder.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 import os
 import re
 import shutil
-import stat
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,8 +23,10 @@ from mdata.errors import os_errors_named
 from mdata.util import atomic_io
 from trainer.checkpoint.format import Index, RunState, parse_index
 from trainer.checkpoint.index_fields import IndexFault
+from trainer.checkpoint.location import Location, checkpoints_of
+from trainer.checkpoint.object_folder import LATEST, latest_name, point_to_objects, remove_folder, remove_unfinished
+from trainer.checkpoint.stored_files import INDEX, NOTHING, Files, LocalFiles, files_of, folders_in
 
-INDEX, LATEST = "index.json", "latest"
 _NAME = re.compile(r"step-([1-9][0-9]{0,17})")
 _LEFTOVER = re.compile(r"\.step-[0-9]+\.([0-9a-z-]+\.)?(partial|removed)")
 _OURS = re.compile(r"rank-.*|tokenizer/.*|index.*")  # names in a checkpoint that nobody else should give
@@ -43,7 +44,7 @@ class Found:
         folder: None where there is no checkpoint. warning: why it is not the one that `latest` names, for the user.
     """
 
-    folder: Path | None
+    folder: Location | None
     warning: str | None = None
 
 
@@ -52,21 +53,21 @@ def folder_name(step: int) -> str:
     return f"step-{step}"
 
 
-def find_checkpoint(root: Path) -> Found:
-    """The checkpoint to go on from in a run's `checkpoints` folder.
+def find_checkpoint(root: Location) -> Found:
+    """The checkpoint to go on from in a run's `checkpoints` folder, or where else it keeps them.
 
     Raises:
         DamageError: there are checkpoints, but `latest` names none of them and none is intact.
     """
     pointer = root / LATEST
-    named = _first_bytes(pointer)
-    if named is not None and _NAME.fullmatch(named) and (root / named).is_dir():
+    named = _latest_name(root)
+    if named is not None and _NAME.fullmatch(named) and files_of(root / named).exists():
         return Found(root / named)
     problem = f"{pointer} is missing" if named is None else f"{pointer} names no checkpoint of its folder ({named!r})"
     whole = next(whole_checkpoints(root), None)
     if whole is not None:
         return Found(whole, f"{problem}; using the newest intact checkpoint, {whole.name}")
-    damaged = [folder.name for folder in _checkpoints(root)]
+    damaged = [folder.name for folder, _ in _checkpoints(root)]
     if named is None and not damaged:
         return Found(None)
     raise DamageError(
@@ -77,38 +78,57 @@ def find_checkpoint(root: Path) -> Found:
     )
 
 
-def latest_checkpoint(root: Path) -> Path | None:
+def checkpoint_at(location: Location, *, name: str = "latest") -> Found:
+    """The checkpoint that a user names: itself, its run folder, or the folder with a run's checkpoints.
+
+    Args:
+        name: of one of several, such as "step-400"; "latest": see `find_checkpoint`.
+    """
+    absent = isinstance(location, Path) and not location.is_dir()
+    if absent or not isinstance(files_of(location).look(INDEX), str):
+        return Found(location)
+    root = location
+    if isinstance(location, Path):
+        kept = checkpoints_of(location)
+        root = kept if not isinstance(kept, Path) or kept.is_dir() else location
+    elif _latest_name(location) is None and _latest_name(location / "checkpoints") is not None:
+        root = location / "checkpoints"  # a copy of a run folder
+    return find_checkpoint(root) if name == "latest" else Found(root / name)
+
+
+def latest_checkpoint(root: Location) -> Location | None:
     """The checkpoint that `find` finds, for who need not say how."""
     return find_checkpoint(root).folder
 
 
-def read_index(folder: Path) -> Index:
+def read_index(folder: Location) -> Index:
     """A checkpoint's index, checked, and its files' sizes with it; their content is checked where it is read.
 
     Raises:
         UsageError: there is no such folder. DamageError: it is not a whole checkpoint.
     """
-    if not folder.is_dir():
+    files = files_of(folder)
+    if not files.exists():
         raise UsageError(f"there is no checkpoint at {folder}", fix="give a folder with index.json in it")
     try:
-        index = _read_index(folder)
+        index = _read_index(folder, files)
     except IndexFault as error:
         part, _, inside = error.place.partition("/")
         name, place = (part, inside) if part.endswith(".json") else (INDEX, error.place)
         what = f"{folder / name} is damaged" + (f" at {place}" if place else "")
         raise DamageError(what, found=error.shown, expected=error.expected, fix=instead(folder)) from error
-    if problem := _file_problem(folder, index):
+    if problem := _file_problem(files, index):
         name, found, expected = problem
         raise DamageError(f"{folder / name} is damaged", found=found, expected=expected, fix=instead(folder))
     return index
 
 
-def run_state(folder: Path) -> RunState:
+def run_state(folder: Location) -> RunState:
     """Where the run was when this checkpoint was written."""
     return read_index(folder).run
 
 
-def instead(folder: Path) -> str:
+def instead(folder: Location) -> str:
     """What to do without a checkpoint that was there."""
     others = [path for path in whole_checkpoints(folder.parent) if path != folder]
     if not others:
@@ -119,36 +139,38 @@ def instead(folder: Path) -> str:
     return f"restore it from a copy, or write {other.name} into {folder.parent / LATEST} to continue from that one"
 
 
-def check_partial(partial: Path) -> None:
-    """Verify what is about to get a checkpoint's name: the index, coverage, and the sizes of all files.
+def check_written(folder: Location, *, index: bytes | None = None) -> None:
+    """Verify what is about to become a checkpoint: the index, coverage, and the sizes of all files.
+
+    Args:
+        index: the content of its index, where that is not there yet.
 
     Raises:
         DamageError: it is not what was written.
     """
+    files = files_of(folder)
     try:
-        problem = _file_problem(partial, _read_index(partial))
+        problem = _file_problem(files, _read_index(folder, files) if index is None else parse_index(index, files.read))
     except IndexFault as error:
         problem = (error.place or INDEX, error.shown, error.expected)
     if problem:
         name, found, expected = problem
-        fix = "look at the system's log: the file system did not keep what was written"
-        raise DamageError(f"a checkpoint was not written: {partial / name}", found=found, expected=expected, fix=fix)
+        fix = "look at the system's log: the file system or the storage did not keep what was written"
+        raise DamageError(f"a checkpoint was not written: {folder / name}", found=found, expected=expected, fix=fix)
 
 
-def partial_folder(root: Path, step: int, *, attempt: str) -> Path:
-    """Where the ranks write a checkpoint before it has its name; `attempt` is that of no other save."""
-    return root / f".{folder_name(step)}.{attempt}.partial"
-
-
-def remove_leftovers(root: Path) -> None:
-    """Delete temporary folders of crashed saves; no save may be in flight."""
+def remove_leftovers(root: Location) -> None:
+    """Delete what crashed saves left; no save may be in flight."""
+    if not isinstance(root, Path):
+        remove_unfinished(root)
+        return
     for leftover in root.iterdir() if root.is_dir() else ():
         if _LEFTOVER.fullmatch(leftover.name):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def remove_old(root: Path, keep: int, *, every: int = 0, best: Collection[int] = ()) -> None:
-    """Delete whole checkpoints but the newest `keep`, and temporary folders of crashed saves.
+def remove_old(root: Location, keep: int, *, every: int = 0, best: Collection[int] = ()) -> None:
+    """Delete whole checkpoints but the newest `keep`, and what crashed saves left.
 
     What `latest` names always stays, and so do later ones: those that a run left when it went back to an older one take
     no place of those that it writes. A damaged one stays too.
@@ -157,29 +179,48 @@ def remove_old(root: Path, keep: int, *, every: int = 0, best: Collection[int] =
         every: steps that are multiples of it stay; 0: none. best: further steps that stay.
     """
     remove_leftovers(root)
-    if len(_checkpoints(root)) <= keep:
+    there = _checkpoints(root)
+    if len(there) <= keep:
         return
-    current = _first_bytes(root / LATEST) or ""
+    current = _latest_name(root) or ""
     last = step_of(root / current) if _NAME.fullmatch(current) else math.inf
-    for folder in [folder for folder in whole_checkpoints(root) if step_of(folder) <= last][keep:]:
+    whole = 0
+    for folder, files in there:
         step = step_of(folder)
-        if (every and step % every == 0) or step in best:
+        stays = folder.name == current or (every and step % every == 0) or step in best
+        # What is to stay need not be read once enough newer ones are known to be whole.
+        if step > last or (whole >= keep and stays) or not _is_whole(folder, files):
             continue
-        if folder.name != current and not folder.is_symlink():
+        whole += 1
+        if whole > keep and not (isinstance(folder, Path) and folder.is_symlink()):
             with suppress(OSError):
                 _remove(folder)
 
 
-def make_room(final: Path) -> None:
-    """Take away what stands where a checkpoint is to be: an older one of the same step; else it gets another name."""
-    if final.is_dir() and not final.is_symlink() and (final / INDEX).is_file() and not _is_misnamed(final):
+def make_room(final: Location) -> None:
+    """Take away what stands where a checkpoint is to be: an older one of the same step; else it gets another name.
+
+    Raises:
+        UsageError: in storage, where nothing is renamed, it is a checkpoint of another step.
+    """
+    if not isinstance(final, Path):
+        if not files_of(final).exists():
+            return
+        if _is_misnamed(final):
+            what = f"{final} is a checkpoint of another step, and stands where one is to be written"
+            raise UsageError(what, fix="give it another name, and start again")
+        remove_folder(final)
+    elif final.is_dir() and not final.is_symlink() and (final / INDEX).is_file() and not _is_misnamed(final):
         _remove(final)  # a step that is done again after a resume from before it
     elif os.path.lexists(final):
         _put_aside(final)
 
 
-def point_to(final: Path) -> None:
+def point_to(final: Location) -> None:
     """Make `latest` name this checkpoint."""
+    if not isinstance(final, Path):
+        point_to_objects(final)
+        return
     pointer = final.parent / LATEST
     if pointer.is_dir() and not pointer.is_symlink():
         _put_aside(pointer)  # no file can be put where a folder is
@@ -191,8 +232,11 @@ def _put_aside(final: Path) -> None:
     atomic_io.rename(final, next(path for path in names if not os.path.lexists(path)))
 
 
-def _remove(folder: Path) -> None:
+def _remove(folder: Location) -> None:
     """Delete a checkpoint: first it surely loses its name, so that nobody finds a part of it under that."""
+    if not isinstance(folder, Path):
+        remove_folder(folder)
+        return
     gone = folder.with_name(f".{folder.name}.removed")
     shutil.rmtree(gone, ignore_errors=True)
     atomic_io.rename(folder, gone)
@@ -200,22 +244,27 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def _checkpoints(root: Path) -> list[Path]:
-    """The folders that are checkpoints by name and have an index, newest first."""
-    found = [path for path in root.iterdir() if _NAME.fullmatch(path.name)] if root.is_dir() else []
-    found = [path for path in found if os.path.lexists(path / INDEX)]
-    return sorted(found, key=step_of, reverse=True)
+def _checkpoints(root: Location) -> list[tuple[Location, Files]]:
+    """The folders that are checkpoints by name and have an index, with their files, newest first."""
+    found = [(root / name, files) for name, files in folders_in(root).items() if _NAME.fullmatch(name)]
+    found = [(folder, files) for folder, files in found if files.look(INDEX) != NOTHING]
+    return sorted(found, key=lambda one: step_of(one[0]), reverse=True)
 
 
-def step_of(folder: Path) -> int:
+def steps_in(root: Location) -> frozenset[int]:
+    """The steps of which there are checkpoints, whole or not."""
+    return frozenset(step_of(folder) for folder, _ in _checkpoints(root))
+
+
+def step_of(folder: Location) -> int:
     """The step in a checkpoint's name."""
     return int(folder.name.removeprefix("step-"))
 
 
-def _is_misnamed(folder: Path) -> bool:
+def _is_misnamed(folder: Location) -> bool:
     """Whether it is a checkpoint of another step than that of its name: a copy that somebody keeps."""
     try:
-        _read_index(folder)
+        _read_index(folder, files_of(folder))
     except _Misnamed:
         return True
     except IndexFault:
@@ -223,60 +272,53 @@ def _is_misnamed(folder: Path) -> bool:
     return False
 
 
-def whole_checkpoints(root: Path) -> Iterator[Path]:
+def whole_checkpoints(root: Location) -> Iterator[Location]:
     """Those whose index and whose files' sizes are right, newest first."""
-    for folder in _checkpoints(root):
-        try:
-            index = _read_index(folder)
-        except (IndexFault, MdataError):
-            continue
-        if _file_problem(folder, index) is None:
-            yield folder
+    return (folder for folder, files in _checkpoints(root) if _is_whole(folder, files))
 
 
-def _read_index(folder: Path) -> Index:
-    index = parse_index(_content(folder, INDEX), lambda name: _content(folder, name))
+def _is_whole(folder: Location, files: Files) -> bool:
+    try:
+        return _file_problem(files, _read_index(folder, files)) is None
+    except (IndexFault, MdataError):
+        return False
+
+
+def _read_index(folder: Location, files: Files) -> Index:
+    index = parse_index(_content(files, INDEX), lambda name: _content(files, name))
     if _NAME.fullmatch(folder.name) and index.run.step != step_of(folder):
         raise _Misnamed("run/step", index.run.step, f"{step_of(folder)}, the step in its folder's name")
     return index
 
 
-def _content(folder: Path, name: str) -> bytes:
-    with os_errors_named("reading a checkpoint"):
-        if (kind := _kind(folder / name)) != "file":
-            raise IndexFault("" if name == INDEX else name, kind, "a file")
-        return (folder / name).read_bytes()
+def _content(files: Files, name: str) -> bytes:
+    if isinstance(found := files.look(name), str):
+        raise IndexFault("" if name == INDEX else name, found, "a file")
+    return files.read(name)
 
 
-def _file_problem(folder: Path, index: Index) -> tuple[str, str, str] | None:
+def _file_problem(files: Files, index: Index) -> tuple[str, str, str] | None:
     """(name, found, expected) of the first file that is not what the index says; None: all are."""
-    sizes = {name: file.bytes for files in (index.files, index.extras) for name, file in files.items()}
+    sizes = {name: file.bytes for some in (index.files, index.extras) for name, file in some.items()}
     for name, size in sizes.items():
-        kind = _kind(folder / name)
-        found = f"{(folder / name).stat().st_size} bytes" if kind == "file" else kind
+        stands = files.look(name)
+        found = stands if isinstance(stands, str) else f"{stands} bytes"
         if found != (expected := f"{size} bytes"):
             return name, found, expected
     known = {INDEX, *sizes, *index.parts}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
+    for name in files.names():
         if name not in known and _OURS.fullmatch(name):
             return name, "a file that the index does not list", "no such file: it belongs to another checkpoint"
     return None
 
 
-def _kind(path: Path) -> str:
-    """What a name stands for, itself: nothing is followed out of the folder."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return "no such file"
-    return "file" if stat.S_ISREG(mode) else "a link" if stat.S_ISLNK(mode) else "not a regular file"
-
-
-def _first_bytes(pointer: Path) -> str | None:
+def _latest_name(root: Location) -> str | None:
     """What `latest` says; None where there is no such file."""
+    if not isinstance(root, Path):
+        return latest_name(root)
+    pointer = root / LATEST
     with os_errors_named("reading which checkpoint is the latest"):
-        if _kind(pointer) == "no such file":
+        if LocalFiles(root).look(LATEST) == NOTHING:
             return None
         if not pointer.is_file():
             return ""

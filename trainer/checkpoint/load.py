@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,18 +24,20 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mdata import DamageError, MdataError, UsageError
-from mdata.errors import few, os_errors_named
+from mdata.errors import few
 from trainer.checkpoint.folder import Found, find_checkpoint, instead, read_index, step_of, whole_checkpoints
 from trainer.checkpoint.format import Index, SavedSlice
-from trainer.checkpoint.save import DTYPE_NAMES, Owned
+from trainer.checkpoint.location import Location
+from trainer.checkpoint.rank_file import DTYPE_NAMES, Owned
+from trainer.checkpoint.stored_files import BlockReader, files_of
 from trainer.checkpoint.tiling import Rectangle, cut
 
 BLOCK_BYTES = 8 << 20
-READ_THREADS = 4  # a thread reads 1 to 2 GB/s, hash and copy included
+_MISFORMED = (KeyError, IndexError, TypeError, AttributeError)  # of a header that no library looked at
 _TORCH = MappingProxyType({name: dtype for dtype, name in DTYPE_NAMES.items()})
 
 
-class _Copy(NamedTuple):
+class Copy(NamedTuple):
     """A part of a slice, in the logical tensor's coordinates, and the rectangle of the result that it lies in."""
 
     part: Rectangle
@@ -44,14 +45,14 @@ class _Copy(NamedTuple):
     origin: tuple[int, ...]
 
 
-def load_state(folder: Path, owned: Mapping[str, Owned], *, dtype: torch.dtype) -> dict[str, Tensor]:
+def load_state(folder: Location, owned: Mapping[str, Owned], *, dtype: torch.dtype) -> dict[str, Tensor]:
     """What a rank of any layout owns, in host memory: name -> flat tensor of its runs; see `load_into`."""
     state = {name: torch.empty(runs.size, dtype=dtype) for name, runs in owned.items()}
     load_into(state, folder, owned=owned)
     return state
 
 
-def load_into(state: Mapping[str, Tensor], folder: Path, *, owned: Mapping[str, Owned]) -> None:
+def load_into(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[str, Owned]) -> None:
     """Read what a rank of any layout owns.
 
     Args:
@@ -64,7 +65,7 @@ def load_into(state: Mapping[str, Tensor], folder: Path, *, owned: Mapping[str, 
     """
     index = read_index(folder)
     check_fits(folder, index, owned=owned)
-    plan: dict[str, dict[SavedSlice, list[_Copy]]] = {}
+    plan: dict[str, dict[SavedSlice, list[Copy]]] = {}
     for name, runs in owned.items():
         slices = list(runs.slices())
         if sum(math.prod(wanted.size) for _, wanted, _ in slices) < runs.size:
@@ -72,14 +73,14 @@ def load_into(state: Mapping[str, Tensor], folder: Path, *, owned: Mapping[str, 
         for _, wanted, first in slices:
             target = state[name][first : first + math.prod(wanted.size)].view(wanted.size)
             for piece, part in overlaps((wanted.start, wanted.size), index.tensors[f"{name}/{wanted.name}"].slices):
-                plan.setdefault(piece.file, {}).setdefault(piece, []).append(_Copy(part, target, wanted.start))
-    reader = _Reader(folder, index, pinned=any(tensor.is_cuda for tensor in state.values()))
+                plan.setdefault(piece.file, {}).setdefault(piece, []).append(Copy(part, target, wanted.start))
+    reader = SliceReader(folder, index, pinned=any(tensor.is_cuda for tensor in state.values()))
     for file, wanted_of_file in sorted(plan.items()):
         reader.read(file, wanted_of_file)
-    _check_extras(folder, index)
+    read_extras(folder, index)
 
 
-def check_fits(folder: Path, index: Index, *, owned: Mapping[str, Owned]) -> None:
+def check_fits(folder: Location, index: Index, *, owned: Mapping[str, Owned]) -> None:
     """See that every tensor that is wanted is there in its shape.
 
     Raises:
@@ -113,16 +114,16 @@ def overlaps(wanted: Rectangle, saved: Sequence[SavedSlice]) -> Iterator[tuple[S
             yield piece, common
 
 
-def verify_checkpoint(folder: Path) -> Index:
+def verify_checkpoint(folder: Location) -> Index:
     """Compare every byte of a checkpoint with its hash; its index.
 
     Raises:
         DamageError: the first file that is not what was written. UsageError: there is no checkpoint.
     """
     index = read_index(folder)
-    _check_extras(folder, index)
-    reader = _Reader(folder, index)
-    slices: dict[str, dict[SavedSlice, list[_Copy]]] = {name: {} for name in index.files}
+    read_extras(folder, index)
+    reader = SliceReader(folder, index)
+    slices: dict[str, dict[SavedSlice, list[Copy]]] = {name: {} for name in index.files}
     for tensor in index.tensors.values():
         for piece in tensor.slices:
             slices[piece.file][piece] = []
@@ -131,7 +132,7 @@ def verify_checkpoint(folder: Path) -> Index:
     return index
 
 
-def find_valid(root: Path) -> Found:
+def find_valid(root: Location) -> Found:
     """As `find_checkpoint`, but one whose every byte was compared; damaged ones are passed over, which is told.
 
     Raises:
@@ -166,49 +167,66 @@ class _Entry(NamedTuple):
     bytes: int
 
 
-class _Reader:
+class SliceReader:
     """Reads slices of a checkpoint's files, each compared with its hash.
 
     Args:
         pinned: blocks are read into memory that a GPU copies from by itself.
     """
 
-    def __init__(self, folder: Path, index: Index, *, pinned: bool = False) -> None:
-        self.folder, self.index = folder, index
-        self.blocks = SimpleQueue[Tensor]()
-        for _ in range(READ_THREADS):
-            self.blocks.put(torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned))
+    def __init__(self, folder: Location, index: Index, *, pinned: bool = False) -> None:
+        self.folder, self.index, self.files = folder, index, files_of(folder)
+        self._headers: dict[str, dict[str, _Entry]] = {}
+        self._pinned, self._blocks = pinned, list[Tensor]()
 
-    def read(self, name: str, wanted: Mapping[SavedSlice, Sequence[_Copy]]) -> None:
+    def read(self, name: str, wanted: Mapping[SavedSlice, Sequence[Copy]]) -> None:
         """Read slices of one file in the order in which they lie there, and copy what is wanted of each."""
-        with os_errors_named("reading a checkpoint"), (self.folder / name).open("rb", buffering=0) as file:
-            entries = self._entries(name, file.fileno())
-            for piece in wanted:
-                self._check_entry(piece, entries.get(piece.key))
-            ordered = sorted(wanted, key=lambda piece: entries[piece.key].begin)
-            with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="load") as threads:
-                results = threads.map(
-                    lambda piece: self._read_slice(file.fileno(), piece, entries[piece.key], wanted[piece]), ordered
-                )
-                try:
-                    list(results)
-                except BaseException:
-                    threads.shutdown(wait=False, cancel_futures=True)
-                    raise
-
-    def _read_slice(self, fd: int, piece: SavedSlice, entry: _Entry, copies: Sequence[_Copy]) -> None:
-        block = self.blocks.get()
         try:
-            self._copy_slice(fd, piece, entry, copies, block)
-        finally:
-            self.blocks.put(block)
+            with self.files.open(name) as file:
+                entries = self._entries(name, file)
+                for piece in wanted:
+                    self._check_entry(piece, entries.get(piece.key))
+                self._read_all(file, [(piece, entries[piece.key], copies) for piece, copies in wanted.items()])
+        except EOFError:
+            raise self._damage(name, "a file that became shorter while it was read", None) from None
 
-    def _copy_slice(self, fd: int, piece: SavedSlice, entry: _Entry, copies: Sequence[_Copy], block: Tensor) -> None:
+    def dtype(self, piece: SavedSlice) -> torch.dtype | None:
+        """Of a slice in its file; None: there is none."""
+        with self.files.open(piece.file) as file:
+            entry = self._entries(piece.file, file).get(piece.key)
+        return entry.dtype if entry else None
+
+    def _read_all(self, file: BlockReader, wanted: list[tuple[SavedSlice, _Entry, Sequence[Copy]]]) -> None:
+        """By as many threads as the file wants, each with a block of its own that is used again."""
+        while len(self._blocks) < file.threads:
+            self._blocks.append(torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=self._pinned))
+        free = SimpleQueue[Tensor]()
+        for block in self._blocks:
+            free.put(block)
+
+        def read(one: tuple[SavedSlice, _Entry, Sequence[Copy]]) -> None:
+            block = free.get()
+            try:
+                self._read_slice(file, *one, block=block)
+            finally:
+                free.put(block)
+
+        with ThreadPoolExecutor(file.threads, thread_name_prefix="load") as threads:
+            try:
+                for _ in threads.map(read, sorted(wanted, key=lambda one: one[1].begin)):
+                    pass
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _read_slice(
+        self, file: BlockReader, piece: SavedSlice, entry: _Entry, copies: Sequence[Copy], *, block: Tensor
+    ) -> None:
         seen, at = blake3(), entry.begin
         for box in cut((piece.start, piece.size), BLOCK_BYTES // entry.dtype.itemsize):
             count = math.prod(box[1]) * entry.dtype.itemsize
             content = block[:count]
-            self._fill(content.numpy().data, fd, at, name=piece.file)
+            file.read_into(content.numpy().data, at)
             at += count
             if piece.hash is not None:
                 seen.update(content.numpy().data)
@@ -222,37 +240,37 @@ class _Reader:
         if piece.hash is not None and seen.hexdigest() != piece.hash:
             raise self._damage(piece.file, f"{piece.key} with a different hash than when it was written", None)
 
-    def _fill(self, view: memoryview, fd: int, at: int, *, name: str) -> None:
-        """Read bytes of a file."""
-        done = 0
-        while done < len(view):
-            got = os.preadv(fd, [view[done:]], at + done)
-            if got == 0:
-                raise self._damage(name, "a file that became shorter while it was read", None)
-            done += got
-
-    def _entries(self, name: str, fd: int) -> dict[str, _Entry]:
+    def _entries(self, name: str, file: BlockReader) -> dict[str, _Entry]:
         """What the file's header says, once it is known to be what was written, and sound."""
+        if name not in self._headers:
+            self._headers[name] = self._read_entries(name, file)
+        return self._headers[name]
+
+    def _read_entries(self, name: str, file: BlockReader) -> dict[str, _Entry]:
         saved = self.index.files[name]
-        length = 8 + int.from_bytes(os.pread(fd, 8, 0), "little")
-        header = os.pread(fd, min(length, saved.bytes), 0)
+        size = bytearray(8)
+        file.read_into(memoryview(size), 0)
+        length = 8 + int.from_bytes(size, "little")
+        header = bytearray(min(length, saved.bytes))
+        file.read_into(memoryview(header), 0)
         if saved.header is not None and blake3(header).hexdigest() != saved.header:
             raise self._damage(name, "a header with a different hash than when it was written", None)
         try:
-            with safe_open(self.folder / name, framework="pt"):
-                found = json.loads(header[8:])
-        except (SafetensorError, ValueError, RecursionError) as error:
+            if isinstance(self.folder, Path):
+                with safe_open(self.folder / name, framework="pt"):
+                    pass
+            return {
+                key: _Entry(
+                    _TORCH.get(entry["dtype"], torch.bool),
+                    tuple(entry["shape"]),
+                    length + entry["data_offsets"][0],
+                    entry["data_offsets"][1] - entry["data_offsets"][0],
+                )
+                for key, entry in json.loads(header[8:]).items()
+                if key != "__metadata__"
+            }
+        except (SafetensorError, ValueError, RecursionError, *_MISFORMED) as error:
             raise self._damage(name, str(error), "a header of safetensors") from error
-        return {
-            key: _Entry(
-                _TORCH.get(entry["dtype"], torch.bool),
-                tuple(entry["shape"]),
-                length + entry["data_offsets"][0],
-                entry["data_offsets"][1] - entry["data_offsets"][0],
-            )
-            for key, entry in found.items()
-            if key != "__metadata__"
-        }
 
     def _check_entry(self, piece: SavedSlice, entry: _Entry | None) -> None:
         if entry is None:
@@ -267,13 +285,15 @@ class _Reader:
         return DamageError(f"{self.folder / name} is damaged", found=found, expected=expected, fix=fix)
 
 
-def _check_extras(folder: Path, index: Index) -> None:
-    for name, file in index.extras.items():
-        with os_errors_named("reading a checkpoint"):
-            content = (folder / name).read_bytes()
-        if blake3(content).hexdigest() != file.hash:
-            found = "a different hash than when it was written"
-            raise DamageError(f"{folder / name} is damaged", found=found, fix=instead(folder))
+def read_extras(folder: Location, index: Index) -> dict[str, bytes]:
+    """The small files of a checkpoint, by name, each compared with its hash."""
+    files = files_of(folder)
+    found = {name: files.read(name) for name in index.extras}
+    for name, content in found.items():
+        if blake3(content).hexdigest() != index.extras[name].hash:
+            told = "a different hash than when it was written"
+            raise DamageError(f"{folder / name} is damaged", found=told, fix=instead(folder))
+    return found
 
 
 def intersection(a: Rectangle, b: Rectangle) -> Rectangle | None:

@@ -293,6 +293,7 @@ class CheckpointSection:
 
     interval: Count = 0  # steps between checkpoints; 0: off
     minutes: Amount = 10.0  # minutes of wall-clock time between checkpoints; 0: off
+    folder: str = ""  # where checkpoints go: s3://, gs:// or az://, or a folder; "": checkpoints in run.folder
     keep: Positive = 2  # number of newest checkpoints to keep
     init_from: str = ""  # folder with the first weights of a new run: a run's, Hugging Face's or Megatron-LM's
     init_optimizer: bool = False  # a new run begins with init_from's moments, number of updates and loss scale, too

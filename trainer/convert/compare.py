@@ -112,7 +112,7 @@ def _by_transformers(model: ModelFolder, tokens_BS: Tensor) -> Tensor:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     built = transformers.AutoModelForCausalLM.from_pretrained(
-        model.path, dtype=torch.float32, local_files_only=True, attn_implementation="eager"
+        str(model.path), dtype=torch.float32, local_files_only=True, attn_implementation="eager"
     )
     logits: Tensor = built.eval()(tokens_BS).logits
     return logits

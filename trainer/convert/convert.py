@@ -22,6 +22,7 @@ from mdata import UsageError
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io
+from trainer.checkpoint.location import Location
 from trainer.convert.compare import Rounded, compare_logits
 from trainer.convert.hf_folder import find_tokenizer, is_hf, open_hf, write_hf
 from trainer.convert.model_folder import Format, ModelFolder, check_new, check_room, num_bytes
@@ -67,7 +68,7 @@ class Options:
     check: bool = True
 
 
-def convert(source: Path, target: Path, *, options: Options, progress: Progress = SILENT) -> dict[str, Any]:
+def convert(source: Location, target: Path, *, options: Options, progress: Progress = SILENT) -> dict[str, Any]:
     """Write the model of one folder into another, new one; returns what conversion.json says.
 
     Raises:
@@ -106,7 +107,7 @@ def convert(source: Path, target: Path, *, options: Options, progress: Progress 
     return result
 
 
-def open_model(path: Path, *, checkpoint: str = "latest", settings: Sequence[str] = ()) -> ModelFolder:
+def open_model(path: Location, *, checkpoint: str = "latest", settings: Sequence[str] = ()) -> ModelFolder:
     """A model folder of any format that we read.
 
     Args:
@@ -115,6 +116,8 @@ def open_model(path: Path, *, checkpoint: str = "latest", settings: Sequence[str
     Raises:
         UsageError: there is no such folder, or its format is not known.
     """
+    if not isinstance(path, Path):
+        return open_native(path, checkpoint=checkpoint)
     if not path.is_dir():
         raise UsageError(f"there is no folder {path}", fix="give a run folder, or a folder of another project's model")
     keys = _model_keys(settings)

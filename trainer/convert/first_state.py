@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -20,6 +19,7 @@ from mdata.errors import few, wanted_by
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from mdata.tokenizers.registry import build_tokenizer
 from trainer.checkpoint.format import RunState
+from trainer.checkpoint.location import Location, location_of
 from trainer.config.sections import RunConfig
 from trainer.convert.convert import open_model
 from trainer.convert.model_folder import ModelFolder, expected_tensors
@@ -40,7 +40,7 @@ class FirstState(NamedTuple):
         config: of that run; None: it was none of ours.
     """
 
-    folder: Path
+    folder: Location
     run: RunState | None
     notes: tuple[str, ...]
     config: RunConfig | None = None
@@ -60,7 +60,7 @@ def first_state(config: RunConfig, vocab_size: int, *, tokenizer: TokenizerConfi
     if not settings.init_from:
         return None
     try:
-        model = open_model(Path(settings.init_from))
+        model = open_model(location_of(settings.init_from))
     except UsageError as error:
         raise wanted_by(f"checkpoint.init_from = {settings.init_from}", error) from error
     _check_weights(config, model, vocab_size)
@@ -77,7 +77,7 @@ def first_state(config: RunConfig, vocab_size: int, *, tokenizer: TokenizerConfi
     return FirstState(model.path, run, (*model.notes, told, *other), model.config if model.run.data_id else None)
 
 
-def read_owned(state: Mapping[str, Tensor], folder: Path, *, owned: Mapping[str, Ownership]) -> None:
+def read_owned(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[str, Ownership]) -> None:
     """Read what a rank of any layout owns: name -> flat tensor of its runs, one after the other; padding becomes 0."""
     source = open_model(folder).source
     for name, runs in owned.items():

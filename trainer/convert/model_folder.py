@@ -22,6 +22,7 @@ from mdata import DamageError, ResourceError, UsageError
 from mdata.errors import few, os_errors_named
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from trainer.checkpoint.format import RunState
+from trainer.checkpoint.location import Location
 from trainer.checkpoint.tiling import Rectangle
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
@@ -48,7 +49,7 @@ class ModelFolder:
         notes: what the user should know of it, a line each.
     """
 
-    path: Path
+    path: Location
     format: Format
     config: RunConfig
     source: Source
@@ -83,7 +84,7 @@ def no_run(config: RunConfig) -> RunState:
     return RunState(step=1, consumed_samples=1, data_id="", data={}, optimizer_steps=0, config=dump_config(config))
 
 
-def check_tensors(found: Mapping[str, TensorInfo], expected: Mapping[str, Sequence[int]], *, where: Path) -> None:
+def check_tensors(found: Mapping[str, TensorInfo], expected: Mapping[str, Sequence[int]], *, where: Location) -> None:
     """Compare the tensors of a folder with what its configuration asks for.
 
     Raises:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from mdata.errors import os_errors_named
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io
-from trainer.checkpoint.folder import INDEX, find_checkpoint, folder_name, instead, point_to, read_index
+from trainer.checkpoint.folder import checkpoint_at, folder_name, instead, point_to, read_index
 from trainer.checkpoint.format import (
     HashedFile,
     Part,
@@ -40,11 +40,14 @@ from trainer.checkpoint.format import (
     slice_key,
 )
 from trainer.checkpoint.load import overlaps
-from trainer.checkpoint.save import DTYPE_NAMES, part_name
+from trainer.checkpoint.location import Location, checkpoints_of
+from trainer.checkpoint.rank_file import DTYPE_NAMES, part_name
+from trainer.checkpoint.stored_files import INDEX
 from trainer.checkpoint.tiling import Rectangle
 from trainer.config.parse import dump_config, parse_config, problems_error
 from trainer.convert.links import TensorInfo
 from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, expected_tensors, read_json
+from trainer.convert.object_source import ObjectSource
 from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safetensors
 
 
@@ -122,11 +125,11 @@ class CheckpointSource:
 
 def is_native(path: Path) -> bool:
     """Whether this is a run folder or a checkpoint of ours."""
-    return (path / INDEX).is_file() or (path / "checkpoints").is_dir()
+    return (path / INDEX).is_file() or (path / "checkpoints").is_dir() or checkpoints_of(path).parent != path
 
 
-def open_native(path: Path, *, checkpoint: str = "latest") -> ModelFolder:
-    """A run folder, or one checkpoint in it.
+def open_native(path: Location, *, checkpoint: str = "latest") -> ModelFolder:
+    """A run folder, or one checkpoint in it, on a disk or in object storage.
 
     Args:
         checkpoint: "latest" or a name such as "step-400", of a run folder.
@@ -134,17 +137,15 @@ def open_native(path: Path, *, checkpoint: str = "latest") -> ModelFolder:
     Raises:
         UsageError: there is no such checkpoint. DamageError: it is not whole, or not of the model of its configuration.
     """
-    notes: tuple[str, ...] = ()
-    if (path / INDEX).is_file():
-        folder = path
-    elif checkpoint == "latest":
-        found = find_checkpoint(path / "checkpoints")
-        if found.folder is None:
-            raise UsageError(f"there is no checkpoint in {path}", fix="train first (mtrain train)")
-        folder, notes = found.folder, (found.warning,) if found.warning else ()
+    found = checkpoint_at(path, name=checkpoint)
+    if (folder := found.folder) is None:
+        raise UsageError(f"there is no checkpoint in {path}", fix="train first (mtrain train)")
+    source: CheckpointSource | ObjectSource
+    if isinstance(folder, Path):
+        source, tokenizer = CheckpointSource(folder), _tokenizer(folder.parent.parent)
     else:
-        folder = path / "checkpoints" / checkpoint
-    source = CheckpointSource(folder)
+        source = ObjectSource(folder)
+        tokenizer = _stored_tokenizer(source.extras())
     config, problems = parse_config(tomllib.loads(source.run.config))
     if config is None:
         raise problems_error(f"the configuration in {folder}", problems, fix="use the version of mtrain that wrote it")
@@ -153,15 +154,14 @@ def open_native(path: Path, *, checkpoint: str = "latest") -> ModelFolder:
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=rows))
     states = tuple(dict.fromkeys(name.split("/", 1)[0] for name in source.tensors))
     check_tensors(source.tensors, expected_tensors(config, config.model.vocab_size, states=states), where=folder)
-    run_folder = folder.parent.parent
     return ModelFolder(
         path=folder,
         format="mtrain",
         config=config,
         source=source,
         run=source.run,
-        tokenizer=_tokenizer(run_folder),
-        notes=notes,
+        tokenizer=tokenizer,
+        notes=(found.warning,) if found.warning else (),
     )
 
 
@@ -233,4 +233,13 @@ def _tokenizer(run_folder: Path) -> TokenizerConfig | None:
         return None
     known = read_json(facts, what="the tokenizer of the run")
     files = {path.name: path.read_bytes() for path in (run_folder / "tokenizer").glob("*") if path.is_file()}
+    return TokenizerConfig(known["type"], files, known["options"], "tokenizers")
+
+
+def _stored_tokenizer(extras: Mapping[str, bytes]) -> TokenizerConfig | None:
+    """The tokenizer that a checkpoint carries: in storage there is no run folder around it."""
+    if "tokenizer_facts.json" not in extras:
+        return None
+    known = json.loads(extras["tokenizer_facts.json"])
+    files = {name.removeprefix("tokenizer/"): file for name, file in extras.items() if name.startswith("tokenizer/")}
     return TokenizerConfig(known["type"], files, known["options"], "tokenizers")

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from mdata.progress import Progress
 from trainer.checkpoint.folder import run_state
 from trainer.checkpoint.format import RunState
+from trainer.checkpoint.location import Location
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
 from trainer.parallel.collectives import gather_objects
@@ -181,7 +182,7 @@ class AfterStep:
         stop(self.asked, where=f"after step {step} {done}")
 
 
-def unrecorded_step(newest: Path, config: RunConfig, *, plan: Plan, world: World) -> RunState | None:
+def unrecorded_step(newest: Location, config: RunConfig, *, plan: Plan, world: World) -> RunState | None:
     """The newest checkpoint where metrics.jsonl lacks its step (the run ended in its evaluation); as rank 0 sees it."""
     run = run_state(newest)
     due = evaluates(run.step, config, last=plan.steps) or is_due(run.step, config.train.log_interval)

@@ -13,7 +13,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,9 @@ from trainer.checkpoint.background import HostCopies
 from trainer.checkpoint.folder import run_state
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import load_into
-from trainer.checkpoint.save import Shard, together
+from trainer.checkpoint.location import Location, location_of
+from trainer.checkpoint.rank_file import Shard
+from trainer.checkpoint.save import together
 from trainer.config.sections import RunConfig
 from trainer.convert.convert import open_model
 from trainer.convert.first_state import read_owned
@@ -60,7 +61,7 @@ class Engine:
 
     @out_of_memory_in("setting up the model and its optimizer", fix=MORE_RANKS)
     def __init__(
-        self, config: RunConfig, plan: Plan, *, world: World, fresh: bool = True, first: Path | None = None
+        self, config: RunConfig, plan: Plan, *, world: World, fresh: bool = True, first: Location | None = None
     ) -> None:
         self.plan, self.world, self.loss_average = plan, world, config.train.loss_average
         self.tp, self.cp, self.dp, self.everyone = (world.groups[axis] for axis in ("tp", "cp", "dp", "world"))
@@ -95,9 +96,8 @@ class Engine:
         self.copies = HostCopies()
         # A scale that is 1 has no place in the arithmetic of other precisions.
         self.scaler = LossScaler(scale_rule(config.precision), world.device) if dtype == torch.float16 else None
-        if fresh and config.checkpoint.init_from:
-            settings = config.checkpoint
-            self._read_first_state(first or Path(settings.init_from), moments=settings.init_optimizer)
+        if fresh and (settings := config.checkpoint).init_from:
+            self._read_first_state(first or location_of(settings.init_from), moments=settings.init_optimizer)
         elif fresh:
             self._draw_weights(config.run.seed)
 
@@ -194,7 +194,7 @@ class Engine:
         return run if self.float8 is None else replace(run, float8=self.float8.to_numbers())
 
     @out_of_memory_in("reading a checkpoint", fix=MORE_RANKS)
-    def load(self, folder: Path) -> RunState:
+    def load(self, folder: Location) -> RunState:
         """Continue from a checkpoint of any layout; an error of one rank is raised by all."""
         run, optimizer = run_state(folder), self.optimizer
 
@@ -213,7 +213,7 @@ class Engine:
             self.float8.load(run.float8)
 
     @out_of_memory_in("reading the first weights", fix=MORE_RANKS)
-    def _read_first_state(self, folder: Path, *, moments: bool) -> None:
+    def _read_first_state(self, folder: Location, *, moments: bool) -> None:
         """Begin with the weights of another run, or its moments, too; an error of one rank is raised by all."""
         wanted = self.optimizer.holds if moments else {"weight": self.optimizer.holds["weight"]}
 

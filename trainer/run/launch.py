@@ -27,8 +27,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mdata import BadInputError, DamageError, MdataError, ResourceError, StoppedError, UsageError
 from mdata.errors import explain_os_error
+from mdata.object_storage.uploading import check_writable
 from mdata.progress import SILENT, Progress
 from mdata.util import atomic_io
+from trainer.checkpoint.location import checkpoints_folder, location_of
+from trainer.checkpoint.object_folder import try_to_write
 from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig
 from trainer.errors import LostRankError
@@ -111,7 +114,7 @@ class Survey:
 
 
 def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT) -> Survey:
-    """All problems of a configuration with its mesh, its data, its folder and the checkpoint in it.
+    """All problems of a configuration with its mesh, its data, its folder and its checkpoints, in storage or not.
 
     Raises:
         MdataError: the data or the checkpoint is damaged.
@@ -119,12 +122,16 @@ def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT) -
     from trainer.run.data import open_data
     from trainer.run.resume import find_start
 
-    found = list(_folder_problems(config.run.folder))
+    addresses = list(_address_problems(config))
+    found = [*_folder_problems(config.run.folder), *addresses]
     facts, start = None, None
     try:
         data = open_data(config, progress=progress)
         facts = data.facts
-        start = find_start(config, data)
+        if not addresses:
+            start = find_start(config, data)
+            if not isinstance(root := checkpoints_folder(config), Path):
+                try_to_write(root)
     except UsageError as error:
         found.append(str(error))
     continued = start.config if start else config
@@ -141,6 +148,17 @@ def _folder_problems(folder: str) -> Iterator[str]:
         yield f"run.folder={folder!r} cannot be created: {there} is a file; choose another folder"
     elif not os.access(there, os.W_OK | os.X_OK):
         yield f"run.folder={folder!r} is not writable: no permission for {there}; choose another folder"
+
+
+def _address_problems(config: RunConfig) -> Iterator[str]:
+    """Addresses of checkpoints that cannot be read or written, as far as their text tells."""
+    for key in ("folder", "init_from"):
+        try:
+            where = location_of(getattr(config.checkpoint, key))
+            if key == "folder" and not isinstance(where, Path):
+                check_writable(where.address)
+        except UsageError as error:
+            yield f"checkpoint.{key}: {error}"
 
 
 def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:

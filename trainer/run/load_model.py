@@ -6,12 +6,12 @@ which reads the state of the optimizer, too.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainer.checkpoint.load import load_state
+from trainer.checkpoint.location import Location
 from trainer.config.sections import RunConfig
 from trainer.errors import out_of_memory_in
 from trainer.models.family import family_of
@@ -23,7 +23,7 @@ from trainer.run.engine import DTYPES
 
 
 @out_of_memory_in("setting up the model", fix="more ranks: each holds a part of the model")
-def load_model(folder: Path, config: RunConfig, *, plan: Plan, world: World) -> Any:
+def load_model(folder: Location, config: RunConfig, *, plan: Plan, world: World) -> Any:
     """The weights alone, for generation: no optimizer, no sequence parallelism, from a checkpoint of any layout."""
     family, tp = family_of(config), world.groups["tp"]
     place = Place(tp_rank=tp.rank, tp_size=tp.size)

@@ -100,7 +100,7 @@ def compare(straight: Path, interrupted: Path, *, steps: int) -> Proof:
 def _shortened(config: RunConfig, folder: Path, steps: int) -> RunConfig:
     """The run with every step in its curve, ending after so many; its schedules are those of the whole run."""
     train = dataclasses.replace(config.train, exit_interval=steps, log_interval=1, eval_interval=0)
-    checkpoint = dataclasses.replace(config.checkpoint, interval=0, minutes=0.0, keep_best=0, load="latest")
+    checkpoint = dataclasses.replace(config.checkpoint, interval=0, minutes=0.0, keep_best=0, folder="", load="latest")
     run = dataclasses.replace(config.run, folder=str(folder))
     return dataclasses.replace(config, run=run, train=train, checkpoint=checkpoint)
 

@@ -12,15 +12,16 @@ import dataclasses
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mdata import UsageError
 from mdata.loader.resume_check import resumes
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
-from trainer.checkpoint.folder import LATEST, Found, find_checkpoint, read_index, run_state
+from trainer.checkpoint.folder import Found, find_checkpoint, read_index, run_state
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import find_valid
+from trainer.checkpoint.location import Location, checkpoints_folder, location_of
+from trainer.checkpoint.object_folder import LATEST
 from trainer.checkpoint.save import together
 from trainer.config.parse import parse_config
 from trainer.config.sections import OptimizerSection, RunConfig
@@ -90,11 +91,11 @@ class Start:
     """
 
     done: Done
-    folder: Path | None
+    folder: Location | None
     config: RunConfig
     changes: Mapping[str, tuple[Any, Any]]
     notes: tuple[str, ...]
-    first: Path | None = None
+    first: Location | None = None
 
     def facts(self) -> dict[str, Any]:
         """What events.jsonl says of it: where, and which settings are no longer those of the checkpoint."""
@@ -103,11 +104,6 @@ class Start:
             "checkpoint": self.folder.name if self.folder else None,
             "changed": {name: {"before": before, "now": now} for name, (before, now) in self.changes.items()},
         }
-
-
-def checkpoints_folder(config: RunConfig) -> Path:
-    """Where a run keeps its checkpoints."""
-    return Path(config.run.folder) / "checkpoints"
 
 
 def find_start(config: RunConfig, data: RunData, *, found: Found | None = None) -> Start:
@@ -241,7 +237,7 @@ def check_agreed(start: Start, *, world: World) -> None:
     """Refuse to start where ranks found different checkpoints: their collectives would not fit.
 
     Raises:
-        UsageError: run.folder is not the same folder for all of them, or checkpoint.init_from is not.
+        UsageError: the folder of checkpoints is not the same for all of them, or checkpoint.init_from is not.
     """
     mine, config = (start.done, start.first), start.config
     everyone = gather_objects(mine, world.groups["world"])
@@ -249,9 +245,9 @@ def check_agreed(start: Start, *, world: World) -> None:
         return
     expected = "one folder that all machines share"
     if len({done for done, _ in everyone}) > 1:
-        what, found = config.run.folder, "steps " + ", ".join(str(done.steps) for done, _ in everyone)
+        what, found = checkpoints_folder(config), "steps " + ", ".join(str(done.steps) for done, _ in everyone)
     else:
-        what, found = config.checkpoint.init_from, ", ".join(str(first) for _, first in everyone)
+        what, found = location_of(config.checkpoint.init_from), ", ".join(str(first) for _, first in everyone)
         expected += ", which no run is writing to; or name one checkpoint in it"
     raise UsageError(f"the ranks do not see the same checkpoints in {what}", found=found, expected=expected)
 
@@ -293,7 +289,7 @@ def _notes(
     before: RunConfig,
     now: RunConfig,
     asked: RunConfig,
-    folder: Path,
+    folder: Location,
     done: Done,
 ) -> Iterator[str]:
     if changes:
@@ -332,7 +328,7 @@ def _place(unit: str, amount: int) -> str:
 def _data_conflict(
     data: RunData,
     run: RunState,
-    folder: Path,
+    folder: Location,
     *,
     fix: str = "restore what differs, or start a new run in another run.folder",
 ) -> Iterator[UsageError]:
@@ -349,7 +345,7 @@ def _data_conflict(
 
 
 def _model_conflict(
-    config: RunConfig, stored: RunConfig | None, *, data: RunData, folder: Path
+    config: RunConfig, stored: RunConfig | None, *, data: RunData, folder: Location
 ) -> Iterator[UsageError]:
     """Why another function would be trained on: not every change of [model] changes a tensor's shape."""
     before, now = (_function(c, data) if c else {} for c in (stored, config))
@@ -362,7 +358,7 @@ def _model_conflict(
         )
 
 
-def _optimizer_conflict(config: RunConfig, stored: RunConfig | None, folder: Path) -> Iterator[UsageError]:
+def _optimizer_conflict(config: RunConfig, stored: RunConfig | None, folder: Location) -> Iterator[UsageError]:
     """Why the checkpoint lacks the state of this update rule, if it does."""
     if stored is not None and stored.optimizer.name != config.optimizer.name:
         yield UsageError(

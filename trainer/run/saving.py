@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 import secrets
-import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,9 +24,10 @@ from typing import Any
 from mdata import MdataError
 from mdata.errors import wanted_by
 from trainer.checkpoint.background import BackgroundSave
-from trainer.checkpoint.folder import folder_name, remove_leftovers, remove_old
+from trainer.checkpoint.folder import folder_name, remove_leftovers, remove_old, steps_in
 from trainer.checkpoint.format import RunState
-from trainer.checkpoint.save import Target
+from trainer.checkpoint.location import checkpoints_folder
+from trainer.checkpoint.save import Target, clear_place, discard, together
 from trainer.config.sections import CheckpointSection, RunConfig
 from trainer.errors import out_of_memory_in
 from trainer.kernels.updates import state_names
@@ -111,16 +113,17 @@ class Saver:
         tell: Callable[[str, dict[str, Any], str], None],
     ) -> None:
         self._settings, self._engine, self._extras, self._tell = config.checkpoint, engine, extras, tell
-        self._root = Path(config.run.folder) / "checkpoints"
+        self._root = checkpoints_folder(config)
         self._total_bytes = checkpoint_bytes(config, engine.plan)
         self._losses: dict[int, float] = {}
-        self._attempt: str = gather_objects(secrets.token_hex(4), engine.everyone)[0]
+        main = engine.world.is_main
+        looked = together(engine.everyone, lambda: self._first_look() if main else None)[0]
+        assert looked is not None, "rank 0 looks"
+        self._attempt, self._there = looked
         self._in_flight: BackgroundSave | None = None
         self._told = False
-        if engine.world.is_main:
-            remove_leftovers(self._root)
-            for line in read_metrics(Path(config.run.folder)) if self._settings.keep_best else ():
-                self.evaluated(line["step"], line.get("valid") or {})
+        for line in read_metrics(Path(config.run.folder)) if main and self._settings.keep_best else ():
+            self.evaluated(line["step"], line.get("valid") or {})
 
     def __enter__(self) -> Saver:
         return self
@@ -136,8 +139,8 @@ class Saver:
         finally:
             save.cancel()
             self._report(save)
-            if self._engine.world.is_main and not save.committed:
-                shutil.rmtree(save.target.partial, ignore_errors=True)
+            if not save.committed:
+                discard(save.target, self._engine.everyone.rank)
 
     def vote(self) -> float:
         """1.0 where this rank could not write its part of the save in flight, else 0.0."""
@@ -175,20 +178,20 @@ class Saver:
                 }
                 self._tell("save waited", facts, "")
         engine, world = self._engine, self._engine.everyone
-        settings, best = self._settings, self._best()
-        state, copies = engine.optimizer.state, engine.copies
-        if settings.background:
+        best, copies, state = self._best(), engine.copies, engine.optimizer.state
+        if self._settings.background:
             state = copies.take(state)
         attempt = f"{self._attempt}-{run.step}"
         target = Target(self._root, engine.with_scale(run), attempt, self._extras, self._total_bytes)
+        problem = self._clear_place(target)
         self._told = False
         self._in_flight = BackgroundSave(
             target,
             (world.rank, world.size),
             shard=engine.shard,
             state=state,
-            ready=copies.wait,
-            after=lambda: remove_old(self._root, settings.keep, every=settings.keep_every, best=best),
+            ready=copies.wait if problem is None else partial(_fail, problem),
+            after=lambda: self._prune(best),
         )
 
     def finish(self, *, needed: bool = False) -> bool:
@@ -213,8 +216,7 @@ class Saver:
         if failed is None:
             self._report(save)
             return True
-        if self._engine.world.is_main:
-            shutil.rmtree(save.target.partial, ignore_errors=True)
+        discard(save.target, self._engine.everyone.rank)
         step = save.target.run.step
         told = wanted_by(f"the checkpoint of step {step} was not written; the older ones are intact", failed)
         ends = needed or self._settings.on_failure == "stop"
@@ -222,6 +224,28 @@ class Saver:
         if ends:
             raise told
         return False
+
+    def _first_look(self) -> tuple[str, frozenset[int]]:
+        """What the saves of this start are called, and which steps have checkpoints; before any rank writes."""
+        remove_leftovers(self._root)
+        return secrets.token_hex(4), steps_in(self._root)
+
+    def _clear_place(self, target: Target) -> MdataError | None:
+        """Remove an older checkpoint of this step where all ranks write into its place; why that failed, on all."""
+        if target.run.step not in self._there:
+            return None
+        self._there -= {target.run.step}
+        main = self._engine.world.is_main
+        try:
+            together(self._engine.everyone, lambda: clear_place(target) if main else None)
+        except MdataError as error:
+            return error
+        return None
+
+    def _prune(self, best: Collection[int]) -> None:
+        # The new checkpoint exists: if storage does not answer, the next save removes what is too much.
+        with suppress(MdataError):
+            remove_old(self._root, self._settings.keep, every=self._settings.keep_every, best=best)
 
     def _first_error(self, save: BackgroundSave) -> MdataError | None:
         errors = gather_objects(save.error, self._engine.everyone)
@@ -239,6 +263,10 @@ class Saver:
         """The steps with the lowest validation losses, of which checkpoints are kept."""
         ordered = sorted(self._losses, key=lambda step: (self._losses[step], step))
         return frozenset(ordered[: self._settings.keep_best])
+
+
+def _fail(error: MdataError) -> None:
+    raise error
 
 
 def checkpoint_bytes(config: RunConfig, plan: Plan) -> int:

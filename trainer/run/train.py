@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from mdata import Batch
 from mdata.progress import SILENT, Progress
 from trainer.checkpoint.folder import folder_name
 from trainer.checkpoint.format import RunState
-from trainer.checkpoint.save import check_room, together
+from trainer.checkpoint.location import Location, checkpoints_folder
+from trainer.checkpoint.save import check_target, together
 from trainer.config.sections import RunConfig
 from trainer.models.stage import Microbatch
 from trainer.optim.schedules import rates
@@ -32,7 +32,7 @@ from trainer.run.data import RunData, open_data, to_device, training_batches
 from trainer.run.engine import Engine
 from trainer.run.log_text import device_text, header
 from trainer.run.metrics import MetricsWriter, held_parameters, write_ranks
-from trainer.run.resume import Done, Start, check_agreed, checkpoints_folder, find_start, found_by_all
+from trainer.run.resume import Done, Start, check_agreed, find_start, found_by_all
 from trainer.run.run_folder import locked_folder, write_run_files
 from trainer.run.saving import checkpoint_bytes
 from trainer.run.signals import StopRequests
@@ -52,7 +52,7 @@ class TrainResult:
     loss: float | None
     valid: dict[str, float]
     test: dict[str, float]
-    checkpoint: Path
+    checkpoint: Location
 
 
 def train(
@@ -91,7 +91,7 @@ def _train(
         return TrainResult(done.steps, None, {}, {}, newest)
     together(
         world.groups["world"],
-        lambda: check_room(checkpoints_folder(config), checkpoint_bytes(config, plan)) if world.is_main else None,
+        lambda: check_target(checkpoints_folder(config), checkpoint_bytes(config, plan)) if world.is_main else None,
     )
     with explained(config, plan, rank=world.rank):
         engine = Engine(config, plan, world=world, fresh=newest is None, first=start.first)

@@ -26,6 +26,8 @@ from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io
 from mdata.util.random_keys import derive_key
 from trainer.checkpoint.folder import Found, find_checkpoint, run_state
+from trainer.checkpoint.location import Location, checkpoints_of
+from trainer.checkpoint.stored_files import files_of, folders_in
 from trainer.config.parse import load_config
 from trainer.config.sections import MeshSection
 from trainer.errors import out_of_memory_in
@@ -239,13 +241,13 @@ def _added_text(tokenizer: mdata.Tokenizer, ids: Sequence[int], new: Sequence[in
     return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(new)
 
 
-def _checkpoint_folder(run_folder: Path, name: str, progress: Progress) -> Path:
-    root = run_folder / "checkpoints"
+def _checkpoint_folder(run_folder: Path, name: str, progress: Progress) -> Location:
+    root = checkpoints_of(run_folder)
     found = find_checkpoint(root) if name == "latest" else Found(root / name)
     if found.warning:
         progress.note(found.warning)
-    if found.folder is None or not found.folder.is_dir():
-        have = sorted(p.name for p in root.glob("step-*"))
+    if found.folder is None or not files_of(found.folder).exists():
+        have = sorted(name for name in folders_in(root) if name.startswith("step-"))
         raise UsageError(
             f"there is no checkpoint {name!r} in {run_folder}",
             found=", ".join(have) or "no checkpoint",

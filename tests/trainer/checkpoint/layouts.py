@@ -121,4 +121,4 @@ def save(root: Path, layout: Layout) -> Path:
         assert missing_parts(target, len(ranks)) == list(range(rank + 1))
         write_part(target, rank, shard=ranks[rank].shard, state=ranks[rank].optimizer.state)
     commit(target, len(ranks))
-    return target.final
+    return target.root / target.name

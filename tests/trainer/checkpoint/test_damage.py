@@ -22,7 +22,9 @@ from tests.trainer.checkpoint.test_power_loss import SMALL, resumed, save, shard
 from trainer.checkpoint.folder import find_checkpoint, read_index, whole_checkpoints
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import find_valid, load_state, verify_checkpoint
-from trainer.checkpoint.save import Shard, Target, commit, write_part
+from trainer.checkpoint.location import Location
+from trainer.checkpoint.rank_file import Shard
+from trainer.checkpoint.save import Target, commit, write_part
 from trainer.models.gpt_params import parameter_table
 from trainer.optim.layout import make_layout
 from trainer.parallel.params import Place
@@ -38,7 +40,7 @@ def save_tiny(root: Path, step: int) -> Path:
         state = {"weight": torch.arange(part.owned["weight"].size) + 0.5 + step}
         write_part(target, rank, shard=part, state=state)
     commit(target, 2)
-    return target.final
+    return target.root / target.name
 
 
 @pytest.fixture
@@ -52,14 +54,14 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def check_found(folder: Path, path: Path) -> None:
+def check_found(folder: Location, path: Location) -> None:
     """Loading, comparing and looking for a valid one all see it, and say which file it is and what to do."""
     for look in (lambda: load_state(folder, shard().owned, dtype=torch.float32), lambda: verify_checkpoint(folder)):
         with pytest.raises(mdata.DamageError, match=rf"{path.name} is damaged") as caught:
             look()
         assert "write step-2 into" in str(caught.value) and len(str(caught.value).splitlines()) <= 4
     found = find_valid(folder.parent)
-    assert found.folder == folder.with_name("step-2") and path.name in (found.warning or "")
+    assert found.folder == folder.parent / "step-2" and path.name in (found.warning or "")
 
 
 @pytest.mark.parametrize("stride", [37, pytest.param(1, marks=pytest.mark.soak)])

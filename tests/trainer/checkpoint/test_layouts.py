@@ -18,7 +18,7 @@ import torch
 
 from tests.trainer.checkpoint.layouts import GRID, SIZES, SPECIAL, Layout, engines, save
 from trainer.checkpoint import load as load_module
-from trainer.checkpoint import save as save_module
+from trainer.checkpoint import rank_file as rank_file_module
 from trainer.checkpoint.load import load_state
 
 LAYOUTS = GRID + SPECIAL
@@ -73,7 +73,7 @@ def test_the_pairs_have_each_two_values_of_each_two_settings() -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices are cut in writing, and read in several blocks."""
-    monkeypatch.setattr(save_module, "MAX_SLICE_BYTES", 600)
+    monkeypatch.setattr(rank_file_module, "MAX_SLICE_BYTES", 600)
     monkeypatch.setattr(load_module, "BLOCK_BYTES", 200)
 
 
@@ -100,7 +100,8 @@ from pathlib import Path
 from tests.trainer.shapes import LLAMA
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import load_state
-from trainer.checkpoint.save import Shard, Target, commit, write_part
+from trainer.checkpoint.rank_file import Shard
+from trainer.checkpoint.save import Target, commit, write_part
 from trainer.models.gpt_params import parameter_table
 from trainer.optim.layout import make_layout
 from trainer.parallel.params import Place

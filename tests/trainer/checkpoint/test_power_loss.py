@@ -19,7 +19,9 @@ from tests.trainer.shapes import LLAMA
 from trainer.checkpoint.folder import latest_checkpoint, remove_old, run_state
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import load_state
-from trainer.checkpoint.save import Shard, Target, save_checkpoint
+from trainer.checkpoint.location import Location
+from trainer.checkpoint.rank_file import Shard
+from trainer.checkpoint.save import Target, save_checkpoint
 from trainer.models.gpt_params import parameter_table
 from trainer.optim.layout import make_layout
 from trainer.parallel.collectives import Group
@@ -44,7 +46,7 @@ def save(root: Path, step: int, *, value: float, keep: int = 2) -> None:
     remove_old(root, keep)
 
 
-def resumed(root: Path) -> tuple[int, float] | None:
+def resumed(root: Location) -> tuple[int, float] | None:
     """The step and the value of the checkpoint that a run would go on from."""
     folder = latest_checkpoint(root)
     if folder is None:

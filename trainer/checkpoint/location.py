@@ -1,0 +1,132 @@
+"""Where checkpoints are: a folder of a file system, or one in object storage.
+
+A local folder is a `Path`, an address an `ObjectFolder`, which joins names as a path does; what reads and writes there
+is in stored_files.py and object_folder.py. Only text is looked at here, but for the config.toml of a run folder.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mdata import UsageError
+from mdata.errors import os_errors_named
+from mdata.object_storage.address import Address, is_address, parse_address
+from mdata.object_storage.stores import open_store
+from trainer.config.sections import RunConfig
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+
+class Connection:
+    """A client of a storage, opened when it is first needed: it costs a handshake, and often a request for credentials.
+
+    A copy in another process opens its own.
+    """
+
+    def __init__(self) -> None:
+        self._store: ObjectStore | None = None
+
+    def open(self, address: Address) -> ObjectStore:
+        """The client, for any object at the place of this address."""
+        if self._store is None:
+            self._store = open_store(address)
+        return self._store
+
+    def __reduce__(self) -> tuple[type[Connection], tuple[()]]:
+        return Connection, ()
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFolder:
+    """A folder in object storage, or an object in one; the key of its address ends without a slash.
+
+    All that are reached from one by names share its connection.
+    """
+
+    address: Address
+    connection: Connection = field(default_factory=Connection, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return str(self.address)
+
+    def __truediv__(self, name: str) -> ObjectFolder:
+        key = f"{self.address.key}/{name}" if self.address.key else name
+        return ObjectFolder(self.address.with_key(key), self.connection)
+
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return self.address.name
+
+    @property
+    def parent(self) -> ObjectFolder:
+        """The folder around it."""
+        return ObjectFolder(self.address.with_key(self.address.key.rpartition("/")[0]), self.connection)
+
+    @property
+    def store(self) -> ObjectStore:
+        """The client that reads and writes there.
+
+        Raises:
+            UsageError: obstore is not installed, or what is configured is wrong.
+        """
+        return self.connection.open(self.address)
+
+    @property
+    def inside(self) -> Address:
+        """With what the keys of all objects in it begin."""
+        return self.address.with_key(f"{self.address.key}/" if self.address.key else "")
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the storage says which objects there are; a web server does not."""
+        return self.address.scheme not in ("http", "https")
+
+
+Location = Path | ObjectFolder
+
+
+def location_of(text: str | Path) -> Location:
+    """The folder that a text names: an address, else a path.
+
+    Raises:
+        UsageError: an address of another scheme, without a bucket, or with credentials in it.
+    """
+    if not is_address(text):
+        return Path(text)
+    address = parse_address(str(text))
+    if address.scheme == "hf":
+        raise UsageError(
+            f"{address}: checkpoints are not read from dataset repositories",
+            expected="a path, or an address that begins with s3://, gs://, az://, http:// or https://",
+            fix="download the folder first, with hf download",
+        )
+    return ObjectFolder(address.with_key("/".join(part for part in address.key.split("/") if part)))
+
+
+def checkpoints_folder(config: RunConfig) -> Location:
+    """Where a run keeps its checkpoints."""
+    return _checkpoints(Path(config.run.folder), config.checkpoint.folder)
+
+
+def checkpoints_of(run_folder: Path) -> Location:
+    """Where the run of a run folder keeps its checkpoints, as its config.toml says; the folder may have been moved."""
+    path = run_folder / "config.toml"
+    if not path.is_file():
+        return run_folder / "checkpoints"
+    with os_errors_named("reading a run's configuration"):
+        text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        section: Any = tomllib.loads(text).get("checkpoint", {})
+    except ValueError as error:
+        raise UsageError(f"{path} is not TOML", found=str(error), fix="restore it") from error
+    named = section.get("folder", "") if isinstance(section, dict) else ""
+    return _checkpoints(run_folder, named if isinstance(named, str) else "")
+
+
+def _checkpoints(run_folder: Path, named: str) -> Location:
+    return location_of(named) if named else run_folder / "checkpoints"

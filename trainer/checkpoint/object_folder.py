@@ -1,0 +1,101 @@
+"""A run's checkpoints in object storage: what is written and removed there.
+
+    s3://bucket/run/step-400/rank-00000.safetensors ...        as on a disk
+    s3://bucket/run/step-400/index.json                        put last: there is a checkpoint where this object is
+    s3://bucket/run/latest                                     "step-400", put after that
+    s3://bucket/run/.step-400.ATTEMPT.partial/rank-00000.json  a rank's side index while a save is in flight
+
+Storage renames nothing, so the slices go to their place at once. Whatever removes a checkpoint removes its index first.
+There are no locks: one run at a time may write to a folder.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from mdata.object_storage.reading import look_at_object, object_there, read_range
+from mdata.object_storage.uploading import put_stream, remove_objects
+from trainer.checkpoint.format import file_of_part
+from trainer.checkpoint.location import ObjectFolder
+from trainer.checkpoint.stored_files import AHEAD, INDEX, listed
+
+LATEST = "latest"
+_TEST = ".write-test-"
+_LEFTOVER = re.compile(r"\.step-[0-9]+\.[0-9a-z-]+\.partial/.*|\.write-test-.*", re.DOTALL)
+_IN_STEP = re.compile(r"(step-[1-9][0-9]{0,17})/(.*)", re.DOTALL)
+_WRITTEN = re.compile(r"rank-[0-9]{5,9}\.(safetensors|json)|tokenizer/[^/]*|tokenizer_facts\.json")
+
+
+def put(place: ObjectFolder, content: bytes) -> None:
+    """Put one small object."""
+    put_stream(lambda: [content], place.address, size_bytes=len(content), store=place.store)
+
+
+def put_all(folder: ObjectFolder, contents: Mapping[str, bytes]) -> None:
+    """Put small objects by their names in a folder, several at once."""
+    with ThreadPoolExecutor(AHEAD, thread_name_prefix="checkpoint-objects") as pool:
+        for _ in pool.map(lambda one: put(folder / one[0], one[1]), contents.items()):
+            pass
+
+
+def latest_name(root: ObjectFolder) -> str | None:
+    """What `latest` says; None where there is no such object."""
+    found = object_there((root / LATEST).address, root.store)
+    if found is None:
+        return None
+    return read_range(found, 0, stop=min(100, found.size_bytes), store=root.store).decode(errors="replace").strip()
+
+
+def point_to_objects(final: ObjectFolder) -> None:
+    """Make `latest` name this checkpoint."""
+    put(final.parent / LATEST, final.name.encode())
+
+
+def remove_folder(folder: ObjectFolder) -> None:
+    """Remove all objects of a folder; of a checkpoint the index first, so that nobody finds a part of one."""
+    facts = listed(folder)
+    if INDEX in facts:
+        remove_objects([facts.pop(INDEX).address], folder.store)
+    remove_objects([one.address for one in facts.values()], folder.store)
+
+
+def remove_others(folder: ObjectFolder, *, keep: Collection[str]) -> None:
+    """Remove what killed saves of this step left: objects of ranks that a save of these names does not have.
+
+    Args:
+        keep: names that stay; with each side index the file that it describes.
+    """
+    known = {*keep, *(file_of_part(name) for name in keep)}
+    found = listed(folder).items()
+    remove_objects([one.address for name, one in found if name not in known and _WRITTEN.fullmatch(name)], folder.store)
+
+
+def remove_unfinished(root: ObjectFolder) -> None:
+    """Remove what killed saves left; no save may be in flight.
+
+    In folders step-N without an index these are the objects that a save writes, but for the one that `latest` names.
+    """
+    facts, named = listed(root), latest_name(root)
+    gone = [one.address for name, one in facts.items() if _LEFTOVER.fullmatch(name)]
+    for name, one in facts.items():
+        found = _IN_STEP.fullmatch(name)
+        if found and _WRITTEN.fullmatch(found[2]) and f"{found[1]}/{INDEX}" not in facts and found[1] != named:
+            gone.append(one.address)
+    remove_objects(gone, root.store)
+
+
+def try_to_write(root: ObjectFolder) -> None:
+    """See that objects can be put there, listed and removed, with a small one.
+
+    Raises:
+        UsageError: no bucket, no credentials, no permission, or a web server. ResourceError: the storage does not
+            answer.
+    """
+    place = root / f"{_TEST}{secrets.token_hex(8)}"
+    put(place, b"mtrain tries whether it can write here\n")
+    look_at_object(place.address, root.store)
+    listed(place)
+    remove_objects([place.address], root.store)
