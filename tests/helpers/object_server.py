@@ -3,7 +3,7 @@
 Faults: the connection is reset, the answer is 503, its body is short, or it comes too late. `cut_at` lets through so
 many bytes of the bodies that are sent, breaks the request that they end in and refuses all that follow: what storage
 sees of a client that was killed there. A request whose last byte still came is carried out, and its answer is lost.
-Methods that are `denied` are answered as storage answers who may not use them.
+Methods that are `denied` are answered as storage answers who may not use them; what `drops` names is not done.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Proxy(ThreadingHTTPServer):
         self.faults, self.requests = Counter(), 0
         self.cut_at: int | None = None
         self.denied: set[str] = set()
+        self.drops = lambda method, path: False
         self.received, self.refused = 0, 0  # bytes of bodies; requests after the cut
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -75,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             left = None if self.server.cut_at is None else self.server.cut_at - self.server.received
             self.server.received += length
-        if left is not None and left < length:
+        if (left is not None and left < length) or self.server.drops(self.command, self.path):
             return self._reset()
         if fault == "503" or self.command in self.server.denied:
             self.send_response(503 if fault == "503" else 403)

@@ -187,10 +187,12 @@ def write_native(
         content = dump_part(_write_part(folder / file_of_part(name), model, some, report=report))
         atomic_io.atomic_write(folder / name, content)
         parts[name] = HashedFile(len(content), blake3(content).hexdigest())
-    run = dataclasses.replace(model.run, config=dump_config(model.config))
+    # Its checkpoint is here, wherever the source had its own.
+    config = dataclasses.replace(model.config, checkpoint=dataclasses.replace(model.config.checkpoint, folder=""))
+    run = dataclasses.replace(model.run, config=dump_config(config))
     atomic_io.atomic_write(folder / INDEX, dump_index(run, parts, extras={}))
     point_to(folder)
-    atomic_io.atomic_write(target / "config.toml", dump_config(model.config).encode())
+    atomic_io.atomic_write(target / "config.toml", dump_config(config).encode())
     if model.tokenizer is not None:
         _write_tokenizer(target, model.tokenizer)
 

@@ -27,7 +27,7 @@ def server():
 @pytest.fixture
 def bucket(server, monkeypatch, tmp_path):
     """The address of an empty bucket; credentials are in the environment, as the AWS tools take them."""
-    server.denied = set()
+    server.denied, server.drops = set(), lambda method, path: False
     server.share, server.cut_at, server.received, server.refused, server.requests = 0.0, None, 0, 0, 0
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
