@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from tests.trainer.checkpoint.test_damage import check_found
 from tests.trainer.checkpoint.test_power_loss import SMALL, resumed
 from trainer.checkpoint import load as load_module
 from trainer.checkpoint import object_folder, rank_file, stored_files
-from trainer.checkpoint.folder import find_checkpoint, remove_leftovers, remove_old, whole_checkpoints
+from trainer.checkpoint.folder import find_checkpoint, read_index, remove_leftovers, remove_old, whole_checkpoints
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import find_valid, load_state, verify_checkpoint
 from trainer.checkpoint.location import ObjectFolder, location_of
@@ -82,7 +84,6 @@ def test_any_layout_reads_any_other_bit_for_bit(
     """In parts of objects, several on their way, while the network fails; the objects are a disk's files."""
     monkeypatch.setattr(rank_file, "MAX_SLICE_BYTES", 3000)
     monkeypatch.setattr(load_module, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(stored_files, "AHEAD_BYTES", 5000)
     server.share = 0.02
     folder = layouts.save(root, writer)
     local = layouts.save(tmp_path, writer)
@@ -98,22 +99,42 @@ def test_any_layout_reads_any_other_bit_for_bit(
     assert contents(root).keys() == {f"step-2/{name}" for name in names} | {"latest"}
 
 
-def test_memory_is_bounded_by_what_is_on_its_way(root: ObjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_files, "AHEAD_BYTES", 3000)
-    put(root / "x", bytes(range(250)) * 400)
-    asked: list[int] = []
+def test_blocks_of_an_object_are_read_together_and_no_more_than_there_are_threads(
+    root: ObjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread has one block, so that is what a load holds beside the tensors."""
+    folder = layouts.save(root, Layout())
+    monkeypatch.setattr(load_module, "BLOCK_BYTES", 256)
+    waiting, most, lock = [0], [0], threading.Lock()
     real = stored_files.read_range
 
     def read_range(facts: Any, start: int, *, stop: int, store: Any) -> bytes:
-        asked.append(start)
-        return real(facts, start, stop=stop, store=store)
+        with lock:
+            waiting[0] += 1
+            most[0] = max(most[0], waiting[0])
+        try:
+            time.sleep(0.001)
+            return real(facts, start, stop=stop, store=store)
+        finally:
+            with lock:
+                waiting[0] -= 1
 
+    index = read_index(folder)
     monkeypatch.setattr(stored_files, "read_range", read_range)
+    (name, *_) = index.files
+    pieces = [piece for tensor in index.tensors.values() for piece in tensor.slices if piece.file == name][:24]
+    load_module.SliceReader(folder, index).read(name, {piece: [] for piece in pieces})
+    assert 1 < most[0] <= stored_files.ObjectBlocks.threads
+
+
+def test_bytes_behind_the_end_of_an_object_are_not_asked_for(root: ObjectFolder) -> None:
+    put(root / "x", bytes(range(250)))
+    block = bytearray(2)
     with files_of(root).open("x") as file:
-        for number, block in enumerate(file.blocks((at, 1000) for at in range(0, 100_000, 1000))):
-            assert bytes(block) == bytes(range(250)) * 4 and len(asked) <= number + 4
-    with files_of(root).open("x") as file, pytest.raises(EOFError):
-        list(file.blocks([(99_999, 2)]))
+        file.read_into(memoryview(block), 248)
+        assert bytes(block) == bytes([248, 249])
+        with pytest.raises(EOFError):
+            file.read_into(memoryview(block), 249)
 
 
 @pytest.mark.parametrize("parts", [False, True])
