@@ -1,7 +1,7 @@
 """Where checkpoints are: a folder of a file system, or one in object storage.
 
-A local folder is a `Path`, an address an `ObjectFolder`, which joins names as a path does; what reads and writes there
-is in stored_files.py and object_folder.py. Only text is looked at here, but for the config.toml of a run folder.
+A local folder is a `Path`; an address is an `ObjectFolder`, which joins names like a path. stored_files.py reads there;
+object_folder.py writes there. This module only looks at text, except for the config.toml of a run folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Connection:
-    """A client of a storage, opened when it is first needed: it costs a handshake, and often a request for credentials.
+    """A client of a storage, opened on first use: that costs a handshake, and often a request for credentials.
 
     A copy in another process opens its own.
     """
@@ -44,7 +44,7 @@ class Connection:
 class ObjectFolder:
     """A folder in object storage, or an object in one; the key of its address ends without a slash.
 
-    All that are reached from one by names share its connection.
+    All folders that are reached from one by name or parent share its connection.
     """
 
     address: Address
@@ -72,18 +72,18 @@ class ObjectFolder:
         """The client that reads and writes there.
 
         Raises:
-            UsageError: obstore is not installed, or what is configured is wrong.
+            UsageError: obstore is not installed, or the configuration of the storage is wrong.
         """
         return self.connection.open(self.address)
 
     @property
     def inside(self) -> Address:
-        """With what the keys of all objects in it begin."""
+        """The prefix of the keys of all objects in it."""
         return self.address.with_key(f"{self.address.key}/" if self.address.key else "")
 
     @property
     def is_listed(self) -> bool:
-        """Whether the storage says which objects there are; a web server does not."""
+        """Whether the storage can list its objects; a web server cannot."""
         return self.address.scheme not in ("http", "https")
 
 

@@ -1,12 +1,12 @@
 """A run's checkpoints in object storage: what is written and removed there.
 
     s3://bucket/run/step-400/rank-00000.safetensors ...        as on a disk
-    s3://bucket/run/step-400/index.json                        put last: there is a checkpoint where this object is
+    s3://bucket/run/step-400/index.json                        put last: the checkpoint exists once this object does
     s3://bucket/run/latest                                     "step-400", put after that
     s3://bucket/run/.step-400.ATTEMPT.partial/rank-00000.json  a rank's side index while a save is in flight
 
-Storage renames nothing, so the slices go to their place at once. Whatever removes a checkpoint removes its index first.
-There are no locks: one run at a time may write to a folder.
+Objects cannot be renamed, so slices go to their final place at once. Removing a checkpoint begins with its index. There
+are no locks: only one run at a time may write to a folder.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _WRITTEN = re.compile(r"rank-[0-9]{5,9}\.(safetensors|json)|tokenizer/[^/]*|toke
 
 
 def put(place: ObjectFolder, content: bytes) -> None:
-    """Put one small object."""
+    """Write one small object."""
     put_stream(lambda: [content], place.address, size_bytes=len(content), store=place.store)
 
 
 def put_all(folder: ObjectFolder, contents: Mapping[str, bytes]) -> None:
-    """Put small objects by their names in a folder, several at once."""
+    """Write small objects into a folder, several at once."""
     with ThreadPoolExecutor(AHEAD, thread_name_prefix="checkpoint-objects") as pool:
         for _ in pool.map(lambda one: put(folder / one[0], one[1]), contents.items()):
             pass
 
 
 def latest_name(root: ObjectFolder) -> str | None:
-    """What `latest` says; None where there is no such object."""
+    """The name in `latest`; None if there is no such object."""
     found = object_there((root / LATEST).address, root.store)
     if found is None:
         return None
@@ -55,7 +55,7 @@ def point_to_objects(final: ObjectFolder) -> None:
 
 
 def remove_folder(folder: ObjectFolder) -> None:
-    """Remove all objects of a folder; of a checkpoint the index first, so that nobody finds a part of one."""
+    """Remove all objects of a folder, a checkpoint's index first, so that a partly removed one is never found."""
     facts = listed(folder)
     if INDEX in facts:
         remove_objects([facts.pop(INDEX).address], folder.store)
@@ -76,7 +76,8 @@ def remove_others(folder: ObjectFolder, *, keep: Collection[str]) -> None:
 def remove_unfinished(root: ObjectFolder) -> None:
     """Remove what killed saves left; no save may be in flight.
 
-    In folders step-N without an index these are the objects that a save writes, but for the one that `latest` names.
+    In folders step-N without an index, these are the objects that a save writes. The folder that
+    `latest` names is left alone.
     """
     facts, named = listed(root), latest_name(root)
     gone = [one.address for name, one in facts.items() if _LEFTOVER.fullmatch(name)]
@@ -88,11 +89,11 @@ def remove_unfinished(root: ObjectFolder) -> None:
 
 
 def try_to_write(root: ObjectFolder) -> None:
-    """See that objects can be put there, listed and removed, with a small one.
+    """Check with a small object that objects can be written there, listed and removed.
 
     Raises:
         UsageError: no bucket, no credentials, no permission, or a web server. ResourceError: the storage does not
-            answer.
+            respond.
     """
     place = root / f"{_TEST}{secrets.token_hex(8)}"
     put(place, b"mtrain tries whether it can write here\n")

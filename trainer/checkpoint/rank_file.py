@@ -1,7 +1,7 @@
-"""What one rank's file of a checkpoint holds, as a stream of safetensors: the slices that it stores, and their hashes.
+"""One rank's file of a checkpoint as a stream of safetensors: the slices that the rank stores, and their hashes.
 
-The same stream goes into a file on a disk and into an object. It may be begun again, as an upload that failed does; the
-side index describes what the last pass gave.
+The same stream is written to a file on a disk or uploaded as an object. It can be started again, after a failed upload;
+the side index describes the last pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.checkpoint.tiling import Rectangle, cut
 from trainer.optim.layout import OwnedSlice
 from trainer.parallel.params import is_first_copy
 
-MAX_SLICE_BYTES = 32 << 20  # larger ones are cut, so that who needs a part of a tensor reads little more
+MAX_SLICE_BYTES = 32 << 20  # larger ones are cut, so that a reader of a part of a tensor reads little more
 DTYPE_NAMES = MappingProxyType(
     {
         torch.float64: "F64",
@@ -70,10 +70,10 @@ def part_name(rank: int) -> str:
 
 
 class RankFile:
-    """The content of a rank's file: iterating gives it piece by piece, hashed on the way.
+    """The content of a rank's file; iterating over it gives the pieces and hashes them on the way.
 
     Attributes:
-        name: of the file. size_bytes: of all of it.
+        name: of the file. size_bytes: of the whole file.
     """
 
     def __init__(self, rank: int, shard: Shard, *, state: Mapping[str, Tensor]) -> None:
@@ -97,7 +97,7 @@ class RankFile:
 
     @property
     def part(self) -> Part:
-        """What the side index says; known once the content was iterated to its end."""
+        """The side index; known once the content has been iterated to its end."""
         assert self._part is not None, "the content comes first"
         return self._part
 

@@ -1,8 +1,8 @@
-"""The files of a checkpoint, read from a disk or from object storage: `Files` is all that reading needs of either.
+"""The files of a checkpoint, read from a disk or from object storage: `Files` is what a reader needs of either.
 
-Files and objects are read at any place, by as many threads at once as is fast there. Objects are listed once. Every
-part is asked for with the version that was listed, so that nobody gets a mixture of two. A web server lists nothing:
-each object that is asked for is looked at.
+Files and objects are read at any offset, by as many threads at once as is fast there. Objects are listed once, and each
+request names the version that was listed, so that no reader mixes two versions. Web servers list nothing: there, each
+object is looked up by its name.
 """
 
 from __future__ import annotations
@@ -31,15 +31,19 @@ _READ_TOGETHER = re.compile(r"rank-[0-9]{5,9}\.json")
 
 
 class BlockReader(Protocol):
-    """A file that is read in parts, by several threads at once."""
+    """A file that several threads read in parts.
+
+    Attributes:
+        threads: how many at once is fast there.
+    """
 
     threads: int
 
     def read_into(self, block: memoryview, at: int) -> None:
-        """Fill the block with the bytes from this place on.
+        """Fill the block with the bytes that start at this offset.
 
         Raises:
-            EOFError: they do not lie in the file.
+            EOFError: the file ends before the block is full.
         """
 
 
@@ -47,19 +51,19 @@ class Files(Protocol):
     """The files in a folder, by their names there, such as "tokenizer/tokenizer.json"."""
 
     def exists(self) -> bool:
-        """Whether there is such a folder; in storage, where no folder is, whether a checkpoint was finished there."""
+        """Whether the folder exists; in storage, which has no folders, whether it holds a committed checkpoint."""
 
     def look(self, name: str) -> int | str:
-        """The size of a file in bytes; or what stands there, for the user. Nothing is followed out of the folder."""
+        """The size of a file in bytes, or a text that tells the user what is there instead. Links are not followed."""
 
     def names(self) -> Iterable[str]:
-        """Of all files and folders, sorted, where that can be known."""
+        """The names of all files and folders, sorted; of a web server, those already looked up."""
 
     def read(self, name: str) -> bytes:
-        """A whole file."""
+        """The content of a file."""
 
     def open(self, name: str) -> AbstractContextManager[BlockReader]:
-        """A file, to be read in parts."""
+        """Open a file to read it in parts."""
 
 
 def files_of(folder: Location) -> Files:
@@ -68,7 +72,7 @@ def files_of(folder: Location) -> Files:
 
 
 def folders_in(root: Location) -> dict[str, Files]:
-    """The folders in a folder with their files, by name; none where they are not listed."""
+    """The folders in a folder with their files, by name; none where the storage cannot list."""
     if isinstance(root, Path):
         return {path.name: LocalFiles(path) for path in root.iterdir()} if root.is_dir() else {}
     found: dict[str, dict[str, ObjectFacts]] = {}
@@ -80,14 +84,14 @@ def folders_in(root: Location) -> dict[str, Files]:
 
 
 def listed(folder: ObjectFolder) -> dict[str, ObjectFacts]:
-    """All objects in a folder, by their names there; none where the storage does not list."""
+    """All objects in a folder, by their names there; none where the storage cannot list."""
     skip = len(folder.inside.key)
     found = list_objects(folder.inside, folder.store) if folder.is_listed else []
     return {one.address.key[skip:]: one for one in found}
 
 
 class LocalFiles:
-    """See `Files`: those of a folder on a disk."""
+    """`Files` of a folder on a disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -123,7 +127,7 @@ class LocalFiles:
 
 
 class LocalBlocks:
-    """See `BlockReader`: those of an open file."""
+    """`BlockReader` of an open file."""
 
     threads = 4  # each reads, hashes and copies 1 to 2 GB/s
 
@@ -141,10 +145,10 @@ class LocalBlocks:
 
 
 class ObjectFiles:
-    """See `Files`: those of a folder in object storage, as they were when this was made.
+    """`Files` of a folder in object storage, as they were when this was created.
 
     Args:
-        facts: of the objects by their names; None: they are listed.
+        facts: size and version of each object by its name; None lists them.
     """
 
     def __init__(self, folder: ObjectFolder, facts: Mapping[str, ObjectFacts] | None = None) -> None:
@@ -166,7 +170,7 @@ class ObjectFiles:
         return sorted(name for name, facts in self._facts.items() if facts is not None)
 
     def read(self, name: str) -> bytes:
-        """See `Files`. Side indexes are read together, since who needs one needs all."""
+        """See `Files`. Side indexes are fetched together: a reader that needs one needs all of them."""
         if name not in self._contents:
             alike = [one for one in self.names() if _READ_TOGETHER.fullmatch(one)]
             names = alike if name in alike else [name]
@@ -191,7 +195,7 @@ class ObjectFiles:
 
 
 class ObjectBlocks:
-    """See `BlockReader`: those of an object."""
+    """`BlockReader` of an object."""
 
     threads = 8  # blocks that are on their way at the same time
 

@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint of ours in object storage, any rectangle of them.
+"""The tensors of one of our checkpoints in object storage, any rectangle of them.
 
-Slices are read whole, several parts at a time, and compared with their hashes before anything of them is returned; of
-one that is asked for again, all is read again. What is on a disk is read by native.py, which maps files.
+Slices are read whole, several parts at a time, and compared with their hashes before anything is returned. Nothing is
+kept: a slice that is needed again is read again. Checkpoints on a disk are read by native.py, which maps files.
 """
 
 from __future__ import annotations
