@@ -267,7 +267,7 @@ def test_a_gpu_out_of_memory_names_the_keys_with_estimates(run_file, tmp_path, m
 
 
 def test_a_model_that_no_machine_can_hold(run_file, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(train_module, "check_room", lambda *_: None)  # its checkpoint fits on no disk either
+    monkeypatch.setattr(train_module, "check_target", lambda *_: None)  # its checkpoint fits on no disk either
     words = ["train", str(run_file), f"run.folder={tmp_path}/run", "--nproc", "1", "model.hidden_size=10000000"]
     assert main(words) == 5
     err = capsys.readouterr().err
