@@ -7,15 +7,20 @@ of B rows, and four of B/4) on one GPU; every other layout, and the plain kernel
 band. Rows that want more GPUs than there are, are left out; what DIR/layout_band.json has already is not run again.
 Text is gathered and prepared as in train_gpu.py. Prints a table, keeps all curves in that file, and exits 1 if a row
 lies outside or the band is 0 (then the measurement is wrong).
+
+With --share the ranks of a row share one GPU, which NCCL 2.30 and later allow: slow, but the same kernels and messages.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,6 +30,7 @@ from benchmarks.train_gpu import ROOT, prepare
 BATCH, STEPS = 16, 200
 QUARTER = f"train.micro_batch={BATCH // 4}"
 BAND = ("1 x B", "B/4 x 4")
+OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # of symmetric memory, for ranks on one GPU
 ROWS: dict[str, tuple[int, list[str]]] = {
     "1 x B": (1, [f"train.micro_batch={BATCH}"]),
     "B/4 x 4": (1, [QUARTER]),
@@ -37,7 +43,19 @@ ROWS: dict[str, tuple[int, list[str]]] = {
     ),
     "tp 2": (2, ["mesh.tp=2", f"train.micro_batch={BATCH}"]),
     "tp 2, sequence parallel": (2, ["mesh.tp=2", "mesh.sequence_parallel=true", f"train.micro_batch={BATCH}"]),
+    "tp 2, symmetric memory": (
+        2,
+        [
+            "mesh.tp=2",
+            "mesh.sequence_parallel=true",
+            "kernels.tensor_parallel=symmetric_memory",
+            f"train.micro_batch={BATCH}",
+        ],
+    ),
     "dp 2": (2, [f"train.micro_batch={BATCH // 2}"]),
+    "dp 2, gradients": (2, ["optimizer.sharding=gradients", f"train.micro_batch={BATCH // 4}"]),
+    "dp 2, parameters": (2, ["optimizer.sharding=parameters", f"train.micro_batch={BATCH // 4}"]),
+    "dp 2, FP8": (2, ["precision.fp8=delayed", f"train.micro_batch={BATCH // 2}"]),
     "cp 2": (2, ["mesh.cp=2", f"train.micro_batch={BATCH}"]),
     "pp 2": (2, ["mesh.pp=2", QUARTER]),
     "pp 2, interleaved": (2, ["mesh.pp=2", "mesh.schedule=interleaved", QUARTER]),
@@ -52,6 +70,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "gpt-small-h200.toml")
+    parser.add_argument("--share", action="store_true", help="the ranks of a row share the first GPU")
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
     out = arguments.out.resolve()
@@ -61,8 +80,9 @@ def main() -> int:
     curves: dict[str, list[float]] = json.loads(kept.read_text()) if kept.exists() else {}
     for name in dict.fromkeys((*BAND, *arguments.rows)):
         ranks, words = ROWS[name]
-        if name not in curves and ranks <= (torch.cuda.device_count() or 2):
-            curves[name] = curve(out, arguments.config, [*words, *arguments.overrides], ranks)
+        if name not in curves and (arguments.share or ranks <= (torch.cuda.device_count() or 2)):
+            start = started_beside if arguments.share and ranks > 1 else started
+            curves[name] = curve(out, arguments.config, [*words, *arguments.overrides], partial(start, ranks=ranks))
             kept.write_text(json.dumps(curves) + "\n")
     first, second = (curves[name] for name in BAND)
     band = difference(first, second)
@@ -75,17 +95,40 @@ def main() -> int:
     return 0 if fits else 1
 
 
-def curve(out: Path, config: Path, words: list[str], ranks: int) -> list[float]:
+def curve(out: Path, config: Path, words: list[str], start: Callable[[list[str]], tuple[int, str]]) -> list[float]:
     """The training loss of every step of one layout."""
     folder = out / "band-run"
     shutil.rmtree(folder, ignore_errors=True)
     fixed = [f"run.folder={folder}", f"data.blend={out / 'mix.json'}", "data.valid=[]"]
     sizes = [f"train.global_batch={BATCH}", f"train.steps={STEPS}", "optimizer.warmup_steps=50"]
-    command = [sys.executable, "-m", "cli.mtrain", "train", str(config), "--nproc", str(ranks)]
-    done = subprocess.run([*command, *fixed, *sizes, *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(words)} ended with {done.returncode}\n{done.stderr[-3000:]}")
+    command = [sys.executable, "-m", "cli.mtrain", "train", str(config)]
+    code, text = start([*command, *fixed, *sizes, *words])
+    if code:
+        sys.exit(f"{' '.join(words)} ended with {code}\n{text[-3000:]}")
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def started(command: list[str], *, ranks: int) -> tuple[int, str]:
+    """The exit code and the messages of a command whose ranks have a GPU each."""
+    words = [*command, "--nproc", str(ranks)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+def started_beside(command: list[str], *, ranks: int) -> tuple[int, str]:
+    """The same, where all ranks see the first GPU only."""
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "0", "NCCL_MULTI_RANK_GPU_ENABLE": "1", OVERLAPPING: "1"}
+    place = {"SLURM_NTASKS": str(ranks), "SLURM_STEP_TASKS_PER_NODE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    places = [place | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(ranks)]
+    running = [
+        subprocess.Popen(
+            command, cwd=ROOT, env=env | here, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        for here in places
+    ]
+    texts = [process.communicate()[1] for process in running]
+    codes = [process.returncode for process in running]
+    return max(codes, key=abs), "\n".join(texts)
 
 
 def difference(one: list[float], other: list[float]) -> float:

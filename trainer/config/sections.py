@@ -144,6 +144,9 @@ class KernelsSection:
     loss: Literal["auto", "plain", "library", "compiled"] = "auto"  # softmax of the logits, and its gradient
     optimizer: Literal["auto", "plain", "library", "compiled", "apex"] = "auto"  # the update; apex: of AdamW
     weight_gradient: Literal["auto", "apex"] = "auto"  # products that are added to the main gradients
+    tensor_parallel: Literal["auto", "symmetric_memory"] = (
+        "auto"  # symmetric_memory: sequence parallelism moves tokens between GPUs of a host while products are computed
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -126,7 +126,7 @@ def choose_kernels(device: torch.device, dtype: torch.dtype, wanted: KernelsSect
     else:
         chosen = LIBRARY if device.type == "cpu" and dtype in (torch.float32, torch.float64) else PLAIN
     for group, name in dataclasses.asdict(wanted or KernelsSection()).items():
-        if name != "auto":
+        if name != "auto" and group in GROUPS:  # tensor_parallel belongs to the layers
             named = _implementation(group, name, device=device, dtype=dtype)
             chosen = dataclasses.replace(chosen, **{each: getattr(named, each) for each in GROUPS[group]})
     return chosen

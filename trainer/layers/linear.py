@@ -69,13 +69,13 @@ class _Column(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x_NI, weight_OI)
         ctx.parallel, ctx.main, ctx.bias = parallel, main, bias_O is not None
-        return F.linear(parallel.gather(x_NI), weight_OI, bias_O)
+        return parallel.gather_linear(x_NI, weight_OI, bias_O)
 
     @staticmethod
     def backward(ctx: Any, dy_NO: Tensor) -> tuple[Tensor | None, ...]:
         x_NI, weight_OI = ctx.saved_tensors
         whole = ctx.parallel.start_gather(x_NI)
-        dx = ctx.parallel.start_reduce(dy_NO @ weight_OI)
+        dx = ctx.parallel.start_product_reduce(dy_NO, weight_OI)
         dweight = add_weight_gradient(ctx.main, "weight", dy_NO=dy_NO, x_NI=whole.wait())
         dbias = add_bias_gradient(ctx.main, dy_NO) if ctx.bias else None
         return dx.wait(), dweight, dbias, None, None
@@ -92,14 +92,13 @@ class _Row(torch.autograd.Function):
         ctx.parallel, ctx.main, ctx.bias = parallel, main, bias_O is not None
         if parallel.tp.size == 1:
             return F.linear(x_NI, weight_OI, bias_O)
-        y_NO = parallel.reduce(F.linear(x_NI, weight_OI))
+        y_NO = parallel.linear_reduce(x_NI, weight_OI)
         return y_NO if bias_O is None else y_NO.add_(bias_O)
 
     @staticmethod
     def backward(ctx: Any, dy_NO: Tensor) -> tuple[Tensor | None, ...]:
         x_NI, weight_OI = ctx.saved_tensors
-        whole = ctx.parallel.start_gather(dy_NO)
+        products = ctx.parallel.start_gather_product(dy_NO, weight_OI)
         dbias = add_bias_gradient(ctx.main, dy_NO) if ctx.bias else None
-        whole_NO = whole.wait()
-        dx_NI = whole_NO @ weight_OI
+        whole_NO, dx_NI = products()
         return dx_NI, add_weight_gradient(ctx.main, "weight", dy_NO=whole_NO, x_NI=x_NI), dbias, None, None

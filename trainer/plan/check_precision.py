@@ -55,6 +55,8 @@ def kernel_problems(config: RunConfig) -> Iterator[str]:
             f'kernels.optimizer="apex" supports only optimizer.name="adamw", not "{config.optimizer.name}"; '
             'set kernels.optimizer="auto"'
         )
+    if kernels.tensor_parallel != "auto":
+        yield from _symmetric_problems(config)
     if kernels.attention == "auto":
         return
     if config.mesh.cp > 1:
@@ -69,4 +71,17 @@ def kernel_problems(config: RunConfig) -> Iterator[str]:
         yield (
             f'kernels.attention="{kernels.attention}" supports only causal attention over whole rows, '
             f'which no layer has with {what}; set kernels.attention="auto"'
+        )
+
+
+def _symmetric_problems(config: RunConfig) -> Iterator[str]:
+    if config.mesh.tp == 1 or not config.mesh.sequence_parallel:
+        yield (
+            'kernels.tensor_parallel="symmetric_memory" has no effect without sequence parallelism; '
+            'set mesh.sequence_parallel=true with mesh.tp of at least 2, or kernels.tensor_parallel="auto"'
+        )
+    if config.precision.fp8 != "none":
+        yield (
+            f'kernels.tensor_parallel="symmetric_memory" does not support precision.fp8="{config.precision.fp8}"; '
+            'set kernels.tensor_parallel="auto"'
         )

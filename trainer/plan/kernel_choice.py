@@ -44,6 +44,7 @@ POINTWISE = {
     "optimizer": "optimizer",
 }
 ATTENTION, WEIGHT_GRADIENT, LINEAR = "attention", "weight gradients", "products of linear layers"
+TENSOR_PARALLEL = "communication of tensor parallelism"
 GPU_LIBRARIES = ("transformer_engine", "apex")
 # Modules that are there where an operation's library is, and the key of [kernels] that selects it.
 LIBRARIES = {
@@ -84,7 +85,8 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
             for choice, blocks in zip(attention, forms.values(), strict=True)
         ]
     attention = [_named_attention(choice, config.kernels, device) for choice in attention]
-    return (*attention, *linear_choices(config, device), *pointwise_choices(config.kernels, device, dtype=dtype))
+    linear = (*linear_choices(config, device), *tensor_parallel_choices(config, plan, device))
+    return (*attention, *linear, *pointwise_choices(config.kernels, device, dtype=dtype))
 
 
 def chunks_by_cudnn(config: RunConfig, plan: Plan) -> bool:
@@ -117,6 +119,23 @@ def linear_choices(config: RunConfig, device: Device) -> tuple[Choice, ...]:
         return products, _named(WEIGHT_GRADIENT, "weight_gradient", kernels.weight_gradient, device)
     others = () if not_gpu else library_reasons(WEIGHT_GRADIENT, "no faster")
     return products, Choice(WEIGHT_GRADIENT, PRODUCT, "it adds to fp32 by itself on a GPU", others)
+
+
+def tensor_parallel_choices(config: RunConfig, plan: Plan, device: Device) -> tuple[Choice, ...]:
+    """What moves tokens between tensor-parallel ranks."""
+    if plan.tp == 1:
+        return ()
+    library, symmetric = "NCCL" if device == "gpu" else "gloo", "symmetric memory"
+    if (name := config.kernels.tensor_parallel) != "auto":
+        reason = f'kernels.tensor_parallel="{name}"'
+        reason += "; refused on a CPU" if device == "cpu" else "; compared with collectives when a run starts"
+        return (Choice(TENSOR_PARALLEL, symmetric, reason, ((library, "another one is named"),)),)
+    why = "used on GPUs only"
+    if device == "gpu" and config.mesh.sequence_parallel:
+        why = "not measured yet; kernels.tensor_parallel can name it"
+    elif device == "gpu":
+        why = "used with mesh.sequence_parallel only"
+    return (Choice(TENSOR_PARALLEL, library, "beside products of weights' gradients", ((symmetric, why),)),)
 
 
 def library_reasons(operation: str, why: str) -> tuple[tuple[str, str], ...]:

@@ -88,7 +88,7 @@ def kept_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> 
         total += weight * (share if sharding == "parameters" else spec.numel)
         total += gradient * (share if sharding in ("gradients", "parameters") else spec.numel)
         total += states * main * (spec.numel if sharding == "none" else share)
-    return total + float8_bytes(config, plan, table=table)
+    return total + float8_bytes(config, plan, table=table) + symmetric_bytes(config, plan)
 
 
 def in_use_bytes(config: RunConfig, table: Sequence[ParamSpec]) -> int:
@@ -119,6 +119,13 @@ def float8_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -
         return 0
     matrices = sum(spec.numel for spec in table if spec.name.startswith("blocks.") and len(spec.shape) == 2)
     return 2 * matrices * (num_layers - 2 * precision.fp8_first_last_bf16) // num_layers
+
+
+def symmetric_bytes(config: RunConfig, plan: Plan) -> int:
+    """Bytes of the memory that tensor-parallel ranks share, if they do: see parallel/symmetric_products.py."""
+    tokens = plan.micro_batch * plan.sequence_length // plan.cp
+    shared = config.kernels.tensor_parallel != "auto"
+    return shared * 2 * (tokens // plan.tp) * plan.shape.hidden_size * BYTES[config.precision.dtype]
 
 
 def activation_bytes(config: RunConfig, plan: Plan) -> int:

@@ -32,6 +32,7 @@ from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.models.family import family_of
 from trainer.models.float8_layers import use_float8
 from trainer.models.stage import Microbatch, joined
+from trainer.models.symmetric_layers import use_symmetric_products
 from trainer.optim.buffers import Buffers
 from trainer.optim.layout import make_layout
 from trainer.optim.optimizer import Optimizer, owned_runs
@@ -82,6 +83,8 @@ class Engine:
         self._evaluation = functools.lru_cache(maxsize=8)(plan.pipeline.forward)
         self.executor = Executor(numbered, world.groups["pp"].rank, links=world.links)
         self.float8 = use_float8(self.model, config, num_layers=plan.shape.num_layers, device=world.device)
+        tokens = plan.micro_batch * plan.sequence_length // plan.cp
+        use_symmetric_products(self.model, config, tp=tp, num_tokens=tokens, device=world.device, dtype=dtype)
         self.buffers = Buffers(
             self.model,
             self.layout,

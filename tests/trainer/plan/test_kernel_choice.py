@@ -140,13 +140,24 @@ def test_kernels_that_the_section_names_are_listed_apart():
     assert dict(found["attention"].others)[kernel_choice.SDPA] == "another one is named"
     assert found["activations, rotary positions, loss, optimizer"].kernel == kernel_choice.COMPILED
     named = dict.fromkeys(kernel_choice.POINTWISE, "plain")
-    assert list(_choices("cpu", kernels=named))[3:] == list(kernel_choice.POINTWISE.values())
+    assert list(_choices("cpu", kernels=named))[4:] == list(kernel_choice.POINTWISE.values())
     assert _choices("cpu", kernels={"norm": "apex"})["norms"].reason == 'kernels.norm="apex"; refused on a CPU'
 
 
 def test_every_key_of_the_section_is_described():
     described = {*kernel_choice.POINTWISE, "attention", "weight_gradient"}
-    assert described == {field.name for field in dataclasses.fields(KernelsSection)} == set(GROUPS)
+    fields = {field.name for field in dataclasses.fields(KernelsSection)}
+    assert described | {"tensor_parallel"} == fields and described == set(GROUPS)
+
+
+def test_communication_of_tensor_parallelism_is_listed_where_there_is_some():
+    name, mesh = kernel_choice.TENSOR_PARALLEL, {"tp": 2, "sequence_parallel": True}
+    assert name not in _choices("gpu", mesh={"tp": 1})
+    assert (_choices("gpu", mesh={"tp": 2})[name].kernel, _choices("cpu", mesh=mesh)[name].kernel) == ("NCCL", "gloo")
+    kernels = {"tensor_parallel": "symmetric_memory"}
+    named = _choices("gpu", mesh=mesh, kernels=kernels)[name]
+    assert (named.kernel, dict(named.others)) == ("symmetric memory", {"NCCL": "another one is named"})
+    assert _choices("cpu", mesh=mesh, kernels=kernels)[name].reason.endswith("; refused on a CPU")
 
 
 @pytest.mark.parametrize("installed", [False, True])
