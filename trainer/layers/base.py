@@ -123,7 +123,7 @@ class Parallel:
         start = start_reduce_scatter if self.sequence_parallel else start_all_reduce_
         return start(partial_ND, self.tp)
 
-    def gather_linear(self, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def gather_linear(self, x_NI: Tensor, weight_OI: Tensor, *, bias_O: Tensor | None) -> Tensor:
         """x W^T + b of all tokens: [N all tokens, O]."""
         if self.products is None:
             return F.linear(self.gather(x_NI), weight_OI, bias_O)

@@ -69,7 +69,7 @@ class _Column(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x_NI, weight_OI)
         ctx.parallel, ctx.main, ctx.bias = parallel, main, bias_O is not None
-        return parallel.gather_linear(x_NI, weight_OI, bias_O)
+        return parallel.gather_linear(x_NI, weight_OI, bias_O=bias_O)
 
     @staticmethod
     def backward(ctx: Any, dy_NO: Tensor) -> tuple[Tensor | None, ...]:

@@ -70,7 +70,8 @@ def test_a_step_is_that_of_collectives(name, world, schedule):
 
 
 def _open(context, error, fails):
-    group = context.join(Mesh(context.world, context.world)).groups["tp"]
+    world = context.join(Mesh(context.world, context.world))
+    group = world.groups["tp"]
 
     def make(group, *, workspace_bytes, device):
         assert workspace_bytes >= 1000
@@ -80,7 +81,7 @@ def _open(context, error, fails):
 
     real, symmetric_products.SymmetricProducts = symmetric_products.SymmetricProducts, make
     try:
-        open_symmetric_products(group, workspace_bytes=1, device=torch.device("cpu"), dtype=torch.float32)
+        open_symmetric_products(group, workspace_bytes=1, device=world.device, dtype=torch.float32)
     except UsageError as refused:
         return str(refused)
     finally:
