@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from mdata.blend.same_tokenizer import OK, REFUSE
 from mdata.corpus.corpus import Corpus
+from mdata.corpus.open_part import beside
 from mdata.errors import UsageError
 from mdata.manifest.ids import sealed
 from mdata.manifest.types import FORMAT, VERSION, BlendComponent, BlendManifest, NamedSet
@@ -88,7 +89,9 @@ class OpenBlend:
         return self._named(self.manifest.test)
 
     def _named(self, sets: list[NamedSet] | UnsetType) -> dict[str, tuple[Path, str]]:
-        return {} if isinstance(sets, UnsetType) else {one.name: (self.folder / one.path, one.id) for one in sets}
+        return (
+            {} if isinstance(sets, UnsetType) else {one.name: (beside(self.folder, one.path), one.id) for one in sets}
+        )
 
     @property
     def continues(self) -> tuple[str, int] | None:
@@ -133,7 +136,7 @@ def blend_of_corpus(corpus: Corpus, folder: Path, *, tokenizer_unknown: str = RE
     if not corpus.num_tokens:
         raise UsageError(f"{corpus.name} has no tokens; leave it out")
     component = BlendComponent(
-        path=relative_path(corpus.path, folder),
+        path=corpus.address or relative_path(corpus.path, folder),
         id=corpus.id,
         name=corpus.name,
         share=str(corpus.num_tokens),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET
@@ -26,7 +26,8 @@ from mdata.blend.overlap import ALLOW, check_apart, shared_documents, to_train_o
 from mdata.blend.same_tokenizer import OK, REFUSE, check_one_tokenizer, may_be_unknown
 from mdata.blend.share_texts import weights_set_by
 from mdata.blend.spec import BlendSpec, SpecLike, read_spec
-from mdata.corpus.corpus import Corpus, open_corpus
+from mdata.corpus.corpus import Corpus
+from mdata.corpus.open_part import open_part
 from mdata.errors import MdataError, UsageError, errors_wanted_by
 from mdata.indexed.reader import Mode
 from mdata.manifest.blend_schedule import schedules_of, stored_groups, stored_phase, stored_share
@@ -35,6 +36,9 @@ from mdata.manifest.types import FORMAT, VERSION, BlendComponent, BlendManifest,
 from mdata.mixing.schedule import Phase, blend_error, missing_lengths
 from mdata.mixing.shares import NOTHING, TOKENS, WEIGHT, Share, as_text, by_tokens, integer_weights
 from mdata.util.option_synonyms import nearest
+
+if TYPE_CHECKING:
+    from mdata.block_cache.cache_room import CachePlace
 
 Opener = Callable[[str], Corpus]
 
@@ -58,8 +62,9 @@ def plan_blend(
     checked: bool = True,
     tokenizer_unknown: str = REFUSE,
     allow_outside: bool = False,
+    cache: CachePlace = (None, None),
 ) -> OpenBlend:
-    """The blend that `make_blend` would write into a folder; `mode`, `checked` and `allow_outside` as in `open_corpus`.
+    """The blend that `make_blend` would write into a folder; `mode` and all behind it as in `open_part`.
 
     Raises:
         UsageError, DamageError: as `make_blend`.
@@ -70,8 +75,8 @@ def plan_blend(
             "redistribute is resolved when a manifest is written, for one training",
             fix="mdata blend SPEC -o mix.json --redistribute --sequence-length S --samples N",
         )
-    how: dict[str, Any] = {"mode": mode, "checked": checked, "allow_outside": allow_outside}
-    manifest, corpora = compose(read, folder, open_one=lambda path: open_corpus(path, **how))
+    how: dict[str, Any] = {"mode": mode, "checked": checked, "allow_outside": allow_outside, "cache": cache}
+    manifest, corpora = compose(read, folder, open_one=lambda path: open_part(path, **how))
     check_one_tokenizer(corpora, unknown=read.tokenizer_unknown == OK)
     if problems := missing_lengths(schedules_of(manifest)):
         raise blend_error(problems)
@@ -319,7 +324,7 @@ def _check_texts(parts: Sequence[PlannedComponent], groups: Mapping[str, Share])
 
 def _component(part: PlannedComponent, folder: Path) -> BlendComponent:
     return BlendComponent(
-        path=relative_path(part.corpus.path, folder),
+        path=part.corpus.address or relative_path(part.corpus.path, folder),
         id=part.corpus.id,
         name=part.name,
         group=part.group,

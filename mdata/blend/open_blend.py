@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mdata.blend.blend import OpenBlend, blend_of_corpus
 from mdata.blend.data_path import WordLike, is_many, words_of_path
 from mdata.blend.same_tokenizer import OK, REFUSE, check_one_tokenizer, may_be_unknown
-from mdata.corpus.corpus import open_corpus
+from mdata.corpus.open_part import beside, manifest_at, open_part
 from mdata.errors import DamageError, errors_wanted_by
 from mdata.indexed.reader import Mode
-from mdata.manifest.io import load_manifest
 from mdata.manifest.types import BlendManifest
+
+if TYPE_CHECKING:
+    from mdata.block_cache.cache_room import CachePlace
 
 
 def open_blend(
@@ -29,10 +31,11 @@ def open_blend(
     tokenizer_unknown: str = REFUSE,
     allow_outside: bool = False,
     evaluation: bool = False,
+    cache: CachePlace = (None, None),
 ) -> OpenBlend:
     """Open a corpus manifest, a bare prefix, a blend manifest, or Megatron's words (also in one string).
 
-    `mode`, `checked` and `allow_outside` are those of `open_corpus`, `tokenizer_unknown` is that of `make_blend`. A
+    `mode`, `checked`, `allow_outside` and `cache` are those of `open_part`, `tokenizer_unknown` is `make_blend`'s. A
     folder, a pattern, and a .toml or .csv file are taken too. A blend may name corpora anywhere. `evaluation`: a folder
     is opened to measure on it, so its held-out parts are read too.
 
@@ -40,16 +43,16 @@ def open_blend(
         UsageError: nothing there, two tokenizers, or one that is not known beside one that is.
         DamageError: something that is not what its manifest says.
     """
-    how: dict[str, Any] = {"mode": mode, "checked": checked, "allow_outside": allow_outside}
+    how: dict[str, Any] = {"mode": mode, "checked": checked, "allow_outside": allow_outside, "cache": cache}
     words, folder = words_of_path(path) if isinstance(path, str | Path) else path, Path.cwd()
     if len(words) == 1 and isinstance(path, str | Path):
         one = Path(str(words[0]))
-        content = load_manifest(one) if one.suffix == ".json" else None
+        content = manifest_at(one) if one.suffix == ".json" else None
         if isinstance(content, BlendManifest):
             return _open_manifest(one, content, how, tokenizer_unknown=tokenizer_unknown)
         if one.suffix not in (".toml", ".csv") and not is_many(str(words[0])):
             allowed = OK if may_be_unknown(tokenizer_unknown) else REFUSE
-            corpus = open_corpus(one, content=content, **how)
+            corpus = open_part(one, content=content, **how)
             return blend_of_corpus(corpus, one.parent, tokenizer_unknown=allowed)
         folder = one.parent
     from mdata.blend.compose import plan_blend
@@ -65,7 +68,7 @@ def _open_manifest(path: Path, blend: BlendManifest, how: dict[str, Any], *, tok
     corpora = []
     for part in blend.components:
         with errors_wanted_by(f"{path}: component {part.name}"):
-            corpora.append(open_corpus(path.parent / part.path, **how))
+            corpora.append(open_part(beside(path.parent, part.path), **how))
     for part, corpus in zip(blend.components, corpora, strict=True):
         if part.id != corpus.id:
             raise DamageError(

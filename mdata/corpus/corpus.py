@@ -83,7 +83,10 @@ class Corpus:
         id: identity of the content. name: what people call it, from the path.
         document_offsets, sequence_offsets, token_offsets: how many lie before each shard, and in all.
         dtype: of the tokens on disk. eod, largest_id, tokenizer_fingerprint: None where not known.
+        address: where it is, if it is in object storage.
     """
+
+    address: str | None = None
 
     def __init__(
         self,

@@ -9,7 +9,9 @@ and differ are never replaced. Blends, and parts of a corpus, are not fetched.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from mdata.manifest.types import BlockHashes, CorpusManifest, Shard, TokenizerFa
 from mdata.object_storage.address import Address, is_address, parse_address
 from mdata.object_storage.reading import blocks_ahead, list_objects, look_at_object, read_range
 from mdata.object_storage.stores import open_store
-from mdata.progress import Progress
+from mdata.progress import SILENT, Progress
 from mdata.tokenizers.base.tokenizer_folder import folder_name, write_folder
 from mdata.util import atomic_io, file_lock
 
@@ -63,25 +65,26 @@ def fetch(corpus: str, folder: Path, *, progress: Progress) -> Path:
                 raise _other_file(target)
             progress.begin(f"fetching {target.stem}", sum(shard.bytes for shard in manifest.shards), unit="bytes")
             try:
-                _Copy(address, target, progress).files_of(manifest)
+                CorpusCopy(address, target, progress=progress).files_of(manifest)
             finally:
                 progress.end()
             atomic_io.atomic_write(target, text)
     return target
 
 
-class _Copy:
+class CorpusCopy:
     """What a manifest names, copied beside its own copy.
 
     Args:
         source: the manifest in storage.
         target: the manifest on the disk; it need not be there yet.
         progress: receives bytes of .bin.
+        ours: files that are there and differ are replaced; else they are refused.
     """
 
-    def __init__(self, source: Address, target: Path, progress: Progress) -> None:
+    def __init__(self, source: Address, target: Path, *, progress: Progress = SILENT, ours: bool = False) -> None:
         self._folder = source.key.removesuffix(source.name)
-        self._source, self._target, self._progress = source, target, progress
+        self._source, self._target, self._progress, self._ours = source, target, progress, ours
         self._store = open_store(source)
 
     def files_of(self, manifest: CorpusManifest) -> None:
@@ -90,14 +93,34 @@ class _Copy:
             self._tokenizer(manifest.tokenizer.folder, manifest.tokenizer)
         if manifest.provenance and (origins := manifest.provenance.origins):
             self._file(origins.path, origins.hash)
+        self.indexes_of(manifest)
         for shard in manifest.shards:
-            if shard.blocks is None:
-                raise UsageError(
-                    f"{self._source} records no hashes of its .bin, so a copy could not be checked",
-                    fix="run mdata adopt --full where its files are on a disk, and upload what it writes",
-                )
-            self._file(idx_path(Path(shard.path)).as_posix(), shard.idx_hash)
+            assert shard.blocks is not None, "looked at with its index"
             self._blocks(shard, shard.blocks)
+
+    def indexes_of(self, manifest: CorpusManifest) -> None:
+        """Copy the .idx of each pair, and the hashes of its blocks."""
+        if any(shard.blocks is None for shard in manifest.shards):
+            raise UsageError(
+                f"{self._source} records no hashes of its .bin, so a copy could not be checked",
+                fix="run mdata adopt --full where its files are on a disk, and upload what it writes",
+            )
+        with ThreadPoolExecutor(_THREADS) as pool:
+            deque(pool.map(self._index, manifest.shards), maxlen=0)
+
+    def _index(self, shard: Shard) -> None:
+        assert shard.blocks is not None, "looked at before"
+        self._file(idx_path(Path(shard.path)).as_posix(), shard.idx_hash)
+        self._file(shard.blocks.path, shard.blocks.hash)
+
+    def tokenizer_of(self, manifest: CorpusManifest) -> None:
+        """Copy the files of the tokenizer, if the corpus keeps them; a copy that is whole is not fetched again."""
+        facts = manifest.tokenizer
+        if facts is None or facts.folder is None:
+            return
+        there = {file.name: file.read_bytes() for file in self._path(facts.folder).glob("[!.]*") if file.is_file()}
+        if folder_name(there) != facts.folder:
+            self._tokenizer(facts.folder, facts)
 
     def _at(self, name: str) -> Address:
         return self._source.with_key(self._folder + name)
@@ -111,9 +134,10 @@ class _Copy:
         """Copy a file of known hash."""
         path = self._path(name)
         if path.exists():
-            if hash_file(path) != expected:
+            if hash_file(path) == expected:
+                return path
+            if not self._ours:
                 raise _other_file(path)
-            return path
         facts, hasher = look_at_object(self._at(name)), blake3()
         with atomic_io.atomic_file(path) as fd:
             for block in blocks_ahead(facts):
@@ -125,7 +149,7 @@ class _Copy:
 
     def _blocks(self, shard: Shard, sidecar: BlockHashes) -> None:
         """Copy a .bin: only those blocks that a temporary file of an earlier fetch does not hold."""
-        hashes = self._file(sidecar.path, sidecar.hash).read_bytes()
+        hashes = self._path(sidecar.path).read_bytes()
         name = bin_path(Path(shard.path)).as_posix()
         path, facts = self._path(name), look_at_object(self._at(name))
         if facts.size_bytes != shard.bytes or len(hashes) != -(-shard.bytes // BLOCK_BYTES) * _HASH_BYTES:
@@ -166,12 +190,17 @@ class _Copy:
 def _manifest_address(corpus: str) -> Address:
     if not is_address(corpus):
         raise UsageError(f"{corpus} is a path", expected="a corpus at s3://, gs:// or az://, which is copied to a disk")
-    address = parse_address(corpus)
+    address = manifest_address(parse_address(corpus))
     if address.scheme in ("http", "https"):
         raise UsageError(
             f"{address}: a web server does not list the files of a corpus' tokenizer",
             expected="s3://, gs://, az:// or hf://",
         )
+    return address
+
+
+def manifest_address(address: Address) -> Address:
+    """The manifest of the pair that an address names with or without an ending."""
     stem = address.key.removesuffix(".json").removesuffix(".bin").removesuffix(".idx")
     return address.with_key(f"{stem}.json")
 

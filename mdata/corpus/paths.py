@@ -10,7 +10,6 @@ from pathlib import Path
 
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import idx_path
-from mdata.manifest.io import refuse_address
 
 _BARE_ENDINGS = (".bin", ".idx")
 _TEXT_ENDINGS = (".jsonl", ".txt", ".gz", ".zst", ".bz2", ".xz", ".parquet")
@@ -27,7 +26,6 @@ def manifest_of(path: Path) -> Path | None:
     Raises:
         UsageError: neither a manifest nor a pair is there.
     """
-    refuse_address(path)
     if path.suffix == ".json":
         return path
     if path.name in ("", ".."):
@@ -37,6 +35,9 @@ def manifest_of(path: Path) -> Path | None:
     if beside.is_file():
         return beside
     if not idx_path(prefix).is_file():
+        from mdata.object_storage.address import refuse_address
+
+        refuse_address(path)
         raise UsageError(
             f"{path}: neither a manifest nor a .bin/.idx pair exists there",
             expected=f"{beside.name} or {idx_path(prefix).name}",

@@ -84,6 +84,8 @@ class DatasetOptions:
         kind: `Gpt`, `Document`, `Packed`, `Chat`, `Bert` or `T5`.
         order: `NativeOrder` or `MegatronOrder`.
         cache: folder for arrays that are built (packed, bert, t5, megatron); None: see mdata/array_cache/cache.py.
+            Also for blocks of corpora in object storage, which need it.
+        cache_size: most bytes of blocks there, such as "500 GiB"; None: what the disk holds.
         tokenizer_unknown: "refuse", or "ok": a corpus without a recorded tokenizer may be mixed with one that has it.
         allow_outside: manifests of corpora may name files outside their folders; for those of people whom you trust.
         mode: "mmap" or "pread": how token files are read. threads: that read and build.
@@ -100,6 +102,7 @@ class DatasetOptions:
     kind: TextKind | MaskedKind = field(default_factory=Gpt)
     order: NativeOrder | MegatronOrder = field(default_factory=NativeOrder)
     cache: str | None = None
+    cache_size: str | None = None
     tokenizer_unknown: str = REFUSE
     allow_outside: bool = False
     mode: Mode = "mmap"
@@ -128,6 +131,7 @@ class DatasetOptions:
             "checked": False,
             "tokenizer_unknown": self.tokenizer_unknown,
             "allow_outside": self.allow_outside,
+            "cache": (self.cache, self.cache_size),
         }
 
     @property

@@ -5,7 +5,6 @@ checksum.
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -38,26 +37,14 @@ def load_manifest(path: Path) -> Manifest:
         UsageError: no such file, not a manifest, or one of a later version.
         DamageError: truncated, altered, or with a field that does not belong; names the JSON path.
     """
-    refuse_address(path)
     try:
         text = path.read_bytes()
     except OSError as error:
+        from mdata.object_storage.address import refuse_address
+
+        refuse_address(path)
         raise explain_os_error(error, "reading a manifest") from error
     return parse_manifest(text, str(path))
-
-
-def refuse_address(path: Path) -> None:
-    """Refuse a path that was an address: what is read for training is mapped, so it has to be on a disk.
-
-    Raises:
-        UsageError: it begins with a scheme.
-    """
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)) and not path.exists():  # `Path` makes one slash of two
-        address = str(path).replace(":/", "://", 1)
-        raise UsageError(
-            f"{address} is in object storage, and corpora are opened from a disk",
-            fix=f"copy the corpus first: mdata fetch {address} --folder FOLDER",
-        )
 
 
 def parse_manifest(text: bytes, name: str) -> Manifest:

@@ -6,6 +6,8 @@ messages: a URL with a password or a signed query is refused, and libraries find
 
 from __future__ import annotations
 
+import os
+import posixpath
 import re
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ from mdata.errors import UsageError
 SCHEMES = ("s3", "gs", "az", "http", "https", "hf")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.S)
 _HUB = re.compile(r"datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", re.S)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _SAME = {"s3a": "s3", "gcs": "gs", "azure": "az"}
 _FETCHED_BY = {
     "abfs": "azcopy copy, or as az://container/path",
@@ -62,6 +65,28 @@ class Address:
 def is_address(name: object) -> bool:
     """Whether a text is an address or URL of any scheme, and not a path."""
     return _ADDRESS.fullmatch(str(name)) is not None
+
+
+def address_of(path: str | os.PathLike[str]) -> str | None:
+    """The address that a path was made from, as `Path` makes one slash of two; None: it is a path."""
+    text = str(path)
+    if not _SCHEME.match(text) or os.path.exists(text):  # noqa: PTH110 - as fast as can be, for many corpora
+        return None
+    scheme, _, rest = text.partition(":/")
+    return f"{scheme}://{posixpath.normpath(rest.lstrip('/'))}"
+
+
+def refuse_address(path: str | os.PathLike[str]) -> None:
+    """Refuse a path that was an address, where files have to be on a disk.
+
+    Raises:
+        UsageError: it begins with a scheme.
+    """
+    if address := address_of(path):
+        raise UsageError(
+            f"{address} is in object storage, and is read from a disk here",
+            fix=f"copy the corpus first: mdata fetch {address} --folder FOLDER",
+        )
 
 
 def parse_address(text: str) -> Address:

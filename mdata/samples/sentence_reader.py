@@ -15,7 +15,6 @@ import numpy.typing as npt
 from mdata import _core
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
-from mdata.indexed.gather import Gatherer
 from mdata.util.arrays import Int64s, locate_all, ranges
 
 
@@ -42,7 +41,7 @@ class SentenceText:
             )
         self.corpus = corpus
         self._readers = corpus.readers
-        self._gatherer = Gatherer(self._readers)
+        self._gatherer = corpus.gatherer
 
     def sizes(self) -> npt.NDArray[np.int32]:
         """int32[s]: tokens of every sentence."""

@@ -41,7 +41,7 @@ options = mdata.PreprocessOptions(
 assert manifest.provenance.records == 3
 """
 PATHS = [
-    Path("from `mdata.open` to tokens", "open", OPENING, files=14, lines=3_150, modules=42),
+    Path("from `mdata.open` to tokens", "open", OPENING, files=14, lines=3_150, modules=43),
     Path("from a line of JSON to .bin", "preprocess", PREPROCESSING, files=24, lines=4_470, modules=68),
 ]
 TRACED = """

@@ -1,0 +1,168 @@
+"""Room for blocks on a node's disk: how many there may be, how many there are, and which have to go.
+
+All corpora in a cache folder share its limit. A count, mapped by all processes, says how many blocks there are; it is
+raised before a block is written and lowered after one is gone, so that what a killed process leaves makes it too large,
+never too small, and it is counted anew before anything is evicted for it. The blocks that were not read for the longest
+time go first, whichever corpus they belong to. Not done here: limits on small files (.idx, manifests), which stay.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdata.block_cache.block_table import ABSENT, TABLE, WRITING, BlockTable
+from mdata.errors import ResourceError, UsageError
+from mdata.indexed.pair_format import BLOCK_BYTES
+from mdata.util import atomic_io
+from mdata.util.sizes import parse_size
+
+CachePlace = tuple[str | None, str | None]
+"""A cache's folder, and the most bytes of blocks that it may hold ("500 GiB")."""
+
+FEWEST_BLOCKS = 16
+_LOCK, _COUNT = "room.lock", "room.count"
+_SPARE_BYTES = 10 << 30  # what is left free of the disk, or a twentieth of it
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def most_blocks(size: str | None) -> int | None:
+    """The blocks of a limit such as "500 GiB"; None: no limit but the disk.
+
+    Raises:
+        UsageError: not a size, or one that holds too few blocks to read from.
+    """
+    if not size:
+        return None
+    count = (parse_size(size) or 0) // BLOCK_BYTES
+    if count < FEWEST_BLOCKS:
+        raise UsageError(
+            f"cache_size {size!r} is not a size that a cache can have",
+            expected=f"at least {FEWEST_BLOCKS * BLOCK_BYTES >> 20} MiB, such as 500 GiB",
+        )
+    return count
+
+
+class CacheRoom:
+    """The room of a cache folder; for any number of processes and threads.
+
+    Args:
+        folder: of the cache; each folder in it belongs to a corpus.
+        most: blocks of all corpora; None: as many as the disk holds, with some of it left free.
+
+    Raises:
+        OSError: what the file system said.
+    """
+
+    def __init__(self, folder: Path, most: int | None) -> None:
+        self.folder, self.most = folder, most
+        self._lock = folder / _LOCK
+        self._lock.touch()
+        with (folder / _COUNT).open("a+b") as file:
+            if file.tell() < 8:
+                os.truncate(file.fileno(), 8)
+            self._count: NDArray[np.int64] = np.frombuffer(mmap.mmap(file.fileno(), 8), np.int64)
+
+    def reserve(self, table: BlockTable, block: int) -> None:
+        """Mark a block of which the caller holds the claim as being written, after making room for it.
+
+        Raises:
+            ResourceError: there is no room, and nothing that could go.
+        """
+        with self._alone():
+            if table.state(block) == ABSENT:
+                self._make_room(1)
+                self._count += 1
+            table.set(block, WRITING)
+
+    def release(self, table: BlockTable, block: int) -> None:
+        """Take back what was reserved for a block that could not be written."""
+        with self._alone():
+            table.drop(block)
+            self._count -= 1
+
+    def write(self, table: BlockTable, block: int, *, data: bytes) -> None:
+        """Write a block that was reserved; where the disk is full, others go for it.
+
+        Raises:
+            ResourceError: the disk is full, and nothing is left that could go. OSError: what else the system said.
+        """
+        while True:
+            try:
+                return table.write(block, data)
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+            with self._alone():
+                evicted = self._evict(max(1, FEWEST_BLOCKS // 4))
+            if not evicted:
+                raise self._no_room()
+
+    def _make_room(self, count: int) -> None:
+        if self.most is not None and int(self._count[0]) + count > self.most:
+            self._count[0] = there = sum(_num_there(table) for table in self._tables())
+            # Some more than needed, as it costs a look at all tables.
+            if (too_many := there + count - self.most) > 0 and self._evict(too_many + self.most // 64) < too_many:
+                raise self._no_room()
+        disk = os.statvfs(self.folder)
+        spare = min(_SPARE_BYTES, disk.f_blocks * disk.f_frsize // 20)
+        if self.most is None and disk.f_bavail * disk.f_frsize < spare:
+            self._evict(FEWEST_BLOCKS)
+
+    def _evict(self, count: int) -> int:
+        """How many blocks went, of `count` that should, the least recently read first."""
+        tables = list(self._tables())
+        there = [np.flatnonzero(table.states()) for table in tables]
+        used = np.concatenate([table.used[blocks] for table, blocks in zip(tables, there, strict=True)])
+        owners = np.repeat(np.arange(len(tables)), [len(blocks) for blocks in there])
+        numbers = np.concatenate(there)
+        evicted = 0
+        for place in np.argsort(used, kind="stable").tolist():
+            if evicted == count:
+                break
+            table, block = tables[owners[place]], int(numbers[place])
+            with table.claim(block, wait=False) as ours:  # what is being fetched stays
+                if ours and table.state(block) != ABSENT:
+                    table.drop(block)
+                    self._count -= 1
+                    evicted += 1
+        return evicted
+
+    def _tables(self) -> Iterator[BlockTable]:
+        """The tables of all corpora."""
+        for path in sorted(self.folder.glob(f"*/{TABLE}")):
+            with suppress(FileNotFoundError):  # somebody removes the cache
+                yield BlockTable(path.parent)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        fd = atomic_io.open_no_link(self._lock, os.O_RDWR)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)  # a process forked meanwhile has the descriptor, too
+        finally:
+            os.close(fd)
+
+    def _no_room(self) -> ResourceError:
+        disk = os.statvfs(self.folder)
+        return ResourceError(
+            f"{self.folder} has no room for a block, and all blocks in it are in use",
+            found=f"{int(self._count[0])} blocks of 4 MiB, {disk.f_bavail * disk.f_frsize >> 20} MiB of disk left",
+            expected="room for the blocks that are read at the same time",
+            fix="free some disk space, name a cache on a larger disk, or set a larger cache_size",
+        )
+
+
+def _num_there(table: BlockTable) -> int:
+    return int(np.count_nonzero(table.states()))

@@ -1,0 +1,222 @@
+"""The blocks of one corpus on this node: read where they are there, fetched where they are not, by threads.
+
+A block is fetched by whoever holds its claim, so once a node, and counts when it was compared with its hash, written
+and synced. Reading takes no lock: tokens are copied, and copied again if a block they came from changed meanwhile. What
+a process that was killed left is judged by its hash, like what was there before this use of the cache began. A process
+that was forked cannot use the connections of its parent: it fetches by a process of its own (fetch_process.py). Not
+done here: which tokens are in which block, and how the cache's folder comes about.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from mdata.block_cache.block_layout import BlockLayout
+from mdata.block_cache.block_table import BLOCKS, PRESENT, STALE, WRITING, BlockTable
+from mdata.block_cache.cache_room import CacheRoom
+from mdata.errors import DamageError, os_errors_named
+from mdata.indexed.mapped_files import map_bytes
+from mdata.indexed.pair_format import BLOCK_BYTES
+from mdata.object_storage.address import Address
+from mdata.object_storage.facts import ObjectFacts
+from mdata.util.arrays import Int64s
+from mdata.util.background import ClosedError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+    from mdata.block_cache.fetch_process import FetchProcess
+
+THREADS = 8
+HASH_BYTES = 32
+_ATTEMPTS = 4
+
+
+@dataclass(frozen=True)
+class BlockSource:
+    """Where the blocks of a corpus come from.
+
+    Attributes:
+        layout: which block is which.
+        objects: the .bin of each shard. hashes: a file each, with the hashes of its blocks, compared with its own.
+    """
+
+    layout: BlockLayout
+    objects: Sequence[Address]
+    hashes: Sequence[Path]
+
+
+class CorpusBlocks:
+    """Blocks that many readers share.
+
+    Args:
+        folder: holds their table, which `make_table` made; its parent is the cache.
+        source: where they come from.
+        most: blocks of all corpora in the cache; None: what the disk holds.
+        user: something that is kept open as long as the blocks are in use.
+
+    Raises:
+        OSError: what the file system said.
+    """
+
+    def __init__(self, folder: Path, source: BlockSource, *, most: int | None, user: object = None) -> None:
+        self.source, self.layout = source, source.layout
+        self._folder, self._most, self._user = folder, most, user
+        self.table = BlockTable(folder)
+        self._room = CacheRoom(folder.parent, most)
+        self._made_in: int | None = os.getpid()
+        self._lock = threading.Lock()
+        self._asked: dict[int, Future[int]] = {}
+        self._facts: dict[int, ObjectFacts] = {}
+        self._forked: tuple[int, FetchProcess] | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _opened, (self._folder, self.source, self._most)
+
+    @property
+    def at_once(self) -> int:
+        """The most blocks that one reader asks for at the same time, so that others have room."""
+        return self.layout.num_blocks if self._most is None else max(1, self._most // 8)
+
+    @cached_property
+    def mapped(self) -> NDArray[np.uint8]:
+        """All blocks as a read-only map, of which only what `read` allows may be read."""
+        return map_bytes(self._folder / BLOCKS)
+
+    def read(self, blocks: Int64s, copy: Callable[[], None]) -> bool:
+        """Run `copy`, which reads these blocks; False: others were evicted meanwhile, again and again.
+
+        Raises:
+            DamageError: a block in storage is not what the manifest says. UsageError: the object changed, or no access.
+            ResourceError: the storage does not answer, or the disk is full.
+        """
+        table = self.table
+        for _ in range(_ATTEMPTS):
+            before = table.entries[blocks]
+            lacking = table.lacking(blocks, before)
+            if len(lacking):
+                self.bring(lacking)
+                before = table.entries[blocks]
+                if len(table.lacking(blocks, before)):
+                    continue
+            table.touch(blocks)
+            copy()
+            if np.array_equal(table.entries[blocks], before):
+                return True
+        return False
+
+    def bring(self, blocks: Int64s) -> int:
+        """Wait until blocks are there; the bytes that came from storage for it.
+
+        Raises:
+            as `read`.
+        """
+        if os.getpid() != self._made_in:
+            return self._other_process().bring(blocks.tolist())
+        waiting = [self._future(block) for block in blocks.tolist()]
+        return sum(future.result() for future in waiting)
+
+    def ask_for(self, blocks: Int64s) -> list[Future[int]]:
+        """Have blocks fetched that are not there, without waiting; of a process that was forked nothing is asked."""
+        if os.getpid() != self._made_in:
+            return []
+        lacking = self.table.lacking(blocks, self.table.entries[blocks])
+        return [self._future(block) for block in lacking.tolist()]
+
+    def _future(self, block: int) -> Future[int]:
+        with self._lock:
+            future = self._asked.get(block)
+            if future is None:
+                future = self._asked[block] = self._pool.submit(self._fetch, block)
+                future.add_done_callback(lambda _: self._forget(block))
+        return future
+
+    def _forget(self, block: int) -> None:
+        self._asked.pop(block, None)  # without the lock: whoever asks again for it meanwhile finds it there
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(THREADS, thread_name_prefix="mdata-blocks")
+
+    def _other_process(self) -> FetchProcess:
+        from mdata.block_cache.fetch_process import FetchProcess
+
+        if self._forked is None or self._forked[0] != os.getpid():
+            self._forked = os.getpid(), FetchProcess(self)
+        return self._forked[1]
+
+    def _fetch(self, block: int) -> int:
+        """Let a block be there; the bytes that had to be fetched."""
+        if not threading.main_thread().is_alive():
+            raise ClosedError("the program ends")
+        table = self.table
+        with os_errors_named(f"keeping a block in {self._folder}"), table.claim(block):
+            state = table.state(block)
+            if state == PRESENT:
+                return 0
+            _, start, stop = self.layout.place(block)
+            if state in (STALE, WRITING) and self._is(block, table.read(block, stop - start)):
+                table.set(block, PRESENT)
+                return 0
+            data = self._from_storage(block)
+            self._room.reserve(table, block)
+            try:
+                self._room.write(table, block, data=data)
+                table.set(block, PRESENT)
+            except BaseException:
+                self._room.release(table, block)
+                raise
+        return len(data)
+
+    def _from_storage(self, block: int) -> bytes:
+        from mdata.object_storage.reading import look_at_object, read_range
+
+        shard, start, stop = self.layout.place(block)
+        facts = self._facts.get(shard)
+        if facts is None:
+            facts = self._facts[shard] = look_at_object(self.source.objects[shard], self._store)
+            expected = int(self.layout.shard_bytes[shard])
+            if facts.size_bytes != expected:
+                raise _not_as_written(facts.address, f"{facts.size_bytes} bytes", f"{expected} bytes")
+        data = read_range(facts, start, stop=stop, store=self._store)
+        if not self._is(block, data):
+            number = start // BLOCK_BYTES
+            raise _not_as_written(facts.address, f"block {number}: hash {blake3(data).hexdigest()}", "another hash")
+        return data
+
+    @cached_property
+    def _store(self) -> ObjectStore:
+        from mdata.object_storage.stores import open_store
+
+        return open_store(self.source.objects[0])
+
+    def _is(self, block: int, data: bytes) -> bool:
+        shard, start, stop = self.layout.place(block)
+        with self.source.hashes[shard].open("rb") as file:
+            file.seek(start // BLOCK_BYTES * HASH_BYTES)
+            return len(data) == stop - start and blake3(data).digest() == file.read(HASH_BYTES)
+
+
+def _opened(folder: Path, source: BlockSource, most: int | None) -> CorpusBlocks:
+    made = CorpusBlocks(folder, source, most=most)
+    if "obstore" in sys.modules:  # used by this process before, or by the one that it was forked from
+        made._made_in = None
+    return made
+
+
+def _not_as_written(address: Address, found: str, expected: str) -> DamageError:
+    return DamageError(
+        f"{address} is not what the manifest says", found=found, expected=expected, fix="upload the corpus again"
+    )
