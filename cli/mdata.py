@@ -20,6 +20,7 @@ COMMANDS = (
     Command("status", "show how far a launched job is", module="cli.status"),
     Command("tail", "print the last lines of a launched job's logs", module="cli.tail"),
     Command("fetch", "copy a corpus from object storage to a disk, checked", module="cli.fetch"),
+    Command("stage", "fetch ahead what a node will read of corpora in object storage", module="cli.stage"),
     Command("split", "divide the documents of a corpus into several corpora", module="cli.split"),
     Command("sample", "draw documents of a corpus at random, as a smaller corpus", module="cli.sample"),
     Command("shuffle", "write the documents of a corpus in random order", module="cli.shuffle"),

@@ -12,7 +12,8 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,9 +29,11 @@ from mdata.util.sizes import parse_size
 CachePlace = tuple[str | None, str | None]
 """A cache's folder, and the most bytes of blocks that it may hold ("500 GiB")."""
 
-FEWEST_BLOCKS = 16
+FEWEST_BLOCKS = 4
 _LOCK, _COUNT = "room.lock", "room.count"
 _SPARE_BYTES = 10 << 30  # what is left free of the disk, or a twentieth of it
+_FEWEST_EVICTED = 4
+_TRIES, _PAUSE_S = 100, 0.05
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -77,11 +80,24 @@ class CacheRoom:
         Raises:
             ResourceError: there is no room, and nothing that could go.
         """
-        with self._alone():
-            if table.state(block) == ABSENT:
-                self._make_room(1)
-                self._count += 1
-            table.set(block, WRITING)
+        self._wait_until(lambda: self._reserved(table, block))
+
+    def _reserved(self, table: BlockTable, block: int) -> bool:
+        if table.state(block) == ABSENT:
+            if not self._has_room():
+                return False
+            self._count += 1
+        table.set(block, WRITING)
+        return True
+
+    def _wait_until(self, done: Callable[[], object]) -> None:
+        """Try again and again while others write the blocks that could go."""
+        for _ in range(_TRIES):
+            with self._alone():
+                if done():
+                    return
+            time.sleep(_PAUSE_S)
+        raise self._no_room()
 
     def release(self, table: BlockTable, block: int) -> None:
         """Take back what was reserved for a block that could not be written."""
@@ -101,21 +117,20 @@ class CacheRoom:
             except OSError as error:
                 if error.errno not in _FULL:
                     raise
-            with self._alone():
-                evicted = self._evict(max(1, FEWEST_BLOCKS // 4))
-            if not evicted:
-                raise self._no_room()
+            self._wait_until(lambda: self._evict(_FEWEST_EVICTED))
 
-    def _make_room(self, count: int) -> None:
-        if self.most is not None and int(self._count[0]) + count > self.most:
-            self._count[0] = there = sum(_num_there(table) for table in self._tables())
+    def _has_room(self) -> bool:
+        """Whether there is room for one more block, after others went for it."""
+        if self.most is not None and int(self._count[0]) >= self.most:
+            self._count[0] = sum(int(np.count_nonzero(table.states())) for table in self._tables())
             # Some more than needed, as it costs a look at all tables.
-            if (too_many := there + count - self.most) > 0 and self._evict(too_many + self.most // 64) < too_many:
-                raise self._no_room()
+            too_many = int(self._count[0]) + 1 - self.most
+            return too_many <= 0 or self._evict(too_many + self.most // 64) >= too_many
         disk = os.statvfs(self.folder)
         spare = min(_SPARE_BYTES, disk.f_blocks * disk.f_frsize // 20)
         if self.most is None and disk.f_bavail * disk.f_frsize < spare:
-            self._evict(FEWEST_BLOCKS)
+            self._evict(_FEWEST_EVICTED)
+        return True
 
     def _evict(self, count: int) -> int:
         """How many blocks went, of `count` that should, the least recently read first."""
@@ -162,7 +177,3 @@ class CacheRoom:
             expected="room for the blocks that are read at the same time",
             fix="free some disk space, name a cache on a larger disk, or set a larger cache_size",
         )
-
-
-def _num_there(table: BlockTable) -> int:
-    return int(np.count_nonzero(table.states()))

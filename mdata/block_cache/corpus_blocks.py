@@ -67,13 +67,16 @@ class CorpusBlocks:
         most: blocks of all corpora in the cache; None: what the disk holds.
         user: something that is kept open as long as the blocks are in use.
 
+    Attributes:
+        layout: which block is which. most: as given.
+
     Raises:
         OSError: what the file system said.
     """
 
     def __init__(self, folder: Path, source: BlockSource, *, most: int | None, user: object = None) -> None:
         self.source, self.layout = source, source.layout
-        self._folder, self._most, self._user = folder, most, user
+        self._folder, self.most, self._user = folder, most, user
         self.table = BlockTable(folder)
         self._room = CacheRoom(folder.parent, most)
         self._made_in: int | None = os.getpid()
@@ -83,12 +86,12 @@ class CorpusBlocks:
         self._forked: tuple[int, FetchProcess] | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _opened, (self._folder, self.source, self._most)
+        return _opened, (self._folder, self.source, self.most)
 
     @property
     def at_once(self) -> int:
         """The most blocks that one reader asks for at the same time, so that others have room."""
-        return self.layout.num_blocks if self._most is None else max(1, self._most // 8)
+        return self.layout.num_blocks if self.most is None else max(1, self.most // 8)
 
     @cached_property
     def mapped(self) -> NDArray[np.uint8]:

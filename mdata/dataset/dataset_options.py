@@ -121,6 +121,10 @@ class DatasetOptions:
         check_integer("sequence_length", self.sequence_length, least=1, most=LONGEST)
         if self.num_samples is not None:
             check_integer("num_samples", self.num_samples, least=0)
+        if self.cache_size:
+            from mdata.block_cache.cache_room import most_blocks
+
+            most_blocks(self.cache_size)
         _check_order(self.kind, self.order)
 
     @property

@@ -9,7 +9,7 @@ random state. Ranks that read the same rows each gather them; the file comes fro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -211,7 +211,11 @@ class Loader:
         reads = -(-most // _microbatches_together(sampler.micro_batch, length))
         buffers = Buffers((self._prefetch + 2) * reads)
         read = partial(_read_together, self._dataset, empty=buffers.empty)
-        steps = (parts_of(step, length) for step in sampler)
+        steps: Iterable[list[npt.NDArray[np.int64]]] = (parts_of(step, length) for step in sampler)
+        if any(part.corpus.address for part in self._dataset.components):
+            from mdata.loader.look_ahead import looked_ahead
+
+            steps = looked_ahead(steps, self._dataset)
         reading = Reading(steps, read, lambda part: describe_places(self._dataset, part.reshape(-1)))
         return PrefetchIterator(
             reading,

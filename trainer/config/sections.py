@@ -172,7 +172,10 @@ class DataSection:
         "refuse"  # ok: corpora with an unknown tokenizer may be mixed with others
     )
     allow_outside: bool = False  # manifests of corpora may name files outside their folders
-    cache: str = ""  # folder for built arrays (megatron, packed); "": beside the corpus
+    cache: str = (
+        ""  # folder for built arrays (megatron, packed; "": beside the corpus) and blocks of corpora in object storage
+    )
+    cache_size: str = ""  # most that these blocks take, such as "500 GiB"; "": what the disk holds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

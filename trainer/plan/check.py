@@ -171,6 +171,8 @@ def _order_problems(config: RunConfig) -> Iterator[str]:
         )
     if data.blend_surplus != MegatronOrder.blend_surplus and data.order != "megatron":
         yield f'data.blend_surplus={data.blend_surplus:g} applies only to data.order="megatron"; leave it out'
+    if data.cache_size and not data.cache:
+        yield f'data.cache_size="{data.cache_size}" has no effect without data.cache; set that, or leave it out'
 
 
 def _mock_problems(config: RunConfig) -> Iterator[str]:

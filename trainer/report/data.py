@@ -263,7 +263,8 @@ def _corpora_read(run: Run, train: mdata.Dataset) -> list[CorpusRead]:
         samples += np.bincount(train.locate(wanted)[0], minlength=len(samples))
     length = run.config.train.sequence_length
     data = run.config.data
-    blend = mdata.open_blend(data.blend, tokenizer_unknown="ok", allow_outside=data.allow_outside)
+    place = data.cache or None, data.cache_size or None
+    blend = mdata.open_blend(data.blend, tokenizer_unknown="ok", allow_outside=data.allow_outside, cache=place)
     asked = blend_table(blend)
     out = []
     for number, part, row in zip(samples.tolist(), train.components, asked, strict=True):

@@ -219,6 +219,7 @@ def _open_training(config: RunConfig, progress: Progress) -> mdata.Dataset:
         tokenizer_unknown=data.tokenizer_unknown,
         allow_outside=data.allow_outside,
         cache=data.cache or None,
+        cache_size=data.cache_size or None,
     )
     return mdata.open_dataset(data.blend, options, progress=progress)
 

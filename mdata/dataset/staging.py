@@ -1,0 +1,114 @@
+"""Which blocks of corpora in object storage some samples read, and fetching them before they are read.
+
+Nothing is computed twice: the samples are read by the code that always reads them, while the corpora note which blocks
+are asked for and copy nothing. So this holds for every kind of sample and order. `stage` does it for a run's steps on a
+node before the run; a `Loader` does it for the steps ahead of it (mdata/loader/look_ahead.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from mdata.corpus.stored_corpus import StoredCorpus
+from mdata.dataset.dataset import Dataset
+from mdata.errors import UsageError
+from mdata.indexed.pair_format import BLOCK_BYTES
+from mdata.progress import SILENT, Progress
+from mdata.util.arrays import Int64s
+
+_READ_AT_ONCE = 256  # samples, whose rows take memory though they are not read
+_FETCHED_AT_ONCE = 64
+
+
+class BlocksRead(NamedTuple):
+    """A corpus in storage, and those of its blocks that are read: int64[n], ascending."""
+
+    corpus: StoredCorpus
+    blocks: Int64s
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What `stage` did: samples looked at; blocks that they read; bytes of these, and those that were fetched now."""
+
+    samples: int
+    blocks: int
+    num_bytes: int
+    fetched_bytes: int
+
+
+def blocks_read(dataset: Dataset, samples: Int64s) -> list[BlocksRead]:
+    """The blocks in storage that these samples read, for each corpus that has some; no token is read.
+
+    Raises:
+        IndexError: a sample that the dataset does not have.
+    """
+    used = np.unique(dataset.locate(samples)[0]).tolist() if len(samples) else []
+    stored = [corpus for number in used if isinstance(corpus := dataset.components[number].corpus, StoredCorpus)]
+    found = [(corpus, list[Int64s]()) for corpus in stored]
+    for first in range(0, len(samples), _READ_AT_ONCE):
+        with ExitStack() as noting:
+            noted = [noting.enter_context(corpus.gatherer.noted()) for corpus in stored]
+            dataset.read(samples[first : first + _READ_AT_ONCE])
+        for (_, blocks), more in zip(found, noted, strict=True):
+            blocks += more
+    return [BlocksRead(corpus, np.unique(np.concatenate(blocks))) for corpus, blocks in found if blocks]
+
+
+def stage(dataset: Dataset, batches: Iterable[Int64s], *, progress: Progress = SILENT) -> StageResult:
+    """Have every block in the cache, checked, that some samples read.
+
+    Args:
+        dataset: opened with a cache.
+        batches: sample numbers, int64[n] each.
+        progress: receives bytes.
+
+    Raises:
+        UsageError: nothing of the data is in storage, or the cache cannot hold what is read.
+        DamageError, ResourceError: as reading does.
+    """
+    wanted: dict[str, tuple[StoredCorpus, np.ndarray]] = {}
+    for part in dataset.components:
+        if isinstance(part.corpus, StoredCorpus):
+            wanted[part.corpus.id] = part.corpus, np.zeros(part.corpus.blocks.layout.num_blocks, np.bool_)
+    if not wanted:
+        raise UsageError("nothing of this data is in object storage", fix="leave staging out: a disk is read as it is")
+    samples = 0
+    for batch in batches:
+        samples += len(batch)
+        for corpus, blocks in blocks_read(dataset, batch):
+            wanted[corpus.id][1][blocks] = True
+    found = [BlocksRead(corpus, np.flatnonzero(mask)) for corpus, mask in wanted.values()]
+    total = sum(len(one.blocks) for one in found)
+    _check_room(found, total)
+    progress.begin("staging", total * BLOCK_BYTES, unit="bytes")
+    try:
+        fetched = 0
+        for corpus, blocks in _in_parts(found):
+            fetched += corpus.blocks.bring(blocks)
+            progress.advance(len(blocks) * BLOCK_BYTES)
+    finally:
+        progress.end()
+    return StageResult(samples, total, total * BLOCK_BYTES, fetched)
+
+
+def _in_parts(found: Iterable[BlocksRead]) -> Iterator[BlocksRead]:
+    for corpus, blocks in found:
+        for first in range(0, len(blocks), _FETCHED_AT_ONCE):
+            yield BlocksRead(corpus, blocks[first : first + _FETCHED_AT_ONCE])
+
+
+def _check_room(found: Iterable[BlocksRead], total: int) -> None:
+    most = [corpus.blocks.most for corpus, _ in found if corpus.blocks.most is not None]
+    if most and total > min(most):
+        raise UsageError(
+            "the cache cannot hold all blocks that these samples read",
+            found=f"cache_size for {min(most):,} blocks of 4 MiB",
+            expected=f"{total:,} blocks, {total * BLOCK_BYTES / 2**30:,.1f} GiB",
+            fix="fewer steps or samples at once, or a larger cache_size",
+        )

@@ -1,0 +1,43 @@
+"""Blocks of corpora in object storage asked for before a `Loader` reads the steps that need them.
+
+A step's samples are known as soon as its number is, so a few steps are taken from the sampler early and passed on
+late; their order and content stay. How many depends on how many blocks they read: what is asked for has to fit in the
+cache beside what others ask for. An error of a fetch is raised where the step is read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from mdata.dataset.dataset import Dataset
+from mdata.dataset.staging import blocks_read
+from mdata.util.arrays import Int64s
+
+_MOST_STEPS, _MOST_BLOCKS = 16, 128
+
+
+def looked_ahead(steps: Iterable[list[Int64s]], dataset: Dataset) -> Iterator[list[Int64s]]:
+    """The same steps, each a list of arrays of samples, with the blocks of the next ones on their way."""
+    waiting: deque[tuple[list[Int64s], int]] = deque()
+    blocks = 0
+    for step in steps:
+        asked, most = _ask(dataset, step)
+        waiting.append((step, asked))
+        blocks += asked
+        while len(waiting) > _MOST_STEPS or (waiting and blocks > most):
+            given, count = waiting.popleft()
+            blocks -= count
+            yield given
+    for given, _ in waiting:
+        yield given
+
+
+def _ask(dataset: Dataset, step: list[Int64s]) -> tuple[int, int]:
+    """How many blocks were asked for, and how many may be."""
+    found = blocks_read(dataset, np.concatenate([part.reshape(-1) for part in step]))
+    for corpus, blocks in found:
+        corpus.blocks.ask_for(blocks)
+    return sum(len(one.blocks) for one in found), min([_MOST_BLOCKS, *(one.corpus.blocks.at_once for one in found)])
