@@ -1,9 +1,9 @@
 """Fetch ahead what a node will read of corpora in object storage: blocks, checked, in the cache of the run.
 
-  mdata stage s3://corpora/mix.json --cache /scratch/cache -S 4096 --global-batch 512 --steps 1:501
-  mdata stage mix.json --cache /scratch/cache -S 4096 --global-batch 512 --micro-batch 4 --dp 64 --ranks 8:16 \\
-      --steps 1:5001
-  mdata stage mix.json --cache /scratch/cache -S 4096 --samples 0:100000
+  mdata stage s3://corpora/mix.json --cache /scratch/cache --sequence-length 4096 --global-batch 512 --steps 1:501
+  mdata stage mix.json --cache /scratch/cache --sequence-length 4096 --global-batch 512 --micro-batch 4 --dp 64
+      --ranks 8:16 --steps 1:5001
+  mdata stage mix.json --cache /scratch/cache --sequence-length 4096 --samples 0:100000
   mdata stage runs/first --steps 5001:10001 --ranks 8:16
 
 PATH is data and how it is read, or the folder of a run, whose cache is used. Ranges end before their last number; steps
