@@ -14,13 +14,13 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdata.block_cache.block_table import ABSENT, TABLE, WRITING, BlockTable
+from mdata.block_cache.block_table import ABSENT, PRESENT, TABLE, WRITING, BlockTable
 from mdata.errors import ResourceError, UsageError
 from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.util import atomic_io
@@ -74,15 +74,31 @@ class CacheRoom:
                 os.truncate(file.fileno(), 8)
             self._count: NDArray[np.int64] = np.frombuffer(mmap.mmap(file.fileno(), 8), np.int64)
 
-    def reserve(self, table: BlockTable, block: int) -> None:
-        """Mark a block of which the caller holds the claim as being written, after making room for it.
+    def put(self, table: BlockTable, block: int, *, data: bytes) -> None:
+        """Let a block be there, of which the caller holds the claim and whose bytes are right, after making room.
+
+        Where there is none, because the disk is full or others write all that could go, it is tried again and again,
+        and by one after another, so that the room which one makes is not taken by the next.
 
         Raises:
-            ResourceError: there is no room, and nothing that could go.
+            ResourceError: there is no room, and nothing that could go. OSError: what the system said but that.
         """
-        self._wait_until(lambda: self._reserved(table, block))
+        with self._alone():
+            reserved = self._reserve(table, block)
+        if reserved and self._write(table, block, data, release=self._alone):
+            return
+        for _ in range(_TRIES):
+            with self._alone():
+                if reserved:  # and then the disk was full
+                    self._evict(_FEWEST_EVICTED)
+                reserved = self._reserve(table, block)
+                if reserved and self._write(table, block, data, release=nullcontext):
+                    return
+            time.sleep(_PAUSE_S)
+        raise self._no_room()
 
-    def _reserved(self, table: BlockTable, block: int) -> bool:
+    def _reserve(self, table: BlockTable, block: int) -> bool:
+        """Whether there is room, which the block then has."""
         if table.state(block) == ABSENT:
             if not self._has_room():
                 return False
@@ -90,34 +106,21 @@ class CacheRoom:
         table.set(block, WRITING)
         return True
 
-    def _wait_until(self, done: Callable[[], object]) -> None:
-        """Try again and again while others write the blocks that could go."""
-        for _ in range(_TRIES):
-            with self._alone():
-                if done():
-                    return
-            time.sleep(_PAUSE_S)
-        raise self._no_room()
-
-    def release(self, table: BlockTable, block: int) -> None:
-        """Take back what was reserved for a block that could not be written."""
-        with self._alone():
-            table.drop(block)
-            self._count -= 1
-
-    def write(self, table: BlockTable, block: int, *, data: bytes) -> None:
-        """Write a block that was reserved; where the disk is full, others go for it.
-
-        Raises:
-            ResourceError: the disk is full, and nothing is left that could go. OSError: what else the system said.
-        """
-        while True:
-            try:
-                return table.write(block, data)
-            except OSError as error:
-                if error.errno not in _FULL:
-                    raise
-            self._wait_until(lambda: self._evict(_FEWEST_EVICTED))
+    def _write(
+        self, table: BlockTable, block: int, data: bytes, *, release: Callable[[], AbstractContextManager[None]]
+    ) -> bool:
+        """Whether a block that was reserved could be written; if not, its room is free again."""
+        try:
+            table.write(block, data)
+            table.set(block, PRESENT)
+        except BaseException as error:
+            with release():
+                table.drop(block)
+                self._count -= 1
+            if isinstance(error, OSError) and error.errno in _FULL:
+                return False
+            raise
+        return True
 
     def _has_room(self) -> bool:
         """Whether there is room for one more block, after others went for it."""

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -129,6 +129,7 @@ class CorpusBlocks:
         if os.getpid() != self._made_in:
             return self._other_process().bring(blocks.tolist())
         waiting = [self._future(block) for block in blocks.tolist()]
+        wait(waiting)  # so that after an error nothing goes on
         return sum(future.result() for future in waiting)
 
     def ask_for(self, blocks: Int64s) -> list[Future[int]]:
@@ -142,12 +143,15 @@ class CorpusBlocks:
         with self._lock:
             future = self._asked.get(block)
             if future is None:
-                future = self._asked[block] = self._pool.submit(self._fetch, block)
-                future.add_done_callback(lambda _: self._forget(block))
+                future = self._asked[block] = self._pool.submit(self._fetch_once, block)
         return future
 
-    def _forget(self, block: int) -> None:
-        self._asked.pop(block, None)  # without the lock: whoever asks again for it meanwhile finds it there
+    def _fetch_once(self, block: int) -> int:
+        try:
+            return self._fetch(block)
+        finally:
+            with self._lock:  # who asks from now on is answered anew
+                del self._asked[block]
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -174,13 +178,7 @@ class CorpusBlocks:
                 table.set(block, PRESENT)
                 return 0
             data = self._from_storage(block)
-            self._room.reserve(table, block)
-            try:
-                self._room.write(table, block, data=data)
-                table.set(block, PRESENT)
-            except BaseException:
-                self._room.release(table, block)
-                raise
+            self._room.put(table, block, data=data)
         return len(data)
 
     def _from_storage(self, block: int) -> bytes:
