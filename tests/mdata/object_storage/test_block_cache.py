@@ -13,9 +13,13 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import mdata
 from cli.mdata import main
@@ -23,12 +27,14 @@ from mdata import DamageError, ResourceError, UsageError
 from mdata.block_cache import block_table, cache_room, corpus_blocks
 from mdata.block_cache.block_layout import layout_of
 from mdata.block_cache.block_table import ABSENT, PRESENT, STALE, BlockTable
+from mdata.block_cache.cached_reads import CachedGatherer, CachedReader
 from mdata.dataset.staging import blocks_read
 from mdata.loader.loader import BatchPlan, Loader
 from mdata.loader.look_ahead import looked_ahead
 from mdata.object_storage import reading
 from mdata.object_storage.address import parse_address
 from mdata.object_storage.uploading import put_file
+from mdata.reference.block_cache import SlowBlockCache
 from tests.helpers.house_rules import ROOT
 from tests.mdata.object_storage.stored_corpora import KINDS, S, check_same, make_corpus
 from tests.mdata.object_storage.test_preprocess_objects import put_folder
@@ -492,3 +498,43 @@ def test_layout_of_shards_without_tokens():
     assert layout.num_blocks == 3
     assert layout.of_runs(np.array([0, BLOCK // 2]), np.array([1, 3])).tolist() == [0, 1, 2]
     assert layout.place(1) == (1, BLOCK, BLOCK + 2) and layout.place(2) == (3, 0, 10)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_the_slow_twin_reads_and_keeps_the_same(near, data):
+    """Any reads of few tokens, at the edges of blocks and shards above all."""
+    shards = [np.fromfile(near.with_name(f"{name}.bin"), np.uint16) for name in "ab"]
+    sizes, in_block, total = [len(shard) for shard in shards], BLOCK // 2, sum(map(len, shards))
+    layout = layout_of(2, [2 * size for size in sizes])
+
+    def content(block):
+        return shards[block[0]][block[1] * in_block : (block[1] + 1) * in_block]
+
+    twin = SlowBlockCache(sizes, in_block=in_block, most=4, fetched=content)
+    edges = [*range(0, sizes[0], in_block), *range(sizes[0], total, in_block), total]
+    start = st.builds(lambda edge, by: min(max(edge + by, 0), total), st.sampled_from(edges), st.integers(-9, 9))
+    reads = data.draw(st.lists(st.tuples(start, st.integers(1, 12)), min_size=1, max_size=12))
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        inside = Path(folder, "corpus")
+        inside.mkdir()
+        block_table.make_table(inside, layout.num_blocks)
+        blocks = corpus_blocks.CorpusBlocks(inside, corpus_blocks.BlockSource(layout, [], []), most=4)
+        places = [(shard, start // BLOCK) for shard, start, _ in map(layout.place, range(layout.num_blocks))]
+        patch.setattr(blocks, "_from_storage", lambda block: content(places[block]).tobytes())
+        prefixes = [near.with_name(name) for name in "ab"]
+        facts = [mdata.open_corpus(prefix).readers[0].facts for prefix in prefixes]
+        readers = [
+            CachedReader(prefix, blocks, shard=number, mode="mmap", described=None, known=known)
+            for number, (prefix, known) in enumerate(zip(prefixes, facts, strict=True))
+        ]
+        gatherer = CachedGatherer(readers, blocks)
+        for first, count in reads:
+            taken = min(count, total - first)
+            if not taken:
+                continue
+            out = np.empty((1, taken), np.int64)
+            gatherer.gather(np.array([first]), np.array([taken]), out=out)
+            assert out[0].tolist() == twin.read(first, taken)
+            there = {places[block] for block in np.flatnonzero(blocks.table.states() == PRESENT)}
+            assert there == set(twin.there)
