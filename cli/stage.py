@@ -25,6 +25,7 @@ from cli.traced_data import add_data_arguments, open_tracer
 from mdata.util.arrays import Int64s
 
 _SAMPLES_AT_ONCE = 4096
+_OF_RANKS = ("micro_batch", "dp")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +48,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `mdata.dataset.staging.stage` and say what came of it."""
     if (arguments.steps is None) == (arguments.samples is None):
         raise mdata.UsageError("mdata stage takes one of --steps and --samples", fix="--steps 1:1001")
-    if arguments.ranks is not None and arguments.steps is None:
-        raise mdata.UsageError("--ranks has no effect without --steps", fix="leave it out, or give --steps")
+    _refuse_idle(arguments)
     tracer = open_tracer(arguments, console)
     from mdata.dataset.staging import stage
 
@@ -61,6 +61,18 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         f"{fetched:,.2f} GiB of them were fetched now",
         facts | {"fetched_bytes": result.fetched_bytes},
     )
+
+
+def _refuse_idle(arguments: argparse.Namespace) -> None:
+    """Refuse options that change nothing beside the others."""
+    needs = dict.fromkeys(("global_batch", "rampup_batch_size", "ranks", *_OF_RANKS, "dataloader_type"), "steps")
+    if arguments.steps is not None:
+        needs = {} if arguments.dataloader_type == "cyclic" else dict.fromkeys(_OF_RANKS, "ranks")
+    needs |= {} if arguments.dataloader_type == "cyclic" else {"no_data_sharding": "dataloader-type cyclic"}
+    for name, other in needs.items():
+        if getattr(arguments, name) is not None and getattr(arguments, other.partition("-")[0], None) is None:
+            option = f"--{name.replace('_', '-')}"
+            raise mdata.UsageError(f"{option} has no effect without --{other}", fix=f"leave it out, or give --{other}")
 
 
 def _batches(arguments: argparse.Namespace, tracer: mdata.Tracer) -> Iterator[Int64s]:

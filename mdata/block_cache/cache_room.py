@@ -110,17 +110,20 @@ class CacheRoom:
         self, table: BlockTable, block: int, data: bytes, *, release: Callable[[], AbstractContextManager[None]]
     ) -> bool:
         """Whether a block that was reserved could be written; if not, its room is free again."""
+        written = False
         try:
             table.write(block, data)
             table.set(block, PRESENT)
-        except BaseException as error:
-            with release():
-                table.drop(block)
-                self._count -= 1
-            if isinstance(error, OSError) and error.errno in _FULL:
-                return False
-            raise
-        return True
+            written = True
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+        finally:
+            if not written:
+                with release():
+                    table.drop(block)
+                    self._count -= 1
+        return written
 
     def _has_room(self) -> bool:
         """Whether there is room for one more block, after others went for it."""

@@ -38,6 +38,10 @@ ALWAYS = {
         "--tokenizer-unknown", "--allow-outside",  # they permit
     },
     "adopt": {"--full", "--convert", "--level", "--tokenizer-type"},
+    "stage": {
+        "--steps", "--samples", "--cache", "--cache-size", "--sequence-length", "--seed", "--order", "--kind",
+        "--split", "--split-shares", "--num-samples", "--option", "--allow-outside",
+    },
 }  # fmt: skip
 BYTE = ["--tokenizer-type", "ByteTokenizer"]
 # By command: words in which each of the others has no effect.
@@ -82,6 +86,11 @@ IDLE = {
         "--tiktoken-pattern": ["v1"], "--tiktoken-num-special-tokens": ["9"], "--special-tokens-in-text": ["plain"],
         "--compat": ["megatron-2023"],
     },
+    "stage": {
+        "--ranks": ["0:1"], "--global-batch": ["4"], "--rampup-batch-size": ["1", "1", "9"],
+        "--micro-batch": ["1"], "--dp": ["2"], "--dataloader-type": ["cyclic"],
+        "--no-data-sharding": [], "--blend": ["b"], "--validation": ["b"], "--test": ["b"],
+    },
 }  # fmt: skip
 WORDS = {
     "preprocess": ["--input", "x.jsonl", "--output-prefix", "out", *BYTE, "--workers", "1"],
@@ -89,6 +98,7 @@ WORDS = {
     "blend": ["-o", "mix.json"],
     "build": ["a", "--sequence-length", "8"],
     "adopt": ["a"],
+    "stage": ["a", "--sequence-length", "8", "--cache", "c", "--samples", "0:3"],
 }
 CASES = [(command, option, words) for command, cases in IDLE.items() for option, words in cases.items()]
 

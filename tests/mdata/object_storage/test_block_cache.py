@@ -457,7 +457,7 @@ def test_stage_fetches_what_the_ranks_of_a_node_read(far, near, server, tmp_path
         (["FAR", "--samples", "0:9"], "no folder is given"),
         (["FAR", "--cache", "C"], "one of --steps and --samples"),
         (["FAR", "--cache", "C", "--samples", "9:3"], "--samples 9:3"),
-        (["FAR", "--cache", "C", "--samples", "0:9", "--ranks", "0:2"], "--ranks has no effect"),
+        (["FAR", "--cache", "C", "--samples", "0:9", "--ranks", "0:2"], "--ranks has no effect without --steps"),
         (["FAR", "--cache", "C", "--steps", "1:9"], "--global-batch"),
         (["FAR", "--cache", "C", "--cache-size", "16 MiB", "--samples", "0:999"], "cannot hold all blocks"),
         (["NEAR", "--cache", "C", "--samples", "0:9"], "nothing of this data is in object storage"),
