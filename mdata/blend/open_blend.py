@@ -47,7 +47,7 @@ def open_blend(
     words, folder = words_of_path(path) if isinstance(path, str | Path) else path, Path.cwd()
     if len(words) == 1 and isinstance(path, str | Path):
         one = Path(str(words[0]))
-        content = manifest_at(one) if one.suffix == ".json" else None
+        content = manifest_at(one, cache) if one.suffix == ".json" else None
         if isinstance(content, BlendManifest):
             return _open_manifest(one, content, how, tokenizer_unknown=tokenizer_unknown)
         if one.suffix not in (".toml", ".csv") and not is_many(str(words[0])):

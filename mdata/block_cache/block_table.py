@@ -106,9 +106,7 @@ class BlockTable:
 
     def begin_use(self) -> None:
         """What nobody reads: what is there counts again once it was compared with its hash."""
-        states = self.states()
-        # What was half written may be whole, and is judged by its hash like all else.
-        there = np.isin(states, (WRITING, PRESENT))
+        there = self.states() == PRESENT
         self.entries[there] = ((self.entries[there] >> 2) + 1 << 2) | STALE
 
     @contextmanager

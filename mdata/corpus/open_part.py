@@ -49,10 +49,10 @@ def open_part(path: str | Path, *, cache: CachePlace = (None, None), **how: Any)
     return open_stored(path, cache, **how)
 
 
-def manifest_at(path: Path) -> Manifest:
+def manifest_at(path: Path, cache: CachePlace) -> Manifest:
     """The manifest at a path or an address; raises what `load_manifest` or `stored_manifest` does."""
     if not is_stored(path):
         return load_manifest(path)
     from mdata.corpus.stored_corpus import stored_manifest
 
-    return stored_manifest(path)
+    return stored_manifest(path, cache)

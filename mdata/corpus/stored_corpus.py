@@ -41,12 +41,13 @@ from mdata.util import atomic_io, file_lock
 _FOLDER = "blocks"
 
 
-def stored_manifest(path: str | Path) -> Manifest:
+def stored_manifest(path: str | Path, cache: CachePlace) -> Manifest:
     """The manifest at an address, or of the prefix there.
 
     Raises:
-        UsageError: nothing there, or no access. DamageError: it is not whole. ResourceError: no answer.
+        UsageError: no cache is given, nothing there, or no access. DamageError: it is not whole. ResourceError: no answer.
     """
+    _cache_folder(path, cache)
     address = _address(path)
     facts = look_at_object(address)
     return parse_manifest(read_range(facts, 0, stop=facts.size_bytes), str(address))
@@ -68,18 +69,11 @@ def open_stored(
         UsageError: no cache is given, nothing is there, no access, or a blend. DamageError: not what its manifest says.
         ResourceError: the storage does not answer, or the disk is full.
     """
-    address = _address(path)
-    folder, size = cache[0] or os.environ.get(VARIABLE), cache[1]
-    if not folder:
-        raise UsageError(
-            f"{address} is in object storage, and no folder is given for what is read of it",
-            expected='cache = "FOLDER" on a disk of the node (in a run\'s configuration data.cache)',
-            fix=f"or copy it whole: mdata fetch {address} --folder FOLDER",
-        )
-    manifest = stored_manifest(path) if content is None else content
+    folder, address = _cache_folder(path, cache), _address(path)
+    manifest = stored_manifest(path, cache) if content is None else content
     if not isinstance(manifest, CorpusManifest):
         raise UsageError(f"{address} is a blend", expected="one corpus")
-    corpus = _open(address, manifest, (folder, size), mode=mode)
+    corpus = _open(address, manifest, (folder, cache[1]), mode=mode)
     if checked and len(corpus.readers) <= MOST_OPENED:
         for reader in corpus.readers:
             reader.check()
@@ -128,6 +122,18 @@ class StoredCorpus(Corpus):
 
 def _reopen(address: Address, cache: CachePlace, mode: Mode, manifest: CorpusManifest, complete: bool) -> StoredCorpus:
     return _open(address, manifest, cache, mode=mode, complete=complete)
+
+
+def _cache_folder(path: str | Path, cache: CachePlace) -> str:
+    folder = cache[0] or os.environ.get(VARIABLE)
+    if not folder:
+        address = address_of(path)
+        raise UsageError(
+            f"{address} is in object storage, and no cache folder is given to read it through",
+            expected='cache = "FOLDER", on a disk of this node (data.cache in the configuration of a run)',
+            fix=f"give the folder, or copy the corpus to a disk: mdata fetch {address} --folder FOLDER",
+        )
+    return folder
 
 
 def _address(path: str | Path) -> Address:

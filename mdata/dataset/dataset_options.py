@@ -83,9 +83,8 @@ class DatasetOptions:
         num_samples: Megatron's order: decides the epochs (None: one). Native: only the length of a training set.
         kind: `Gpt`, `Document`, `Packed`, `Chat`, `Bert` or `T5`.
         order: `NativeOrder` or `MegatronOrder`.
-        cache: folder for arrays that are built (packed, bert, t5, megatron); None: see mdata/array_cache/cache.py.
-            Also for blocks of corpora in object storage, which need it.
-        cache_size: most bytes of blocks there, such as "500 GiB"; None: what the disk holds.
+        cache: folder for built arrays (packed, bert, t5, megatron; None: see mdata/array_cache/cache.py) and for blocks
+            of corpora in object storage. cache_size: of these blocks, such as "500 GiB"; None: as the disk allows.
         tokenizer_unknown: "refuse", or "ok": a corpus without a recorded tokenizer may be mixed with one that has it.
         allow_outside: manifests of corpora may name files outside their folders; for those of people whom you trust.
         mode: "mmap" or "pread": how token files are read. threads: that read and build.

@@ -84,7 +84,7 @@ def refuse_address(path: str | os.PathLike[str]) -> None:
     """
     if address := address_of(path):
         raise UsageError(
-            f"{address} is in object storage, and is read from a disk here",
+            f"{address} is in object storage, but only a corpus on a disk can be read here",
             fix=f"copy the corpus first: mdata fetch {address} --folder FOLDER",
         )
 
