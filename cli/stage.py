@@ -1,4 +1,4 @@
-"""Fetch ahead what a node will read of corpora in object storage: blocks, checked, in the cache of the run.
+"""Fetch the blocks that a node will read from object storage into its cache, before the job or while it runs.
 
   mdata stage s3://corpora/mix.json --cache /scratch/cache --sequence-length 4096 --global-batch 512 --steps 1:501
   mdata stage mix.json --cache /scratch/cache --sequence-length 4096 --global-batch 512 --micro-batch 4 --dp 64
@@ -6,9 +6,9 @@
   mdata stage mix.json --cache /scratch/cache --sequence-length 4096 --samples 0:100000
   mdata stage runs/first --steps 5001:10001 --ranks 8:16
 
-PATH is data and how it is read, or the folder of a run, whose cache is used. Ranges end before their last number; steps
-are counted from 1, samples and ranks from 0. Ranks are data-parallel ones: those of the node. What is there already is
-compared with its hash and not fetched again.
+PATH is a corpus or blend with the options of the run, or a run folder, which has them. Ranges A:B end before B; steps
+are counted from 1, samples and ranks from 0. --ranks are the data-parallel ranks of the node. Blocks that the cache has
+already are checked and not fetched again. docs/storage.md says how large a cache should be.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _OF_RANKS = ("micro_batch", "dp")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is to be there, where, and how data is read where no run says it."""
+    """The samples, the cache, and how data is read without a run folder."""
     parser.add_argument(
-        "path", metavar="PATH", help="a run folder, or a blend, corpus or prefix, at an address or here"
+        "path", metavar="PATH", help="a run folder, or the path or address of a blend, corpus or prefix"
     )
-    what = parser.add_argument_group("what to fetch (one of --steps and --samples)")
-    what.add_argument("--steps", metavar="A:B", help="what steps A to B - 1 read, from 1")
-    what.add_argument("--samples", metavar="A:B", help="what samples A to B - 1 read, from 0")
-    what.add_argument("--ranks", metavar="A:B", help="of steps: only the rows of these data-parallel ranks, from 0")
-    parser.add_argument("--cache", metavar="FOLDER", help="the cache, as data.cache of the run")
+    what = parser.add_argument_group("what to fetch (either --steps or --samples)")
+    what.add_argument("--steps", metavar="A:B", help="blocks of steps A to B - 1; the first step is 1")
+    what.add_argument("--samples", metavar="A:B", help="blocks of samples A to B - 1; the first sample is 0")
+    what.add_argument("--ranks", metavar="A:B", help="with --steps: only the rows of data-parallel ranks A to B - 1")
+    parser.add_argument("--cache", metavar="FOLDER", help="the cache folder: data.cache of the run")
     parser.add_argument(
-        "--cache-size", metavar="SIZE", help='most that blocks take there, as data.cache_size: "500 GiB"'
+        "--cache-size", metavar="SIZE", help='limit on its blocks: data.cache_size of the run, such as "500 GiB"'
     )
     add_data_arguments(parser)
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `mdata.dataset.staging.stage` and say what came of it."""
+    """Run `mdata.dataset.staging.stage` and print the result."""
     if (arguments.steps is None) == (arguments.samples is None):
-        raise mdata.UsageError("mdata stage takes one of --steps and --samples", fix="--steps 1:1001")
+        raise mdata.UsageError("give either --steps or --samples", fix="--steps 1:1001")
     _refuse_idle(arguments)
     tracer = open_tracer(arguments, console)
     from mdata.dataset.staging import stage
@@ -57,14 +57,14 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     there, fetched = (count / 2**30 for count in (result.num_bytes, result.fetched_bytes))
     facts = {"samples": result.samples, "blocks": result.blocks, "bytes": result.num_bytes}
     console.result(
-        f"{result.samples:,} samples read {result.blocks:,} blocks of 4 MiB, {there:,.2f} GiB, which are in the cache; "
-        f"{fetched:,.2f} GiB of them were fetched now",
+        f"{result.samples:,} samples read {result.blocks:,} blocks ({there:,.2f} GiB), all in the cache; "
+        f"{fetched:,.2f} GiB were fetched now",
         facts | {"fetched_bytes": result.fetched_bytes},
     )
 
 
 def _refuse_idle(arguments: argparse.Namespace) -> None:
-    """Refuse options that change nothing beside the others."""
+    """Refuse options that change nothing together with the others."""
     needs = dict.fromkeys(("global_batch", "rampup_batch_size", "ranks", *_OF_RANKS, "dataloader_type"), "steps")
     if arguments.steps is not None:
         needs = {} if arguments.dataloader_type == "cyclic" else dict.fromkeys(_OF_RANKS, "ranks")
@@ -76,7 +76,7 @@ def _refuse_idle(arguments: argparse.Namespace) -> None:
 
 
 def _batches(arguments: argparse.Namespace, tracer: mdata.Tracer) -> Iterator[Int64s]:
-    """The samples, some at a time."""
+    """The sample numbers, in batches."""
     if arguments.samples is not None:
         first, stop = _range("--samples", arguments.samples, least=0)
         for begin in range(first, stop, _SAMPLES_AT_ONCE):
@@ -93,5 +93,5 @@ def _range(option: str, text: str, *, least: int) -> tuple[int, int]:
     """A and B of "A:B"."""
     found = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
     if found is None or not least <= int(found[1]) < int(found[2]):
-        raise mdata.UsageError(f"{option} {text}", expected=f"A:B, from {least} on, and B above A, such as {least}:100")
+        raise mdata.UsageError(f"{option} {text}", expected=f"A:B with A >= {least} and B > A, such as {least}:100")
     return int(found[1]), int(found[2])

@@ -1,7 +1,7 @@
-"""How data is read, for commands that follow a training without one: a run folder, or data and its options by hand.
+"""The options by which `mdata trace` and `mdata stage` open data: a run folder, or a corpus or blend with its options.
 
-`mdata trace` and `mdata stage` share these options. What a run folder says is not given again; what it does not say,
-where its data is now, can be. Every other option of a dataset is given as --option NAME=VALUE.
+A run folder has all options, so only the present path of its data can be given with it. Options of a dataset that have
+no name here are given as --option NAME=VALUE.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OF_RUN = ("blend", "validation", "test")
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
-    """How data is read where no run says it."""
+    """How data is read without a run folder, and where a run folder's data is now."""
     data = parser.add_argument_group("a run folder whose data has moved, or data without a run folder")
     data.add_argument("--blend", metavar="PATH", help="run folder: where its data is now")
     data.add_argument("--validation", metavar="NAME", help="run folder: a validation set instead of the training set")

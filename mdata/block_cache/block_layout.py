@@ -52,7 +52,7 @@ class BlockLayout:
         return self.blocks_before[shards] + insides * self.item_bytes // BLOCK_BYTES
 
     def end_of_block(self, token: int) -> int:
-        """The first token behind the block that holds a token."""
+        """The first token after the block that holds a token."""
         shard, inside = locate(self.tokens_before, token)  # type: ignore[arg-type]
         in_block = BLOCK_BYTES // self.item_bytes
         return int(min(self.tokens_before[shard] + (inside // in_block + 1) * in_block, self.tokens_before[shard + 1]))

@@ -1,9 +1,9 @@
 """Which blocks of a corpus are on the node's disk: a table that all processes of the node map, and a sparse file.
 
-A block's entry is one number: how often it changed, and its state. Only who holds the block's claim changes it; a claim
-is a lock on one byte of a file, which ends with its process. Readers take no lock: they copy tokens and look whether
-the entries are still what they were before, so a block that was evicted meanwhile is noticed and read again. Not done
-here: which blocks are fetched or evicted.
+A block's entry is one number: a count of its changes, and its state. Only the holder of the block's claim changes it; a
+claim is a lock on one byte of a file, which ends with its process. Readers take no lock: they compare the entries of
+before and after they copied tokens, so a block that was evicted meanwhile is noticed and read again. Not done here:
+which blocks are fetched or evicted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mdata.util import atomic_io
 from mdata.util.arrays import Int64s
 
 ABSENT, WRITING, STALE, PRESENT = range(4)
-"""Not there; being written, or left half written; there, not compared with its hash in this use; there and compared."""
+"""Not present; being written, or left half written; written but not compared in this use of the cache; compared."""
 
 _STATE = 3  # the bits of an entry that are the state
 _PUNCH = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
@@ -68,7 +68,7 @@ class BlockTable:
         return found
 
     def set(self, block: int, state: int) -> None:
-        """Change an entry; for who holds its claim."""
+        """Change an entry; only for the holder of its claim."""
         changes = (int(self.entries[block]) >> 2) + 1
         if state == PRESENT:
             self.touch(block)
@@ -79,7 +79,7 @@ class BlockTable:
         self.used[blocks] = time.time_ns() // 1000
 
     def lacking(self, blocks: Int64s, entries: NDArray[np.uint32]) -> Int64s:
-        """Those of some blocks that cannot be read, by their entries."""
+        """Those of some blocks that are not present, by their entries."""
         lacking: Int64s = blocks[(entries & np.uint32(_STATE)) != PRESENT]
         return lacking
 
@@ -100,19 +100,19 @@ class BlockTable:
         atomic_io.sync(self.fd)
 
     def drop(self, block: int) -> None:
-        """Give a block's room back to the disk; for who holds its claim. The entry goes first: holes read as zeros."""
+        """Free a block on the disk; only for the holder of its claim. The entry changes first: holes read as zeros."""
         self.set(block, ABSENT)
         punch_hole(self.fd, block * BLOCK_BYTES, count=BLOCK_BYTES)
 
     def begin_use(self) -> None:
-        """What nobody reads: what is there counts again once it was compared with its hash."""
+        """Mark all present blocks as not yet compared in this use; only while nobody else uses the table."""
         there = self.states() == PRESENT
         self.entries[there] = ((self.entries[there] >> 2) + 1 << 2) | STALE
 
     @contextmanager
     def claim(self, block: int, *, wait: bool = True) -> Iterator[bool]:
-        """Hold the claim of a block while the code inside runs; False, at once, where another one has it and `wait` is
-        off. Threads and processes are alike.
+        """Hold the claim of a block while the code inside runs; yields False at once if another thread or process holds
+        it and `wait` is off.
         """
         fd = atomic_io.open_no_link(self._claims, os.O_RDWR)
         try:
@@ -131,7 +131,7 @@ class BlockTable:
 
 
 def make_table(folder: Path, num_blocks: int) -> None:
-    """The files of a table in which no block is there, unless they are there already; for a folder that nobody uses.
+    """Make the files of an empty table, unless they exist with the right sizes; for a folder that nobody uses.
 
     Raises:
         OSError: what the file system said.
@@ -140,17 +140,17 @@ def make_table(folder: Path, num_blocks: int) -> None:
     sizes = {TABLE: num_blocks * _ENTRY_BYTES, BLOCKS: num_blocks * BLOCK_BYTES}
     if all((folder / name).exists() and (folder / name).stat().st_size == size for name, size in sizes.items()):
         return
-    for name in sizes:  # the table first, and last below: without it the folder is made anew
+    for name in sizes:  # the table first here and last below: without it, both are made anew
         (folder / name).unlink(missing_ok=True)
     for name in (BLOCKS, TABLE):
         with atomic_io.atomic_file(folder / name) as fd:
             os.truncate(fd, sizes[name])
             if name == BLOCKS:
-                punch_hole(fd, 0, count=BLOCK_BYTES)  # said now where the file system cannot
+                punch_hole(fd, 0, count=BLOCK_BYTES)  # fails now if the file system has no holes
 
 
 def punch_hole(fd: int, start: int, *, count: int) -> None:
-    """Give a part of a file back to the disk; it reads as zeros from now on.
+    """Free a part of a file on the disk; from then on it reads as zeros.
 
     Raises:
         OSError: the file system cannot (EOPNOTSUPP), or what else it said.

@@ -1,9 +1,9 @@
-"""Room for blocks on a node's disk: how many there may be, how many there are, and which have to go.
+"""The size limit of a cache: how many blocks it holds, and which ones are evicted.
 
-All corpora in a cache folder share its limit. A count, mapped by all processes, says how many blocks there are; it is
-raised before a block is written and lowered after one is gone, so that what a killed process leaves makes it too large,
-never too small, and it is counted anew before anything is evicted for it. The blocks that were not read for the longest
-time go first, whichever corpus they belong to. Not done here: limits on small files (.idx, manifests), which stay.
+All corpora in a cache folder share its limit. A counter, mapped by all processes, is raised before a block is written
+and lowered after one is freed, so a killed process can only leave it too high; it is counted anew before anything is
+evicted because of it. The least recently read blocks go first, whichever corpus they belong to. Not done here: small
+files (.idx, manifests), which are neither counted nor removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mdata.util import atomic_io
 from mdata.util.sizes import parse_size
 
 CachePlace = tuple[str | None, str | None]
-"""A cache's folder, and the most bytes of blocks that it may hold ("500 GiB")."""
+"""A cache's folder, and the size that its blocks may have ("500 GiB")."""
 
 FEWEST_BLOCKS = 4
 _LOCK, _COUNT = "room.lock", "room.count"
@@ -41,15 +41,15 @@ def most_blocks(size: str | None) -> int | None:
     """The blocks of a limit such as "500 GiB"; None: no limit but the disk.
 
     Raises:
-        UsageError: not a size, or one that holds too few blocks to read from.
+        UsageError: not a size, or fewer than four blocks.
     """
     if not size:
         return None
     count = (parse_size(size) or 0) // BLOCK_BYTES
     if count < FEWEST_BLOCKS:
         raise UsageError(
-            f"cache_size {size!r} is not a size that a cache can have",
-            expected=f"at least {FEWEST_BLOCKS * BLOCK_BYTES >> 20} MiB, such as 500 GiB",
+            f"cache_size {size!r} cannot be used",
+            expected=f'a size of at least {FEWEST_BLOCKS * BLOCK_BYTES >> 20} MiB, such as "500 GiB"',
         )
     return count
 
@@ -59,7 +59,7 @@ class CacheRoom:
 
     Args:
         folder: of the cache; each folder in it belongs to a corpus.
-        most: blocks of all corpora; None: as many as the disk holds, with some of it left free.
+        most: blocks of all corpora; None: until little of the disk is left free.
 
     Raises:
         OSError: what the file system said.
@@ -75,13 +75,13 @@ class CacheRoom:
             self._count: NDArray[np.int64] = np.frombuffer(mmap.mmap(file.fileno(), 8), np.int64)
 
     def put(self, table: BlockTable, block: int, *, data: bytes) -> None:
-        """Let a block be there, of which the caller holds the claim and whose bytes are right, after making room.
+        """Write a block, evicting others if there is no room; the caller holds its claim and has checked its bytes.
 
-        Where there is none, because the disk is full or others write all that could go, it is tried again and again,
-        and by one after another, so that the room which one makes is not taken by the next.
+        If the disk is full, or all blocks that could go are being written, it tries again for some seconds. Only one
+        process at a time does so: otherwise the next one would take the room that this one made.
 
         Raises:
-            ResourceError: there is no room, and nothing that could go. OSError: what the system said but that.
+            ResourceError: there is no room, and no block can go. OSError: any other error of the system.
         """
         with self._alone():
             reserved = self._reserve(table, block)
@@ -89,7 +89,7 @@ class CacheRoom:
             return
         for _ in range(_TRIES):
             with self._alone():
-                if reserved:  # and then the disk was full
+                if reserved:  # so the disk was full
                     self._evict(_FEWEST_EVICTED)
                 reserved = self._reserve(table, block)
                 if reserved and self._write(table, block, data, release=nullcontext):
@@ -98,7 +98,7 @@ class CacheRoom:
         raise self._no_room()
 
     def _reserve(self, table: BlockTable, block: int) -> bool:
-        """Whether there is room, which the block then has."""
+        """Whether there is room for a block; if so, it is counted."""
         if table.state(block) == ABSENT:
             if not self._has_room():
                 return False
@@ -109,7 +109,7 @@ class CacheRoom:
     def _write(
         self, table: BlockTable, block: int, data: bytes, *, release: Callable[[], AbstractContextManager[None]]
     ) -> bool:
-        """Whether a block that was reserved could be written; if not, its room is free again."""
+        """Whether a reserved block could be written; if not, its room is freed."""
         written = False
         try:
             table.write(block, data)
@@ -126,10 +126,10 @@ class CacheRoom:
         return written
 
     def _has_room(self) -> bool:
-        """Whether there is room for one more block, after others went for it."""
+        """Whether there is room for one more block, after evicting others if needed."""
         if self.most is not None and int(self._count[0]) >= self.most:
             self._count[0] = sum(int(np.count_nonzero(table.states())) for table in self._tables())
-            # Some more than needed, as it costs a look at all tables.
+            # Some more than needed, since this reads all tables.
             too_many = int(self._count[0]) + 1 - self.most
             return too_many <= 0 or self._evict(too_many + self.most // 64) >= too_many
         disk = os.statvfs(self.folder)
@@ -139,7 +139,7 @@ class CacheRoom:
         return True
 
     def _evict(self, count: int) -> int:
-        """How many blocks went, of `count` that should, the least recently read first."""
+        """Evict up to `count` blocks, the least recently read first; how many were."""
         tables = list(self._tables())
         there = [np.flatnonzero(table.states()) for table in tables]
         used = np.concatenate([table.used[blocks] for table, blocks in zip(tables, there, strict=True)])
@@ -150,7 +150,7 @@ class CacheRoom:
             if evicted == count:
                 break
             table, block = tables[owners[place]], int(numbers[place])
-            with table.claim(block, wait=False) as ours:  # what is being fetched stays
+            with table.claim(block, wait=False) as ours:  # a block that is being fetched stays
                 if ours and table.state(block) != ABSENT:
                     table.drop(block)
                     self._count -= 1
@@ -160,7 +160,7 @@ class CacheRoom:
     def _tables(self) -> Iterator[BlockTable]:
         """The tables of all corpora."""
         for path in sorted(self.folder.glob(f"*/{TABLE}")):
-            with suppress(FileNotFoundError):  # somebody removes the cache
+            with suppress(FileNotFoundError):  # being removed by somebody
                 yield BlockTable(path.parent)
 
     @contextmanager
@@ -178,7 +178,7 @@ class CacheRoom:
     def _no_room(self) -> ResourceError:
         disk = os.statvfs(self.folder)
         return ResourceError(
-            f"{self.folder} has no room for a block, and all blocks in it are in use",
+            f"{self.folder} has no room for another block, and no block in it can be evicted",
             found=f"{int(self._count[0])} blocks of 4 MiB, {disk.f_bavail * disk.f_frsize >> 20} MiB of disk left",
             expected="room for the blocks that are read at the same time",
             fix="free some disk space, name a cache on a larger disk, or set a larger cache_size",

@@ -1,9 +1,9 @@
-"""Tokens of a corpus in storage, through the node's cache: what `IndexedReader` and `Gatherer` do for files.
+"""`IndexedReader` and `Gatherer` for a corpus whose tokens are in object storage, read through the node's cache.
 
-The map of the blocks shows zeros where a block is not there, so nothing hands out a view of it: rows are copied by the
-same C++ as from files, between two looks at the table of blocks, and single sequences are copies. More blocks than the
-cache can spare at once are read piece by piece. What rows are made of can also be asked without reading anything
-(`noted`), by the same code, so that blocks are fetched ahead. Slow twin: mdata/reference/block_cache.py.
+The map of the blocks shows zeros where a block is not present, so no view of it is handed out: rows are copied by the
+same C++ as from files, between two looks at the table of blocks, and single sequences are copies. A read of more blocks
+than the cache can spare at once goes block by block. The same code can note which blocks rows need, without reading
+anything (`noted`), so that they are fetched ahead. Slow twin: mdata/reference/block_cache.py.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class CachedReader(IndexedReader):
     Args:
         prefix: of the .idx.
         blocks: of all pairs of the corpus.
-        shard: which of them this one is.
-        mode, described, known: as of `IndexedReader`; nothing lies at the .bin that `known` speaks of.
+        shard: the number of this pair.
+        mode, described, known: as for `IndexedReader`; there is no .bin at the path in `known`.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class CachedReader(IndexedReader):
         self._blocks, self._shard = blocks, shard
 
     def unchanged(self) -> bool:
-        """Whether the .idx is still the one that the facts speak of."""
+        """Whether the .idx is still the file that was opened."""
         return lies_at(self.idx_path, self.facts.idx)
 
     @cached_property
     def data(self) -> NDArray[np.uint8] | None:
-        """None: no view is handed out."""
+        """None: tokens are always copied."""
         return None
 
     @cached_property
@@ -66,15 +66,15 @@ class CachedReader(IndexedReader):
             first, last = max(start, block * BLOCK_BYTES), min(stop, (block + 1) * BLOCK_BYTES)
             copy = partial(np.copyto, found[first - start : last - start], blocks.mapped[first:last])
             while not blocks.read(np.array([block]), copy):
-                pass  # others evict it as soon as it is there
+                pass  # evicted by others before it was copied
         return found
 
     def read_fault(self, byte: int, error: int) -> MdataError:
-        """Why the file of blocks did not give this byte of the .bin."""
+        """The error for a byte of the .bin that the file of blocks did not give."""
         return DamageError(
-            f"the cache's file with blocks of {self.bin_path.name} was cut, or its disk fails",
+            f"the cached blocks of {self.bin_path.name} were truncated, or the disk fails",
             found=f"no byte {byte}",
-            fix=f"end all processes that use the cache, remove {self.idx_path.parent.parent}, and run again",
+            fix=f"stop all processes that use the cache, remove {self.idx_path.parent.parent}, and run again",
         )
 
 
@@ -83,7 +83,7 @@ class CachedGatherer(Gatherer):
 
     Args:
         readers: the pairs of a corpus.
-        blocks: theirs.
+        blocks: their blocks.
     """
 
     def __init__(self, readers: Sequence[CachedReader], blocks: CorpusBlocks) -> None:
@@ -102,7 +102,7 @@ class CachedGatherer(Gatherer):
 
     @contextmanager
     def noted(self) -> Iterator[list[Int64s]]:
-        """What this thread gathers inside of the block is not read; the list gets the blocks that it would read."""
+        """While the code inside runs, this thread reads nothing; the list gets the blocks that its reads would need."""
         self._noting.blocks = noted = list[Int64s]()
         try:
             yield noted
@@ -127,12 +127,12 @@ class CachedGatherer(Gatherer):
         """
         copy = partial(super().gather, ends=ends, out_rows=out_rows, fill=fill, threads=threads)
         if _outside(first, count, int(self._layout.tokens_before[-1])):
-            return copy(first, count, out=out)  # which refuses them
+            return copy(first, count, out=out)  # which raises
         blocks = self._layout.of_runs(first, count)
         noted: list[Int64s] | None = getattr(self._noting, "blocks", None)
         if noted is not None:
             noted.append(blocks)
-            out.fill(0)  # whoever goes on with the rows finds ids that exist
+            out.fill(0)  # ids that exist, for the code that goes on with the rows
             return None
         if len(blocks) <= self._blocks.at_once and self._blocks.read(blocks, partial(copy, first, count, out=out)):
             return None
@@ -148,7 +148,7 @@ class CachedGatherer(Gatherer):
         out_rows: Int64s | None,
         fill: int,
     ) -> None:
-        """The same with one block at a time."""
+        """`gather` with one block at a time."""
         last_runs = np.arange(1, len(first) + 1) if ends is None else ends
         places = np.arange(len(last_runs)) if out_rows is None else out_rows
         begin = 0
@@ -160,14 +160,14 @@ class CachedGatherer(Gatherer):
             begin = end
 
     def _run_by_pieces(self, first: int, count: int, *, row: NDArray[Any], at: int) -> int:
-        """One run into row[at:]; the place behind it."""
+        """Copy one run to row[at:]; the place after it."""
         end = first + count
         while first < end:
             taken = min(end, self._layout.end_of_block(first)) - first
             runs = np.array([first]), np.array([taken])
             copy = partial(super().gather, *runs, out=row[at : at + taken].reshape(1, -1))
             while not self._blocks.read(self._layout.of_runs(*runs), copy):
-                pass  # others evict it as soon as it is there
+                pass  # evicted by others before it was copied
             first, at = first + taken, at + taken
         return at
 

@@ -1,10 +1,10 @@
-"""The blocks of one corpus on this node: read where they are there, fetched where they are not, by threads.
+"""The blocks of one corpus on this node: read if they are present, otherwise fetched by threads.
 
-A block is fetched by whoever holds its claim, so once a node, and counts when it was compared with its hash, written
-and synced. Reading takes no lock: tokens are copied, and copied again if a block they came from changed meanwhile. What
-a process that was killed left is judged by its hash, like what was there before this use of the cache began. A process
-that was forked cannot use the connections of its parent: it fetches by a process of its own (fetch_process.py). Not
-done here: which tokens are in which block, and how the cache's folder comes about.
+A block is fetched by the holder of its claim, so once per node, and is present after it was compared with its hash,
+written and synced. Reading takes no lock: tokens are copied, and copied again if one of their blocks changed meanwhile.
+Blocks left by a killed process, or by earlier users of the cache, are used again if they match their hashes. A forked
+process cannot use its parent's connections: it starts a process that fetches for it (fetch_process.py). Not done
+here: which tokens are in which block, and making the cache's folder.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BlockSource:
 
     Attributes:
         layout: which block is which.
-        objects: the .bin of each shard. hashes: a file each, with the hashes of its blocks, compared with its own.
+        objects: the .bin of each shard. hashes: for each shard the file of its block hashes, already checked.
     """
 
     layout: BlockLayout
@@ -62,10 +62,10 @@ class CorpusBlocks:
     """Blocks that many readers share.
 
     Args:
-        folder: holds their table, which `make_table` made; its parent is the cache.
+        folder: of their table, made by `make_table`; its parent is the cache.
         source: where they come from.
-        most: blocks of all corpora in the cache; None: what the disk holds.
-        user: something that is kept open as long as the blocks are in use.
+        most: limit on the blocks of all corpora in the cache; None: as the disk allows.
+        user: kept open as long as the blocks are in use.
 
     Attributes:
         layout: which block is which. most: as given.
@@ -102,7 +102,7 @@ class CorpusBlocks:
         """Run `copy`, which reads these blocks; False: others were evicted meanwhile, again and again.
 
         Raises:
-            DamageError: a block in storage is not what the manifest says. UsageError: the object changed, or no access.
+            DamageError: a block in storage does not match the manifest. UsageError: the object changed, or no access.
             ResourceError: the storage does not answer, or the disk is full.
         """
         table = self.table
@@ -121,7 +121,7 @@ class CorpusBlocks:
         return False
 
     def bring(self, blocks: Int64s) -> int:
-        """Wait until blocks are there; the bytes that came from storage for it.
+        """Wait until blocks are present; the bytes that were fetched for it.
 
         Raises:
             as `read`.
@@ -133,7 +133,7 @@ class CorpusBlocks:
         return sum(future.result() for future in waiting)
 
     def ask_for(self, blocks: Int64s) -> list[Future[int]]:
-        """Have blocks fetched that are not there, without waiting; of a process that was forked nothing is asked."""
+        """Start to fetch the blocks that are not present, without waiting; a forked process does nothing."""
         if os.getpid() != self._made_in:
             return []
         lacking = self.table.lacking(blocks, self.table.entries[blocks])
@@ -150,7 +150,7 @@ class CorpusBlocks:
         try:
             return self._fetch(block)
         finally:
-            with self._lock:  # who asks from now on is answered anew
+            with self._lock:  # the next request looks again
                 del self._asked[block]
 
     @cached_property
@@ -165,7 +165,7 @@ class CorpusBlocks:
         return self._forked[1]
 
     def _fetch(self, block: int) -> int:
-        """Let a block be there; the bytes that had to be fetched."""
+        """Make a block present; the bytes that had to be fetched."""
         if not threading.main_thread().is_alive():
             raise ClosedError("the program ends")
         table = self.table
@@ -219,5 +219,5 @@ def _opened(folder: Path, source: BlockSource, most: int | None) -> CorpusBlocks
 
 def _not_as_written(address: Address, found: str, expected: str) -> DamageError:
     return DamageError(
-        f"{address} is not what the manifest says", found=found, expected=expected, fix="upload the corpus again"
+        f"{address} does not match the manifest", found=found, expected=expected, fix="upload the corpus again"
     )

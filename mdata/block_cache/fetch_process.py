@@ -1,8 +1,8 @@
-"""A process that fetches blocks for one that was forked, such as a worker of torch's DataLoader.
+"""A process that fetches blocks for a forked one, such as a worker of torch's DataLoader.
 
-The library that speaks to storage has threads of its own, which a forked process lacks: it would wait for them for
-ever. So such a process starts a new interpreter, which opens the same cache and is told by a pipe which blocks to
-bring. It ends when the pipe is closed, so also when the process that started it is killed.
+The storage library has threads of its own, which do not survive a fork: a forked process would wait for them for ever.
+So it starts a new interpreter, which opens the same cache and receives the blocks to fetch through a pipe. That process
+ends when the pipe is closed, also if its parent was killed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Bringing(Protocol):
 
 
 class FetchProcess:
-    """The other process; for any number of threads, one after another.
+    """The other process; threads use it one after another.
 
     Args:
-        blocks: what it is to open.
+        blocks: the cache that it opens.
     """
 
     def __init__(self, blocks: Bringing) -> None:
@@ -58,7 +58,7 @@ class FetchProcess:
                 raise ResourceError(
                     "the process that fetches blocks from storage has ended",
                     found=f"exit code {self._process.poll()}",
-                    fix="run again; its own messages are above",
+                    fix="run again; the messages of that process are above",
                 ) from error
         if isinstance(answer, BaseException):
             raise answer
@@ -70,9 +70,9 @@ class FetchProcess:
 
 
 def main() -> None:
-    """Bring what is asked for until the pipe ends."""
+    """Answer requests until the pipe is closed."""
     asked, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what others print is no answer
+    os.dup2(2, 1)  # libraries may print, which must not become an answer
     blocks: Bringing = pickle.load(asked)
     while True:
         try:

@@ -79,7 +79,7 @@ class CorpusCopy:
         source: the manifest in storage.
         target: the manifest on the disk; it need not be there yet.
         progress: receives bytes of .bin.
-        ours: files that are there and differ are replaced; else they are refused.
+        ours: files in the folder that differ are replaced; otherwise they are refused.
     """
 
     def __init__(self, source: Address, target: Path, *, progress: Progress = SILENT, ours: bool = False) -> None:
@@ -99,11 +99,11 @@ class CorpusCopy:
             self._blocks(shard, shard.blocks)
 
     def indexes_of(self, manifest: CorpusManifest) -> None:
-        """Copy the .idx of each pair, and the hashes of its blocks."""
+        """Copy the .idx and the block hashes of each pair."""
         if any(shard.blocks is None for shard in manifest.shards):
             raise UsageError(
-                f"{self._source} records no hashes of its .bin, so a copy could not be checked",
-                fix="run mdata adopt --full where its files are on a disk, and upload what it writes",
+                f"{self._source} has no block hashes, so its .bin files cannot be checked",
+                fix="run mdata adopt --full on the files on a disk, and upload what it writes",
             )
         with ThreadPoolExecutor(_THREADS) as pool:
             deque(pool.map(self._index, manifest.shards), maxlen=0)
@@ -114,7 +114,7 @@ class CorpusCopy:
         self._file(shard.blocks.path, shard.blocks.hash)
 
     def tokenizer_of(self, manifest: CorpusManifest) -> None:
-        """Copy the files of the tokenizer, if the corpus keeps them; a copy that is whole is not fetched again."""
+        """Copy the tokenizer's files, if the corpus has them; a complete copy is not fetched again."""
         facts = manifest.tokenizer
         if facts is None or facts.folder is None:
             return
@@ -200,7 +200,7 @@ def _manifest_address(corpus: str) -> Address:
 
 
 def manifest_address(address: Address) -> Address:
-    """The manifest of the pair that an address names with or without an ending."""
+    """The manifest of a pair, whose address is given with or without an ending."""
     stem = address.key.removesuffix(".json").removesuffix(".bin").removesuffix(".idx")
     return address.with_key(f"{stem}.json")
 

@@ -1,6 +1,6 @@
-"""Opening what a blend names: a corpus on a disk, or one at an address in object storage.
+"""Opens a corpus of a blend, on a disk or at an address in object storage.
 
-Storage is imported where an address is met: who reads from a disk starts without it.
+The storage library is imported only when an address is opened.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def is_stored(path: str | Path) -> bool:
-    """Whether a path is, or was, an address."""
+    """Whether a path is an address, or was made from one."""
     if ":/" not in str(path):
         return False
     from mdata.object_storage.address import address_of
@@ -26,26 +26,26 @@ def is_stored(path: str | Path) -> bool:
 
 
 def beside(folder: Path, name: str) -> Path:
-    """What a blend in a folder means by a name: a path from there, or an address."""
+    """A name in a blend: a path relative to the blend's folder, or an address."""
     return Path(name) if is_stored(name) else folder / name
 
 
 def open_part(path: str | Path, *, cache: CachePlace = (None, None), **how: Any) -> Corpus:
-    """Open a corpus of a blend: as `open_corpus` does it, or at an address, with its blocks in a cache.
+    """Open a corpus with `open_corpus`, or, at an address, with `open_stored`.
 
     Args:
-        path: as of `open_corpus`, or an address.
-        cache: folder for what is read of a corpus in storage, and the most bytes of it; see `open_stored`.
-        how: as of `open_corpus`.
+        path: as for `open_corpus`, or an address.
+        cache: for a corpus at an address; see `open_stored`.
+        how: options of `open_corpus`.
 
     Raises:
-        UsageError, DamageError: as both.
+        UsageError, DamageError: as these two.
     """
     if not is_stored(path):
         return open_corpus(path, **how)
     from mdata.corpus.stored_corpus import open_stored
 
-    how.pop("allow_outside", None)  # storage has no links, and names lead to the copy's folder
+    how.pop("allow_outside", None)  # objects are not links, and every file is copied to the cache
     return open_stored(path, cache, **how)
 
 

@@ -1,9 +1,9 @@
 """A corpus in object storage, opened for reading: small files are copied to the node's cache, blocks when needed.
 
-The cache has a folder for each manifest, by its checksum. Manifest, indexes, hashes of blocks and the tokenizer are
-copied there whole. While somebody uses the folder they are trusted; whoever comes when nobody does compares them, and
-every block counts again once it was compared with its hash. All else is as of a corpus on a disk: the same samples,
-ids and names. Origins are not copied: `mdata trace` then tells documents without files and rows.
+The cache has a folder for each manifest, named by its checksum. Manifest, .idx, block hashes and tokenizer are copied
+there whole. They are trusted while another process uses the folder; the first user compares them with their hashes,
+and from then on every block is compared before its first read. Samples, ids and names are the same as those of a corpus
+on a disk. Origins are not copied, so `mdata trace` shows documents without files and rows.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ _FOLDER = "blocks"
 
 
 def stored_manifest(path: str | Path, cache: CachePlace) -> Manifest:
-    """The manifest at an address, or of the prefix there.
+    """The manifest at an address, or of the pair with that prefix.
 
     Raises:
-        UsageError: no cache is given, nothing there, or no access. DamageError: it is not whole. ResourceError: no answer.
+        UsageError: no cache is given, no such object, or no access. DamageError: the manifest is damaged.
+        ResourceError: the storage does not answer.
     """
     _cache_folder(path, cache)
     address = _address(path)
@@ -59,15 +60,15 @@ def open_stored(
     """Open a corpus at an address.
 
     Args:
-        path: of its manifest or prefix.
-        cache: where its blocks are kept; without a folder that of the environment's MDATA_CACHE.
+        path: address of its manifest or prefix.
+        cache: where its blocks are kept; the default folder is the environment's MDATA_CACHE.
         mode: how its .idx is read.
         checked: the tables of up to 1,000 shards are checked now.
         content: of the manifest, if it was just read.
 
     Raises:
-        UsageError: no cache is given, nothing is there, no access, or a blend. DamageError: not what its manifest says.
-        ResourceError: the storage does not answer, or the disk is full.
+        UsageError: no cache is given, no such object, no access, or a blend. DamageError: a file does not match the
+            manifest. ResourceError: the storage does not answer, or the disk is full.
     """
     folder, address = _cache_folder(path, cache), _address(path)
     manifest = stored_manifest(path, cache) if content is None else content
@@ -85,13 +86,13 @@ class StoredCorpus(Corpus):
 
     Args:
         path: of the manifest's copy in the cache.
-        manifest, complete: as of `Corpus`.
+        manifest, complete: as for `Corpus`.
         readers: one per shard.
-        blocks: their tokens.
-        source: the address of the manifest, and its cache.
+        blocks: with their tokens.
+        source: address of the manifest, and the cache.
 
     Attributes:
-        address: where the corpus is. blocks: as given.
+        address: of the manifest. blocks: as given.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class StoredCorpus(Corpus):
         return CachedGatherer(self._cached, self.blocks)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # As of Corpus, but for the files, which the process that unpickles opens in its own way.
+        # As for Corpus, but the process that unpickles opens the cache itself.
         known = msgspec.structs.replace(self._known, provenance=None)
         complete = self._complete and self._known.provenance is None
         return _reopen, (*self._source, self.mode, known, complete)
@@ -129,9 +130,9 @@ def _cache_folder(path: str | Path, cache: CachePlace) -> str:
     if not folder:
         address = address_of(path)
         raise UsageError(
-            f"{address} is in object storage, and no cache folder is given to read it through",
+            f"{address} is in object storage, and reading it needs a cache folder",
             expected='cache = "FOLDER", on a disk of this node (data.cache in the configuration of a run)',
-            fix=f"give the folder, or copy the corpus to a disk: mdata fetch {address} --folder FOLDER",
+            fix=f"name a folder, or copy the corpus to a disk: mdata fetch {address} --folder FOLDER",
         )
     return folder
 
@@ -175,7 +176,7 @@ def _open(
 
 
 def _facts(prefix: Path, shard: Shard, dtype: str) -> PairFacts:
-    """Of a pair whose .idx was compared with its hash when the use of the cache began."""
+    """The facts of a pair whose .idx was compared by the first user of the cache."""
     index, tokens = look_at(idx_path(prefix)), (0, 0, shard.bytes, 0)
     sizes = shard.sequences, shard.documents
     return PairFacts(dtype_code(np.dtype(dtype)), *sizes, shard.contiguous, index, tokens, compared=True)
@@ -186,14 +187,14 @@ def _beside(address: Address, name: str) -> Address:
 
 
 class _User:
-    """Says that a folder is in use, as long as it, or a process that was forked from this one, lives."""
+    """Marks a folder as used while this object, or its copy in a forked process, lives."""
 
     def __init__(self, fd: int) -> None:
         weakref.finalize(self, os.close, fd)
 
 
 def _begin_use(address: Address, manifest: CorpusManifest, path: Path, *, num_blocks: int) -> _User:
-    """Become a user of the manifest's folder; the first of them sees to it that all in it is right."""
+    """Become a user of the manifest's folder; the first user checks it."""
     folder = path.parent.parent
     with file_lock.wait_for(folder.with_name(f".{folder.name}.lock")):
         fd = atomic_io.open_no_link(folder / "users", os.O_RDWR | os.O_CREAT)
@@ -218,7 +219,7 @@ def _is_first(fd: int) -> bool:
 
 
 def _prepare(address: Address, manifest: CorpusManifest, path: Path, *, num_blocks: int) -> None:
-    """What only the first user does: small files are compared with their hashes, and fetched where they differ."""
+    """Compare the small files with their hashes, fetch those that differ, and mark the blocks as not compared."""
     copy, folder = CorpusCopy(address, path, ours=True), path.parent.parent
     copy.indexes_of(manifest)
     if address.scheme not in ("http", "https"):  # which do not list the tokenizer's files

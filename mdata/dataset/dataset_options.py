@@ -84,7 +84,7 @@ class DatasetOptions:
         kind: `Gpt`, `Document`, `Packed`, `Chat`, `Bert` or `T5`.
         order: `NativeOrder` or `MegatronOrder`.
         cache: folder for built arrays (packed, bert, t5, megatron; None: see mdata/array_cache/cache.py) and for blocks
-            of corpora in object storage. cache_size: of these blocks, such as "500 GiB"; None: as the disk allows.
+            of corpora in object storage. cache_size: limit on these blocks, such as "500 GiB"; None: the disk's.
         tokenizer_unknown: "refuse", or "ok": a corpus without a recorded tokenizer may be mixed with one that has it.
         allow_outside: manifests of corpora may name files outside their folders; for those of people whom you trust.
         mode: "mmap" or "pread": how token files are read. threads: that read and build.

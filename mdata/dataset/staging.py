@@ -1,8 +1,8 @@
-"""Which blocks of corpora in object storage some samples read, and fetching them before they are read.
+"""Which blocks of corpora in object storage some samples read, and fetching them in advance.
 
-Nothing is computed twice: the samples are read by the code that always reads them, while the corpora note which blocks
-are asked for and copy nothing. So this holds for every kind of sample and order. `stage` does it for a run's steps on a
-node before the run; a `Loader` does it for the steps ahead of it (mdata/loader/look_ahead.py).
+The samples go through the code that always reads them, while the corpora note which blocks are needed and copy nothing,
+so this holds for every kind of sample and order. `stage` does it for the steps of a node; a `Loader` does it for its
+next steps (mdata/loader/look_ahead.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FETCHED_AT_ONCE = 64
 
 
 class BlocksRead(NamedTuple):
-    """A corpus in storage, and those of its blocks that are read: int64[n], ascending."""
+    """A corpus in storage, and the blocks of it that are read: int64[n], ascending."""
 
     corpus: StoredCorpus
     blocks: Int64s
@@ -34,7 +34,7 @@ class BlocksRead(NamedTuple):
 
 @dataclass(frozen=True)
 class StageResult:
-    """What `stage` did: samples looked at; blocks that they read; bytes of these, and those that were fetched now."""
+    """What `stage` did: samples; the blocks that they read; the bytes of these, and the bytes fetched by this call."""
 
     samples: int
     blocks: int
@@ -43,10 +43,10 @@ class StageResult:
 
 
 def blocks_read(dataset: Dataset, samples: Int64s) -> list[BlocksRead]:
-    """The blocks in storage that these samples read, for each corpus that has some; no token is read.
+    """The blocks that these samples read, for each corpus in storage that they use; no token is read.
 
     Raises:
-        IndexError: a sample that the dataset does not have.
+        IndexError: the dataset does not have such a sample.
     """
     used = np.unique(dataset.locate(samples)[0]).tolist() if len(samples) else []
     stored = [corpus for number in used if isinstance(corpus := dataset.components[number].corpus, StoredCorpus)]
@@ -61,7 +61,7 @@ def blocks_read(dataset: Dataset, samples: Int64s) -> list[BlocksRead]:
 
 
 def stage(dataset: Dataset, batches: Iterable[Int64s], *, progress: Progress = SILENT) -> StageResult:
-    """Have every block in the cache, checked, that some samples read.
+    """Fetch every block that some samples read, and check those that are already in the cache.
 
     Args:
         dataset: opened with a cache.
@@ -69,15 +69,15 @@ def stage(dataset: Dataset, batches: Iterable[Int64s], *, progress: Progress = S
         progress: receives bytes.
 
     Raises:
-        UsageError: nothing of the data is in storage, or the cache cannot hold what is read.
-        DamageError, ResourceError: as reading does.
+        UsageError: no corpus is in storage, or the blocks do not fit in the cache.
+        DamageError, ResourceError: as when reading.
     """
     wanted: dict[str, tuple[StoredCorpus, np.ndarray]] = {}
     for part in dataset.components:
         if isinstance(part.corpus, StoredCorpus):
             wanted[part.corpus.id] = part.corpus, np.zeros(part.corpus.blocks.layout.num_blocks, np.bool_)
     if not wanted:
-        raise UsageError("nothing of this data is in object storage", fix="leave staging out: a disk is read as it is")
+        raise UsageError("none of these corpora is in object storage", fix="data on a disk needs no staging")
     samples = 0
     for batch in batches:
         samples += len(batch)
@@ -107,8 +107,8 @@ def _check_room(found: Iterable[BlocksRead], total: int) -> None:
     most = [corpus.blocks.most for corpus, _ in found if corpus.blocks.most is not None]
     if most and total > min(most):
         raise UsageError(
-            "the cache cannot hold all blocks that these samples read",
-            found=f"cache_size for {min(most):,} blocks of 4 MiB",
-            expected=f"{total:,} blocks, {total * BLOCK_BYTES / 2**30:,.1f} GiB",
-            fix="fewer steps or samples at once, or a larger cache_size",
+            "the cache is too small for all blocks that these samples read",
+            found=f"cache_size has room for {min(most):,} blocks of 4 MiB",
+            expected=f"room for {total:,} blocks, {total * BLOCK_BYTES / 2**30:,.1f} GiB",
+            fix="fetch fewer steps or samples at a time, or set a larger cache_size",
         )

@@ -1,8 +1,8 @@
-"""Blocks of corpora in object storage asked for before a `Loader` reads the steps that need them.
+"""A `Loader` requests the blocks of its next steps before it reads them, for corpora in object storage.
 
-A step's samples are known as soon as its number is, so a few steps are taken from the sampler early and passed on
-late; their order and content stay. How many depends on how many blocks they read: what is asked for has to fit in the
-cache beside what others ask for. An error of a fetch is raised where the step is read.
+The samples of a step follow from its number, so a few steps are taken from the sampler early and passed on later, in
+the same order. How many depends on the blocks that they read: these have to fit in the cache beside those of other
+processes. If a fetch fails, the error is raised when the step is read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_STEPS, _MOST_BLOCKS = 16, 128
 
 
 def looked_ahead(steps: Iterable[list[Int64s]], dataset: Dataset) -> Iterator[list[Int64s]]:
-    """The same steps, each a list of arrays of samples, with the blocks of the next ones on their way."""
+    """The same steps, each a list of arrays of samples, while the blocks of later ones are being fetched."""
     waiting: deque[tuple[list[Int64s], int]] = deque()
     blocks = 0
     for step in steps:
@@ -36,7 +36,7 @@ def looked_ahead(steps: Iterable[list[Int64s]], dataset: Dataset) -> Iterator[li
 
 
 def _ask(dataset: Dataset, step: list[Int64s]) -> tuple[int, int]:
-    """How many blocks were asked for, and how many may be."""
+    """How many blocks the step needs, and how many may be requested at a time."""
     found = blocks_read(dataset, np.concatenate([part.reshape(-1) for part in step]))
     for corpus, blocks in found:
         corpus.blocks.ask_for(blocks)

@@ -68,19 +68,19 @@ def is_address(name: object) -> bool:
 
 
 def address_of(path: str | os.PathLike[str]) -> str | None:
-    """The address that a path was made from, as `Path` makes one slash of two; None: it is a path."""
+    """The address that a path was made from (`Path` turns // into /); None: it is a path."""
     text = str(path)
-    if not _SCHEME.match(text) or os.path.exists(text):  # noqa: PTH110 - as fast as can be, for many corpora
+    if not _SCHEME.match(text) or os.path.exists(text):  # noqa: PTH110 - fast, for many corpora
         return None
     scheme, _, rest = text.partition(":/")
     return f"{scheme}://{posixpath.normpath(rest.lstrip('/'))}"
 
 
 def refuse_address(path: str | os.PathLike[str]) -> None:
-    """Refuse a path that was an address, where files have to be on a disk.
+    """Refuse an address where files have to be on a disk.
 
     Raises:
-        UsageError: it begins with a scheme.
+        UsageError: the path begins with a scheme.
     """
     if address := address_of(path):
         raise UsageError(

@@ -1,7 +1,7 @@
-"""A cache of blocks as slow as can be: the specification of mdata/block_cache for one reader.
+"""A slow cache of blocks: the specification of mdata/block_cache for one reader.
 
-Blocks are read in the order of the tokens. One that is not there is fetched, and if there are too many then, the one
-that was read longest ago goes. What is read never depends on what was there.
+Blocks are read in the order of the tokens. A block that is not present is fetched; if the cache is full, the least
+recently read one is evicted. The tokens that are read never depend on what was cached.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 
 
 class SlowBlockCache:
-    """Blocks of some .bin files.
+    """A cache of the blocks of some .bin files.
 
     Args:
-        shards: tokens of each .bin. in_block: tokens of a block. most: blocks that may be there.
-        fetched: hears of every block that is fetched.
+        shards: tokens of each .bin. in_block: tokens of a block. most: limit on the blocks.
+        fetched: gives the tokens of a block, (shard, number).
 
     Attributes:
-        there: blocks that are there, (shard, number), the one read longest ago first.
+        there: the cached blocks by (shard, number), the least recently read first.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Sizes as people write them: "500 GiB", "5GB", "2.5 TiB", or a number of bytes.
+"""Sizes as people write them ("500 GiB", "5GB", "2.5 TiB", or a number of bytes), converted to bytes.
 
-Units of 1,000 (KB, MB) and of 1,024 (KiB, MiB) are told apart, whatever the case. Pure; who asks says what is wrong
-with a text that is no size.
+KB and MB are powers of 1,000, KiB and MiB of 1,024, in upper or lower case. Callers write the message for a text that
+is not a size.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGTP]?)(I?)B?")
 
 
 def parse_size(text: str) -> int | None:
-    """The bytes of a size; KB is 1,000 and KiB 1,024. None: it is not a size, or none at all."""
+    """The bytes of a size; KB is 1,000 and KiB 1,024. None: not a size, or zero."""
     found = _SIZE.fullmatch(text.strip().upper())
     if found is None or (found[3] and not found[2]):
         return None

@@ -175,7 +175,7 @@ class DataSection:
     cache: str = (
         ""  # folder for built arrays (megatron, packed; "": beside the corpus) and blocks of corpora in object storage
     )
-    cache_size: str = ""  # most that these blocks take, such as "500 GiB"; "": what the disk holds
+    cache_size: str = ""  # limit on these blocks, such as "500 GiB"; "": until the disk is nearly full
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -337,7 +337,7 @@ def test_a_damaged_block_in_storage_is_named(bucket, near, tmp_path):
     put_file(tmp_path / "other", parse_address(f"{bucket}/d/a.bin"), file_hash=None)
     here, there = opened(f"{bucket}/d/whole", near, tmp_path / "cache")
     corpus = here.components[0].corpus
-    with pytest.raises(DamageError, match=r"d/a.bin is not what the manifest says\n.*block 2"):
+    with pytest.raises(DamageError, match=r"d/a.bin does not match the manifest\n.*block 2"):
         corpus.read(0, corpus.num_tokens)
     first = here.components[0].corpus.read(0, BLOCK // 2)
     np.testing.assert_array_equal(first, there.components[0].corpus.read(0, BLOCK // 2))
@@ -370,7 +370,9 @@ def test_on_a_full_disk_others_go_and_then_an_error_says_what_to_do(far, near, t
     corpora = [one.components[0].corpus for one in (here, there)]
     np.testing.assert_array_equal(*(corpus.read(0, corpus.num_tokens) for corpus in corpora))
     room[0] = 0
-    with pytest.raises(ResourceError, match=r"no room for a block(.|\n)*found: (.|\n)*expected: (.|\n)*try: free"):
+    with pytest.raises(
+        ResourceError, match=r"no room for another block(.|\n)*found: (.|\n)*expected: (.|\n)*free some"
+    ):
         corpora[0].read(0, corpora[0].num_tokens)
     room[0] = 99
     np.testing.assert_array_equal(*(corpus.read(0, corpus.num_tokens) for corpus in corpora))
@@ -457,13 +459,13 @@ def test_stage_fetches_what_the_ranks_of_a_node_read(far, near, server, tmp_path
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["FAR", "--samples", "0:9"], "no cache folder is given"),
-        (["FAR", "--cache", "C"], "one of --steps and --samples"),
+        (["FAR", "--samples", "0:9"], "needs a cache folder"),
+        (["FAR", "--cache", "C"], "either --steps or --samples"),
         (["FAR", "--cache", "C", "--samples", "9:3"], "--samples 9:3"),
         (["FAR", "--cache", "C", "--samples", "0:9", "--ranks", "0:2"], "--ranks has no effect without --steps"),
         (["FAR", "--cache", "C", "--steps", "1:9"], "--global-batch"),
-        (["FAR", "--cache", "C", "--cache-size", "16 MiB", "--samples", "0:999"], "cannot hold all blocks"),
-        (["NEAR", "--cache", "C", "--samples", "0:9"], "nothing of this data is in object storage"),
+        (["FAR", "--cache", "C", "--cache-size", "16 MiB", "--samples", "0:999"], "too small for all blocks"),
+        (["NEAR", "--cache", "C", "--samples", "0:9"], "none of these corpora is in object storage"),
     ],
 )
 def test_what_stage_refuses(far, near, tmp_path, capsys, monkeypatch, words, text):
