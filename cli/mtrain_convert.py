@@ -7,14 +7,12 @@ largest tensor. At the end the logits of both are compared, and the result is wr
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 
 from cli.console import Console, Parser
 from mdata import UsageError
 from mdata.object_storage.address import is_address
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+from mdata.util.sizes import parse_size
 
 
 def add_arguments(parser: Parser) -> None:
@@ -87,7 +85,7 @@ def _target(text: str) -> Path:
 
 def _size(text: str) -> int:
     """Bytes of "5GB"."""
-    found = re.fullmatch(r"([0-9]{1,15})([A-Z]*)", text.strip().upper())
-    if found is None or found[2] not in _UNITS or int(found[1]) == 0:
-        raise UsageError(f"--max-shard-size {text!r} is no size", expected="such as 5GB, 500MB or 2GiB")
-    return int(found[1]) * _UNITS[found[2]]
+    size = parse_size(text)
+    if size is None:
+        raise UsageError(f"--max-shard-size {text!r} is not a size", expected="such as 5GB, 500MB or 2GiB")
+    return size

@@ -54,11 +54,11 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
     with console.progress() as progress:
         result = stage(tracer.dataset, _batches(arguments, tracer), progress=progress)
-    there, fetched = (count / 2**30 for count in (result.num_bytes, result.fetched_bytes))
+    there, fetched = (count / 1e6 for count in (result.num_bytes, result.fetched_bytes))
     facts = {"samples": result.samples, "blocks": result.blocks, "bytes": result.num_bytes}
     console.result(
-        f"{result.samples:,} samples read {result.blocks:,} blocks ({there:,.2f} GiB), all in the cache; "
-        f"{fetched:,.2f} GiB were fetched now",
+        f"{result.samples:,} samples read {result.blocks:,} blocks ({there:,.1f} MB), all in the cache; "
+        f"{fetched:,.1f} MB were fetched now",
         facts | {"fetched_bytes": result.fetched_bytes},
     )
 

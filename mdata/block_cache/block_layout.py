@@ -40,6 +40,11 @@ class BlockLayout:
         start = inside * BLOCK_BYTES
         return shard, start, min(start + BLOCK_BYTES, int(self.shard_bytes[shard]))
 
+    def num_bytes(self, blocks: Int64s) -> int:
+        """Bytes of some blocks together."""
+        shards, insides = locate_all(self.blocks_before, blocks)
+        return int(np.minimum(self.shard_bytes[shards] - insides * BLOCK_BYTES, BLOCK_BYTES).sum())
+
     def of_runs(self, first: Int64s, count: Int64s) -> Int64s:
         """The blocks of runs of tokens [first, first + count), ascending, each once: int64[m]."""
         if not count.all():

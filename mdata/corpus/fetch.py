@@ -63,7 +63,7 @@ def fetch(corpus: str, folder: Path, *, progress: Progress) -> Path:
         with file_lock.hold(folder / f".{address.name}.lock", remove=True):
             if target.exists() and target.read_bytes() != text:
                 raise _other_file(target)
-            progress.begin(f"fetching {target.stem}", sum(shard.bytes for shard in manifest.shards), unit="bytes")
+            progress.begin(f"fetching {target.stem}", sum(shard.bytes for shard in manifest.shards), unit="B")
             try:
                 CorpusCopy(address, target, progress=progress).files_of(manifest)
             finally:

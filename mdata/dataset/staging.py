@@ -84,17 +84,18 @@ def stage(dataset: Dataset, batches: Iterable[Int64s], *, progress: Progress = S
         for corpus, blocks in blocks_read(dataset, batch):
             wanted[corpus.id][1][blocks] = True
     found = [BlocksRead(corpus, np.flatnonzero(mask)) for corpus, mask in wanted.values()]
-    total = sum(len(one.blocks) for one in found)
-    _check_room(found, total)
-    progress.begin("staging", total * BLOCK_BYTES, unit="bytes")
+    num_blocks = sum(len(one.blocks) for one in found)
+    num_bytes = sum(one.corpus.blocks.layout.num_bytes(one.blocks) for one in found)
+    _check_room(found, num_blocks)
+    progress.begin("staging", num_bytes, unit="B")
     try:
         fetched = 0
         for corpus, blocks in _in_parts(found):
             fetched += corpus.blocks.bring(blocks)
-            progress.advance(len(blocks) * BLOCK_BYTES)
+            progress.advance(corpus.blocks.layout.num_bytes(blocks))
     finally:
         progress.end()
-    return StageResult(samples, total, total * BLOCK_BYTES, fetched)
+    return StageResult(samples, num_blocks, num_bytes, fetched)
 
 
 def _in_parts(found: Iterable[BlocksRead]) -> Iterator[BlocksRead]:
@@ -103,12 +104,12 @@ def _in_parts(found: Iterable[BlocksRead]) -> Iterator[BlocksRead]:
             yield BlocksRead(corpus, blocks[first : first + _FETCHED_AT_ONCE])
 
 
-def _check_room(found: Iterable[BlocksRead], total: int) -> None:
+def _check_room(found: Iterable[BlocksRead], num_blocks: int) -> None:
     most = [corpus.blocks.most for corpus, _ in found if corpus.blocks.most is not None]
-    if most and total > min(most):
+    if most and num_blocks > min(most):
         raise UsageError(
             "the cache is too small for all blocks that these samples read",
             found=f"cache_size has room for {min(most):,} blocks of 4 MiB",
-            expected=f"room for {total:,} blocks, {total * BLOCK_BYTES / 2**30:,.1f} GiB",
+            expected=f"room for {num_blocks:,} blocks, {num_blocks * BLOCK_BYTES / 2**20:,.0f} MiB",
             fix="fetch fewer steps or samples at a time, or set a larger cache_size",
         )

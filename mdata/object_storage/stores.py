@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mdata.errors import MdataError, ResourceError, UsageError
@@ -39,6 +40,9 @@ _NO_CREDENTIALS = re.compile(
 # Settings of a profile whose keys come from elsewhere.
 _INDIRECT = frozenset({"sso_session", "sso_start_url", "credential_process", "role_arn"})
 _UNUSABLE = frozenset({"InvalidPathError", "NotSupportedError", "ValueError"})
+_NO_ANSWER = MappingProxyType(
+    {"Connect": "no connection", "Timeout": "no answer in time", "Interrupted": "a broken connection"}
+)
 _SECRETS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 
 
@@ -165,6 +169,12 @@ def explained(error: Exception, address: Address, *, doing: str = "reading") -> 
         return UsageError(f"{doing} {address}: no credentials for {place} were found", fix=credentials)
     if kind in _UNUSABLE:
         return UsageError(f"{doing} {address}: {kind.removesuffix('Error')}", fix="check the address")
+    if no_answer := re.search(r"\bkind: (Connect|Timeout|Interrupted)\b", text):
+        return ResourceError(
+            f"{doing} {address}: the storage cannot be reached",
+            found=_NO_ANSWER[no_answer[1]],
+            fix="check the endpoint and the network, and run again, which continues",
+        )
     return ResourceError(
         f"{doing} {address}: the storage gives an unexpected answer",
         found=found or kind,

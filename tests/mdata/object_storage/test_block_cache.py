@@ -134,7 +134,7 @@ def test_blends_at_addresses_and_of_addresses(far, near, tmp_path, monkeypatch):
 
 def test_without_a_cache_the_message_names_both_ways(far, tmp_path, monkeypatch):
     monkeypatch.delenv("MDATA_CACHE", raising=False)
-    with pytest.raises(UsageError, match=r"cache = \"FOLDER\"(.|\n)*mdata fetch s3://blockcache/c/whole.json"):
+    with pytest.raises(UsageError, match=r"data.cache of a run(.|\n)*mdata fetch s3://blockcache/c/whole.json"):
         mdata.open(far, sequence_length=S)
     with pytest.raises(UsageError, match="mdata fetch"):
         mdata.open_corpus(far)
@@ -503,6 +503,7 @@ def test_layout_of_shards_without_tokens():
     assert layout.num_blocks == 3
     assert layout.of_runs(np.array([0, BLOCK // 2]), np.array([1, 3])).tolist() == [0, 1, 2]
     assert layout.place(1) == (1, BLOCK, BLOCK + 2) and layout.place(2) == (3, 0, 10)
+    assert [layout.num_bytes(np.array(blocks, np.int64)) for blocks in ([0], [1, 2], [])] == [BLOCK, 12, 0]
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))

@@ -53,6 +53,13 @@ def test_an_address_with_a_secret_is_refused_without_repeating_it(text):
     assert "hidden" not in str(caught.value)
 
 
+def test_a_storage_that_cannot_be_reached_is_said(bucket, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(ResourceError, match=r"x: the storage cannot be reached\n  found: no connection\n") as caught:
+        look_at_object(parse_address(f"{bucket}/x"))
+    assert "127.0.0.1" not in str(caught.value) and "TOBEHIDDEN" not in str(caught.value)
+
+
 def test_paths_are_not_addresses():
     assert not any(map(is_address, ["a/b", "s3:/b", "-", "c:x", "/s3://b"]))
 
