@@ -74,6 +74,12 @@ class CacheRoom:
                 os.truncate(file.fileno(), 8)
             self._count: NDArray[np.int64] = np.frombuffer(mmap.mmap(file.fileno(), 8), np.int64)
 
+    def capacity(self) -> int:
+        """How many blocks fit, those that are there included: by the limit and by the disk."""
+        free = self._free_bytes() - (self._spare_bytes() if self.most is None else 0)
+        fits = self._counted() + max(0, free) // BLOCK_BYTES
+        return fits if self.most is None else min(fits, self.most)
+
     def put(self, table: BlockTable, block: int, *, data: bytes) -> None:
         """Write a block, evicting others if there is no room; the caller holds its claim and has checked its bytes.
 
@@ -128,15 +134,25 @@ class CacheRoom:
     def _has_room(self) -> bool:
         """Whether there is room for one more block, after evicting others if needed."""
         if self.most is not None and int(self._count[0]) >= self.most:
-            self._count[0] = sum(int(np.count_nonzero(table.states())) for table in self._tables())
+            self._count[0] = self._counted()
             # Some more than needed, since this reads all tables.
             too_many = int(self._count[0]) + 1 - self.most
             return too_many <= 0 or self._evict(too_many + self.most // 64) >= too_many
-        disk = os.statvfs(self.folder)
-        spare = min(_SPARE_BYTES, disk.f_blocks * disk.f_frsize // 20)
-        if self.most is None and disk.f_bavail * disk.f_frsize < spare:
+        if self.most is None and self._free_bytes() < self._spare_bytes():
             self._evict(_FEWEST_EVICTED)
         return True
+
+    def _counted(self) -> int:
+        return sum(int(np.count_nonzero(table.states())) for table in self._tables())
+
+    def _free_bytes(self) -> int:
+        disk = os.statvfs(self.folder)
+        return disk.f_bavail * disk.f_frsize
+
+    def _spare_bytes(self) -> int:
+        """What is left free of the disk if the cache has no limit."""
+        disk = os.statvfs(self.folder)
+        return min(_SPARE_BYTES, disk.f_blocks * disk.f_frsize // 20)
 
     def _evict(self, count: int) -> int:
         """Evict up to `count` blocks, the least recently read first; how many were."""
@@ -176,10 +192,9 @@ class CacheRoom:
             os.close(fd)
 
     def _no_room(self) -> ResourceError:
-        disk = os.statvfs(self.folder)
         return ResourceError(
             f"{self.folder} has no room for another block, and no block in it can be evicted",
-            found=f"{int(self._count[0])} blocks of 4 MiB, {disk.f_bavail * disk.f_frsize >> 20} MiB of disk left",
+            found=f"{int(self._count[0])} blocks of 4 MiB, {self._free_bytes() >> 20} MiB of disk left",
             expected="room for the blocks that are read at the same time",
             fix="free some disk space, name a cache on a larger disk, or set a larger cache_size",
         )

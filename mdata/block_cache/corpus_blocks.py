@@ -93,6 +93,10 @@ class CorpusBlocks:
         """The most blocks that one reader asks for at the same time, so that others have room."""
         return self.layout.num_blocks if self.most is None else max(1, self.most // 8)
 
+    def capacity(self) -> int:
+        """How many blocks of all corpora fit in the cache."""
+        return self._room.capacity()
+
     @cached_property
     def mapped(self) -> NDArray[np.uint8]:
         """All blocks as a read-only map, of which only what `read` allows may be read."""

@@ -7,16 +7,17 @@ next steps (mdata/loader/look_ahead.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from mdata.block_cache.block_table import PRESENT
 from mdata.corpus.stored_corpus import StoredCorpus
 from mdata.dataset.dataset import Dataset
-from mdata.errors import UsageError
+from mdata.errors import ResourceError, UsageError
 from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.progress import SILENT, Progress
 from mdata.util.arrays import Int64s
@@ -70,7 +71,7 @@ def stage(dataset: Dataset, batches: Iterable[Int64s], *, progress: Progress = S
 
     Raises:
         UsageError: no corpus is in storage, or the blocks do not fit in the cache.
-        DamageError, ResourceError: as when reading.
+        ResourceError: other processes took the room meanwhile. DamageError, ResourceError: as when reading.
     """
     wanted: dict[str, tuple[StoredCorpus, np.ndarray]] = {}
     for part in dataset.components:
@@ -95,6 +96,7 @@ def stage(dataset: Dataset, batches: Iterable[Int64s], *, progress: Progress = S
             progress.advance(corpus.blocks.layout.num_bytes(blocks))
     finally:
         progress.end()
+    _check_present(found, num_blocks)
     return StageResult(samples, num_blocks, num_bytes, fetched)
 
 
@@ -104,12 +106,23 @@ def _in_parts(found: Iterable[BlocksRead]) -> Iterator[BlocksRead]:
             yield BlocksRead(corpus, blocks[first : first + _FETCHED_AT_ONCE])
 
 
-def _check_room(found: Iterable[BlocksRead], num_blocks: int) -> None:
-    most = [corpus.blocks.most for corpus, _ in found if corpus.blocks.most is not None]
-    if most and num_blocks > min(most):
+def _check_room(found: Sequence[BlocksRead], num_blocks: int) -> None:
+    room = min((corpus.blocks.capacity() for corpus, _ in found), default=num_blocks)
+    if num_blocks > room:
         raise UsageError(
             "the cache is too small for all blocks that these samples read",
-            found=f"cache_size has room for {min(most):,} blocks of 4 MiB",
-            expected=f"room for {num_blocks:,} blocks, {num_blocks * BLOCK_BYTES / 2**20:,.0f} MiB",
-            fix="fetch fewer steps or samples at a time, or set a larger cache_size",
+            found=f"room for {room:,} blocks of 4 MiB, by the disk and cache_size",
+            expected=f"room for {num_blocks:,} blocks, {num_blocks * BLOCK_BYTES >> 20:,} MiB",
+            fix="fetch fewer steps or samples at a time, or use a larger cache",
+        )
+
+
+def _check_present(found: Sequence[BlocksRead], num_blocks: int) -> None:
+    evicted = sum(int(np.count_nonzero(one.corpus.blocks.table.states()[one.blocks] != PRESENT)) for one in found)
+    if evicted:
+        raise ResourceError(
+            "blocks were evicted again while others were fetched",
+            found=f"{evicted:,} of {num_blocks:,}",
+            expected="room for them beside what other processes read through this cache",
+            fix="fetch fewer steps or samples at a time, or use a larger cache",
         )

@@ -28,7 +28,7 @@ from mdata.block_cache import block_table, cache_room, corpus_blocks
 from mdata.block_cache.block_layout import layout_of
 from mdata.block_cache.block_table import ABSENT, PRESENT, STALE, BlockTable
 from mdata.block_cache.cached_reads import CachedGatherer, CachedReader
-from mdata.dataset.staging import blocks_read
+from mdata.dataset.staging import blocks_read, stage
 from mdata.loader.loader import BatchPlan, Loader
 from mdata.loader.look_ahead import looked_ahead
 from mdata.object_storage import reading
@@ -454,6 +454,37 @@ def test_stage_fetches_what_the_ranks_of_a_node_read(far, near, server, tmp_path
     server.cut_at = None
     assert main(["stage", *words]) == 0
     assert json.loads(capsys.readouterr().out) == told | {"fetched_bytes": 0}
+
+
+def test_stage_refuses_what_the_disk_cannot_hold(far, near, tmp_path, monkeypatch):
+    here, _ = opened(far, near, tmp_path)
+    room = blocks_of(here)._room
+    monkeypatch.setattr(cache_room.CacheRoom, "_free_bytes", lambda room: 6 * BLOCK - 1)
+    monkeypatch.setattr(cache_room.CacheRoom, "_spare_bytes", lambda room: BLOCK)
+    assert room.capacity() == 4
+    wanted = [np.arange(0, 9000, 100)]
+    with pytest.raises(UsageError, match=r"cache is too small(.|\n)*room for 4 blocks(.|\n)*room for 7 blocks, 28 MiB"):
+        stage(here, wanted)
+    here.components[0].corpus.read(0, BLOCK)
+    assert room.capacity() == 4 + np.count_nonzero(blocks_of(here).table.states()) == 6
+    monkeypatch.setattr(cache_room.CacheRoom, "_free_bytes", lambda room: 9 * BLOCK)
+    assert stage(here, wanted).blocks == 7
+
+
+def test_stage_tells_of_blocks_that_others_evicted(far, near, tmp_path, monkeypatch):
+    here, _ = opened(far, near, tmp_path)
+    blocks, bring = blocks_of(here), corpus_blocks.CorpusBlocks.bring
+
+    def bring_and_lose(self, wanted):
+        fetched = bring(self, wanted)
+        with self.table.claim(int(wanted[0])):
+            self.table.drop(int(wanted[0]))
+        return fetched
+
+    monkeypatch.setattr(corpus_blocks.CorpusBlocks, "bring", bring_and_lose)
+    with pytest.raises(ResourceError, match=r"evicted again(.|\n)*found: 1 of 7"):
+        stage(here, [np.arange(0, 9000, 100)])
+    assert np.count_nonzero(blocks.table.states()) == 6
 
 
 @pytest.mark.parametrize(
