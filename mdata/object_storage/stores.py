@@ -161,6 +161,8 @@ def explained(error: Exception, address: Address, *, doing: str = "reading") -> 
         return UsageError(f"{doing} {address}: there is no bucket {address.place}", found=found, fix="check its name")
     if kind == "PreconditionError":
         return changed(address)
+    if code and code[1] == "NoSuchUpload":  # completed, but its answer was lost; or removed by a lifecycle rule
+        return ResourceError(f"{doing} {address}: the upload has ended", found=found, fix="run again, which continues")
     if kind in ("NotFoundError", "FileNotFoundError"):
         return UsageError(f"{doing} {address}: nothing is there", found=found, fix="check the address")
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):

@@ -53,6 +53,20 @@ def test_an_address_with_a_secret_is_refused_without_repeating_it(text):
     assert "hidden" not in str(caught.value)
 
 
+def test_an_upload_whose_last_answer_is_lost_is_sent_again(bucket, server, monkeypatch, tmp_path):
+    """The server has completed it, so the request to complete it once more is refused (404 NoSuchUpload)."""
+    requests = []
+
+    def fault():
+        requests.append(None)
+        return "short" if len(requests) == 5 else None  # begin, three parts, complete
+
+    monkeypatch.setattr(server, "fault", fault)
+    data = random.Random(3).randbytes(17 << 20)
+    address = put(tmp_path, f"{bucket}/y", data)
+    assert read_range(look_at_object(address), 0, stop=len(data)) == data and len(requests) > 10
+
+
 def test_a_storage_that_cannot_be_reached_is_said(bucket, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(ResourceError, match=r"x: the storage cannot be reached\n  found: no connection\n") as caught:
