@@ -25,7 +25,7 @@ from mdata.manifest.contained_paths import path_inside
 from mdata.manifest.io import parse_manifest
 from mdata.manifest.types import BlockHashes, CorpusManifest, Shard, TokenizerFacts
 from mdata.object_storage.address import Address, is_address, parse_address
-from mdata.object_storage.reading import blocks_ahead, list_objects, look_at_object, read_range
+from mdata.object_storage.reading import blocks_ahead, list_objects, look_at_object, object_there, read_range
 from mdata.object_storage.stores import open_store
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers.base.tokenizer_folder import folder_name, write_folder
@@ -48,8 +48,7 @@ def fetch(corpus: str, folder: Path, *, progress: Progress) -> Path:
         DamageError: an object is not what the manifest says. ResourceError: the storage or the disk fails.
     """
     address = _manifest_address(corpus)
-    facts = look_at_object(address)
-    text = read_range(facts, 0, stop=facts.size_bytes)
+    text = manifest_text(address)
     manifest = parse_manifest(text, str(address))
     if not isinstance(manifest, CorpusManifest):
         raise UsageError(
@@ -203,6 +202,26 @@ def manifest_address(address: Address) -> Address:
     """The manifest of a pair, whose address is given with or without an ending."""
     stem = address.key.removesuffix(".json").removesuffix(".bin").removesuffix(".idx")
     return address.with_key(f"{stem}.json")
+
+
+def manifest_text(address: Address) -> bytes:
+    """The bytes of a manifest in storage.
+
+    Raises:
+        UsageError: no such object, no access, or a pair without a manifest. ResourceError: the storage does not answer.
+    """
+    facts = object_there(address)
+    if facts is None:
+        index = address.with_key(f"{address.key.removesuffix('.json')}.idx")
+        if object_there(index) is None:
+            facts = look_at_object(address)  # raises
+        else:
+            raise UsageError(
+                f"{index} has no manifest beside it",
+                expected=f"{address.name}, with the hashes by which the .bin is checked",
+                fix="run mdata adopt --full on the files on a disk, and upload what it writes",
+            )
+    return read_range(facts, 0, stop=facts.size_bytes)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from mdata.block_cache.cache_room import CachePlace, most_blocks
 from mdata.block_cache.cached_reads import CachedGatherer, CachedReader
 from mdata.block_cache.corpus_blocks import BlockSource, CorpusBlocks
 from mdata.corpus.corpus import Corpus
-from mdata.corpus.fetch import CorpusCopy, manifest_address
+from mdata.corpus.fetch import CorpusCopy, manifest_address, manifest_text
 from mdata.corpus.shard_readers import MOST_MAPPED, MOST_OPENED
 from mdata.errors import UsageError, os_errors_named
 from mdata.indexed.mapped_files import look_at
@@ -35,7 +35,6 @@ from mdata.manifest.ids import text_of
 from mdata.manifest.io import parse_manifest
 from mdata.manifest.types import CorpusManifest, Manifest, Shard
 from mdata.object_storage.address import Address, address_of, parse_address
-from mdata.object_storage.reading import look_at_object, read_range
 from mdata.util import atomic_io, file_lock
 
 _FOLDER = "blocks"
@@ -50,8 +49,7 @@ def stored_manifest(path: str | Path, cache: CachePlace) -> Manifest:
     """
     _cache_folder(path, cache)
     address = _address(path)
-    facts = look_at_object(address)
-    return parse_manifest(read_range(facts, 0, stop=facts.size_bytes), str(address))
+    return parse_manifest(manifest_text(address), str(address))
 
 
 def open_stored(

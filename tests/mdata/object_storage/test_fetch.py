@@ -181,6 +181,7 @@ def test_one_process_at_a_time(corpus, tmp_path):
         ("BUCKET/nothing.json", "nothing is there"),
         ("s3://nobucket/x.json", "there is no bucket nobucket|nothing is there"),
         ("BUCKET/blend.json", "is a blend"),
+        ("BUCKET/bare", "bare.idx has no manifest beside it\n.*bare.json, with the hashes"),
     ],
 )
 def test_bad_addresses_on_the_command_line(bucket, corpus, made, tmp_path, capsys, address, text):
@@ -189,6 +190,7 @@ def test_bad_addresses_on_the_command_line(bucket, corpus, made, tmp_path, capsy
     manifest = next(made.glob("*.json"))
     assert main(["blend", str(manifest), "-o", str(tmp_path / "blend.json")]) == 0
     put_file(tmp_path / "blend.json", parse_address(f"{bucket}/blend.json"), file_hash=None)
+    put_file(manifest.with_suffix(".idx"), parse_address(f"{bucket}/bare.idx"), file_hash=None)
     capsys.readouterr()
     assert main(["fetch", address.replace("BUCKET", bucket), "--folder", str(tmp_path / "copy")]) == 2
     said = capsys.readouterr().err
