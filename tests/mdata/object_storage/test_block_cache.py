@@ -130,6 +130,11 @@ def test_blends_at_addresses_and_of_addresses(far, near, tmp_path, monkeypatch):
     named = mdata.open("named.json", sequence_length=S, cache="cache")
     check_same(named, local, numbers)
     assert named.data_id == local.data_id == words.data_id
+    monkeypatch.setenv("MDATA_CACHE", "cache")
+    words = ["0.7", f"{BUCKET}/c/a.json", "0.3", f"{BUCKET}/c/b.json"]
+    assert main(["blend", *words, "--allow-overlap", "-o", "made.json"]) == 0
+    made = json.loads((tmp_path / "made.json").read_text())
+    assert [part["path"] for part in made["components"]] == words[1::2] and made["id"] == manifest["id"]
 
 
 def test_without_a_cache_the_message_names_both_ways(far, tmp_path, monkeypatch):
