@@ -85,7 +85,7 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
             for choice, blocks in zip(attention, forms.values(), strict=True)
         ]
     attention = [_named_attention(choice, config.kernels, device) for choice in attention]
-    linear = (*linear_choices(config, device), *tensor_parallel_choices(config, plan, device))
+    linear = (*linear_choices(config, device), *tensor_parallel_choices(config, plan, device=device))
     return (*attention, *linear, *pointwise_choices(config.kernels, device, dtype=dtype))
 
 
@@ -121,7 +121,7 @@ def linear_choices(config: RunConfig, device: Device) -> tuple[Choice, ...]:
     return products, Choice(WEIGHT_GRADIENT, PRODUCT, "it adds to fp32 by itself on a GPU", others)
 
 
-def tensor_parallel_choices(config: RunConfig, plan: Plan, device: Device) -> tuple[Choice, ...]:
+def tensor_parallel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Choice, ...]:
     """What moves tokens between tensor-parallel ranks."""
     if plan.tp == 1:
         return ()
