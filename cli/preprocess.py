@@ -147,7 +147,7 @@ def _estimate_text(facts: dict[str, Any]) -> str:
     numbers = {name: value for name, value in facts.items() if name not in ("files", "left_out")}
     width = max(map(len, numbers))
     lines = [f"{name.replace('_', ' '):<{width}}  {_plain(value)}" for name, value in numbers.items()]
-    lines += ["", table(("file", "bytes", "format", "packed"), files[:_FILES_SHOWN])]
+    lines += ["", table(("file", "bytes", "format", "compression"), files[:_FILES_SHOWN])]
     lines += [f"and {len(files) - _FILES_SHOWN:,} more (--json lists all)"] if len(files) > _FILES_SHOWN else []
     lines += [f"left out: {count:,} ({reason})" for reason, count in left_out.items()]
     return "\n".join(lines)
