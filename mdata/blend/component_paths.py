@@ -1,8 +1,8 @@
-"""Which corpora a path of a blend means: one, or all below a folder or pattern, or those of another blend.
+"""The corpora that a path in a blend means: one corpus, all below a folder or pattern, or those of another blend.
 
-Below a folder or among the matches of a pattern, every manifest of a corpus and every .idx counts, but not the pairs
-that a manifest there speaks of; hidden names, blends and foreign JSON are passed by. Links are followed, and a folder
-to which several names lead is read once. The order is that of the names, so that two machines find the same.
+Below a folder or among the matches of a pattern, every corpus manifest and every .idx counts, except pairs that a
+manifest there lists; hidden names, blends and other JSON files are skipped. Links are followed, and a folder that
+several names lead to is read once. Results are sorted by name, so every machine finds the same order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MARK = FORMAT.encode()
 
 
 def blend_at(path: str) -> BlendManifest | None:
-    """The blend whose manifest a path is; None for anything else that is there."""
+    """The blend if the path is a blend manifest; None for any other file."""
     if not path.endswith(".json") or not Path(path).is_file():
         return None
     content = load_manifest(Path(path))
@@ -32,7 +32,7 @@ def corpora_at(path: str) -> list[str]:
     """Manifests and prefixes below a folder, or among the matches of a pattern; sorted.
 
     Raises:
-        UsageError: there are none. DamageError: a manifest that is not whole.
+        UsageError: there are none. DamageError: an incomplete manifest.
     """
     if not path:
         raise UsageError("'' is not a corpus", expected="a manifest, a prefix, a folder or a pattern")
@@ -57,7 +57,7 @@ def corpora_at(path: str) -> list[str]:
 
 
 def _below(roots: Iterable[Path]) -> list[Path]:
-    """Every file once, by the first of its paths; sorted."""
+    """Every file once, under the first of its paths; sorted."""
     found: dict[Path, Path] = {}
     seen: set[Path] = set()
     for root in sorted(roots):
@@ -67,13 +67,13 @@ def _below(roots: Iterable[Path]) -> list[Path]:
 
 
 def _files(root: Path, seen: set[Path]) -> Iterable[Path]:
-    """The files below a folder that are not `seen`, which notes their folders: a link may lead back to one."""
+    """The files below a folder; `seen` collects visited folders, because a link may lead back to one."""
     if not root.is_dir():
         yield root
         return
     for folder, folders, names in os.walk(root, followlinks=True):
         real = Path(folder).resolve()
-        # In this order the path of a folder has no link wherever both are side by side.
+        # In this order a folder's own name comes before a link to it in the same folder.
         folders[:] = sorted(
             (name for name in folders if real not in seen and not name.startswith(".")),
             key=lambda name: (Path(folder, name).is_symlink(), name),
@@ -85,7 +85,7 @@ def _files(root: Path, seen: set[Path]) -> Iterable[Path]:
 
 
 def _shards(path: Path) -> list[Path] | None:
-    """The prefixes that a corpus manifest speaks of; None for another file."""
+    """The prefixes that a corpus manifest lists; None for any other file."""
     if _MARK not in path.read_bytes():
         return None
     content = load_manifest(path)

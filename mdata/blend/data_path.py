@@ -1,11 +1,11 @@
-"""Megatron's words for a blend: `0.7 a 0.3 b`, or prefixes alone.
+"""Parses Megatron's --data-path: `0.7 a 0.3 b`, or prefixes alone.
 
-An odd number of words: all are prefixes. An even number: if words 0, 2, 4 ... are all numbers (as Python's
-float reads them, or 1/3) they are the weights of the words that follow; if none is, all are prefixes. What differs
-from Megatron: a mixture of both is always refused (Megatron lets some through as prefixes), also where a weight or
-its prefix was forgotten and the number of words is odd, and where every weight follows its prefix; and weights
-stay the text that was given, so that nothing is lost before `shares` makes them exact. In Python and JSON numbers are
-allowed among the words: a float is its shortest text there, 0.7 and not the 53 bits of it.
+An odd number of words: all are prefixes. An even number: if words 0, 2, 4 ... are all numbers (as Python's float reads
+them, or 1/3) they are the weights of the words that follow; if none is, all are prefixes. What differs from Megatron: a
+mixture of both is always refused (Megatron accepts some as prefixes), even if a weight or its prefix was forgotten and
+the number of words is odd, or if every weight follows its prefix. Weights stay the text that was given, so that
+`shares` can make them exact without loss. Python and JSON may have numbers among the words: a float becomes its
+shortest text, 0.7 and not its 53 bits.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class BlendEntry:
 
     Args:
         path: a manifest, prefix, folder, pattern or blend manifest.
-        share: of all that it names together (epochs: of each); None: by tokens.
-        name: how phases and tables call it. group: a heading, or a group with a share.
-        max_epochs: of each corpus, in all of the training.
+        share: of all its corpora together (epochs: of each); None: by tokens.
+        name: used in phases and tables. group: a heading, or a group with a share.
+        max_epochs: of each corpus, over the whole training.
     """
 
     path: str
@@ -45,11 +45,11 @@ class BlendEntry:
 
 
 def as_words(words: object, name: str = "the blend") -> list[str]:
-    """Words as a shell would give them.
+    """Split into words as a shell would.
 
     Args:
         words: one string, or a list of texts, numbers and paths.
-        name: of what they are, for messages.
+        name: what the words are, for messages.
 
     Raises:
         UsageError: anything else.
@@ -69,9 +69,9 @@ def as_words(words: object, name: str = "the blend") -> list[str]:
 
 
 def words_of_path(path: str | Path) -> list[str]:
-    """Megatron's words in one string; a path of something that is there is one word, blanks or not."""
+    """The words of a --data-path in one string; a path that exists is one word, even with blanks."""
     whole = str(path)
-    # Of os.path, as words of many corpora are longer than a name may be, and Path.exists then raises.
+    # os.path, because Path.exists raises for a string longer than a file name may be, as with many corpora.
     there = any(os.path.exists(whole + end) for end in ("", ".json", ".idx"))  # noqa: PTH110
     return [whole] if isinstance(path, Path) or there else whole.split() or [whole]
 
@@ -88,7 +88,7 @@ def parse_data_path(words: Sequence[str]) -> tuple[BlendEntry, ...]:
         words: as the shell gives them; prefixes are stripped of blanks.
 
     Raises:
-        UsageError: no words, or numbers in place of prefixes.
+        UsageError: no words, or numbers where prefixes belong.
     """
     if not words:
         raise UsageError("no data is given", expected="a prefix, or pairs of weight and prefix")
@@ -117,7 +117,7 @@ def parse_data_path(words: Sequence[str]) -> tuple[BlendEntry, ...]:
 
 
 def _kept(share: str) -> str:
-    """A weight without what Python reads and a manifest does not keep: blanks, a plus, underscores between digits."""
+    """A weight without what Python accepts but a manifest does not: blanks, a plus, underscores between digits."""
     return share.strip().removeprefix("+").replace("_", "")
 
 

@@ -1,10 +1,10 @@
-"""One corpus that several entries name: finding them, and, with merge_same, one component with all their shares.
+"""Finds corpora that several entries name; with merge_same, each becomes one component with all their shares.
 
-Two components of one corpus would read the same texts at the same pace, since the order inside a corpus depends on
-nothing but the corpus: each text would come twice in every pass. One component has one cursor, so nothing comes again
-before all of it was read; random access, inverse and the bound of a share are those of any component. Only shares
-in one unit are added. A member of a group with a share, named once more outside of it, leaves the group with its part
-of that share; what the others get does not change.
+Two components of one corpus would read the same texts at the same pace, since the order inside a corpus depends only on
+the corpus: each text would come twice in every pass. One component has one cursor, so no text repeats before all have
+been read; random access, inverse and the bound of a share work as for any component. Only shares in the same unit are
+added. If a member of a group with a share is also named outside of it, it leaves the group with its part of that share;
+the shares of the other members do not change.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class PlannedComponent:
 
 
 def first_alike(corpora: Sequence[Corpus]) -> list[int]:
-    """For each corpus the number of the first that is the same, or may be; its own where there is none.
+    """For each corpus the number of the first one that is, or may be, the same; its own number if there is none.
 
-    A pair of which no .bin was read is known by its .idx and the size of its .bin alone: it may be any with the same.
+    A pair whose .bin was never read is identified by its .idx and the size of its .bin: any pair with the same may be
+    equal.
     """
     by_id: dict[str, int] = {}
     by_files: dict[object, int] = {}
@@ -52,17 +53,17 @@ def first_alike(corpora: Sequence[Corpus]) -> list[int]:
 
 
 def files_of(corpus: Corpus) -> tuple[tuple[str, int], ...]:
-    """What is known of the files of any corpus: the hash of each .idx and the size of its .bin."""
+    """The facts that every manifest has about files: the hash of each .idx and the size of its .bin."""
     return tuple((shard.idx_hash, shard.bytes) for shard in corpus.manifest.shards)
 
 
 def merge_same(
     parts: Sequence[PlannedComponent], groups: dict[str, Share], *, spec: BlendSpec, problems: list[str]
 ) -> tuple[list[PlannedComponent], dict[str, str]]:
-    """The parts with every corpus once, under its first name; `groups` loses what its members take along.
+    """The parts with every corpus once, under its first name; `groups` is reduced by the shares that members take out.
 
     Returns:
-        The parts, and for each that was merged the shares that it was given, as text.
+        The parts, and for each merged one the shares that it was given, as text.
     """
     of_corpus: dict[int, list[PlannedComponent]] = {}
     roots: list[int] = []
@@ -91,7 +92,7 @@ def _merge(
     spec: BlendSpec,
     problems: list[str],
 ) -> str:
-    """Make the first of these all of them; their shares in words."""
+    """Merge these parts into the first; returns their shares as text."""
     first = same[0]
     caps = [part.cap for part in same if part.cap is not None]
     first.cap = min(caps, key=Fraction) if caps else None

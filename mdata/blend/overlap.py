@@ -1,9 +1,9 @@
-"""The same documents twice: what of a folder is trained on, and corpora that must not be in one blend.
+"""Keeps the same document from being read twice: corpora that a folder contributes, and corpora that may not be mixed.
 
-Of a folder the held-out parts are left out, and the parts of a whole that is there too; both are said. Beyond that
-nothing is chosen: corpora with documents in common (two wholes of one input, a part beside a whole of another run) are
-refused by name, and so is a corpus, or any of its documents, in training and evaluation at once; `allow_overlap` allows
-both. Corpora without a provenance are compared by id and files alone.
+From a folder, held-out parts are left out, and so are parts whose whole is there too; both are reported. Other corpora
+that share documents (two wholes of one input, a part beside a whole of another run) are refused by name, and so is a
+corpus, or any of its documents, in both training and evaluation; `allow_overlap` allows both. Corpora without a
+provenance are compared by id and files only.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SHOWN = 5
 
 
 def to_train_on(path: str, corpora: Sequence[Corpus]) -> tuple[list[Corpus], dict[str, str]]:
-    """Which of a folder's corpora a blend takes: those, and why each other one is left out, by its path.
+    """The corpora of a folder that a blend uses, and for each other one the reason why it is left out, by path.
 
     Raises:
-        UsageError: all of them are held-out parts.
+        UsageError: all are held-out parts.
     """
     lineages = [lineage_of(corpus.manifest) for corpus in corpora]
     named = [(one, corpus) for one, corpus in zip(lineages, corpora, strict=True) if one and one.role == "whole"]
@@ -47,10 +47,10 @@ def to_train_on(path: str, corpora: Sequence[Corpus]) -> tuple[list[Corpus], dic
 
 
 def check_added(corpora: Sequence[Corpus], known: int, *, sets: Mapping[str, Sequence[Corpus]]) -> None:
-    """Refuse what a changed mixture adds to its `known` first corpora, where the same documents are there already.
+    """Refuse corpora added by a change that share documents with the first `known` corpora.
 
     Raises:
-        UsageError: names each pair, among the corpora or with a validation or test set.
+        UsageError: names each pair of corpora, or corpus and validation or test set.
     """
     if problems := shared_documents(corpora, first=known):
         raise blend_error(problems, fix=f"leave out one of the two; to use both, set {ALLOW}")
@@ -58,7 +58,7 @@ def check_added(corpora: Sequence[Corpus], known: int, *, sets: Mapping[str, Seq
 
 
 def shared_documents(corpora: Sequence[Corpus], *, first: int = 0) -> list[str]:
-    """Every two corpora with documents in common, in words; at least one of each pair is from `first` on."""
+    """Each pair of corpora that share documents, as text; at least one of the two has a number from `first` on."""
     lineages = [lineage_of(corpus.manifest) for corpus in corpora]
     found, seen = ByInput(lineages), set()
     problems = []

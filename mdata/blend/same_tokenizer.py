@@ -1,7 +1,7 @@
-"""Whether the corpora that are read together have one tokenizer, as far as their manifests say.
+"""Checks that corpora that are read together have one tokenizer, as far as their manifests say.
 
-A pair without a manifest, or with that of a plain `mdata adopt`, does not say which tokenizer made it. Such corpora are
-read together. One of them beside a corpus that names its tokenizer is refused, unless the user says that it is right.
+A pair without a manifest, or with one from a plain `mdata adopt`, does not record its tokenizer. Such corpora may be
+read together. One of them beside a corpus that names its tokenizer is refused, unless the user allows it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ TOKENIZER_UNKNOWN = REFUSE, OK = "refuse", "ok"
 
 
 def may_be_unknown(*said: str) -> bool:
-    """Whether any of these, "refuse" or "ok" each, allows corpora without a recorded tokenizer beside others.
+    """Whether any of these values, each "refuse" or "ok", allows corpora without a recorded tokenizer beside others.
 
     Raises:
-        UsageError: another word.
+        UsageError: any other value.
     """
     for word in said:
         if word not in TOKENIZER_UNKNOWN:
@@ -31,10 +31,10 @@ def check_one_tokenizer(corpora: Sequence[Corpus], *, unknown: bool) -> None:
 
     Args:
         corpora: read together.
-        unknown: the user says that ids of corpora whose tokenizer is not known mean what the others' mean.
+        unknown: the user says that corpora without a recorded tokenizer use the same one.
 
     Raises:
-        UsageError: names two corpora, and what is known of their tokenizers.
+        UsageError: names two corpora, and the known facts about their tokenizers.
     """
     known = [corpus for corpus in corpora if corpus.tokenizer_fingerprint is not None]
     for corpus in known[1:]:
@@ -56,7 +56,7 @@ def check_one_tokenizer(corpora: Sequence[Corpus], *, unknown: bool) -> None:
 
 
 def way_out(prefix: str) -> str:
-    """What to do about a corpus that does not say its tokenizer."""
+    """What to do about a corpus that does not record its tokenizer."""
     return (
         f"mdata adopt {prefix} --tokenizer-type TYPE --tokenizer-model FILE records the tokenizer that made it\n"
         '  or, if you know that its ids match: --tokenizer-unknown ok (in a run: data.tokenizer_unknown = "ok"; '
@@ -65,7 +65,7 @@ def way_out(prefix: str) -> str:
 
 
 def _named(corpus: Corpus) -> str:
-    """A corpus' tokenizer as people know it."""
+    """The name of a corpus' tokenizer, for messages."""
     facts = corpus.tokenizer
     assert facts is not None, "only corpora whose tokenizer is known are compared"
     options = "".join(f", {name} {value}" for name, value in sorted(facts.options.items()) if name != "special_tokens")

@@ -1,9 +1,8 @@
-"""The shares of a blend as they are shown to people: of its components and groups, phase by phase.
+"""The shares of a blend as shown to users: of its components and groups, phase by phase.
 
-A share is shown as the user gave it. Where the user gave none of the weights of siblings (corpora count by
-their tokens, or by a power of them), they are shown as parts of 1; long fractions and amounts are rounded. The manifest
-keeps all of them exactly, and says who set each. A blend that was redistributed shows what it was made from, not the
-samples that came out.
+A share is shown as the user gave it. If the user gave no weight among siblings (corpora count by their tokens, or by a
+power of them), weights are shown as parts of 1; long fractions and amounts are rounded. The manifest keeps all of them
+exactly, with who set each. A redistributed blend shows the shares that it was made from, not the resulting samples.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from mdata.manifest.types import BlendManifest, StoredPhase
 from mdata.mixing.schedule import Phase
 from mdata.mixing.shares import TOKENS, USER, WEIGHT, SetBy, Share, by_tokens
 
-_LONGEST = 8  # characters of a share that people write
-_DIGITS = 4  # as in the other columns of a table
+_LONGEST = 8  # longest share that is shown as written
+_DIGITS = 4  # the same in all columns of a table
 
 
 def share_texts(blend: BlendManifest, tokens: Sequence[int]) -> tuple[list[str], dict[str, str | None]]:
@@ -40,24 +39,24 @@ def share_texts(blend: BlendManifest, tokens: Sequence[int]) -> tuple[list[str],
 
 
 def shown_wholes(blend: BlendManifest, tokens: Sequence[int]) -> list[Fraction | None]:
-    """By what each phase in force divides its weights when they are shown: their sum; None where the user gave any.
+    """The sum by which each phase in force divides its weights for display; None if the user gave any weight.
 
-    As exact as what is shown, so that the quotients stay short enough for a manifest.
+    Rounded like the displayed values, so that the quotients stay short enough for a manifest.
     """
     wholes = [_shares(blend, phase, tokens).sums().get(None) for phase in phases_of(blend)]
     return [None if whole is None else Fraction(f"{float(whole):.{_DIGITS}g}") for whole in wholes]
 
 
 def weights_set_by(blend: BlendManifest, tokens: Sequence[int]) -> list[SetBy]:
-    """Who set the weights outside groups, of each phase in force: the user, where he gave any of them."""
+    """Who set the weights outside groups in each phase in force: the user, if any of them was given."""
     return [USER if whole is None else TOKENS for whole in shown_wholes(blend, tokens)]
 
 
 def _phases(blend: BlendManifest) -> list[Phase]:
-    """The phases as they were requested; the note of a blend that was changed since speaks of an earlier mixture."""
+    """The phases as requested; in a blend that was changed since, the note describes an earlier mixture."""
     note = blend.notes.get("redistributed")
     if isinstance(note, Mapping) and isinstance(blend.earlier, UnsetType):
-        with suppress(msgspec.ValidationError, UsageError):  # notes are free: nothing relies on them
+        with suppress(msgspec.ValidationError, UsageError):  # notes are free text: code must not rely on them
             if phases := read_phases(msgspec.convert(note.get("asked"), list[StoredPhase]), len(blend.components)):
                 return phases
     return phases_of(blend)
@@ -68,7 +67,7 @@ class _Shares:
     """The shares of a phase: of its components, then of its groups that have shares.
 
     Args:
-        shares: all of them. sides: the group that each is in; None: in none.
+        shares: all of them. sides: the group of each; None: not in a group.
         names: of the groups.
     """
 
@@ -77,7 +76,7 @@ class _Shares:
     names: list[str]
 
     def sums(self) -> dict[str | None, Fraction]:
-        """Side -> the sum of its weights, for sides where the user gave none of them."""
+        """Side -> the sum of its weights, for sides whose weights were not given by the user."""
         weights: dict[str | None, list[Share]] = {}
         for share, side in zip(self.shares, self.sides, strict=True):
             if share.unit == WEIGHT and share.amount:
@@ -95,7 +94,7 @@ def _shares(blend: BlendManifest, phase: Phase, tokens: Sequence[int]) -> _Share
     for group, number in zip(members, tokens, strict=True):
         if group in of_groups:
             of_groups[group] += number
-    # A weight says something beside its neighbours alone: those in its group, or all outside of groups.
+    # A weight has a meaning only relative to its siblings: those in its group, or all outside of groups.
     sides = [*(group if group in groups else None for group in members), *[None] * len(groups)]
     shares = [*phase.shares, *groups.values()]
     old = _set_by_if_old(shares, sides, [*tokens, *of_groups.values()], alpha=blend.notes.get("alpha"))
@@ -106,7 +105,7 @@ def _shares(blend: BlendManifest, phase: Phase, tokens: Sequence[int]) -> _Share
 def _set_by_if_old(
     shares: Sequence[Share], sides: Sequence[str | None], tokens: Sequence[int], *, alpha: object
 ) -> list[SetBy]:
-    """Who set shares of which an older manifest does not say it: the tokens, where all of a side are what they give."""
+    """Who set the shares in a manifest older than `set_by`: the tokens, if all shares of a side follow from them."""
     triples = list(zip(shares, sides, tokens, strict=True))
     given = {
         side
@@ -117,7 +116,7 @@ def _set_by_if_old(
 
 
 def _power(tokens: int, alpha: object) -> str | None:
-    """tokens^alpha as a manifest has it; None where a note, which is free, names no such power."""
+    """tokens^alpha as stored in a manifest; None if the note, which is free text, names no such power."""
     try:
         return by_tokens(tokens, alpha) if isinstance(alpha, str) else None
     except ArithmeticError:
@@ -133,7 +132,7 @@ def _texts(phase: _Shares) -> tuple[list[str], dict[str, str]]:
 
 
 def _text(share: Share, whole: Fraction | None) -> str:
-    """An amount, or a weight: a part of a whole where that is known, else as it was given, long fractions rounded."""
+    """An amount or a weight as text: a part of the whole if known, otherwise as given; long fractions rounded."""
     value = share.amount
     if share.unit == WEIGHT:
         given = whole is None and (len(share.text) <= _LONGEST or "/" not in share.text)
@@ -144,6 +143,6 @@ def _text(share: Share, whole: Fraction | None) -> str:
 
 
 def _over_time(texts: Sequence[str]) -> str:
-    """One text where all are the same, else all of them; the middle of many is left out."""
+    """One text if all are the same, otherwise all of them; the middle of a long list is left out."""
     shown = [texts[0]] if len(set(texts)) == 1 else texts if len(texts) <= 4 else [texts[0], "...", texts[-1]]
     return " > ".join(shown)

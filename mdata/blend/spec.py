@@ -1,9 +1,9 @@
-"""A blend as its user writes it: entries with shares, groups, phases; from words, TOML, CSV or Python. Pure.
+"""A blend as the user describes it: entries with shares, groups, phases; from words, TOML, CSV or Python. Pure.
 
-An entry names corpora (a manifest, a prefix, a folder, a pattern, another blend) and asks for something with them, in
-exactly one unit; an entry without a share counts by its tokens. Shares stay text, so that 0.1 is 0.1: TOML is read with
-its numbers as written. Every problem of a document is found before one error says them all. Which corpora an entry
-means, and what is made of it, is `mdata.blend.compose`'s business.
+An entry names corpora (a manifest, a prefix, a folder, a pattern, another blend) and gives them a share in exactly one
+unit; an entry without a share counts by its tokens. Shares stay text, so that 0.1 is 0.1: TOML numbers are read as
+written. All problems of a document are reported in one error. `mdata.blend.compose` decides which corpora an entry
+means.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ UNITS: tuple[Unit, ...] = get_args(Unit)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlendSpec:
-    """What a blend is to be.
+    """The description of a blend.
 
     Args:
-        entries: corpora and shares. groups: shares of groups. phases: none: one, with the entries' shares.
+        entries: corpora and shares. groups: shares of groups. phases: empty: one phase, with the entries' shares.
         alpha: entries without a share count by tokens to this power (1: by tokens, 0: all alike).
-        exhaustive: every corpus once. redistribute: what a cap leaves over goes to the others.
-        merge_same: one corpus that several entries name is one component with all of their shares, not an error.
-        allow_overlap: folders give their held-out parts too, and documents may be in two corpora or sets.
-        samples, tokens: length of the one phase, where amounts and weights are mixed.
+        exhaustive: read every corpus once. redistribute: what a cap leaves over goes to the others.
+        merge_same: a corpus that several entries name becomes one component with all of their shares, not an error.
+        allow_overlap: use held-out parts of folders too, and allow documents in two corpora or sets.
+        samples, tokens: length of the only phase, if it mixes amounts and weights.
         valid, test: name -> path of a finite set.
-        tokenizer_unknown: "ok": a corpus whose tokenizer is not known may be mixed with one whose tokenizer is known.
-        per_split: the entries are Megatron's list of the training split; it ignores the weight of one corpus alone.
+        tokenizer_unknown: "ok": allow corpora without a recorded tokenizer beside others.
+        per_split: the entries are Megatron's list for the training split, which ignores the weight of a single corpus.
     """
 
     entries: tuple[BlendEntry, ...]
@@ -62,10 +62,10 @@ SpecLike = Sequence[WordLike] | Mapping[str, Any] | BlendSpec | str | Path
 
 
 def read_spec(spec: SpecLike) -> BlendSpec:
-    """The spec that words, a .toml or .csv file or a mapping are.
+    """Read a spec from words, a .toml or .csv file, or a mapping.
 
     Raises:
-        UsageError: it cannot be read; all of its problems at once.
+        UsageError: it cannot be read; lists all of its problems.
     """
     if isinstance(spec, BlendSpec):
         return spec
@@ -94,12 +94,12 @@ def read_spec(spec: SpecLike) -> BlendSpec:
 
 
 def spec_of_words(words: Sequence[WordLike]) -> BlendSpec:
-    """Megatron's grammar: `0.7 a 0.3 b`, or corpora alone."""
+    """Read Megatron's grammar: `0.7 a 0.3 b`, or corpora alone."""
     return BlendSpec(entries=parse_data_path(as_words(words)))
 
 
 def spec_of_splits(lists: Mapping[str, Sequence[WordLike] | str | None]) -> BlendSpec:
-    """Megatron's lists per split: train is the blend; each corpus of valid and test becomes a set of its own.
+    """Read Megatron's lists per split: train is the blend; each corpus of valid and test becomes a separate set.
 
     Args:
         lists: "train", "valid", "test" -> words, or one string of them; an empty list is none.
@@ -119,10 +119,10 @@ def spec_of_splits(lists: Mapping[str, Sequence[WordLike] | str | None]) -> Blen
 
 
 def spec_of_toml(text: str, name: str) -> BlendSpec:
-    """A TOML document; configs/blend.toml shows all of it.
+    """Read a TOML document; configs/blend.toml shows every key.
 
     Raises:
-        UsageError: not TOML, or every problem of its content.
+        UsageError: not TOML; or lists every problem of its content.
     """
     try:
         tables = parse_toml(text, parse_float=str)
@@ -132,7 +132,7 @@ def spec_of_toml(text: str, name: str) -> BlendSpec:
 
 
 def spec_of_mapping(tables: Mapping[str, Any], name: str = "the blend") -> BlendSpec:
-    """The same content as TOML, from Python.
+    """Read the same content as TOML from a Python mapping.
 
     Raises:
         UsageError: every problem of it.
@@ -145,14 +145,14 @@ def spec_of_mapping(tables: Mapping[str, Any], name: str = "the blend") -> Blend
 
 
 def spec_of_csv(text: str, name: str) -> BlendSpec:
-    """A table with a header: path, one of weight (or share), tokens, samples, epochs; name, group, max_epochs.
+    """Read a table with a header: path, one of weight (or share), tokens, samples, epochs; name, group, max_epochs.
 
     Raises:
-        UsageError: every problem of it, with its line.
+        UsageError: lists every problem, with its line.
     """
     import csv
 
-    text = text.removeprefix("\ufeff")  # spreadsheets put it there
+    text = text.removeprefix("\ufeff")  # spreadsheets write it
     semicolons = ";" in text.partition("\n")[0]
     rows = csv.DictReader(io.StringIO(text), skipinitialspace=True, delimiter=";" if semicolons else ",")
     read, entries = _Reader(), []
@@ -172,7 +172,7 @@ def spec_of_csv(text: str, name: str) -> BlendSpec:
 
 
 class _Reader:
-    """Turns tables into a spec and notes every problem on the way."""
+    """Turns tables into a spec and collects every problem."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -230,7 +230,7 @@ class _Reader:
         )
 
     def share(self, value: Any, where: str, *, none: bool = False, zero: bool = False) -> Any:
-        """A `Share` of a number (a weight) or of a table with one unit; None for an empty one, if that may be."""
+        """A `Share` from a number (a weight) or a table with one unit; None for an empty one, if that is allowed."""
         if not isinstance(value, Mapping):
             return Share(self.number(value, where, zero=zero))
         self.keys(value, UNITS, where)
@@ -244,7 +244,7 @@ class _Reader:
         return Share(self.number(value[units[0]], f"{where}: {units[0]}", zero=zero), units[0])
 
     def number(self, value: Any, where: str, *, zero: bool = False) -> str:
-        """The text of a number above 0 (at least 0); Python's floats are not exact and refused."""
+        """The text of a number above 0 (or at least 0); Python floats are not exact, so they are refused."""
         text = str(value).replace("_", "")
         try:
             right = not isinstance(value, float | bool) and Fraction(text) >= (0 if zero else Fraction(1, 10**400))
@@ -272,7 +272,7 @@ class _Reader:
         return value is True
 
     def choice(self, table: Mapping[str, Any], key: str, known: Sequence[str]) -> str:
-        """One of some texts, the first where nothing is given."""
+        """One of these texts; the first if nothing is given."""
         value = table.get(key, known[0])
         if value not in known:
             self.problems.append(f"{key} is {value!r}; expected {' or '.join(known)}")

@@ -1,9 +1,9 @@
-"""Another mixture for the rest of a run: what was read before sample N stays, and corpora continue where they were.
+"""Changes the mixture for the rest of a run: samples before N stay the same, and corpora continue from where they were.
 
-The new manifest names the old one as its parent and carries its phases, left at N, before its own. Components keep
-their numbers and new ones are added after them, so that nothing before N changes; a corpus that is no longer read
-keeps its place with a share of 0. Amounts of the new phases count from N; caps count from the run's beginning. Pure but
-for opening what is added.
+The new manifest names the old one as its parent and lists the old phases, ended at N, before its own. Components keep
+their numbers and new ones are added after them, so samples before N do not change; a corpus that is no longer read
+keeps its number with a share of 0. Amounts of the new phases count from N; caps count from the beginning of the run.
+Pure except for opening the added corpora.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from mdata.util.option_synonyms import nearest
 
 @dataclass(frozen=True)
 class BlendEdits:
-    """Changes of the mixture that is in force.
+    """Edits of the current mixture.
 
     Args:
         shares: component -> its new weight. add: (weight, corpus). remove: components.
-        replace: component -> the corpus that takes its share. tokenizer_unknown, allow_overlap: as of a `BlendSpec`.
+        replace: component -> the corpus that takes its share. tokenizer_unknown, allow_overlap: as in `BlendSpec`.
     """
 
     shares: Mapping[str, str] = field(default_factory=dict)
@@ -62,16 +62,16 @@ def change_blend(
     edits: BlendEdits | None = None,
     split: str = "100,0,0",
 ) -> OpenBlend:
-    """The blend that goes on otherwise from a sample on; `save_blend` writes it.
+    """The blend with a new mixture from sample `at_sample` on; `save_blend` writes it.
 
     Args:
-        old: the blend of the run. at_sample: samples read before the change.
-        folder: where the manifest will lie.
-        sequence_length, split: those of the run.
-        spec: the whole new mixture; or edits: changes of the one in force.
+        old: the blend of the run. at_sample: number of samples read before the change.
+        folder: of the new manifest.
+        sequence_length, split: of the run.
+        spec: the complete new mixture; or edits: of the current one.
 
     Raises:
-        UsageError: a sample that cannot be, names that are not there, no change or two.
+        UsageError: an impossible sample number, unknown names, neither or both of spec and edits.
     """
     if (spec is None) == (edits is None):
         raise UsageError("the change is missing, or there are two", expected="a new mixture, or edits of the old one")
@@ -122,7 +122,7 @@ def _check_sample(old: OpenBlend, schedules: Sequence[Schedule], sizes: Sizes, *
 def _rest(
     schedules: Sequence[Schedule], old: OpenBlend, sizes: Sizes, *, at: int, wholes: Sequence[Fraction | None]
 ) -> list[Phase]:
-    """What is left of the phases in force, from sample `at` on; weights as given, or as parts of `wholes`."""
+    """The rest of the phases in force, from sample `at` on; weights as given, or as parts of `wholes`."""
     phases = tuple(_divided(phase, whole or 1) for phase, whole in zip(schedules[-1].phases, wholes, strict=True))
     begin = schedules[-2].until or 0 if len(schedules) > 1 else 0
     starts = [begin + start for start in phase_starts([Schedule(phases)], sizes)]
@@ -152,7 +152,7 @@ def _divided(phase: Phase, whole: Fraction | int) -> Phase:
 
 
 class _Union:
-    """The components of the old blend, then those that a change adds."""
+    """The components of the old blend, followed by those that a change adds."""
 
     def __init__(self, old: OpenBlend, folder: Path) -> None:
         self.folder, self.allow_outside = folder, old.allow_outside
@@ -163,17 +163,17 @@ class _Union:
         ]
 
     def with_shares(self, shares: Sequence[Share]) -> list[BlendComponent]:
-        """The components with these shares, for people to read."""
+        """The components with these shares, for display."""
         pairs = zip(self.components, shares, strict=True)
         return [msgspec.structs.replace(part, **stored_share(share)) for part, share in pairs]
 
     def earlier(self, schedule: Schedule, at_sample: int) -> EarlierPhases:
-        """What was planned before; the schedule that is in force was left at a sample."""
+        """The earlier schedules; the current one ends at the sample of the change."""
         phases = [stored_phase(_over(phase, len(self.components))) for phase in schedule.phases]
         return EarlierPhases(until=schedule.until or at_sample, phases=phases)
 
     def taken(self, new: OpenBlend) -> list[Phase]:
-        """The phases of a whole new mixture, with a place for every component."""
+        """The phases of a complete new mixture, with a share for every component."""
         places = [self._place(part, corpus) for part, corpus in zip(new.manifest.components, new.corpora, strict=True)]
         for place, part in zip(places, new.manifest.components, strict=True):
             cap = part.cap or self.components[place].cap
@@ -181,10 +181,10 @@ class _Union:
         return [_spread(phase, places, len(self.corpora)) for phase in phases_of(new.manifest)]
 
     def edited(self, phases: Sequence[Phase], edits: BlendEdits, *, set_by: Sequence[SetBy]) -> list[Phase]:
-        """Phases with edits; a component is named as in the table. `set_by`: who set the weights of each phase.
+        """The phases with edits applied; components are named as in the table. `set_by`: of the weights of each phase.
 
         Raises:
-            UsageError: every name that is not there, and every share that is no number.
+            UsageError: lists all unknown names and all shares that are not numbers.
         """
         problems: list[str] = []
         named = [*edits.shares, *edits.remove, *edits.replace]
@@ -194,7 +194,7 @@ class _Union:
         given = {number: _weight(share, self.components[number].name, problems) for number, share in weights.items()}
         swaps = {number: path for name, path in edits.replace.items() for number in self._one(name, problems)}
         more = [(_weight(share, path, problems), path) for share, path in edits.add]
-        if TOKENS in set_by:  # they are parts of 1: a number of tokens would leave the others next to nothing
+        if TOKENS in set_by:  # shown as parts of 1: a number of tokens would leave the others almost nothing
             large = [as_text(weight) for weight in (*given.values(), *(weight for weight, _ in more)) if weight > 1]
             problems += [
                 f"the weight {text} is above 1, but the shares of this blend are fractions of 1, as `mdata blend` shows"
@@ -217,7 +217,7 @@ class _Union:
         return edited
 
     def _one(self, name: str, problems: list[str]) -> list[int]:
-        """The component of a name, as a list; none, and a problem, where there is none."""
+        """The component with this name, as a list; empty, and a problem, if there is none."""
         found = [i for i, part in enumerate(self.components) if part.name == name]
         if not found:
             names = [part.name for part in self.components]
@@ -227,7 +227,7 @@ class _Union:
         return found
 
     def _members(self, name: str, problems: list[str]) -> list[int]:
-        """The members of a group, or the one component of a name."""
+        """The members of a group, or the component with this name."""
         return [i for i, part in enumerate(self.components) if part.group == name] or self._one(name, problems)
 
     def _added(self, path: str) -> int:
@@ -237,7 +237,7 @@ class _Union:
         return self._place(one.manifest.components[0], one.corpora[0])
 
     def _newly(self, path: str, read: set[int], option: str, *, fix: str) -> int:
-        """The number of a corpus that nothing reads yet, where its weight would be lost; noted in `read`."""
+        """The number of a corpus that is not read yet; a second weight for it would be lost. Recorded in `read`."""
         number = self._added(path)
         if number in read:
             name = self.components[number].name
@@ -247,10 +247,10 @@ class _Union:
         return number
 
     def _place(self, part: BlendComponent, corpus: Corpus) -> int:
-        """The number of a corpus, which is added if it is new.
+        """The number of a corpus; a new one is added.
 
         Raises:
-            UsageError: it may be one of the blend under another id, and would be read from its beginning again.
+            UsageError: it may be a corpus of the blend under another id, and would be read again from its beginning.
         """
         for number, known in enumerate(self.components):
             if known.id == part.id:
@@ -301,13 +301,13 @@ def _edited(
 
 
 def _over(phase: Phase, count: int) -> Phase:
-    """A phase with a share of 0 for components that came later; who set its shares is left out."""
+    """A phase extended by a share of 0 for later components; `set_by` is left out."""
     shares = [*phase.shares, *[NOTHING] * (count - len(phase.shares))]
     return replace(phase, shares=tuple(Share(_storable(share.amount), share.unit, None) for share in shares))
 
 
 def _storable(amount: Fraction) -> str:
-    """The text of a share, which a manifest must be able to hold."""
+    """The text of a share, checked to fit a manifest."""
     try:
         return msgspec.convert(as_text(amount), ShareText)
     except msgspec.ValidationError as error:
@@ -316,7 +316,7 @@ def _storable(amount: Fraction) -> str:
 
 
 def _spread(phase: Phase, places: Sequence[int], count: int) -> Phase:
-    """A phase over some components as one over all."""
+    """A phase over some components, extended to all."""
     shares = [NOTHING] * count
     for share, place in zip(phase.shares, places, strict=True):
         shares[place] = share
@@ -324,7 +324,7 @@ def _spread(phase: Phase, places: Sequence[int], count: int) -> Phase:
 
 
 def _moved(sets: list[NamedSet] | UnsetType, before: Path | None, folder: Path) -> list[NamedSet] | UnsetType:
-    """Named sets with paths from another folder."""
+    """Named sets with paths relative to another folder."""
     if isinstance(sets, UnsetType) or before is None:
         return sets
     return [msgspec.structs.replace(one, path=relative_path(before / one.path, folder)) for one in sets]

@@ -1,6 +1,6 @@
-"""What a change of the mixture does to each component of a run: what was read, what never will be, what comes again.
+"""What a change of the mixture does to each component: what was read, what is never read, and what is read again.
 
-Read off the two blends alone, before and after; nothing is decided here.
+Computed from the two blends, before and after; no decisions are made here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from mdata.blend_planning.preview import samples_per_epoch
 
 @dataclass(frozen=True)
 class ChangeRow:
-    """What a change does to a component.
+    """The effect of a change on one component.
 
     Args:
-        samples, epochs: read before it. part_before, part_after: of the samples, just before and from then on.
-        unread: samples of its epoch at the change that are never read (it is not read any more), else 0.
-        again_at: sample of the blend from which text is read again that was read before; None: never, or not known.
+        samples, epochs: read before it. part_before, part_after: its part of the samples, just before and after.
+        unread: samples of its current epoch that are never read, if it is no longer read; otherwise 0.
+        again_at: sample of the blend from which text is repeated that was read before; None: never, or unknown.
     """
 
     name: str
@@ -36,10 +36,10 @@ class ChangeRow:
 def change_table(
     old: OpenBlend, new: OpenBlend, *, sequence_length: int, split: str, run: int | None
 ) -> list[ChangeRow]:
-    """What a change does to every component.
+    """The effect of a change on every component.
 
     Args:
-        old, new: before and after. sequence_length, split: of the run. run: its samples, if they are known.
+        old, new: before and after. sequence_length, split: of the run. run: its number of samples, if known.
     """
     assert not isinstance(new.manifest.earlier, UnsetType), "not a changed blend"
     at = new.manifest.earlier[-1].until

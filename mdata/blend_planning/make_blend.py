@@ -1,7 +1,7 @@
-"""Making a blend: corpora and shares in, one manifest out.
+"""Makes a blend: corpora and shares in, one manifest out.
 
-Shares stay the text that was given; where none is given, each corpus counts by its number of tokens, as in Megatron.
-Corpora made with different tokenizers are refused, and so is the same corpus twice.
+Shares stay the text that was given; corpora without a share count by their number of tokens, as in Megatron. Corpora
+with different tokenizers are refused, and so is the same corpus twice.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def make_blend(
             a `BlendSpec`, or the content of a TOML file as a mapping. Words may be one string; weights among
             them may be numbers.
         output: the manifest; corpora are named relative to its folder, so that both can move together.
-        tokenizer_unknown: "ok": a corpus whose tokenizer is not known may be mixed with one whose tokenizer is known.
+        tokenizer_unknown: "ok": allow corpora without a recorded tokenizer beside others.
         allow_outside: as for `open_corpus`, of each corpus.
         run: of `redistribute_blend`, for a spec that asks for it: sequence_length, samples or tokens, split.
 
     Raises:
-        UsageError: shares or corpora that cannot be used, two tokenizers or one that is not known, a corpus twice.
-        DamageError: a corpus that is not what its manifest says.
+        UsageError: unusable shares or corpora, two tokenizers or an unknown one, a corpus twice.
+        DamageError: a corpus that does not match its manifest.
     """
     output, read = Path(output), allowing(read_spec(spec), tokenizer_unknown)
     blend = plan_blend(replace(read, redistribute=False), output.parent, allow_outside=allow_outside)
@@ -44,14 +44,14 @@ def make_blend(
 
 
 def save_blend(blend: OpenBlend, output: Path) -> OpenBlend:
-    """Write the manifest of a blend that was made for this folder.
+    """Write the manifest of a blend; its paths must be relative to the same folder.
 
     Raises:
-        UsageError: another name's ending, or the place of a corpus' manifest.
+        UsageError: the file name does not end as it must, or a corpus manifest is there.
     """
     if output.suffix != ".json":
         raise UsageError(f"{output}: the name of a manifest must end in .json", fix=f"{output}.json")
-    # A bare pair has no manifest yet, but this name is where one would be looked for.
+    # A bare pair has no manifest yet, but its manifest would have this name.
     beside = any(corpus.path.with_suffix(".json").resolve() == output.resolve() for corpus in blend.corpora)
     if beside or _is_corpus(output):
         raise UsageError(f"{output} is the manifest of a corpus", fix="another name after --output")

@@ -1,8 +1,8 @@
-"""What a blend does, before anything is built: the share and the samples of each component, and which runs out first.
+"""Previews a blend before anything is built: share and samples of each component, and which runs out first.
 
-Without a sequence length a sample is a token, so that shares, tokens and epochs are known of any blend that does not
-count in samples. With one, corpora are opened as a training would (native order), and numbers of samples are exact.
-Nothing is written and no text is read.
+Without a sequence length a sample is a token, so that shares, tokens and epochs are known for any blend that does not
+count in samples. With one, corpora are opened as in training (native order), and numbers of samples are exact. Nothing
+is written and no text is read.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from mdata.order.data_split import split_edges
 
 @dataclass(frozen=True)
 class BlendRow:
-    """What a blend does with one component, or with a group of them.
+    """The preview of one component, or of a group.
 
     Args:
-        name, group: as given. achieved: part of all samples.
-        share: as people read it (mdata/blend/share_texts.py); None for a group that is a heading.
-        tokens, documents: of the corpus. epochs: over the run; None where no length was given.
+        name, group: as given. achieved: its part of all samples.
+        share: for display (mdata/blend/share_texts.py); None for a group that is only a heading.
+        tokens, documents: of the corpus. epochs: over the run; None if no length was given.
         samples, read_tokens: over the run. samples_per_epoch: None without a sequence length.
         once_at: samples of the blend after which the corpus has been read once; None: not in this run.
-        phases: part of the samples of each phase.
+        phases: its part of the samples of each phase.
     """
 
     name: str
@@ -50,11 +50,11 @@ class BlendRow:
 
 @dataclass(frozen=True)
 class BlendPreview:
-    """Rows of components and of groups, and the run that they are for.
+    """Rows of components and of groups, and the run that they describe.
 
     Args:
-        num_samples: of the run; None: no length was given and the blend has no end. sequence_length: None: not given.
-        starts: first sample of each phase. blend: which component gives which sample.
+        num_samples: of the run; None: no length was given and the blend is endless. sequence_length: None: not given.
+        starts: first sample of each phase. blend: the selection map.
     """
 
     rows: tuple[BlendRow, ...]
@@ -73,15 +73,15 @@ def preview_blend(
     tokens: int | None = None,
     split: str = "100,0,0",
 ) -> BlendPreview:
-    """What a training over `samples` or `tokens` reads of each corpus.
+    """How much a training run of `samples` or `tokens` reads of each corpus.
 
     Args:
         blend: an open blend.
-        sequence_length: tokens of a sample. samples, tokens: length of the training, at most one of them.
+        sequence_length: tokens of a sample. samples, tokens: length of the training; at most one of them.
         split: Megatron's split string; training reads its first part.
 
     Raises:
-        UsageError: shares, lengths or caps that cannot be met; a run longer than the blend; with all numbers.
+        UsageError: shares, lengths or caps that cannot be met, or a run longer than the blend; with all numbers.
     """
     schedules = schedules_of(blend.manifest)
     if sequence_length is None and _counts_samples(schedules, samples):
@@ -102,7 +102,7 @@ def preview_blend(
 
 
 def blend_table(blend: OpenBlend) -> list[BlendRow]:
-    """The rows of `preview_blend` in tokens; where these depend on a run, the shares of the last phase."""
+    """The rows of `preview_blend` in tokens; if these depend on a run, the shares of the last phase."""
     try:
         return list(preview_blend(blend).rows)
     except UsageError:
@@ -116,7 +116,7 @@ def blend_table(blend: OpenBlend) -> list[BlendRow]:
 
 
 def sizes_of(blend: OpenBlend, sequence_length: int | None, *, split: str) -> Sizes:
-    """What resolving a blend must know of a run; without a sequence length a sample is a token."""
+    """The `Sizes` with which a blend is resolved; without a sequence length a sample is a token."""
     if sequence_length is None:
         epochs = tuple(max(1, corpus.num_tokens) for corpus in blend.corpora)
     else:
@@ -125,16 +125,16 @@ def sizes_of(blend: OpenBlend, sequence_length: int | None, *, split: str) -> Si
 
 
 def samples_per_epoch(blend: OpenBlend, sequence_length: int, *, split: str) -> tuple[int, ...]:
-    """Samples of one pass over each corpus' part in training.
+    """Samples of one pass over the training part of each corpus.
 
     Raises:
-        UsageError: corpora that are too short, all of them.
+        UsageError: lists all corpora that are too short.
     """
     from mdata.array_cache.cache import Cache
     from mdata.dataset.dataset_options import DatasetOptions
     from mdata.dataset.open_samples import bounds_of, open_samples
 
-    split_edges(split)  # a slip in it is no fault of each corpus
+    split_edges(split)  # an error in the split is reported once, not for each corpus
     options = DatasetOptions(sequence_length=sequence_length, split="train", split_shares=split)
     rows, cache = options.row_options(0), Cache(options.cache, mapped=True)
     problems, found = [], []
@@ -156,7 +156,7 @@ def _counts_samples(schedules: Sequence[Schedule], samples: int | None) -> bool:
 
 
 def _run_length(wanted: int | None, phased: PhasedBlend, sizes: Sizes) -> int | None:
-    """Samples of the run: as requested, else those of a blend that ends.
+    """Samples of the run: as requested, otherwise those of a finite blend.
 
     Raises:
         UsageError: the blend ends before the run does.
@@ -216,7 +216,7 @@ def _rows(
 
 
 def _phase_shares(phased: PhasedBlend, starts: Sequence[int], run: int | None) -> list[list[float]]:
-    """Each component's part of each phase that the run reaches; of a phase without end, its shares."""
+    """Each component's part of each phase that the run reaches; for an endless phase, its shares."""
     shares = []
     for start, stop in zip(starts, [*starts[1:], run], strict=True):
         if stop is None:

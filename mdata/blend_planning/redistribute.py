@@ -1,8 +1,9 @@
-"""Redistributing a blend whose caps bind: what a cap leaves over goes to the others by their weights.
+"""Redistributes a blend whose caps are reached: what a cap leaves over goes to the other components by their weights.
 
-This is resolved once, for one length, sequence length and split, and recorded as samples; a run needs no rule for it.
-Phase by phase, a component whose share would pass its cap gets what is left to it, and its place among the weights is
-divided again until no cap is passed. Amounts are not reduced: one beyond its cap stays an error, with its numbers.
+This is computed once, for one length, sequence length and split, and recorded in samples; a run needs no rule for it.
+Phase by phase, a component whose share would exceed its cap gets what is left up to the cap, and the rest is divided
+again among the other weights until no cap is exceeded. Amounts are not reduced: one beyond its cap stays an error, with
+its numbers.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ def redistribute_blend(
     """The blend with every phase in samples, no component beyond its cap.
 
     Args:
-        blend: with caps that may bind. sequence_length, split: of the run.
-        samples, tokens: length of the run, for a last phase without end.
+        blend: with caps that may be reached. sequence_length, split: of the run.
+        samples, tokens: length of the run, for an endless last phase.
 
     Raises:
-        UsageError: a length that is missing or that all caps together cannot fill; a ramp, or a changed blend.
+        UsageError: a missing length, or one that all caps together cannot fill; a ramp, or a changed blend.
     """
     schedules = schedules_of(blend.manifest)
     if sequence_length is None or len(schedules) > 1 or any(phase.ramp for phase in schedules[0].phases):
@@ -60,7 +61,7 @@ def redistribute_blend(
 
 
 def _within_caps(phases: Sequence[Phase], sizes: Sizes, run: int | None) -> Schedule:
-    """Phases in samples and fractions of them, no component beyond its cap by weight."""
+    """The phases in (fractional) samples, with no weighted component beyond its cap."""
     limits = [
         None if cap is None else Fraction(int(cap * size))
         for cap, size in zip(sizes.caps, sizes.samples_per_epoch, strict=True)
@@ -86,7 +87,7 @@ def _within_caps(phases: Sequence[Phase], sizes: Sizes, run: int | None) -> Sche
 def _filled(
     phase: Phase, amounts: Sequence[Fraction], rest: Fraction, rooms: Sequence[Fraction | None]
 ) -> list[Fraction] | None:
-    """Amounts, and `rest` samples by weight with nobody above its room; None where the rooms are too small."""
+    """Amounts, plus `rest` samples by weight with no component above its `room`; None if the rooms are too small."""
     given = list(amounts)
     open_ = {i: share.amount for i, share in enumerate(phase.shares) if share.unit == WEIGHT and share.amount}
     while rest > 0:

@@ -1,10 +1,10 @@
-"""Giving a foreign .bin/.idx pair a manifest, so that it can be blended, verified and trained on like our own.
+"""Gives a .bin/.idx pair of another program a manifest, so that it can be blended, verified and trained on.
 
-The pair is read and never changed. Without `full` only the index is read, and the manifest says `verified:
-false`; with it every token is looked at: the hashes of .bin's blocks, the largest id, and that each id is one
-of the tokenizer's. A manifest that is there already is never contradicted, only completed: what it does not know
-(hashes, tokenizer) is filled in. Sidecar and tokenizer folder come first, the manifest last. Not done: finding out
-which tokenizer made the ids. Whoever adopts says so; ids that it cannot give are refused.
+The pair is read and never changed. Without `full` only the index is read, and the manifest says `verified: false`; with
+it every token is checked: the hashes of .bin's blocks, the largest id, and that each id belongs to the tokenizer. An
+existing manifest is never contradicted, only completed: missing hashes and a missing tokenizer are filled in. Sidecar
+and tokenizer folder are written first, the manifest last. Which tokenizer made the ids is not detected: the caller
+names it, and ids that it cannot produce are refused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DOCUMENTS_AT_ONCE = 1 << 18
 
 @dataclass(frozen=True)
 class Adopted:
-    """A manifest, where it lies, and whether the same one lay there before."""
+    """The manifest, its path, and whether the same manifest existed before."""
 
     manifest: CorpusManifest
     path: Path
@@ -49,7 +49,7 @@ class Adopted:
 
 @dataclass(frozen=True)
 class _Content:
-    """What reading every token tells; block hashes are joined, 32 bytes each."""
+    """Facts from reading every token; block hashes are concatenated, 32 bytes each."""
 
     block_hashes: bytes
     largest_id: int | None
@@ -64,20 +64,21 @@ def adopt(
     threads: int | None = None,
     progress: Progress = SILENT,
 ) -> Adopted:
-    """Write the manifest of a pair that another program wrote.
+    """Write the manifest for a pair that another program wrote.
 
     Args:
-        prefix: of the pair; also as `x.bin` or `x.idx`.
-        tokenizer: that made its ids; None if nobody knows.
-        level: default "sentence" or "chat" for a prefix that ends so, as Megatron's tool names them, else "document".
+        prefix: of the pair; `x.bin` and `x.idx` work too.
+        tokenizer: the one that made the ids; None if unknown.
+        level: default "sentence" or "chat" for a prefix with that ending (as Megatron's tool names them), else
+            "document".
         full: read every token.
-        threads: that read; default the cores this process may use.
-        progress: receives the bytes read and notes on what looks odd.
+        threads: for reading; default the cores this process may use.
+        progress: receives the bytes read and notes on anything odd.
 
     Raises:
-        UsageError: no such pair, values that are no ids, a manifest is there that says something else, or ids that
-            the tokenizer does not have.
-        DamageError: the pair is not sound.
+        UsageError: no such pair, values that are not token ids, an existing manifest that says something else, or ids
+            that the tokenizer does not have.
+        DamageError: the pair is damaged.
     """
     prefix = prefix_of(Path(prefix))
     manifest_of(prefix)
@@ -96,7 +97,7 @@ def adopt(
 def adopt_written(
     prefix: Path, tokenizer: Tokenizer | None, *, level: Level, facts: ShardFacts, progress: Progress = SILENT
 ) -> Adopted:
-    """As `adopt` with `full`, of a pair that was just written, so that nothing is read again."""
+    """As `adopt` with `full`, for a pair that was just written, so that nothing is read again."""
     content = _Content(b"".join(facts.block_hashes), facts.largest_id)
     made = _manifest(prefix, IndexedReader(prefix), tokenizer, content=content, level=level)
     return _write_manifest(prefix, made, tokenizer, content, progress)
@@ -108,7 +109,7 @@ def check_largest_id(prefix: Path, largest: int | None, *, tokenizer: TokenizerF
     Raises:
         UsageError: names the id.
     """
-    # A vocabulary with gaps counts fewer entries than its largest id; special ids are often those beyond the gap.
+    # A vocabulary with gaps has fewer entries than its largest id; special ids often lie beyond the gap.
     largest_known = max(tokenizer.vocab_size - 1, tokenizer.eod or 0, *tokenizer.special_ids.values(), 0)
     if largest is not None and largest > largest_known:
         raise UsageError(
@@ -190,7 +191,7 @@ def _manifest(
 
 
 def _load_existing(path: Path) -> CorpusManifest | None:
-    """The manifest that is there already."""
+    """Read the existing manifest."""
     if not path.exists():
         return None
     try:
@@ -205,7 +206,7 @@ def _load_existing(path: Path) -> CorpusManifest | None:
 def _write_manifest(
     prefix: Path, made: CorpusManifest, tokenizer: Tokenizer | None, content: _Content | None, progress: Progress
 ) -> Adopted:
-    """Write what was found out, together with what a manifest that is there knows."""
+    """Write the new facts, merged with those of an existing manifest."""
     path = manifest_path(prefix)
     there = _load_existing(path)
     whole = sealed(_merged(path, there, made) if there else made)
@@ -224,7 +225,7 @@ def _write_manifest(
 
 
 def _merged(path: Path, there: CorpusManifest, made: CorpusManifest) -> CorpusManifest:
-    """What two manifests of one pair know, with the notes of the first; they must not contradict each other."""
+    """Merge two manifests of one pair, with the notes of the first; they must not contradict each other."""
     whole = _completed(there, made)
     if _without_notes(whole) != _without_notes(_completed(made, there)):
         ours = sealed(made)
@@ -238,7 +239,7 @@ def _merged(path: Path, there: CorpusManifest, made: CorpusManifest) -> CorpusMa
 
 
 def _completed(one: CorpusManifest, other: CorpusManifest) -> CorpusManifest:
-    """The first, and from the second what the first does not know."""
+    """The first, completed with fields of the second that the first lacks."""
     shards = [
         msgspec.structs.replace(
             known,

@@ -1,9 +1,9 @@
-"""Turning pairs of older formats (TNTIDX, fairseq's) into an ordinary .bin/.idx pair with a manifest.
+"""Converts pairs of older formats (TNTIDX, fairseq's) to an ordinary .bin/.idx pair with a manifest.
 
-Same tokens, same documents, same token type where MMIDIDX has it; uint32 and uint64 become int32 or, for larger ids,
-int64. One pass over the .bin through the normal writer, in memory of some MiB or the largest document; nothing has its
-final name before all is written and the manifest comes last. Doing it again onto a finished conversion finds it the
-same. Not done: guessing whether fairseq wrote its ids plus one; whoever knows says so.
+Tokens and documents stay the same, and so does the token type if MMIDIDX has it; uint32 and uint64 become int32 or, for
+larger ids, int64. The .bin is read once and written through the normal writer, in memory of some MiB or the largest
+document. Files get their final names only after everything is written, the manifest last. Repeating a finished
+conversion finds the result unchanged. Whether fairseq wrote its ids plus one is not detected: the caller says so.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ def convert(
     fairseq_ids_plus_one: bool = False,
     progress: Progress = SILENT,
 ) -> Adopted:
-    """Write a pair of an older format anew, as MMIDIDX with a manifest; the old pair is only read.
+    """Convert a pair of an older format to MMIDIDX with a manifest; the old pair is only read.
 
     Args:
-        prefix: of the old pair; also as `x.bin` or `x.idx`.
-        new_prefix: of the new one.
-        tokenizer: that made the ids; None if nobody knows.
+        prefix: of the old pair; `x.bin` and `x.idx` work too.
+        new_prefix: of the new pair.
+        tokenizer: the one that made the ids; None if unknown.
         level: default "sentence" for a prefix that ends so, else "document".
-        fairseq_ids_plus_one: the ids were written by fairseq's builder of TNTIDX, which adds 1 to each: take it off.
-        progress: receives the bytes written and notes on what is decided.
+        fairseq_ids_plus_one: the ids were written by fairseq's builder of TNTIDX, which adds 1 to each; subtract it.
+        progress: receives the bytes written and notes on decisions.
 
     Raises:
-        UsageError: no such pair or not of an older format, values that are no ids, something else is there already,
-            or ids that the tokenizer does not have.
-        DamageError: the old pair is not sound.
+        UsageError: no such pair or not of an older format, values that are not token ids, other files already at the
+            new prefix, or ids that the tokenizer does not have.
+        DamageError: the old pair is damaged.
         BadInputError: a sequence too long for MMIDIDX.
-        ResourceError: the disk is full, or another fault of the file system.
+        ResourceError: the disk is full, or another error of the file system.
     """
     prefix, new_prefix = prefix_of(Path(prefix)), prefix_of(Path(new_prefix))
     if prefix.resolve() == new_prefix.resolve():
@@ -69,14 +69,14 @@ def convert(
         if idx_path(new_prefix).exists():
             _refuse_other_content(source, new_prefix, dtype)
             with IndexedWriter(new_prefix, dtype):
-                pass  # hidden files of a conversion that was killed at its very end go with it
+                pass  # also removes temporary files of a conversion that was killed at its very end
             return adopt(new_prefix, tokenizer, level=level, full=True, progress=progress)
         _refuse_another_file(source, new_prefix, dtype)
         return _write(source, new_prefix, dtype=dtype, tokenizer=tokenizer, level=level)
 
 
 class _Source:
-    """The documents of an old pair with the ids that they shall have."""
+    """The documents of an old pair with their new ids."""
 
     def __init__(self, old: LegacyReader, prefix: Path, plus_one: bool, progress: Progress) -> None:
         self.old, self.prefix, self.progress = old, prefix, progress
@@ -108,7 +108,7 @@ class _Source:
 
 def _refuse_another_format(prefix: Path) -> None:
     if legacy_form_of(prefix) is None:
-        IndexedReader(prefix)  # a sound pair is converted already; any other says what is wrong with it
+        IndexedReader(prefix)  # a valid pair is already converted; opening any other says what is wrong with it
         raise UsageError(f"{prefix} is already in the MMIDIDX format", fix=f"mdata adopt {prefix}, without --convert")
 
 
@@ -135,7 +135,7 @@ def _note_assumptions(old: LegacyReader, prefix: Path, *, plus_one: bool, progre
 
 
 def _new_dtype(source: _Source) -> np.dtype[np.generic]:
-    """The token type of the new pair; of types that MMIDIDX lacks the largest id decides."""
+    """The token type of the new pair; for types that MMIDIDX lacks, the largest id decides."""
     if source.old.dtype in DTYPES.values():
         return source.old.dtype
     largest = max((int(g.tokens.max()) for g in source.groups("reading") if g.tokens.size), default=0)
@@ -167,14 +167,14 @@ def _write(
 
 
 def _refuse_another_file(source: _Source, new_prefix: Path, dtype: np.dtype[np.generic]) -> None:
-    """A conversion that was killed may have left its .bin alone; only the very same bytes are written again."""
+    """A killed conversion may have left only its .bin; it is written again only if the bytes are the same."""
     for path in (bin_path(new_prefix), manifest_path(new_prefix)):
         if path.exists() and (path != bin_path(new_prefix) or not _is_equal_bin(source, path, dtype)):
             raise UsageError(f"{path} already exists", fix="give another new prefix, or remove it")
 
 
 def _refuse_other_content(source: _Source, new_prefix: Path, dtype: np.dtype[np.generic]) -> None:
-    """The pair that is there must be what would be written."""
+    """Refuse an existing pair that differs from what would be written."""
     made = IndexedReader(new_prefix)
     same = (made.dtype, made.num_documents, made.num_sequences, made.num_tokens) == (
         dtype,
@@ -189,7 +189,7 @@ def _refuse_other_content(source: _Source, new_prefix: Path, dtype: np.dtype[np.
 
 
 def _is_equal_bin(source: _Source, path: Path, dtype: np.dtype[np.generic]) -> bool:
-    """Whether a .bin without an .idx holds the ids of the source, no more and no fewer."""
+    """Whether a .bin without an .idx holds exactly the ids of the source."""
     if path.stat().st_size != source.old.num_tokens * dtype.itemsize:
         return False
     with path.open("rb") as file:

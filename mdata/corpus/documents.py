@@ -32,11 +32,11 @@ class Documents:
         corpus: what is read.
 
     Attributes:
-        origins: what the sidecar says, None where there is none or it has gone.
-        missing: the path of a sidecar that the manifest names and that has gone, else None.
+        origins: content of the sidecar; None if there is none or it is missing.
+        missing: the path of a sidecar that the manifest names but that is missing, otherwise None.
 
     Raises:
-        DamageError: the sidecar is damaged. UsageError: it is no regular file, or outside the corpus' folder.
+        DamageError: the sidecar is damaged. UsageError: it is not a regular file, or lies outside the corpus' folder.
     """
 
     def __init__(self, corpus: Corpus) -> None:
@@ -55,10 +55,10 @@ class Documents:
                 self.missing = path
 
     def origin(self, number: int) -> Origin | None:
-        """Where a document came from, if that is known.
+        """The origin of a document; None if unknown.
 
         Raises:
-            DamageError: the sidecar does not say, or names an input that the manifest does not.
+            DamageError: the sidecar lacks the document, or names an input that the manifest does not.
         """
         if self.origins is None:
             return None
@@ -73,13 +73,13 @@ class Documents:
         return Origin(self._inputs[file], row)
 
     def from_origin(self, place: str) -> list[int]:
-        """The documents that "FILE:ROW" gave.
+        """The documents that came from "FILE:ROW".
 
         Args:
-            place: the file as it was given to preprocess, or the end of its path, and the row, from 1.
+            place: the file as given to preprocess, or the end of its path, and the row, from 1.
 
         Raises:
-            UsageError: no origins are known, no such input, or the row gave no document here.
+            UsageError: no origins are known, no such input, or the row became no document here.
         """
         if self.origins is None:
             raise UsageError(
@@ -99,7 +99,7 @@ class Documents:
         return numbers
 
     def _input(self, path: str) -> int:
-        """The number of the one input that a path means."""
+        """The number of the input that a path names."""
         if self._inputs.count(path) == 1:
             return self._inputs.index(path)
         wanted = Path(path).parts
@@ -119,7 +119,7 @@ class Documents:
         )
 
 
-_MOST_DIGITS = 19  # of 64 bits; Python itself refuses to read thousands
+_MOST_DIGITS = 19  # rows fit 64 bits; Python itself refuses to parse thousands of digits
 
 
 def parse_origin(place: str) -> tuple[str, int]:
@@ -137,10 +137,10 @@ def parse_origin(place: str) -> tuple[str, int]:
 
 
 def select(text: str, num_documents: int) -> Iterator[int]:
-    """The numbers that "0:10,42,-3:" means of so many documents; ranges as in Python, in the order given.
+    """The document numbers that a text such as "0:10,42,-3:" selects; ranges as in Python, in the order given.
 
     Raises:
-        UsageError: not such a text, or one document that is not there.
+        UsageError: not such a text, or a single document that does not exist.
     """
     return chain.from_iterable([_range(part.strip(), num_documents) for part in text.split(",")])
 

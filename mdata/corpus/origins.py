@@ -1,9 +1,9 @@
 """Where each document came from: a sidecar `<prefix>.origins` with file and row, as runs.
 
-Documents are written in the order of the input, so their rows mostly count up: a run says at which document
-it starts, the file (its number in the manifest's inputs) and the row (from 1); each further document of the
-run lies `step` rows on. The step is one for the whole file: 1, or P for a part that takes every P-th row.
-docs/formats.md, "Origins", describes every byte.
+Documents are written in the order of the input, so their rows mostly count up. A run records its first document, the
+file (its number in the manifest's inputs) and the row (from 1); each further document of the run lies `step` rows on.
+All runs of a file share one step: 1, or P for a part that takes every P-th row. docs/formats.md, "Origins", describes
+every byte.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RUNS_AT_ONCE = 1 << 16
 class OriginsState(NamedTuple):
     """The position of a writer: bytes and documents written, and the file and row that would continue the last run.
 
-    `sync_point`: of the file, in a state that `checkpoint` returned.
+    `sync_point`: of the file; only in a state that `checkpoint` returned.
     """
 
     size: int
@@ -43,12 +43,12 @@ _FRESH = OriginsState(0, 0, -1, 0)
 
 
 class OriginsWriter:
-    """Collects the origin of documents in their order.
+    """Writes the origins of documents, in the order of the documents.
 
     Args:
         path: the final name.
         step: rows between two documents of a run.
-        resume: where to continue what an earlier writer left.
+        resume: state from which to continue an earlier writer's file.
     """
 
     def __init__(self, path: Path, step: int, *, resume: OriginsState | None = None) -> None:
@@ -70,7 +70,7 @@ class OriginsWriter:
         return OriginsState(self._sidecar.size, self._documents, self._file, self._next_row)
 
     def append(self, file: int | NDArray[np.int64], rows: NDArray[np.int64]) -> None:
-        """Add documents: int64[n], their rows, and the file of all or of each."""
+        """Add documents: their rows, int64[n], and the file of all or of each."""
         if not len(rows):
             return
         files = np.broadcast_to(np.asarray(file, np.int64), rows.shape)
@@ -84,7 +84,7 @@ class OriginsWriter:
         self._file, self._next_row = int(files[-1]), int(rows[-1]) + self._step
 
     def append_runs(self, runs: NDArray[np.int64], documents: int) -> None:
-        """Add all `documents` of another sidecar with the same step: int64[n, 3], its runs; its first may go on."""
+        """Add the `documents` of another sidecar with the same step: its runs, int64[n, 3]; adjacent runs are joined."""
         if not len(runs):
             return
         further_on = np.array([self._documents, 0, 0])
@@ -136,7 +136,7 @@ class Origins:
         self.runs = runs
 
     def of_document(self, number: int) -> tuple[int, int]:
-        """The file (number in the manifest's inputs) and row (from 1) that document `number` came from.
+        """The file (number in the manifest's inputs) and row (from 1) of document `number`.
 
         Raises:
             DamageError: the sidecar has no document.
@@ -159,7 +159,7 @@ class Origins:
         return runs[:, 1], runs[:, 2] + (numbers - runs[:, 0]) * self.step
 
     def documents_of(self, file: int, row: int) -> list[int]:
-        """The documents that a row gave: none or one, unless a file was read in several passes."""
+        """The documents that a row became: none or one, unless a file was read in several passes."""
         ends = np.append(self.runs[1:, 0], np.iinfo(np.int64).max)
         first, of_file, first_row = self.runs.T
         ahead = row - first_row
@@ -172,11 +172,11 @@ class Origins:
 def open_origins(path: Path) -> Origins:
     """Read a sidecar.
 
-    The last run has no end of its own: `documents_of` may name a document past the corpus' last.
+    The length of the last run is not stored: `documents_of` may name a document past the corpus' last.
 
     Raises:
         UsageError: it cannot be read.
-        DamageError: it is not such a file, is cut, or its runs do not rise.
+        DamageError: not an origins file, truncated, or its runs do not increase.
     """
     with os_errors_named("reading origins"):
         size = path.stat().st_size
@@ -197,7 +197,7 @@ def open_origins(path: Path) -> Origins:
 
 
 def _in_order(runs: NDArray[np.int64]) -> bool:
-    """Whether documents begin at 0 and rise, and files and rows can be such; looked at in bounded runs."""
+    """Whether documents start at 0 and increase, and files and rows are in range; checked in bounded blocks."""
     if len(runs) and runs[0, 0] != 0:
         return False
     for first in range(0, len(runs), _RUNS_AT_ONCE):

@@ -1,9 +1,9 @@
 """The pairs of a corpus, opened as its manifest describes them.
 
-Of up to 1,000 shards each pair is opened and its header compared with the manifest. Of more only the sizes of the files
-are compared: a file is opened when it is first read, and then it must still be the one that was looked at; tables have
-their hash compared, as always, before the first of them is used. So 100,000 shards cost two system calls each. A
-process may have about 65,000 maps, so more than 20,000 shards are never mapped, whatever the mode.
+With up to 1,000 shards, each pair is opened and its header compared with the manifest. With more, only the file sizes
+are compared: a file is opened when it is first read, and must then still be the file whose size was compared. The hash
+of the tables is always compared before their first use. So 100,000 shards cost two system calls each. A process may
+have about 65,000 maps, so with more than 20,000 shards none is mapped, whatever the mode.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ def open_shards(
         path: of the manifest.
         content: of the manifest.
         mode: "mmap" or "pread".
-        checked: the tables of up to 1,000 shards are checked now, not when they are first used.
+        checked: check the tables of up to 1,000 shards now, not at their first use.
         allow_outside: the manifest may name files outside its folder.
 
     Raises:
-        UsageError: a pair is missing, or lies elsewhere. DamageError: it is not the one that the manifest describes.
+        UsageError: a pair is missing, or lies outside the folder. DamageError: it differs from the one that the
+            manifest describes.
     """
     prefixes = shards_inside(path, [one.path for one in content.shards], allow_outside=allow_outside)
     pairs = list(zip(prefixes, content.shards, strict=True))
@@ -58,7 +59,7 @@ def open_shards(
 
 
 def _described_reader(path: Path, prefix: Path, shard: Shard, *, dtype: str, mode: Mode) -> IndexedReader:
-    """A reader that opens nothing before it is asked for tokens or tables."""
+    """A reader that opens its files at the first read of tokens or tables."""
     code = dtype_code(np.dtype(dtype))
     index, tokens = look_at(idx_path(prefix)), look_at(bin_path(prefix))
     wanted = Header(MAGIC, VERSION, code, shard.sequences, shard.documents + 1).index_bytes
@@ -74,7 +75,7 @@ def _described_reader(path: Path, prefix: Path, shard: Shard, *, dtype: str, mod
 
 
 def _check_pair(path: Path, dtype: str, *, shard: Shard, reader: IndexedReader) -> None:
-    """Refuse a pair that is not the one its manifest speaks of, by the file that is another."""
+    """Refuse a pair that differs from its manifest; the error names the file that differs."""
     facts: list[tuple[Path, str, object, object]] = [
         (reader.idx_path, "token type", reader.dtype.name, dtype),
         (reader.idx_path, "documents", reader.num_documents, shard.documents),
@@ -88,7 +89,7 @@ def _check_pair(path: Path, dtype: str, *, shard: Shard, reader: IndexedReader) 
 
 
 def _not_described(path: Path, wrong: list[tuple[Path, str, str]]) -> DamageError:
-    """The error about files of a pair, each with what was found and what its manifest says."""
+    """The error about files of a pair, with the values found and those of the manifest."""
     files = list(dict.fromkeys(str(file) for file, *_ in wrong))
     one = f"copy {files[0]} again, or make the pair again"
     both = f"copy the pair again, or remove {path.name} to use the pair as it is"

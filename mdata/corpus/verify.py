@@ -1,9 +1,9 @@
-"""Checking that files are what their manifest says.
+"""Checks that files match their manifest.
 
-`verify` reads manifests, indexes and sidecars: format, checksum, id, structure, counts, the hashes of each .idx,
-of the block hashes and of the origins, and the tokenizer's files. With `full` it also reads every .bin by
-several threads and names the 4 MiB blocks that differ and the documents they touch. It collects every problem
-instead of stopping at the first. A file that cannot be read is no damage: it keeps its own kind of error.
+`verify` reads manifests, indexes and sidecars: format, checksum, id, structure, counts, the hashes of each .idx, of the
+block hashes and of the origins, and the tokenizer's files. With `full` it also reads every .bin with several threads
+and names the 4 MiB blocks that differ and the documents they touch. It collects every problem instead of stopping at
+the first. A file that cannot be read is reported as such, not as damage.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ _RUNS_SHOWN = 5
 
 @dataclass(frozen=True)
 class DamagedBlocks:
-    """A run of 4 MiB blocks of one .bin that are not what was written.
+    """A run of consecutive 4 MiB blocks of one .bin that differ from what was written.
 
     Attributes:
         path: the .bin.
         first, last: numbers of the blocks.
-        start, stop: their bytes, as far as the file reached when it was written.
-        documents: runs (first, last) of the corpus' documents with a token in them; None where the .idx is
-            damaged too, so that nobody knows.
-        reason: what is wrong: other content, or what the file system said.
+        start, stop: their byte range, cut at the end of the file as it was written.
+        documents: runs (first, last) of the corpus' documents with a token in them; None if the .idx is damaged too.
+        reason: what is wrong: other content, or the error of the file system.
     """
 
     path: str
@@ -67,13 +66,13 @@ _ALTERED = "not what was written"
 
 @dataclass(frozen=True)
 class Verified:
-    """What was checked.
+    """The result of `verify`.
 
     Attributes:
         checked: manifests or pairs.
         bin_bytes: bytes of .bin that were read.
-        problems: everything found.
-        damaged: the blocks among it.
+        problems: all errors found.
+        damaged: the damaged blocks among them.
         unhashed: prefixes of pairs whose .bin has no block hashes to compare with.
     """
 
@@ -84,7 +83,7 @@ class Verified:
     unhashed: tuple[str, ...] = ()
 
     def merged(self, other: Verified) -> Verified:
-        """Both, as one."""
+        """Two results as one."""
         return Verified(
             self.checked + other.checked,
             self.bin_bytes + other.bin_bytes,
@@ -96,7 +95,7 @@ class Verified:
 
 @dataclass
 class _Check:
-    """One corpus being checked: what the problems found so far are."""
+    """The check of one corpus, and the problems found so far."""
 
     manifest: Path
     full: bool
@@ -109,17 +108,17 @@ class _Check:
     bin_bytes: int = 0
 
     def note(self, error: MdataError) -> None:
-        """Keep a problem that is not known yet."""
+        """Add a problem if it is new."""
         if str(error) not in map(str, self.problems):
             self.problems.append(error)
 
     @property
     def folder(self) -> Path:
-        """Where the corpus lies."""
+        """The folder of the corpus."""
         return self.manifest.parent
 
     def sidecar(self, name: str, expected: str) -> Path | None:
-        """Where a sidecar lies; None, and a problem, where it cannot be read or is not what was written."""
+        """The path of a sidecar; None, and a problem, if it cannot be read or differs from what was written."""
         try:
             path = file_inside(self.manifest, name, allow_outside=self.allow_outside)
         except MdataError as error:
@@ -128,7 +127,7 @@ class _Check:
         return path if self.has_hash(path, expected) else None
 
     def has_hash(self, path: Path, expected: str) -> bool:
-        """Whether a file is what was written; a problem if not, or if it cannot be read."""
+        """Whether a file has the recorded hash; adds a problem if not, or if it cannot be read."""
         try:
             with os_errors_named("reading"):
                 found = hash_file(path)
@@ -155,11 +154,11 @@ def verify(
         path: manifest or prefix.
         full: also read every .bin that has block hashes.
         threads: that read blocks; default the cores this process may use.
-        allow_outside: as for `open_corpus`; else a manifest that names files elsewhere is a problem.
+        allow_outside: as for `open_corpus`; without it, a manifest that names files outside its folder is a problem.
         progress: receives the bytes read.
 
     Raises:
-        UsageError: nothing is there.
+        UsageError: nothing exists at the path.
     """
     found = manifest_of(Path(path))
     if found is None:
@@ -196,7 +195,7 @@ def _verify_blend(path: Path, blend: BlendManifest, *, check: _Check) -> Verifie
 
 
 def _verify_bare(path: Path) -> Verified:
-    """A pair without a manifest: only its structure can be judged."""
+    """A pair without a manifest: only its structure can be checked."""
     try:
         open_corpus(path)
     except MdataError as error:
@@ -208,7 +207,7 @@ def _verify_corpus(path: Path, corpus: CorpusManifest, *, check: _Check) -> Veri
     try:
         for shard in corpus.shards:
             shards_inside(path, [shard.path], allow_outside=check.allow_outside)
-    except UsageError as error:  # nothing is read there, not even to be compared
+    except UsageError as error:  # files outside the folder are not read, not even to compare them
         return Verified((str(path),), problems=(error,))
     hashed = [check.has_hash(idx_path(check.folder / one.path), one.idx_hash) for one in corpus.shards]
     try:
@@ -235,7 +234,7 @@ def _verify_corpus(path: Path, corpus: CorpusManifest, *, check: _Check) -> Veri
 
 
 def _check_structure(check: _Check, corpus: Corpus) -> None:
-    """What is wrong inside of an .idx, beside its hash."""
+    """Problems inside an .idx, apart from its hash."""
     for reader in corpus.readers:
         try:
             reader.check_structure()
@@ -244,7 +243,7 @@ def _check_structure(check: _Check, corpus: Corpus) -> None:
 
 
 def _check_tokenizer(check: _Check, corpus: Corpus) -> None:
-    """The files beside the corpus: their content by the folder's name, what they mean by the fingerprint."""
+    """Check the tokenizer's files: their content by the folder's name, the resulting tokenizer by the fingerprint."""
     try:
         corpus.load_tokenizer()
     except MdataError as error:
@@ -271,7 +270,7 @@ def _check_origins(check: _Check, corpus: CorpusManifest) -> None:
 
 
 def _block_hashes(check: _Check, shard: Shard) -> bytes | None:
-    """The sidecar's content; None, and a problem if there should be one, where it cannot be used."""
+    """The content of the sidecar; None if it is missing or unusable, which is a problem if the manifest names one."""
     if shard.blocks is None:
         check.unhashed.append(shard.path)
         return None
@@ -290,7 +289,7 @@ def _block_hashes(check: _Check, shard: Shard) -> bytes | None:
 def _check_blocks(check: _Check, shard: Shard, expected: bytes, *, first_document: int | None) -> None:
     """Read a .bin and name every run of blocks whose hashes differ.
 
-    `first_document` is the corpus' number of the shard's first document, None where the .idx cannot be trusted.
+    `first_document` is the corpus' number of the shard's first document, None if the .idx is damaged.
     """
     path = bin_path(check.folder / shard.path)
     tables = None if first_document is None else read_tables(idx_path(check.folder / shard.path))

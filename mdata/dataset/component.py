@@ -1,9 +1,9 @@
-"""One corpus of a dataset, the check for damaged files when a read fails, and a dataset in a line of text.
+"""One corpus of a dataset, the check for damaged files when a read fails, and a one-line description of a dataset.
 
-An .idx is compared with its hash once, before the first use of its tables. One that is written over later, while it is
-mapped, can make arithmetic go wrong anywhere: a run outside of the tokens, a row longer than it is. After such an error
-the hash is taken again: an .idx that was altered is damage with a name; of one that is as it was the error passes, as a
-bug. Where nothing goes wrong nothing is checked: `mdata verify` finds what was written over since.
+The hash of an .idx is checked once, before its tables are first used. If the file is overwritten later, while it is
+mapped, any arithmetic on it can fail: a run beyond the tokens, or a row that is too long. After such an error the hash
+is computed again. If the .idx has changed, the error becomes a DamageError that names the file; if not, the error is a
+bug and passes through. Reads that succeed are not checked: `mdata verify` finds files that were overwritten.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BY_WRONG_NUMBERS = (LookupError, ValueError, ArithmeticError, MemoryError)
 
 @dataclass(frozen=True)
 class Component:
-    """One corpus of a dataset: its part in the split has `num_tokens`; `samples` makes them rows."""
+    """One corpus of a dataset: its part of the split has `num_tokens`; `samples` turns them into rows."""
 
     name: str
     corpus: Corpus
@@ -32,16 +32,16 @@ class Component:
 
     @cached_property
     def damage_check(self) -> DamageCheck:
-        """The block in which `samples` are read; many threads may be in it at once."""
+        """The context in which `samples` are read; many threads may be inside it at once."""
         return DamageCheck(self.corpus)
 
 
 @dataclass(frozen=True)
 class DamageCheck:
-    """A block that reads samples of a corpus. Not a generator: that would add a tenth to the cost of one sample.
+    """A context for reading samples of a corpus. Not a generator, which would add a tenth to the cost of one sample.
 
     Raises:
-        DamageError: the read failed, and an .idx is not the one that the manifest names.
+        DamageError: the read failed, and an .idx differs from the one that the manifest names.
     """
 
     corpus: Corpus
@@ -60,7 +60,7 @@ class DamageCheck:
 def facts_in_short(
     num_samples: int | None, names: Sequence[str], *, options: Mapping[str, object], data_id: str
 ) -> str:
-    """What Python shows of a dataset: how it is read, how many samples there are, of which corpora, and the data id."""
+    """The `repr` of a dataset: its kind and order, its number of samples, its corpora, and the data id."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     facts = [f"{name} {value!r}" for name, value in options.items()]
     facts.append("no end" if num_samples is None else f"{num_samples:,} samples")

@@ -1,10 +1,10 @@
-"""A dataset: sample number in, tokens out; the same for every rank, worker count and history.
+"""A dataset: sample number in, tokens out, independent of rank, number of workers and earlier reads.
 
 `open_dataset` turns a blend, a corpus or a bare prefix into one map from sample numbers to samples. In native order,
 training never ends and takes its samples from components by the native blend; validation and test are finite, in file
 order, one component after another. Megatron's order is that of its GPTDataset and blends. `read` fills a caller's
 buffer with many samples at once, without the GIL. `identity` lists everything that decides the order; `data_id` is its
-hash. Draws inside a corpus are keyed by the corpus' id, so that another mixture does not reshuffle it.
+hash. Random draws inside a corpus are keyed by the corpus' id, so changing the blend does not reshuffle its corpora.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def open_dataset(
 
     Args:
         path: one of these.
-        options: how it is read.
-        progress: receives notes on arrays that are built, and on what of a folder is left out.
-        evaluation: what is measured on: of a folder nothing is left out.
+        options: kind, order, split and so on.
+        progress: receives notes on arrays that are built, and on corpora of a folder that are left out.
+        evaluation: the dataset is for evaluation: nothing in a folder is left out.
 
     Raises:
-        UsageError: nothing there, a corpus or split shorter than one sample, two tokenizers, options that do not fit.
-        DamageError: something that is not what its manifest says.
+        UsageError: nothing at the path, a corpus or split shorter than one sample, two tokenizers, conflicting options.
+        DamageError: a file does not match its manifest.
     """
     with gc_paused():
         opened = open_blend(path, **options.opening, evaluation=evaluation)
@@ -80,13 +80,13 @@ class Dataset:
     Args:
         blend: open corpora and their weights.
         options: how they are read.
-        cache: keeps arrays that are built; None: by the options.
+        cache: keeps arrays that are built; None: the cache that the options name.
 
     Attributes:
-        components: the corpora that have a part in the split.
+        components: the corpora that have samples in the split.
         selection: which of them gives sample k, and which of its samples.
-        num_samples: None without end (training in native order, unless the options say how many).
-        identity: all that decides the order; data_id: its hash. blend_id: the blend alone.
+        num_samples: None if endless (training in native order, unless the options set a number).
+        identity: everything that decides the order; data_id: its hash. blend_id: hash of the blend alone.
     """
 
     def __init__(self, blend: OpenBlend, options: DatasetOptions, *, cache: Cache | None = None) -> None:
@@ -116,11 +116,11 @@ class Dataset:
         self.data_id = hash_of(self.identity)
 
     def _open_components(self, cache: Cache) -> tuple[list[Samples | None], MegatronBlend | None, dict[str, Any]]:
-        """The samples of each corpus (None where it has none and that is no loss), Megatron's mix and its identity."""
+        """The samples of each corpus (None if it has none and none are needed), Megatron's mix and its identity."""
         corpora, options = self._opened.corpora, self.options
 
         def open_one(number: int, num_samples: int | None) -> Samples | None:
-            # For one of many corpora, options checked anew take as long as all else.
+            # With many corpora, checking the options again for each would double the time.
             how = options if num_samples == options.num_samples else replace(options, num_samples=num_samples)
             bounds = bounds_of(corpora[number], how)
             return open_samples(corpora[number], bounds, options=how, rows=self.row_options, cache=cache)
@@ -133,7 +133,7 @@ class Dataset:
         return open_mixed(self._opened, open_one, num_samples=options.num_samples, surplus=surplus, cache=beside)
 
     def _selection(self) -> SelectionMap:
-        """Which component gives which sample: by shares in training, else one component after another."""
+        """The selection map: by shares in training, otherwise one component after another."""
         if self.options.endless:
             sizes = [component.samples.samples_per_epoch for component in self.components]
             return self._opened.selection(sizes, self.options.sequence_length)
@@ -174,13 +174,13 @@ class Dataset:
     @overload
     def __getitem__(self, sample: slice) -> list[Sample]: ...
     def __getitem__(self, sample: int | slice) -> Sample | list[Sample]:
-        """One sample: tokens int64[S], labels int64[S], loss_mask float32[S], and what the options ask for.
+        """One sample: tokens int64[S], labels int64[S], loss_mask float32[S]; masks and positions as the options say.
 
-        Of the kinds bert and t5: the fields of `BertSamples` and `T5Samples`. A slice gives the list of its samples, as
-        that of a list does; numbers and places are those from the beginning.
+        For the kinds bert and t5: the fields of `BertSamples` and `T5Samples`. A slice gives a list of samples, as for
+        a Python list; negative indices are refused.
 
         Raises:
-            IndexError: a number below 0 or past the end. TypeError: no integer, or a slice without an end.
+            IndexError: a number below 0 or past the end. TypeError: not an integer, or a slice without an end.
         """
         if isinstance(sample, slice):
             return self.__getitems__(chosen(sample, self.num_samples))
@@ -193,7 +193,7 @@ class Dataset:
         return found
 
     def __getitems__(self, samples: Sequence[int]) -> list[Sample]:
-        """Several samples, each as `self[k]` gives it, but read at once: what a torch DataLoader asks for."""
+        """Several samples, each equal to `self[k]`, read in one call; torch's DataLoader uses this."""
         if self.row_options.document_masks or self.row_options.attention_mask:
             return [self[k] for k in samples]  # rows know the lengths of all their documents, and no dense masks
         rows = self.read(samples)
@@ -204,23 +204,23 @@ class Dataset:
         return [{name: array[row, ...] for name, array in fields.items()} for row in range(len(samples))]
 
     def empty_rows(self, num_rows: int) -> Rows | Sample:
-        """Room for `read`, to be used again and again; a dict for the kinds bert and t5."""
+        """A buffer for `read` that can be reused; a dict for the kinds bert and t5."""
         if isinstance(self.options.kind, MaskedKind):
             return self._masked(0).allocate(num_rows)
         return empty_rows(num_rows, self.row_options)
 
     def read(self, samples: npt.ArrayLike, *, out: Rows | Int64s | Sample | None = None) -> Rows | Sample:
-        """Many samples at once, integer[n], in their order; the GIL is released while tokens are read.
+        """Read many samples at once, in the given order; the GIL is released while tokens are read.
 
         Args:
-            samples: their numbers.
-            out: rows of `empty_rows`, or int64[n, S + 1], that are filled in; None: new ones. Masks and positions
-                are in the rows that are returned; dense attention masks are made for single samples only.
-                Of the kinds bert and t5: a dict of the fields of a sample, each with a dimension more in front.
+            samples: integer[n], sample numbers.
+            out: from `empty_rows`, or int64[n, S + 1]; it is filled in. None: a new buffer. Masks and positions are in
+                the rows that are returned; dense attention masks are made for single samples only. For the kinds bert
+                and t5: a dict of the fields of a sample, each with one more leading dimension.
 
         Raises:
-            IndexError: a number below 0, past the end, or from 2^62 on. UsageError: `out` cannot take the samples.
-            DamageError: a file is not what it was when it was opened.
+            IndexError: a number below 0, past the end, or 2^62 and above. UsageError: `out` does not fit the samples.
+            DamageError: a file has changed since it was opened.
         """
         numbers = sample_numbers(samples)
         if isinstance(self.options.kind, MaskedKind):
@@ -240,11 +240,11 @@ class Dataset:
             found = kind.read(numbers, rows, threads=self.options.threads)
             if found is not None:
                 return found
-        self._check_range(numbers)  # not before: of eight rows it costs a tenth, and C++ looks at each number anyway
+        self._check_range(numbers)  # only now: for eight rows it costs a tenth, and C++ checks each number anyway
         return finish(rows, self._gather(numbers, rows.text), options=options)
 
     def _read_fields(self, numbers: Int64s, out: Rows | Int64s | Sample | None) -> Sample:
-        """`read` of samples that are fields, not rows of text."""
+        """`read` for kinds whose samples are several fields (bert, t5), not rows of text."""
         if out is not None and not isinstance(out, dict):
             raise UsageError("these samples are read into a dict", expected="what empty_rows gives")
         if self._alone:
@@ -283,7 +283,7 @@ class Dataset:
 
     @property
     def continues(self) -> tuple[str, int] | None:
-        """(id of the blend that this one continues, the samples after which it differs); None for most."""
+        """(id of the blend that this one continues, the sample from which it differs); None if it continues none."""
         return self._opened.continues
 
     @property
@@ -293,14 +293,14 @@ class Dataset:
 
     @property
     def test_sets(self) -> Mapping[str, tuple[Path, str]]:
-        """The blend's named test sets, likewise; `evaluation_sets` opens both."""
+        """The blend's named test sets, in the same form; `evaluation_sets` opens both."""
         return self._opened.test_sets
 
     def read_as(self, options: DatasetOptions, *, progress: Progress = SILENT) -> Dataset:
-        """The same corpora by other options; nothing is opened again.
+        """The same corpora read with other options; nothing is opened again.
 
         Raises:
-            UsageError: options that do not fit, or an empty split.
+            UsageError: options that do not apply, or an empty split.
         """
         return Dataset(self._opened, options, cache=_cache_of(options, progress))
 
@@ -311,62 +311,62 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str | None:
-        """Of the tokenizer; None where no corpus says."""
+        """Fingerprint of the tokenizer; None if no corpus records it."""
         return next((c.tokenizer_fingerprint for c in self._corpora if c.tokenizer_fingerprint), None)
 
     @property
     def tokenizer_unknown(self) -> str:
-        """ "ok" where the options or the blend's manifest allow corpora without a recorded tokenizer beside others."""
+        """ "ok" if the options or the blend's manifest allow corpora without a recorded tokenizer beside others."""
         allowed = may_be_unknown(self.options.tokenizer_unknown, self._opened.tokenizer_unknown)
         return OK if allowed else REFUSE
 
     @property
     def vocab_size(self) -> int | None:
-        """Entries of the tokenizer; None where no corpus says."""
+        """Number of entries of the tokenizer; None if no corpus records it."""
         return next((c.tokenizer.vocab_size for c in self._corpora if c.tokenizer), None)
 
     @property
     def eod(self) -> int | None:
-        """The end-of-document id; None where no corpus says."""
+        """The end-of-document id; None if no corpus records it."""
         return next((corpus.eod for corpus in self._corpora if corpus.eod is not None), None)
 
     @property
     def largest_id(self) -> int | None:
-        """The largest token id of all corpora; None if one of them does not say."""
+        """The largest token id of all corpora; None if one of them does not record it."""
         known = [c.largest_id for c in self._corpora if c.num_tokens]
         return None if None in known else max((id for id in known if id is not None), default=None)
 
     @property
     def tokenizer(self) -> TokenizerFacts | None:
-        """What the manifests say of the tokenizer, that of `tokenizer_files`; None where no corpus says."""
+        """The tokenizer facts of the manifests, for the tokenizer of `tokenizer_files`; None if no corpus has them."""
         corpus = self._tokenizer_corpus
         return corpus.tokenizer if corpus else None
 
     @property
     def tokenizer_files(self) -> Mapping[str, bytes]:
-        """The tokenizer's files; empty where it has none, or no corpus keeps them.
+        """Paths of the tokenizer's files; empty if it has none, or if no corpus keeps them.
 
         Raises:
-            UsageError: the folder beside the corpus is gone.
+            UsageError: the tokenizer's folder beside the corpus is missing.
         """
         corpus = self._tokenizer_corpus
         return corpus.tokenizer_files() if corpus else {}
 
     @property
     def _tokenizer_corpus(self) -> Corpus | None:
-        """The corpus that answers for the tokenizer: one that keeps its files, else one that names it."""
+        """The corpus whose tokenizer is used: one that keeps its files, otherwise one that names it."""
         known = [(c.tokenizer.folder is None, c) for c in self._corpora if c.tokenizer]
         return min(known, key=lambda pair: pair[0])[1] if known else None
 
     @property
     def text_bytes(self) -> int | None:
-        """UTF-8 bytes of the texts of all corpora, whatever the split; None if one of them does not say."""
+        """UTF-8 bytes of the texts of all corpora, whatever the split; None if one of them does not record it."""
         sizes = [c.text_bytes for c in self._corpora]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     @property
     def num_corpus_tokens(self) -> int:
-        """Tokens of all corpora, whatever the split: what `text_bytes` is to be divided by."""
+        """Tokens of all corpora, whatever the split; divide `text_bytes` by it."""
         return sum(corpus.num_tokens for corpus in self._corpora)
 
     @property
@@ -374,7 +374,7 @@ class Dataset:
         return self._opened.corpora
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Pickled as bytes of its own, so that the garbage collector can pause while they are loaded.
+        # Pickled as separate bytes, so that garbage collection can be paused while they are loaded.
         return _unpacked, (pickle.dumps((self._opened, self.options), pickle.HIGHEST_PROTOCOL),)
 
 

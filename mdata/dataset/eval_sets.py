@@ -1,7 +1,8 @@
-"""The finite sets that a training is measured on: which there are, what they are called, which samples are read.
+"""The finite sets that a training run is evaluated on: which sets, their names, and which samples are read.
 
-Validation and test sets are found the same way: corpora that are named, else the sets that the blend's manifest names,
-else the blend's own part in the split, if it has one. A corpus of its own is read whole, in file order.
+Validation and test sets are chosen in the same way: the corpora given by path, otherwise the sets named in the blend's
+manifest, otherwise the blend's own part of the split, if it has one. A corpus given by path is read whole, in file
+order.
 """
 
 from __future__ import annotations
@@ -35,24 +36,25 @@ def evaluation_sets(
     allow_overlap: bool = False,
     progress: Progress = SILENT,
 ) -> dict[str, Dataset]:
-    """Name -> set, read as the training reads.
+    """Name -> set, read with the options of the training data.
 
     Args:
-        train: the data of the training.
+        train: the training data.
         split: "valid" or "test".
-        paths: corpora in place of those that the blend names; called as their files are, a blend by its manifest.
-        num_samples: in Megatron's order: how many are asked for.
+        paths: corpora in place of those that the blend names; named after their files, a blend after its manifest.
+        num_samples: in Megatron's order: how many samples to build for.
         allow_overlap: `paths` may hold documents that are trained on.
-        progress: receives a note on what is built.
+        progress: receives a note on arrays that are built.
 
     Raises:
-        UsageError: one that cannot be read as the training is, was made with another tokenizer, or holds documents
-            that are trained on; a name twice.
-        DamageError: a named set that is not what the blend named.
+        UsageError: a set that cannot be read with the training's options, was made with another tokenizer, or holds
+            documents that are trained on; a name that occurs twice.
+        DamageError: a named set that differs from the one that the blend named.
     """
     order, asked = train.options.order, None
     if isinstance(order, MegatronOrder):
-        # Megatron keeps the last partial sample only of validation, be it a part of the blend or a corpus of its own.
+        # Megatron keeps the last partial sample of validation only, whether it is a part of the blend or a separate
+        # corpus.
         order, asked = replace(order, keep_partial=order.keep_partial and split == "valid"), num_samples
     unknown = train.tokenizer_unknown
     whole = replace(train.options, split="whole", num_samples=asked, order=order, tokenizer_unknown=unknown)
@@ -81,17 +83,17 @@ _KINDS = {"valid": "validation", "test": "test"}
 
 
 def samples_asked(limit: int, *, steps: int, interval: int = 0) -> int | None:
-    """How many samples of a set Megatron's order is made for: `limit` for each evaluation, or None, one epoch.
+    """How many samples of a set Megatron's order is built for: `limit` for each evaluation, or None for one epoch.
 
     Args:
-        limit: samples of an evaluation; 0: all.
-        steps: of the training. interval: steps between evaluations; 0: one, at the end.
+        limit: samples per evaluation; 0: all.
+        steps: of training. interval: steps between evaluations; 0: one evaluation, at the end.
     """
     return (steps // interval + 1 if interval else 1) * limit or None
 
 
 def evaluated_samples(dataset: Dataset, limit: int) -> npt.NDArray[np.int64]:
-    """The samples of a set that an evaluation reads: all (0), or `limit` of them spread evenly over it: int64[n]."""
+    """The samples of a set that an evaluation reads: int64[n], `limit` of them spread evenly over the set; 0: all."""
     total = dataset.num_samples
     assert total is not None, "sets to be evaluated are finite"
     count = min(limit, total) if limit else total

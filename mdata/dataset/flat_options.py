@@ -1,7 +1,7 @@
-"""Options by flat keys, as configurations and command lines give them, made the types of `DatasetOptions`.
+"""`DatasetOptions` from flat keys, as configurations and command lines give them.
 
-`kind` and `order` are names here, and the options of a kind, of an order and of fill-in-the-middle (`fim_...`) are
-beside them. A key that the named kind or order does not have must have its usual value, or not be given.
+`kind` and `order` are names here, and the options of a kind, of an order and of fill-in-the-middle (`fim_...`) are keys
+at the same level. A key that does not apply to the chosen kind or order must be left out or have its default value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEYS = tuple(dict.fromkeys(key for one in _OWNERS for key in _FIELDS[one]))
 
 
 def options_from_keys(*, kind: str = Gpt.name, order: str = NativeOrder.name, **keys: Any) -> DatasetOptions:
-    """The options that flat keys give; a key that is None counts as not given.
+    """Build `DatasetOptions` from flat keys; a key that is None counts as not given.
 
     Args:
         kind: "gpt", "document", "packed", "chat", "bert" or "t5".
@@ -32,7 +32,7 @@ def options_from_keys(*, kind: str = Gpt.name, order: str = NativeOrder.name, **
         keys: fields of `DatasetOptions`, of the kind and of the order; those of `Fim` as fim_rate (0: none) and so on.
 
     Raises:
-        UsageError: keys that do not go together, or values out of range. TypeError: no such key.
+        UsageError: conflicting keys, or values out of range. TypeError: an unknown key.
     """
     check_one_of("kind of samples", kind, known=KINDS)
     check_one_of("order", order, known=ORDERS)
@@ -58,8 +58,10 @@ def options_from_keys(*, kind: str = Gpt.name, order: str = NativeOrder.name, **
 
 
 def document_mask_keys(*, order: str, wanted: bool) -> dict[str, bool]:
-    """The keys by which a training run keeps documents apart: documents of the index, or in Megatron's order what its
-    --reset-position-ids and --reset-attention-mask do, by the id that ends a document.
+    """The keys that keep documents apart in a training run.
+
+    These are the documents of the index, or in Megatron's order what its --reset-position-ids and
+    --reset-attention-mask do, using the id that ends a document.
     """
     if order == MegatronOrder.name:
         return {"reset_position_ids": wanted, "reset_attention_mask": wanted}

@@ -1,9 +1,10 @@
-"""How Megatron mixes corpora: how many samples each is built for, and which sample of the blend is whose.
+"""How Megatron mixes corpora: how many samples are built for each, and which component gives which sample of the blend.
 
-With shares each corpus is built for its part of the requested samples and a surplus, and mixed by weight. Without (each
-corpus counts by its size) each is built for one epoch and mixed by its number of samples, every sample once if no
-number was requested. What differs from Megatron: without shares a corpus that has no sample in the split is left out,
-with a share it is refused by name (a bare assertion there). Not done here: what a sample is (open_samples.py).
+With shares, each corpus is built for its part of the requested samples plus a surplus, and mixed by weight. Without
+shares, corpora count by their size: each is built for one epoch and mixed by its number of samples; if no number of
+samples was requested, every sample comes once. What differs from Megatron: without shares, a corpus that has no sample
+in the split is left out; with a share, it is refused by name (Megatron fails a bare assertion). What a sample is, is in
+open_samples.py.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ def open_mixed(
     """Open the components of a blend as Megatron mixes them.
 
     Args:
-        blend: of weights, or of corpora that count by their size.
-        open_one: opens one.
-        num_samples: asked for.
-        surplus: built beyond each one's part, where there are shares.
-        cache: of the blend's arrays.
+        blend: with weights, or with corpora that count by their size.
+        open_one: opens the samples of one corpus.
+        num_samples: requested for the blend.
+        surplus: built beyond the part of each corpus, if there are shares.
+        cache: for the arrays of the blend.
 
     Returns:
-        The components; how they are mixed (None: one corpus alone, or the split is empty for all); and what the
-        identity of the dataset covers of it.
+        The components; the mix (None for a single corpus, or if the split is empty for all); and the part of the
+        dataset's identity that covers the mix.
 
     Raises:
-        UsageError: the blend has more than weights; and as `mix_by_share`.
+        UsageError: the blend uses more than weights; and the errors of `mix_by_share`.
     """
     if not blend.plain:
         raise UsageError(
@@ -74,18 +75,18 @@ def mix_by_share(
     """Open components for their shares of the samples.
 
     Args:
-        open_one: opens one.
+        open_one: opens the samples of one corpus.
         shares: name and share of each.
-        num_samples: asked for.
-        surplus: built beyond each one's part.
-        cache: of the blend's arrays.
+        num_samples: requested for the blend.
+        surplus: built beyond the part of each corpus.
+        cache: for the arrays of the blend.
 
     Returns:
-        The components, and how they are mixed; (all None, None) where the split is empty for all.
+        The components and the mix; (all None, None) if the split is empty for all.
 
     Raises:
-        UsageError: no number of samples, shares that are not above 0, a component without samples, or one of
-            which the blend would take more than there are.
+        UsageError: no number of samples, a share that is not above 0, a component without samples, or one from which
+            the blend would take more samples than it has.
     """
     if num_samples is None:
         raise UsageError(
@@ -114,7 +115,7 @@ def mix_by_share(
 def mix_by_size(
     open_one: Open, count: int, *, num_samples: int | None, cache: CacheBeside
 ) -> tuple[list[Samples | None], MegatronBlend | None]:
-    """Open components for one epoch each; see `mix_by_share`. Those without samples are None."""
+    """Open components for one epoch each; see `mix_by_share`. A component without samples is None."""
     opened = [open_one(i, None) for i in range(count)]
     parts = [part if part is not None and part.num_samples else None for part in opened]
     sizes = [part.num_samples or 0 for part in parts if part is not None]
@@ -128,14 +129,15 @@ def mix_by_size(
 
 
 def mix_identity(blend: OpenBlend, surplus: float | None) -> dict[str, Any]:
-    """What an identity covers of Megatron's blends beside the blend's id.
+    """What the identity of a dataset covers of Megatron's blends, in addition to the blend's id.
 
-    The id knows the exact ratio of the weights, but the order follows doubles: those of `0.1 a 0.2 b 0.3 c` are not
-    those of `1 a 2 b 3 c`. They are given in hex, and left out where they are those of the ratio in whole numbers
-    (which the id covers), and where nobody gave a weight: a power of the tokens is written in one way.
+    The id knows the exact ratio of the weights, but Megatron's order depends on doubles: those of `0.1 a 0.2 b 0.3 c`
+    differ from those of `1 a 2 b 3 c`. The doubles are stored in hex. They are left out if they equal those of the
+    ratio in whole numbers (which the id covers), and if the user gave no weights (a power of the tokens has only one
+    notation).
 
     Args:
-        blend: of weights. surplus: built beyond each one's part; None: components count by their size.
+        blend: with weights. surplus: built beyond the part of each corpus; None: components count by their size.
     """
     found: dict[str, Any] = {"blend_algorithm": f"{NAME} {VERSION}"}
     if surplus is None:

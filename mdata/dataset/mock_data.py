@@ -1,8 +1,8 @@
-"""Mock data: rows of seeded random tokens that no file holds, for trying a training at full size without data.
+"""Mock data: rows of seeded random tokens, not read from any file, for trying a training at full size without data.
 
-Row k is a Philox stream (Salmon et al. 2011) under the key of the seed, numbered k, so every rank, worker and resumed
-run computes the same rows. Tokens are uniform over the vocabulary and independent: the best loss is ln(vocab_size).
-There are no documents, no tokenizer and no validation set.
+Row k is a Philox stream (Salmon et al. 2011) with the seed as its key and k as its number, so every rank, worker and
+resumed run computes the same rows. Tokens are uniform over the vocabulary and independent: the best loss is
+ln(vocab_size). There are no documents, no tokenizer and no validation set.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _NO_CORPORA = BlendManifest(
 
 
 class MockDataset(Dataset):
-    """A training set without end and without components; all else is as of `Dataset`.
+    """An endless training set without components; otherwise it behaves like `Dataset`.
 
     Args:
-        vocab_size: tokens are 0 to vocab_size - 1; sequence_length: inputs of a row; seed: keys the tokens.
+        vocab_size: tokens are 0 to vocab_size - 1; sequence_length: inputs per row; seed: of the random tokens.
     """
 
     def __init__(self, *, vocab_size: int, sequence_length: int, seed: int) -> None:
@@ -59,7 +59,7 @@ class MockDataset(Dataset):
 
     @property
     def vocab_size(self) -> int:
-        """Of the tokens, which no tokenizer made."""
+        """Size of the vocabulary; there is no tokenizer."""
         return self._vocab_size
 
     @property
@@ -68,7 +68,7 @@ class MockDataset(Dataset):
         return self._vocab_size - 1
 
     def locate(self, samples: npt.ArrayLike) -> tuple[Int64s, Int64s]:
-        """See `Dataset.locate`: all are of one component, which is no corpus."""
+        """See `Dataset.locate`: all samples belong to one component, which is not a corpus."""
         numbers = sample_numbers(samples)
         self._check_range(numbers)
         return np.zeros_like(numbers), numbers

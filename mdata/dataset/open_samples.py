@@ -1,9 +1,9 @@
-"""Which kind of samples a corpus gives in a dataset: picked by the options, opened over its part of the split.
+"""Opens a corpus as samples of the kind that the options name, over its part of the split.
 
-`bounds_of` says which part that is, `open_samples` opens it. A part that is empty is None where that is no loss; a
-training set in native order, in which every corpus has its share for good, refuses it. A kind is imported where it is
-asked for: a process that reads plain text starts without the others. Not done here: how corpora are mixed
-(mdata/blend), and what a kind looks like (mdata/samples).
+`bounds_of` computes that part, `open_samples` opens it. An empty part gives None if no samples are needed from it; a
+training set in native order, in which every corpus has a fixed share, refuses it. Each kind is imported when it is
+first used, so that a process that reads plain text starts without the others. How corpora are mixed is in mdata/blend,
+how each kind makes its samples in mdata/samples.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Bounds = tuple[int, int]
 
 
 def bounds_of(corpus: Corpus, options: DatasetOptions) -> Bounds:
-    """The part of a corpus in the split: sequences [first, last), or documents where a kind counts those."""
+    """The part of a corpus in the split: sequences [first, last), or documents for kinds that count those."""
     total = corpus.num_documents if options.by_documents else corpus.num_sequences
     if options.split == WHOLE:
         return 0, total
@@ -52,10 +52,10 @@ def open_samples(
         cache: keeps what is built.
 
     Returns:
-        None where the part is too small for a sample, and the set is not one of training in native order.
+        None if the part is too small for a sample, except for training in native order.
 
     Raises:
-        UsageError: too small for training, or options that this corpus cannot have.
+        UsageError: the part is too small for training, or options that do not apply to this corpus.
     """
     kind = options.kind
     if isinstance(kind, MaskedKind):
@@ -71,7 +71,7 @@ def open_samples(
 def _gpt(
     corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
 ) -> RowSamples | None:
-    """Concatenated documents, in either order."""
+    """Samples of concatenated documents, in either order."""
     extra = isinstance(options.kind, TextKind) and options.kind.extra_token
     if isinstance(options.order, MegatronOrder):
         return _megatron(corpus, bounds, options, extra_token=extra, rows=rows, cache=cache)
@@ -217,7 +217,7 @@ def _native(
 
 
 def _is_empty(corpus: Corpus, bounds: Bounds, options: DatasetOptions) -> bool:
-    """Whether a part has no document; of training in native order that is refused."""
+    """Whether a part has no document; training in native order refuses that."""
     if bounds[0] == bounds[1] and options.endless:
         raise _too_short(corpus, options, found=f"none of {corpus.num_documents} documents", expected="a document")
     return bounds[0] == bounds[1]

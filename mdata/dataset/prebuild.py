@@ -1,9 +1,10 @@
-"""Making offline every array that a run would build at its start, or finding that it is there.
+"""Builds ahead of time every array that a run would build at its start, or finds that it exists.
 
-A run that opens the same data with the same options then maps them at once: the arrays of Megatron's order and blends,
-the rows of packed samples, the mappings of BERT and T5. The native order of GPT samples and of single documents is
-computed, so there is nothing to build for it. What is built for a split is what `open_dataset` would: this opens each
-split once and lists what came of it. Other nodes and other runs need nothing told; arrays are found by what they are.
+A run that opens the same data with the same options then only maps them: the arrays of Megatron's order and blends, the
+rows of packed samples, the mappings of BERT and T5. The native order of GPT samples and single documents is computed on
+the fly and needs no arrays. Each split is opened once with `open_dataset`, so exactly the arrays that it needs are
+built, and the result lists them. Other nodes and runs need no further setup: the cache finds arrays by a hash of what
+determines them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mdata.progress import SILENT, Progress
 
 @dataclass(frozen=True)
 class BuiltArrays:
-    """Arrays of one split: rows, bytes and seconds of making or finding them; the component is None for a blend."""
+    """Arrays of one split: rows, bytes, and seconds to build or find them; `component` is None for a blend's."""
 
     split: str
     name: str
@@ -37,7 +38,7 @@ class BuiltArrays:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What `build` did: samples of each split (None: without end), its arrays, and the process' memory at most."""
+    """What `build` did: the samples of each split (None: endless), its arrays, and the peak memory of the process."""
 
     samples: Mapping[str, int | None]
     arrays: tuple[BuiltArrays, ...]
@@ -51,13 +52,14 @@ def build(
     num_samples: Mapping[str, int] | None = None,
     progress: Progress = SILENT,
 ) -> BuildResult:
-    """Make every array that datasets of these options need, for each split that has a share.
+    """Build every array that datasets with these options need, for each split that has a share.
 
     Args:
-        path: a manifest, a prefix, or Megatron's words.
-        options: of the run; its `split` "whole" builds that alone. Arrays go to its `cache`, or as cache.py says.
-        num_samples: asked for in Megatron's order, by split; a split that is not there: one epoch.
-        progress: receives a note on what is built.
+        path: a manifest, a prefix, or Megatron's --data-path.
+        options: of the run; with `split` "whole" only that is built. Arrays go to its `cache`, or the default of
+            cache.py.
+        num_samples: requested in Megatron's order, by split; a split that is missing here: one epoch.
+        progress: receives a note on each array that is built.
 
     Raises:
         UsageError, DamageError, ResourceError: as `open_dataset`.

@@ -1,4 +1,4 @@
-"""The shares and phases of a blend manifest, as `mdata.mixing` has them in memory, and back. Pure.
+"""Converts the shares and phases of a blend manifest to the types of `mdata.mixing`, and back. Pure.
 
 A blend without phases is one phase without a length, with the shares of its components.
 """
@@ -34,7 +34,7 @@ def schedules_of(blend: BlendManifest) -> tuple[Schedule, ...]:
 
 
 def phases_of(blend: BlendManifest) -> list[Phase]:
-    """The phases in force; where there are none, the one that the components' shares make.
+    """The phases in force; a blend without phases has one, with the shares of its components.
 
     Raises:
         UsageError: a phase that does not fit the components.
@@ -45,7 +45,7 @@ def phases_of(blend: BlendManifest) -> list[Phase]:
 
 
 def read_phases(stored: Sequence[StoredPhase], num_components: int) -> list[Phase]:
-    """Phases as a manifest stores them.
+    """Phases from their form in a manifest.
 
     Raises:
         UsageError: a list without an entry for each component, or two lengths.
@@ -69,7 +69,7 @@ def read_phases(stored: Sequence[StoredPhase], num_components: int) -> list[Phas
 
 
 def stored_phase(phase: Phase) -> StoredPhase:
-    """A phase as a manifest stores it; what is not used is left out."""
+    """A phase in its form for a manifest; unused fields are left out."""
     units = [share.unit for share in phase.shares]
     set_by = [share.set_by for share in phase.shares if share.set_by is not None]
     return StoredPhase(
@@ -84,18 +84,18 @@ def stored_phase(phase: Phase) -> StoredPhase:
 
 
 def stored_share(share: Share) -> dict[str, Any]:
-    """The fields of a `StoredShare` or `BlendComponent` that a share is."""
+    """A share as fields of a `StoredShare` or `BlendComponent`."""
     unit = UNSET if share.unit == WEIGHT else share.unit
     return {"share": share.text, "unit": unit, "set_by": UNSET if share.set_by is None else share.set_by}
 
 
 def stored_groups(groups: Mapping[str, Share]) -> dict[str, StoredShare] | UnsetType:
-    """Shares of groups as a manifest stores them; left out where there are none."""
+    """Shares of groups in their form for a manifest; left out if there are none."""
     return {name: StoredShare(**stored_share(share)) for name, share in groups.items()} or UNSET
 
 
 def caps_of(blend: BlendManifest) -> tuple[Fraction | None, ...]:
-    """The most epochs of each component."""
+    """The cap (maximum number of epochs) of each component."""
     return tuple(exact(part.cap) if part.cap is not None else None for part in blend.components)
 
 

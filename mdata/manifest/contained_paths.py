@@ -1,9 +1,9 @@
-"""What a manifest names beside itself: inside its folder, and for files a regular one.
+"""Paths that a manifest names: they must lie inside its folder, and files must be regular files.
 
 A manifest may come from a stranger. Without these checks a name such as `../../secret`, a link, or a device would be
-opened, and a device read without an end. Inside is what lies below the manifest's folder once all links are followed,
-or below the folder in which the manifest's own file really lies: a folder of links into one store (a model hub's
-cache) is as good as its copy. Nothing is read here.
+opened, and reading a device may never end. A path is inside if, with all links followed, it lies below the manifest's
+folder or below the folder in which the manifest's own file really lies. So a folder of links into one store (a model
+hub's cache) works like a copy of it. Nothing is read here.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from mdata.errors import UsageError, os_errors_named
 
 
 def path_inside(manifest: Path, name: str, *, allow_outside: bool = False) -> Path:
-    """The path that a manifest names, be anything there or not.
+    """The path that a manifest names, whether or not it exists.
 
     Args:
         manifest: the manifest's file.
-        name: as the manifest has it, relative to its folder.
-        allow_outside: the user said that it may lie elsewhere.
+        name: the name in the manifest, relative to its folder.
+        allow_outside: the user allowed paths outside the folder.
 
     Raises:
         UsageError: it leads out of the folder.
@@ -46,7 +46,7 @@ def file_inside(manifest: Path, name: str, *, allow_outside: bool = False) -> Pa
     """The regular file that a manifest names; arguments as for `path_inside`.
 
     Raises:
-        UsageError: it leads out of the folder, is not there, or is a folder, a device, a pipe or a socket.
+        UsageError: it leads out of the folder, does not exist, or is a folder, a device, a pipe or a socket.
     """
     path = path_inside(manifest, name, allow_outside=allow_outside)
     with os_errors_named("reading"):
@@ -59,8 +59,8 @@ def file_inside(manifest: Path, name: str, *, allow_outside: bool = False) -> Pa
 def shards_inside(manifest: Path, names: Sequence[str], *, allow_outside: bool = False) -> list[Path]:
     """The prefixes of pairs that a manifest names; other arguments as for `path_inside`.
 
-    Their .bin and .idx may be links: large files often lie elsewhere, and whoever put the links there said where. So
-    what counts is the folder, and each of them is looked at once, however many thousand pairs are in it.
+    Their .bin and .idx may be links: large files are often kept elsewhere, and the user who made the links chose where.
+    So only folders are checked, each once, however many thousand pairs it holds.
 
     Raises:
         UsageError: one leads out of the folder.
@@ -80,7 +80,7 @@ def shards_inside(manifest: Path, names: Sequence[str], *, allow_outside: bool =
 
 
 def _folders(manifest: Path) -> tuple[str, str]:
-    """Where the manifest's name lies, and where its file does."""
+    """The folder of the manifest's path, and that of its file with links followed."""
     return os.path.realpath(manifest.parent), os.path.dirname(os.path.realpath(manifest))  # noqa: PTH120
 
 

@@ -1,9 +1,9 @@
 """Ids and checksums: canonical JSON, hashed with BLAKE3.
 
-Two hashes answer two questions. The id answers "is it the same data?": it covers only what decides the
-samples, so names, folders, options and times do not change it. The checksum answers "is this the text that
-was written?": it covers every field except itself. Both hash a canonical text, so that white space and the
-order of keys are free. Floating-point numbers are refused, because their text is not the same everywhere.
+Each hash answers one question. The id answers "is it the same data?": it covers only what decides the samples, so
+names, folders, options and times do not change it. The checksum answers "is this the text that was written?": it covers
+every field except itself. Both hash a canonical text, so white space and the order of keys do not matter.
+Floating-point numbers are refused, because their text differs between programs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ M = TypeVar("M", CorpusManifest, BlendManifest)
 
 
 def text_of(manifest: Manifest) -> bytes:
-    """The text of the file: the canonical content, indented for people."""
+    """The text of the file: the canonical content, indented for reading."""
     value = msgspec.to_builtins(manifest)
     refuse_floats(value)
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, indent=1)
@@ -29,14 +29,14 @@ def text_of(manifest: Manifest) -> bytes:
 
 
 def manifest_id(manifest: Manifest) -> str:
-    """The id that the content of a manifest gives it."""
+    """The id of a manifest, computed from its content."""
     if isinstance(manifest, CorpusManifest):
         return corpus_id(manifest)
     return blend_id(manifest)
 
 
 def corpus_id(corpus: CorpusManifest) -> str:
-    """hash(dtype, level, shard hashes, tokenizer fingerprint); sizes replace hashes that are not known."""
+    """hash(dtype, level, shard hashes, tokenizer fingerprint); sizes replace unknown hashes."""
     return _identity(
         "corpus",
         dtype=corpus.dtype,
@@ -47,9 +47,10 @@ def corpus_id(corpus: CorpusManifest) -> str:
 
 
 def blend_id(blend: BlendManifest) -> str:
-    """hash(algorithm, components, shares in lowest terms, phases); never names, paths, validation sets, nor headings.
+    """hash(algorithm, components, shares in lowest terms, phases).
 
-    Blends of weights alone keep the form that they had before there was anything else.
+    Names, paths, validation sets and headings are not covered. Blends with weights only are hashed in the form that was
+    used before phases and amounts existed.
     """
     if blend.is_plain:
         return _identity(
@@ -74,7 +75,7 @@ def blend_id(blend: BlendManifest) -> str:
 
 
 def checksum(manifest: Manifest) -> str:
-    """Hash of every field of a manifest, the checksum itself emptied."""
+    """Hash of every field of a manifest, with an empty checksum."""
     return hash_of(msgspec.to_builtins(msgspec.structs.replace(manifest, checksum="")))
 
 

@@ -1,10 +1,9 @@
-"""Which documents of which input a corpus holds, as its manifest tells: all, those of a part, or those held out. Pure.
+"""Which documents of which input a corpus holds, according to its manifest: all, a part, or the held-out ones. Pure.
 
-The provenance of every manifest that `mdata preprocess` ever wrote tells it: inputs by the hash of their text, the
-options, and the name of the result ("text", "text/part0", "text/holdout"). A text is held out by a hash of itself
-(docs/formats.md, "Records"), so held-out shares are intervals [0, share) of one line and what is trained on is
-the rest, whatever run made them; parts are disjoint where one and the same input was divided alike. Of a corpus without
-such a provenance nothing is known.
+The provenance in every manifest that `mdata preprocess` writes says so: inputs by the hash of their text, the options,
+and the name of the result ("text", "text/part0", "text/holdout"). A text is held out by its own hash (docs/formats.md,
+"Records"), so held-out shares are intervals [0, share) of the same line in every run, and training gets the rest. Parts
+are disjoint if the same input was divided in the same way. Nothing is known of a corpus without such a provenance.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from blake3 import blake3
 
 from mdata.manifest.types import CorpusManifest
 
-# Recorded of a part, and of parts that were merged by reference; the documents of all together are those of the whole.
+# Recorded for a part and for parts merged by reference; together, all parts have the documents of the whole.
 _OF_SHARDS = ("shard", "shard_inputs", "parts", "split")
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """What a corpus holds of its input.
+    """Which documents of its input a corpus holds.
 
     Attributes:
         role: all documents that are not held out, a part of them (by rows, --shard or mdata split), or those that are.
-        key: under which they stood in their records.
-        result: what the run called it.
-        run: what made it and the other results of its run, as plain values: inputs, options and tokenizer.
-        job: what one --shard has in common with the others of its job and with their whole.
-        inputs: hash and path of each input that has rows; an input is known by its path, size and time too, because
-            the hash of a section is not that of its file.
-        hashed: what the hash of a text covered, which decides what is held out.
-        held: the interval of those hashes, as shares.
-        part: its number, how many there are, and whether they are runs of rows; None: it is no part.
+        key: of the records from which they came.
+        result: its name in the run.
+        run: the run that made it, as plain values: inputs, options and tokenizer.
+        job: common to all parts (--shard) of a job and to their whole.
+        inputs: hash and path of each input that has rows; path, size and time identify an input too, because the hash
+            of a section is not that of its file.
+        hashed: what was hashed of each text to decide whether it is held out.
+        held: the interval of those hashes that the corpus has, as shares.
+        part: its number, the number of parts, and whether they are runs of rows; None: not a part.
     """
 
     role: Literal["whole", "partition", "shard", "holdout"]
@@ -51,7 +50,7 @@ class Lineage:
 
     @property
     def what(self) -> str:
-        """In words, for a person."""
+        """A description for messages."""
         if self.role == "holdout":
             return f"the held-out part (--holdout {float(self.held[1]):g})"
         if self.part is not None and self.role == "shard":
@@ -62,14 +61,14 @@ class Lineage:
 
 
 def lineage_of(manifest: CorpusManifest) -> Lineage | None:
-    """What a manifest tells; None where `mdata preprocess` did not make the corpus."""
+    """The lineage in a manifest; None if `mdata preprocess` did not make the corpus."""
     known = manifest.provenance
     result = known.options.get("result") if known else None
     if known is None or not isinstance(result, str):
         return None
     try:
         return _lineage(manifest, result, known.options)
-    except (TypeError, ValueError, ZeroDivisionError):  # altered with its checksum, or of a later mdata
+    except (TypeError, ValueError, ZeroDivisionError):  # edited together with its checksum, or written by a later mdata
         return None
 
 
@@ -103,12 +102,12 @@ def _lineage(manifest: CorpusManifest, result: str, options: dict[str, Any]) -> 
 
 
 def inputs_digest(files: Iterable[tuple[str, int]]) -> str:
-    """Of the (path, size in bytes) of all inputs of a job, in order: 16 hex digits."""
+    """Hash of (path, size in bytes) of all inputs of a job, in order: 16 hex digits."""
     return blake3("".join(f"{size} {path}\0" for path, size in files).encode()).hexdigest(length=8)
 
 
 def shared_input(one: Lineage, other: Lineage) -> str | None:
-    """An input of which both may hold the same documents; None: their documents are others."""
+    """An input from which both may hold the same documents; None: they share none."""
     common = one.inputs.keys() & other.inputs.keys()
     if one.key != other.key or not common:
         return None
@@ -121,7 +120,7 @@ def shared_input(one: Lineage, other: Lineage) -> str | None:
 
 
 class ByInput:
-    """Many lineages, found by the inputs that they share with one."""
+    """An index of lineages by their inputs."""
 
     def __init__(self, lineages: Sequence[Lineage | None]) -> None:
         self._all = lineages
@@ -132,7 +131,7 @@ class ByInput:
                 self._of_input.setdefault((lineage.key, input), []).append(number)
 
     def sharing(self, one: Lineage) -> Iterable[tuple[int, str]]:
-        """The number of each that may hold documents of this one, and the input that both were made of."""
+        """Numbers of the lineages that may share documents with this one, with the input that both were made from."""
         near = {number for input in one.inputs for number in self._of_input.get((one.key, input), ())}
         for number in sorted(near):
             other = self._all[number]

@@ -1,5 +1,6 @@
-"""What a manifest tells of a tokenizer, and the names of the files beside a pair: shared by those who write
-manifests (preprocess, adopt). Pure.
+"""The tokenizer facts of a manifest, and the names of the files beside a pair. Pure.
+
+Shared by all code that writes manifests (preprocess, adopt).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def manifest_path(prefix: Path) -> Path:
 
 
 def level_named(prefix: Path) -> Level:
-    """What a prefix says by its ending."""
+    """The level that the ending of a prefix names."""
     endings: tuple[Level, ...] = ("sentence", "chat")
     return next((level for level in endings if prefix.name.endswith(f"_{level}")), "document")
 
@@ -30,7 +31,7 @@ def hashes_path(prefix: Path) -> Path:
 
 
 def tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:
-    """What a manifest keeps, so that the tokenizer can be built again from the folder beside the corpus."""
+    """The facts from which the tokenizer can be rebuilt with the folder beside the corpus."""
     from mdata.tokenizers.base.tokenizer_folder import folder_name
 
     return TokenizerFacts(

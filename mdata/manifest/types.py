@@ -1,11 +1,10 @@
 """The fields of a manifest, version 1. docs/formats.md is the page for readers.
 
-Two kinds share one envelope: a corpus (what `preprocess` wrote) and a blend (which corpora in which
-shares). Counts are integers of 64 bits, hashes are BLAKE3 in lower-case hex, paths are relative to the
-manifest's folder with `/`. There are no floating-point numbers anywhere: a share is stored as the text that
-was given. Unknown fields are refused, except under `notes`, which are for people: no id covers them. What
-was added after the first manifests were written is left out where it is not used (UNSET), so that those
-keep their checksums and ids.
+There are two kinds with common fields: a corpus (written by `preprocess`) and a blend (corpora with shares). Counts are
+integers of 64 bits, hashes are BLAKE3 in lower-case hex, paths are relative to the manifest's folder with `/`. There
+are no floating-point numbers: a share is stored as the text that was given. Unknown fields are refused, except under
+`notes`, which are for people: no id covers them. Fields that were added after the first manifests are left out if
+unused (UNSET), so that older manifests keep their checksums and ids.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Level = Literal["document", "sentence", "chat"]
 
 
 class HasBounds(Protocol):
-    """A section of a file, however it is described."""
+    """The bounds of a section of a file."""
 
     @property
     def start(self) -> int:
@@ -43,12 +42,12 @@ class HasBounds(Protocol):
 
 
 def section_name(path: str, section: HasBounds | None) -> str:
-    """How messages and origins name what is read of a file."""
+    """The name of a section in messages and origins."""
     return f"{path} [{section.start}:{section.stop}]" if section else path
 
 
 class TokenizerFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which tokenizer made the ids; `folder` keeps its files, so that the corpus can be read offline."""
+    """The tokenizer that made the ids; `folder` has its files, so that the corpus can be read offline."""
 
     type: str
     fingerprint: Hash
@@ -81,9 +80,9 @@ class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class InputSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a part of a job read of a file: bytes [start, stop) of its text, or row groups, of `total`.
+    """The section of a file that a part of a job read: bytes [start, stop) of its text, or row groups, of `total`.
 
-    `pieces`: the hashes of its pieces one after another, in hex, from which those of the whole file can be made.
+    `pieces`: the concatenated hashes of its pieces, in hex, from which the hash of the whole file can be computed.
     """
 
     start: Count
@@ -93,11 +92,11 @@ class InputSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class InputFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file that was read, by the path that was given, as it was then.
+    """One file that was read: the path as given, and its state at that time.
 
-    `hash` is that of its text, unpacked: BLAKE3 over the BLAKE3s of its pieces, a piece being the records that
-    begin within a block of `block_bytes`. `rows` counts lines or rows, those that were skipped included. Where a part
-    of a job read a `section` of the file, hash and rows are those of the section.
+    `hash` is that of its decompressed text: BLAKE3 over the BLAKE3s of its pieces, a piece being the records that begin
+    within a block of `block_bytes`. `rows` counts lines or rows, including skipped ones. If a part of a job read a
+    `section` of the file, hash and rows are those of the section.
     """
 
     path: str
@@ -110,23 +109,23 @@ class InputFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """The path, with the section if only one was read."""
+        """The path, with the section if only a section was read."""
         return section_name(self.path, self.section or None)
 
 
 class Origins(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sidecar that knows the input file and row of each document, and the hash of that sidecar."""
+    """The sidecar with the input file and row of each document, and the hash of that sidecar."""
 
     path: RelativePath
     hash: Hash
 
 
 class Provenance(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a corpus came to be.
+    """How a corpus was made.
 
-    `records` counts what was taken under this key, `skipped` the bad rows, by reason, `filtered` the rows that `where`
-    left out and the records of WARC that are not text (left out: none), `special_in_text` the special tokens that the
-    texts spelled (null: the tokenizer has none).
+    `records` counts the records under this key, `skipped` the bad rows by reason, `filtered` the rows that `where` left
+    out and the WARC records that are not text (absent: none), `special_in_text` the special tokens that occurred in the
+    texts as plain text (null: the tokenizer has none).
     """
 
     program: str
@@ -167,11 +166,10 @@ class CorpusManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class StoredShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The share of a component, or of a group: what all of its members get together, by the weights of each.
+    """The share of a component, or of a group, whose members divide it by their weights.
 
-    `unit` is what the share counts (left out: weight). `set_by`: "user": the user gave the share, and it is stored as
-    written; "tokens": none was given, so it follows from the sizes of corpora. Left out: the manifest is older than
-    this field.
+    `unit` is what the share counts (absent: weight). `set_by` "user": the user gave the share, and it is stored as
+    written; "tokens": it was computed from the sizes of corpora; absent: the manifest is older than this field.
     """
 
     share: ShareText
@@ -180,9 +178,9 @@ class StoredShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class BlendComponent(StoredShare, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One corpus of a blend: where its manifest (or bare prefix) lies, its id, and its share.
+    """One corpus of a blend: the path of its manifest (or bare prefix), its id, and its share.
 
-    `cap` is the most epochs of it in all of the training.
+    `cap` is its maximum number of epochs in the whole training.
     """
 
     path: RelativePath
@@ -195,9 +193,9 @@ class BlendComponent(StoredShare, frozen=True, kw_only=True, forbid_unknown_fiel
 class StoredPhase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A span of training with its own shares, one per component; "0": not read.
 
-    Its length is `samples` or `tokens`; without both it ends with its amounts, or never. `units`: of the shares (left
-    out: weights), `set_by`: who set each. `groups`: shares of groups. `ramp`: weights change linearly from those
-    of the phase before to these.
+    Its length is `samples` or `tokens`; without either it ends with its amounts, or never. `units`: of the shares
+    (absent: weights), `set_by`: who set each. `groups`: shares of groups. `ramp`: weights change linearly from those of
+    the previous phase to these.
     """
 
     samples: Count | None
@@ -210,7 +208,7 @@ class StoredPhase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class EarlierPhases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a changed blend planned before: all of its phases then, left at sample `until`."""
+    """The earlier phases of a changed blend, in force until sample `until`."""
 
     until: Count
     phases: Annotated[list[StoredPhase], Meta(min_length=1)]
@@ -227,9 +225,9 @@ class NamedSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class BlendManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="blend", tag_field="kind"):
     """Corpora and their shares. No phases: one phase with the components' shares.
 
-    `groups` are those of the components' shares. `parent` is the id of the blend that this one continues, from the
-    last `until` of `earlier` on. `tokenizer_unknown`: corpora that do not record their tokenizer were mixed
-    with others, and the user allowed it.
+    `groups` belong to the components' shares. `parent` is the id of the blend that this one continues from the last
+    `until` of `earlier`. `tokenizer_unknown`: corpora that do not record their tokenizer were mixed with others, and
+    the user allowed it.
     """
 
     format: Literal["mdata-manifest"]
@@ -249,7 +247,7 @@ class BlendManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def is_plain(self) -> bool:
-        """Whether there are weights of components and nothing else, as in the first manifests."""
+        """Whether it has only weights of components, as in the first manifests."""
         later = (self.groups, self.earlier, *(part.unit for part in self.components))
         return not self.phases and all(isinstance(value, UnsetType) for value in later)
 

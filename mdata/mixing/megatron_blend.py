@@ -1,14 +1,14 @@
-"""Megatron's blends: two arrays that say for every sample its component and which of its samples; equal in every bit.
+"""Megatron's blends, bit for bit: two arrays with the component of each sample, and which of its samples it is.
 
-By weights (`weighted`) each component is built for `requests` samples (a rounded-up share, and 0.5 % more in case the
+By weights (`weighted`) each component is built for `requests` samples (its share rounded up, plus 0.5 % in case the
 blend takes more), and the next sample comes from the component that is furthest behind its share. By sizes alone
 (`exhaustive`) every sample of every component comes once.
 The algorithm is in mdata_cpp/megatron_blend.hpp, its slow twin in mdata/reference/megatron_blend.py.
 
-What differs: from 32,767 components on numbers are wider where the original wraps or refuses; weights that are not
-positive and finite are refused by name; a component without samples is left out of an exhaustive blend (the original
-writes past its arrays); a blend that takes more samples of a component than there are is refused with both numbers
-(`check`).
+What differs: from 32,767 components on, numbers are wider, where the original overflows or refuses; weights that are
+not positive and finite are refused by name; a component without samples is left out of an exhaustive blend (the
+original writes past its arrays); a blend that takes more samples of a component than it has is refused with both
+numbers (`check`).
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from mdata.util.pickling import PickledByArguments
 NAME = "megatron"
 VERSION = 1
 SURPLUS = 0.005
-# Megatron's own type of a component's number, as far as it goes.
+# Component numbers below this fit the type that Megatron uses.
 _NARROW = np.iinfo(np.int16).max
 
 CacheBeside = tuple[Cache, Path]
 
 
 class MegatronBlend(PickledByArguments):
-    """A blend by its two arrays. Pickled it is its recipe: the arrays are built again, or found in the cache.
+    """A blend as two arrays. Only the recipe is pickled: the arrays are built again, or found in the cache.
 
     Args:
         recipe: `{"weights": [...], "num_samples": n}` or `{"sizes": [...]}`: use `weighted` and `exhaustive`.
-        cache: a cache, and the file beside which it keeps the arrays; None: they are in memory.
+        cache: a cache, and the file beside which it stores the arrays; None: they stay in memory.
 
     Attributes:
         components: int16[n] (int32 from 32,767 components on), the component of each sample.
@@ -58,7 +58,7 @@ class MegatronBlend(PickledByArguments):
 
     @property
     def num_samples(self) -> int:
-        """Samples of the blend."""
+        """Number of samples of the blend."""
         return len(self.components)
 
     def locate(self, samples: npt.ArrayLike) -> tuple[Int64s, Int64s]:
@@ -67,13 +67,15 @@ class MegatronBlend(PickledByArguments):
         return self.components[numbers].astype(np.int64), self.samples[numbers]
 
     def inverse(self, components: npt.ArrayLike, samples: npt.ArrayLike) -> Int64s:
-        """Integer[k] components and integer[k] of their samples -> int64[k] global samples; 8 bytes a sample once.
+        """Integer[k] components and integer[k] of their samples -> int64[k] global samples.
+
+        The first call builds a table of 8 bytes per sample.
 
         Raises:
             IndexError: a sample that the blend does not have.
         """
         if self._by_component is None:
-            # A component's samples come in their order, so a stable sort by component is a list of them all.
+            # Each component's samples occur in order, so a stable sort by component lists them all.
             order = np.argsort(self.components, kind="stable").astype(np.int64)
             counts = np.bincount(self.components, minlength=self.num_components)
             self._by_component = order, running_sums(counts)
@@ -92,10 +94,10 @@ class MegatronBlend(PickledByArguments):
         return tuple(np.bincount(self.components[:num_samples], minlength=self.num_components).tolist())
 
     def check(self, sizes: Sequence[int], names: Sequence[str], *, requested: Sequence[int] | None = None) -> None:
-        """Refuse a blend that takes more samples of a component than there are.
+        """Refuse a blend that takes more samples of a component than it has.
 
         Raises:
-            UsageError: names the component, and both numbers. It is an IndexError in the original.
+            UsageError: names the component, and both numbers. Megatron raises an IndexError.
         """
         for taken, size, name in zip(self.counts(self.num_samples), sizes, names, strict=True):
             if taken <= size:
@@ -113,10 +115,10 @@ class MegatronBlend(PickledByArguments):
 
 
 def normalise(weights: Sequence[float]) -> list[float]:
-    """Weights divided by their sum, as numpy sums doubles.
+    """Weights divided by their sum; doubles are added as by numpy.
 
     Raises:
-        UsageError: no weights, or one that is not positive and finite (the original refuses 0 later, or goes on).
+        UsageError: no weights, or one that is not positive and finite (the original refuses 0 later, or continues).
     """
     numbers = np.array(list(weights), np.float64)
     bad = [i for i, number in enumerate(numbers.tolist()) if not 0 < number < math.inf]
@@ -133,9 +135,9 @@ def normalise(weights: Sequence[float]) -> list[float]:
 def requests(
     weights: Sequence[float], num_samples: int, *, surplus: float = SURPLUS
 ) -> tuple[list[float], list[int], list[int]]:
-    """What each component is built for: (normalised weights, samples of each, samples with surplus).
+    """The sizes to build: (normalised weights, samples of each component, samples with surplus).
 
-    The blend then has as many samples as the second sum up to, `num_samples` or a few more.
+    The blend then has as many samples as the second adds up to: `num_samples` or a few more.
 
     Raises:
         UsageError: as `normalise`; a negative number of samples; a surplus that is negative or not finite.
@@ -144,13 +146,13 @@ def requests(
         raise UsageError(f"{num_samples} samples with a surplus of {surplus}", expected="0 or more of both")
     shares = normalise(weights)
     targets = [math.ceil(num_samples * share) for share in shares]
-    # The factor is rounded before it is used, as there: 1.005 is a little less.
+    # As in Megatron, the factor is rounded before it is used: 1.005 as a double is slightly less.
     factor = 1 + surplus
     return shares, targets, [math.ceil(target * factor) for target in targets]
 
 
 def weighted(weights: Sequence[float], num_samples: int, *, cache: CacheBeside | None = None) -> MegatronBlend:
-    """The blend of so many samples by weights, which are normalised first (again, if they were).
+    """The blend of this many samples by weights; they are normalised first, even if they already were.
 
     Raises:
         UsageError: as `normalise`.
@@ -159,7 +161,7 @@ def weighted(weights: Sequence[float], num_samples: int, *, cache: CacheBeside |
 
 
 def exhaustive(sizes: Sequence[int], *, cache: CacheBeside | None = None) -> MegatronBlend:
-    """The blend that takes every sample of components of these sizes once."""
+    """The blend that takes every sample of components with these sizes once."""
     if not sizes or min(sizes) < 0:
         raise UsageError("an exhaustive blend of these sizes", found=str(list(sizes)[:8]), expected="0 or more of each")
     return MegatronBlend({"sizes": [int(size) for size in sizes]}, cache)

@@ -1,9 +1,9 @@
 """The native blend: a Huffman tree over integer weights that selects the component of each sample.
 
-At every prefix each component is within 1.68 samples of its exact share, and exact at every multiple of the
-sum of weights; any sample is located, and any component's sample found again, in the depth of the tree.
-There is no state: a blend's cursors are `counts`. The algorithm is in mdata_cpp/blend.hpp, its slow twin in
-mdata/reference/blend.py, the choice explained in docs/design/order.md.
+At every prefix each component is within 1.68 samples of its exact share, and exact at every multiple of the sum of
+weights. Locating a sample, and its inverse, take time in the depth of the tree. There is no state: a blend's cursors
+are `counts`. The algorithm is in mdata_cpp/blend.hpp, its slow twin in mdata/reference/blend.py; docs/design/order.md
+explains the choice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from mdata import _core
 
 NAME = "native"
-VERSION = 1  # part of every blend id; another version is another blend
+VERSION = 1  # part of every blend id: a new version changes the id
 
 
 class NativeBlend:
@@ -34,7 +34,7 @@ class NativeBlend:
 
     @property
     def num_samples(self) -> None:
-        """Without end."""
+        """None: the blend is endless."""
         return None
 
     def locate(self, samples: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,10 +1,9 @@
 """A blend of several phases: one phase after another, each with a tree of its own weights.
 
-A segment is a phase (a ramp is many segments): integer weights and a length. Where the weights sum to
-the length, as in every bounded phase that ran to its end, the counts at its end are the weights, exactly. A component
-continues where the segment before ended: the cursors at the start of segment j are row j of one table, a
-function of the blend and never stored by a run. `mdata.mixing.resolve` decides the segments.
-Slow twin: mdata/reference/phases.py.
+A segment is a phase (a ramp is many segments): integer weights and a length. If the weights sum to the length, as in
+every bounded phase that ran to its end, the counts at its end are exactly the weights. A component continues where the
+previous segment left it: the cursors at the start of segment j are row j of one table, which is computed from the blend
+and never stored by a run. `mdata.mixing.resolve` decides the segments. Slow twin: mdata/reference/phases.py.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from mdata.mixing.native_blend import NativeBlend
 from mdata.util.arrays import Int64s
 from mdata.util.pickling import PickledByArguments
 
-# Trees are built when a sample of theirs is read; this many leaves are cached (64 bytes each).
+# A tree is built when one of its samples is first read; this many leaves are cached (64 bytes each).
 _CACHED_LEAVES = 1 << 20
 
 
 class Segment(NamedTuple):
-    """`weights` int64[components], 0 for what is not read; `length` samples of their tree, None without end."""
+    """Weights int64[components] (0: not read) and a length in samples of their tree (None: endless)."""
 
     weights: Int64s
     length: int | None
@@ -35,12 +34,12 @@ class PhasedBlend(PickledByArguments):
     """Global sample number <-> (component, sample inside it) over segments; can be pickled.
 
     Args:
-        segments: at least one; all but the last have a length above 0, and a positive weight each.
-        end: samples that may be read where that is less than all lengths (a cap is reached).
+        segments: at least one; all but the last have a length above 0; each has a positive weight.
+        end: number of samples, if fewer than the lengths add up to (a cap is reached).
 
     Attributes:
         segments, starts: the segments and their first samples. cursors: int64[segments + 1, components], how many
-            samples each component has given at each start; the last row is unused where there is no end.
+            samples each component has given at each start; the last row is unused if the blend is endless.
     """
 
     def __init__(self, segments: Sequence[Segment], end: int | None = None) -> None:
@@ -57,7 +56,7 @@ class PhasedBlend(PickledByArguments):
 
     @property
     def num_samples(self) -> int | None:
-        """Samples that can be read; None without end."""
+        """Number of samples; None if endless."""
         return self._end
 
     def locate(self, samples: ArrayLike) -> tuple[Int64s, Int64s]:
@@ -101,7 +100,7 @@ class PhasedBlend(PickledByArguments):
         return numbers
 
     def sample_of(self, component: int, sample: int) -> int | None:
-        """The global sample that is one of a component's; None where it never comes, or beyond 2^62."""
+        """The global number of a component's sample; None if it never comes, or comes after 2^62."""
         try:
             return int(self.inverse([component], [sample])[0])
         except (IndexError, OverflowError):
@@ -124,7 +123,7 @@ class PhasedBlend(PickledByArguments):
         return np.asarray(found, np.int64)
 
     def _segments_giving(self, components: Int64s, inside: Int64s) -> Int64s:
-        """The last segment at whose start its component had given at most `inside` samples: a bisection of columns."""
+        """The last segment before which its component had given at most `inside` samples, by bisection of a column."""
         low, high = np.zeros_like(inside), np.full_like(inside, len(self.segments))
         while (high - low > 1).any():
             middle = (low + high) // 2
@@ -133,10 +132,10 @@ class PhasedBlend(PickledByArguments):
         return low
 
     def _given(self, number: int, count: int) -> Int64s:
-        """int64[components]: of the first `count` samples of a segment."""
+        """int64[components]: how many of the first `count` samples of a segment each gives."""
         weights, given = self.segments[number].weights, np.zeros(self.cursors.shape[1], np.int64)
         if count == int(weights.sum()):
-            return weights  # a tree's whole sum; saves making it
+            return weights  # the tree's whole sum, known without building the tree
         if count:
             used, tree = self._tree(number)
             given[used] = tree.counts(count)
@@ -149,7 +148,7 @@ class PhasedBlend(PickledByArguments):
 
 
 def _grouped(numbers: Int64s) -> list[tuple[int, NDArray[np.intp] | slice]]:
-    """(value, its places) for each value; all places at once where there is one value, as in most batches."""
+    """(value, its positions) for each value; in the usual case of one value, all positions at once."""
     if not numbers.size:
         return []
     if numbers.min() == numbers.max():

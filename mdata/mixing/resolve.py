@@ -1,8 +1,8 @@
-"""From shares to samples: schedules and the sizes of a run in, a `PhasedBlend` out. Pure.
+"""From shares to samples: takes schedules and the sizes of a run, returns a `PhasedBlend`. Pure.
 
-The length of a phase is given, or the sum of its amounts; what amounts leave of a given length goes to the weights. A
-ramp becomes up to 1,000 segments of constant shares (fewer where there are so many components that the table of cursors
-would grow past 32 MB). All problems of a blend are collected in one error, each with its numbers. Targets
+The length of a phase is given, or it is the sum of its amounts; the part of a given length that amounts leave goes to
+the weights. A ramp becomes up to 1,000 segments of constant shares (fewer if there are so many components that the
+table of cursors would exceed 32 MB). All problems of a blend are collected in one error, each with its numbers. Targets
 count from the beginning of their schedule; caps from the beginning of the blend.
 """
 
@@ -27,12 +27,12 @@ _CURSORS = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What resolving must know of a run.
+    """The facts of a run that are needed for resolving.
 
     Args:
         names: of the components. samples_per_epoch: of each, in this run's split and sequence length.
         sequence_length: tokens of a sample.
-        caps: the most epochs of each; None without.
+        caps: maximum epochs of each; None: no cap.
     """
 
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class PhaseSamples:
-    """Exact samples of each component in a phase, by its shares at the start and at the end; no ramp: the same."""
+    """Exact samples of each component in a phase, by its shares at the start and at the end (equal without a ramp)."""
 
     start: list[Fraction]
     end: list[Fraction]
@@ -51,7 +51,7 @@ class PhaseSamples:
 
 
 def resolve(schedules: Sequence[Schedule], sizes: Sizes) -> PhasedBlend:
-    """The blend of all schedules, each cut where the next one begins.
+    """The blend of all schedules; each ends where the next one begins.
 
     Raises:
         UsageError: shares, lengths or caps that cannot be met; every problem with its numbers.
@@ -81,7 +81,7 @@ def phase_counts(schedule: Schedule, sizes: Sizes) -> list[list[int]]:
     """Whole samples of each component in each phase of a schedule of amounts.
 
     Raises:
-        UsageError: an amount beyond its cap, or a phase without any.
+        UsageError: an amount beyond its cap, or a phase without amounts.
     """
     blend = resolve([schedule], sizes)
     ends = [*phase_starts([schedule], sizes)[1:], blend.num_samples or 0]
@@ -91,7 +91,7 @@ def phase_counts(schedule: Schedule, sizes: Sizes) -> list[list[int]]:
 
 
 def phase_starts(schedules: Sequence[Schedule], sizes: Sizes) -> list[int]:
-    """The first sample of each phase that is reached, of a blend that can be resolved."""
+    """The first sample of each phase that is reached; the blend must be resolvable."""
     starts, begin = [], 0
     for schedule in schedules:
         done = Fraction(0)
@@ -108,7 +108,7 @@ def phase_starts(schedules: Sequence[Schedule], sizes: Sizes) -> list[int]:
 
 
 def _segments(schedule: Schedule, sizes: Sizes, problems: list[str]) -> list[Segment]:
-    """The segments of one schedule, as if nothing came after it."""
+    """The segments of one schedule, ignoring later schedules."""
     exact: list[PhaseSamples] = []
     last: Segment | None = None
     for number, phase in enumerate(schedule.phases):
@@ -140,7 +140,7 @@ def _segments(schedule: Schedule, sizes: Sizes, problems: list[str]) -> list[Seg
 def _samples_of_phase(
     phase: Phase, before: Sequence[Share] | None, sizes: Sizes, problems: list[str], *, where: str
 ) -> PhaseSamples | None:
-    """The exact samples of a bounded phase; None where it has a problem."""
+    """The exact samples of a bounded phase; None if it has a problem."""
     amounts = [
         samples_of(share, epoch, sequence_length=sizes.sequence_length)
         for share, epoch in zip(phase.shares, sizes.samples_per_epoch, strict=True)
@@ -172,7 +172,7 @@ def _samples_of_phase(
 
 
 def samples_of(share: Share, samples_per_epoch: int, *, sequence_length: int) -> Fraction:
-    """An amount in samples; nothing for a weight."""
+    """An amount in samples; 0 for a weight."""
     if share.unit == "tokens":
         return share.amount / sequence_length
     if share.unit == "epochs":
@@ -181,14 +181,14 @@ def samples_of(share: Share, samples_per_epoch: int, *, sequence_length: int) ->
 
 
 def length_of(phase: Phase, sequence_length: int) -> Fraction | None:
-    """The length that a phase is given, in samples."""
+    """The given length of a phase, in samples."""
     if phase.tokens is not None:
         return Fraction(phase.tokens, sequence_length)
     return Fraction(phase.samples) if phase.samples is not None else None
 
 
 def _length_problem(length: Fraction | None, fixed: Fraction, whole: Fraction, sequence_length: int) -> str | None:
-    """What is wrong with a phase's length beside its amounts (in samples) and the sum of its weights."""
+    """What is wrong with a phase's length, given its amounts (in samples) and the sum of its weights."""
     if not fixed and not whole:
         return "no component has a share"
     if length == 0:
@@ -236,7 +236,7 @@ def _targets(exact: Sequence[PhaseSamples]) -> Targets:
 
 
 def _cut(segments: Sequence[Segment], length: int, problems: list[str], *, at: int) -> list[Segment]:
-    """The first `length` samples of segments; their trees stay, so that nothing before the cut changes."""
+    """The first `length` samples of segments; their trees stay the same, so samples before the cut do not change."""
     found: list[Segment] = []
     for segment in segments:
         room = length - sum(part.length or 0 for part in found)
@@ -250,7 +250,7 @@ def _cut(segments: Sequence[Segment], length: int, problems: list[str], *, at: i
 
 
 def _within_caps(blend: PhasedBlend, sizes: Sizes) -> PhasedBlend:
-    """Refuse counts beyond a cap; a blend without end ends where the first cap is reached."""
+    """Refuse counts beyond a cap; an endless blend ends where the first cap is reached."""
     limits = {
         i: math.floor(cap * epoch)
         for i, (cap, epoch) in enumerate(zip(sizes.caps, sizes.samples_per_epoch, strict=True))

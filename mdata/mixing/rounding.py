@@ -1,11 +1,11 @@
-"""Whole samples for exact targets: what each component has been given at the end of each segment of a schedule.
+"""Rounds exact targets to whole samples: the count of each component at the end of each segment of a schedule.
 
-A segment ends at sample ceil(E), E the exact sum of all targets there. Every component is given its target rounded down
-or up, never less than before: a target that is reached must be given, and of the others those go up whose next whole
-sample is due soonest, then those with the largest remainder, then the first. Giving by due dates is what makes this
+A segment ends at sample ceil(E), E the exact sum of all targets there. Every component gets its target rounded down or
+up, never less than before. A target that is a whole number must be met; of the others, those are rounded up whose next
+whole sample is due soonest, then those with the largest remainder, then the first. Assigning by due dates makes this
 possible for every schedule (earliest due date first meets all dates that can be met, and exact shares meet them), so
-every count is within one sample of its target at the end of every segment. Plain largest remainders do not do that:
-what was rounded up once may leave too little for those who are due next. Slow twin: mdata/reference/phases.py.
+every count is within one sample of its target at the end of every segment. Plain largest remainders do not achieve
+that: rounding one component up may leave too little for those that are due next. Slow twin: mdata/reference/phases.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mdata.util.arrays import Int64s
 
-Integers = NDArray[Any]  # object[components]: Python's integers of any size
+Integers = NDArray[Any]  # object[components]: Python integers of any size
 
 _REMAINDER_BITS = 62  # remainders are compared in units of 2^-62
 
@@ -30,8 +30,8 @@ class Targets:
 
     Args:
         num_segments, num_components: how many.
-        denominator: of all numerators. rows: a new walk over the segments: object[components] numerators of the targets
-            at the end of each, from the schedule's beginning.
+        denominator: of all numerators. rows: starts a new pass over the segments: object[components], numerators of the
+            targets at the end of each segment, counted from the schedule's beginning.
     """
 
     num_segments: int
@@ -57,7 +57,7 @@ def round_targets(targets: Targets) -> Int64s:
 
 
 def _rounded_down(targets: Targets) -> tuple[Int64s, Int64s, list[int]]:
-    """Whole samples of the targets, what is left of them in units of 2^-62 (above 0 if anything is), and the ends."""
+    """The targets rounded down, their remainders in units of 2^-62 (above 0 unless exactly 0), and the segment ends."""
     shape = (targets.num_segments, targets.num_components)
     floors, remainders, ends = np.empty(shape, np.int64), np.empty(shape, np.int64), []
     for segment, row in enumerate(targets.rows()):
@@ -70,7 +70,7 @@ def _rounded_down(targets: Targets) -> tuple[Int64s, Int64s, list[int]]:
 
 
 def _next_due(floors: Int64s) -> Int64s:
-    """The segment by whose end one more whole sample than now is due; the number of segments where it never is."""
+    """The segment by whose end one more whole sample is due; the number of segments if it never is."""
     due = np.full_like(floors, len(floors))
     for segment in range(len(floors) - 2, -1, -1):
         due[segment] = np.where(floors[segment + 1] > floors[segment], segment + 1, due[segment + 1])

@@ -1,9 +1,9 @@
 """The schedule of a blend: its phases, and the share of each component in each of them.
 
-A group's share is divided among its members by their weights, so that everything below knows components alone. A
-changed blend has several schedules: each but the last was left at a sample number, whatever it had planned after it,
-and is resolved by itself, so that a change alters nothing before it. Exact fractions throughout; no manifests, no
-sizes of corpora (those are for `mdata.mixing.resolve`).
+A group's share is divided among its members by their weights, so later code knows only components. A changed blend has
+several schedules: each but the last ends at a sample number, whatever it had planned after that, and each is resolved
+separately, so that a change does not affect earlier samples. Fractions are exact throughout; manifests and sizes of
+corpora are not used here (sizes: `mdata.mixing.resolve`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mdata.mixing.shares import WEIGHT, Share, as_text, integer_weights
 NO_LENGTH = "weights beside amounts, or before another phase, need the length of the phase in samples or tokens"
 NO_ROOM = "nothing is left for the weights"
 NO_REST = "no weight takes the rest"
-# How a problem of lengths ends -> what to do.
+# End of a message about lengths -> what to do.
 _WAYS_OUT = {
     NO_LENGTH: "samples = N or tokens = N in a .toml file, of the blend or of the phase (a .csv file cannot say "
     "it, and --samples and --tokens give the length of the training that the table describes)",
@@ -32,11 +32,11 @@ class Phase:
     """A span of training.
 
     Args:
-        shares: of the components, one each; empty in a `BlendSpec`, which knows components by name.
+        shares: one for each component; empty in a `BlendSpec`, which refers to components by name.
         by_name: shares of groups, whose members' own shares are then weights inside them. In a `BlendSpec` also shares
             of components; None there: the phase has the shares of the entries.
-        samples, tokens: its length, at most one of them; neither: as long as its amounts, or without end.
-        ramp: the weights change linearly from those of the phase before to these.
+        samples, tokens: its length, at most one of them; neither: as long as its amounts, or endless.
+        ramp: the weights change linearly from those of the previous phase to these.
     """
 
     shares: tuple[Share, ...] = ()
@@ -47,20 +47,20 @@ class Phase:
 
     @property
     def endless(self) -> bool:
-        """Weights alone, and no length."""
+        """Whether it has only weights and no length."""
         return self.samples is None and self.tokens is None and all(share.unit == WEIGHT for share in self.shares)
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Phases one after another; `until` is the sample of the blend at which it was left for the next schedule."""
+    """Phases one after another; `until` is the sample at which the next schedule takes over."""
 
     phases: tuple[Phase, ...]
     until: int | None = None
 
 
 def divide_groups(phase: Phase, members: Sequence[str | None], *, names: Sequence[str]) -> Phase:
-    """A phase with shares of components alone: a group's share times the member's part of the group's weights.
+    """A phase with shares of components only: a group's share times the member's part of the group's weights.
 
     Args:
         phase: with shares of groups.
@@ -68,8 +68,8 @@ def divide_groups(phase: Phase, members: Sequence[str | None], *, names: Sequenc
         names: of the components, for messages.
 
     Raises:
-        UsageError: a share that is not a number, a member with an amount of its own, a group without weights, or a
-            group counted in epochs.
+        UsageError: a share that is not a number, a member with its own amount, a group without weights, or a group
+            counted in epochs.
     """
     groups = phase.by_name or {}
     amounts = [share.amount for share in phase.shares]
@@ -101,7 +101,7 @@ def divide_groups(phase: Phase, members: Sequence[str | None], *, names: Sequenc
 
 
 def phase_weights(phase: Phase, names: Sequence[str]) -> tuple[int, ...]:
-    """The weights of a phase as exact integers; 0 for components that are not read or have an amount."""
+    """The weights of a phase as exact integers; 0 for components with an amount and those that are not read."""
     used = [i for i, share in enumerate(phase.shares) if share.unit == WEIGHT and share.amount]
     found = [0] * len(phase.shares)
     if used:
@@ -112,7 +112,7 @@ def phase_weights(phase: Phase, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def canonical(phase: Phase) -> list[object]:
-    """What the id of a blend hashes of a phase: weights as parts of 1, so that 7 : 3 is 0.7 : 0.3."""
+    """A phase in the form that the blend id hashes: weights as parts of 1, so that 7 : 3 equals 0.7 : 0.3."""
     whole = sum((share.amount for share in phase.shares if share.unit == WEIGHT), Fraction(0))
     shares = []
     for share in phase.shares:
@@ -122,7 +122,7 @@ def canonical(phase: Phase) -> list[object]:
 
 
 def missing_lengths(schedules: Sequence[Schedule]) -> list[str]:
-    """Phases that have weights and must have a length but have none: a problem whatever the sizes are."""
+    """Phases with weights that need a length but have none: a problem whatever the sizes are."""
     phases = schedules[-1].phases
     return [
         where_in(number, len(phases)) + NO_LENGTH
@@ -133,12 +133,12 @@ def missing_lengths(schedules: Sequence[Schedule]) -> list[str]:
 
 
 def where_in(number: int, num_phases: int) -> str:
-    """How a problem of a phase begins; nothing where there is one phase."""
+    """Start of a message about a phase; empty if there is only one phase."""
     return f"phase {number + 1}: " if num_phases > 1 else ""
 
 
 def blend_error(problems: Sequence[str], *, fix: str | None = None) -> UsageError:
-    """One error for all problems of a blend; what to do is known of some."""
+    """One error for all problems of a blend, with what to do where that is known."""
     fix = fix or "\n  ".join(way for end, way in _WAYS_OUT.items() if any(p.endswith(end) for p in problems)) or None
     if len(problems) == 1:
         return UsageError(problems[0], fix=fix)

@@ -1,8 +1,8 @@
 """Selection maps: which component gives global sample k, and which of its samples.
 
-There are four: `NativeBlend` (shares, without end), `PhasedBlend`, `MegatronBlend` (arrays), and `Concatenation`, one
-component after another, for validation and test. They know numbers only, nothing of corpora. Numbers out of range are
-refused by the caller (`Dataset.locate`), not here.
+There are four: `NativeBlend` (shares, endless), `PhasedBlend`, `MegatronBlend` (arrays), and `Concatenation`, one
+component after another, for validation and test. They work on numbers only and do not know corpora. The caller
+(`Dataset.locate`) refuses numbers out of range.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from numpy.typing import ArrayLike
 
 from mdata.util.arrays import Int64s, locate_all, offsets_of
 
-MOST_SAMPLES = 1 << 62  # sample numbers are below it, so that sums of two of them have 64 bits
+MOST_SAMPLES = 1 << 62  # sample numbers are below it, so the sum of two fits 64 bits
 
 
 def sample_numbers(samples: ArrayLike) -> Int64s:
     """int64[n], contiguous.
 
     Raises:
-        TypeError: they are no integers. IndexError: one that 64 bits do not hold.
+        TypeError: not integers. IndexError: a number that does not fit 64 bits.
     """
     found = np.asarray(samples)
     if found.size and found.dtype.kind != "i":
@@ -37,10 +37,10 @@ def sample_numbers(samples: ArrayLike) -> Int64s:
 
 
 def chosen(samples: slice, num_samples: int | None) -> range:
-    """The sample numbers of a slice, which ends where so many samples do, as that of a list; None: without end.
+    """The sample numbers of a slice, cut at the number of samples as for a list; None: endless.
 
     Raises:
-        IndexError: a place below 0. TypeError: a slice without end.
+        IndexError: a negative index. TypeError: a slice without end.
     """
     if any(place is not None and place < 0 for place in (samples.start, samples.stop)):
         raise IndexError(f"samples {samples.start} to {samples.stop}: sample numbers must be 0 or more")
@@ -54,7 +54,7 @@ class SelectionMap(Protocol):
 
     @property
     def num_samples(self) -> int | None:
-        """How many samples there are; None without end."""
+        """Number of samples; None if endless."""
 
     def locate(self, samples: ArrayLike) -> tuple[Int64s, Int64s]:
         """Integer[k] global samples -> (component, sample inside the component), int64[k] each."""
@@ -79,7 +79,7 @@ class Concatenation:
 
     @property
     def num_samples(self) -> int:
-        """All of them."""
+        """Sum of the sizes."""
         return int(self._offsets[-1])
 
     def locate(self, samples: ArrayLike) -> tuple[Int64s, Int64s]:

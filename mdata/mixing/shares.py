@@ -1,8 +1,8 @@
-"""A share, and the exact integer weights that shares become.
+"""Shares, and the exact integer weights computed from them.
 
-The number of a share is a decimal ("0.7", "1e-3") or a fraction ("1/3"), and stays the text that was given; floats are
-refused, because 0.1 as a float is not 0.1. The weights have exactly the ratios of the numbers wherever their sum stays
-within 2^62; beyond, they are rounded by largest remainder to a sum of exactly 2^62.
+The number of a share is a decimal ("0.7", "1e-3") or a fraction ("1/3"), kept as the text that was given; floats are
+refused, because 0.1 as a float is not 0.1. The weights have exactly the ratios of the numbers if their sum is at most
+2^62; otherwise they are rounded by largest remainder to a sum of exactly 2^62.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from mdata.errors import UsageError
 
 Unit = Literal["weight", "tokens", "samples", "epochs"]
 WEIGHT: Unit = "weight"
-# Who set a share: the user, or, where the user gave none, the sizes of corpora.
+# Who set a share: the user, or, if the user gave none, the sizes of corpora.
 SetBy = Literal["user", "tokens"]
 USER: SetBy = "user"
 TOKENS: SetBy = "tokens"
 
 LARGEST_SUM = 1 << 62
-_SHORT = 20  # characters of a decimal that people still read
+_SHORT = 20  # longest decimal, in characters, that is still readable
 
-# Far beyond any use, and small enough that a Fraction of it is quick to make.
+# Far beyond any use, and small enough for a Fraction to be built quickly.
 _LARGEST_EXPONENT = 400
-_POWER_DIGITS = 18  # of tokens^alpha, which is recorded once and for all
+_POWER_DIGITS = 18  # digits of tokens^alpha; fixed, because the text is stored in manifests
 _EXPONENT = re.compile(r"[eE]([-+]?[0-9_]+)\s*$")
 
 Number = str | int | Fraction
@@ -38,12 +38,12 @@ Number = str | int | Fraction
 
 @dataclass(frozen=True)
 class Share:
-    """What a component or a group gets in a phase; 0 is nothing.
+    """The share of a component or group in a phase; 0: not read.
 
     Args:
-        text: its number, as it was given.
-        unit: what it counts; a weight divides what a phase has left, the others are amounts.
-        set_by: None: an older manifest, which does not say it.
+        text: the number as given.
+        unit: what it counts; weights divide what amounts leave of a phase, all other units are amounts.
+        set_by: None: not recorded in an older manifest.
     """
 
     text: str
@@ -67,10 +67,10 @@ NOTHING = Share("0")
 
 
 def exact(share: str) -> Fraction:
-    """The number that a share's text is.
+    """The number in a share's text.
 
     Raises:
-        UsageError: it is not a number.
+        UsageError: the text is not a number.
     """
     try:
         return Fraction(share)
@@ -79,7 +79,7 @@ def exact(share: str) -> Fraction:
 
 
 def as_text(share: Fraction) -> str:
-    """A number as the text of a share: a decimal where it is a short one, else a fraction."""
+    """A number as the text of a share: a short decimal if possible, otherwise a fraction."""
     decimal = format(Decimal(share.numerator) / Decimal(share.denominator), "f")
     return decimal if len(decimal) <= _SHORT and Fraction(decimal) == share else str(share)
 
@@ -87,15 +87,15 @@ def as_text(share: Fraction) -> str:
 def integer_weights(shares: Sequence[Number], names: Sequence[str] | None = None) -> tuple[int, ...]:
     """Return one positive integer per share, in the ratio of the shares, with a sum of at most 2^62.
 
-    The weights have no common factor unless they had to be rounded, so equal mixtures have equal weights
-    however they are written.
+    Unless they had to be rounded, the weights have no common factor, so equal mixtures have equal weights in any
+    notation.
 
     Args:
         shares: at least one.
         names: what the shares belong to, for messages.
 
     Raises:
-        UsageError: a share that is no number, not positive, or too small compared with the others to be a weight.
+        UsageError: a share that is not a number, not positive, or too small compared with the others to be a weight.
     """
     names = names if names is not None else [f"component {i}" for i in range(len(shares))]
     assert shares and len(names) == len(shares), f"{len(shares)} shares for {len(names)} names"
@@ -145,7 +145,7 @@ def _positive(share: Number, name: str) -> Fraction:
 
 
 def _round_to_sum(weights: list[int], total: int) -> list[int]:
-    """Largest remainder: floors, then one more for the largest remainders, the first among equals."""
+    """Largest remainder method: floors, then one more for the largest remainders, the first among equals."""
     whole = sum(weights)
     floors = [weight * total // whole for weight in weights]
     by_remainder = sorted(range(len(weights)), key=lambda i: -(weights[i] * total % whole))

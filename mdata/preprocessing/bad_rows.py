@@ -20,7 +20,7 @@ from mdata.preprocessing.preprocess_options import PreprocessOptions
 from mdata.progress import Progress
 from mdata.sources.record_batch import BadRow
 
-# A line for each further row would bury everything else; all are counted.
+# More lines would bury everything else; all bad rows are counted.
 _LINES_SHOWN = 5
 
 
@@ -30,7 +30,7 @@ class BadRowPolicy:
     Args:
         options: on_error, quarantine and max_errors.
         progress: receives a note on each of the first few.
-        resume: where to continue the quarantine file of an earlier run.
+        resume: state from which to continue the quarantine file of an earlier run.
 
     Attributes:
         quarantine: the quarantine file, if there is one.
@@ -63,7 +63,7 @@ class BadRowPolicy:
         self._shown += 1
 
     def check_share(self, bad: int, rows: int) -> None:
-        """When all input was read: compare the share of bad rows with max_errors.
+        """After all input was read: compare the share of bad rows with max_errors.
 
         Raises:
             BadInputError: it is larger; with both numbers.

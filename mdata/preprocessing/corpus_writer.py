@@ -46,9 +46,9 @@ class CorpusContent:
 
     Attributes:
         level: what a sequence is.
-        tokenizer, tokenizer_files: which made the ids; None and no files if it is not known.
-        provenance: how the corpus came to be; `records` and `origins` are filled in; None: not known.
-        statistics: None: not known.
+        tokenizer, tokenizer_files: the tokenizer that made the ids; None and no files if unknown.
+        provenance: how the corpus was made; `records` and `origins` are filled in; None: unknown.
+        statistics: None: unknown.
     """
 
     level: Level
@@ -120,7 +120,7 @@ class CorpusWriter:
         """Give everything its final name and write the manifest.
 
         Raises:
-            ResourceError, UsageError: the file system refused; nothing that looks finished is left.
+            ResourceError, UsageError: a file operation failed; no file that looks finished is left.
         """
         prefix = self.prefix
         with os_errors_named(f"finishing {prefix}"):

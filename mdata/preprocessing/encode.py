@@ -1,10 +1,10 @@
-"""From a chunk of the input to arrays: the stateless part of the work, done by workers.
+"""Encodes a chunk of the input as arrays: the stateless part of the work, done by workers.
 
 Documents are those of Megatron's tool (docs/formats.md): a sentence without ids is dropped; with append_eod the
 end-of-document id follows the last id of a document and is part of its last sequence; a document without ids gets none
-and remains as an empty document. Where texts are split into sentences, each becomes a sequence; byte counts and hashes
-are still those of the whole text. A record is used under all keys or under none: a text that the tokenizer refuses, or
-an id that does not fit the token type, makes the row a bad row.
+and remains as an empty document. If texts are split into sentences, each becomes a sequence; byte counts and hashes are
+still those of the whole text. A record is used under all keys or under none: a text that the tokenizer refuses, or an
+id that does not fit the token type, makes the row a bad row.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class Encoded:
 
 @dataclass(frozen=True)
 class EncodedChunk:
-    """The result of a chunk.
+    """The result of encoding a chunk.
 
     Attributes:
         rows: number of rows, bad ones included.
         kept: int64[d], the row (from 1, in this chunk) of each record.
-        held: bool[d], which of them are held out; None where nothing is.
+        held: bool[d], which of them are held out; None if nothing is held out.
         by_key: the documents, one `Encoded` per key.
         bad_rows: the other rows, in order.
         digest: BLAKE3 of the chunk.
@@ -126,7 +126,7 @@ def encode_documents(column: Column, tokenizer: Tokenizer, *, spec: EncodeSpec) 
     """Tokenize the documents of one key.
 
     Raises:
-        TextRefused: a text has no ids, or one that does not fit the token type.
+        TextRefused: a text has no ids, or an id that does not fit the token type.
     """
     if spec.chat is not None:
         return _encode_chats(column, tokenizer, spec.chat, spec=spec)
@@ -138,7 +138,7 @@ def encode_documents(column: Column, tokenizer: Tokenizer, *, spec: EncodeSpec) 
     special = tokenizer.special_in_text(tokens, len(lengths))
     _check_fit(tokens, lengths, spec.dtype)
     narrow = tokens.astype(spec.dtype)
-    del tokens  # for one long text as large as the text
+    del tokens  # for a single long text, as large as the text
     text_bytes = _text_bytes(column)
     if ends is None and (not len(lengths) or lengths.min() > 0):
         document_ends = np.arange(1, len(lengths) + 1)
@@ -179,7 +179,7 @@ def held_out(columns: Sequence[Column], held_below: int) -> npt.NDArray[np.bool_
 
 
 def select(encoded: Encoded, documents: npt.NDArray[np.bool_]) -> Encoded:
-    """Some of the documents; `special_in_text`, which is not known by document, becomes 0."""
+    """Some of the documents; `special_in_text`, which is not counted by document, becomes 0."""
     of_document = np.diff(encoded.document_ends, prepend=0)
     sequences = np.repeat(documents, of_document)
     return Encoded(
@@ -213,7 +213,7 @@ def _check_fit(tokens: IdArray, lengths: LengthArray, dtype: str) -> None:
 
 
 def _without_refused(batch: RecordBatch, tokenizer: Tokenizer, spec: EncodeSpec) -> RecordBatch:
-    """Try record by record; slow, but only for chunks with such a record."""
+    """Encode record by record: slow, but only needed for chunks with a refused record."""
     kept = list(range(1, batch.rows + 1)) if batch.kept is None else batch.kept
     bounds = [[0, *(column.ends or range(1, len(column.sentences) + 1))] for column in batch.columns]
     good, bad_rows = [], list(batch.bad_rows)

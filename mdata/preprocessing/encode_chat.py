@@ -1,8 +1,8 @@
 """From conversations to ids: the counterpart of `encode_documents` for chat.
 
-A conversation is a document; its sequences alternate between context and trained, context first, with an empty one
-where two of a kind would meet. All texts of a chunk are tokenized at once; control tokens of the template are ids that
-are inserted between them. With append_eod the id is context: it ends the last span if that is context, else it is a
+A conversation is a document; its sequences alternate between context and trained, context first; an empty one separates
+two of the same kind. All texts of a chunk are tokenized at once; control tokens of the template are ids that are
+inserted between them. With append_eod the id is context: it extends the last span if that is context, otherwise it is a
 span of its own.
 
 Slow twin: mdata/reference/chat.py.
@@ -29,7 +29,7 @@ class ChatSpec:
     """How conversations are tokenized.
 
     Attributes:
-        template: makes text of messages.
+        template: turns messages into text.
         train_on: the turns that are trained on: "assistant", "last" or "all".
     """
 
@@ -48,10 +48,10 @@ class Tokenized:
 
 
 def tokenize_chats(column: Column, tokenizer: Tokenizer, *, chat: ChatSpec, eod: int | None) -> Tokenized:
-    """Tokenize a column of conversations, which are roles and contents.
+    """Tokenize a column of conversations (roles and contents).
 
     Raises:
-        TextRefused: a text has no ids, or the template does not take a conversation.
+        TextRefused: a text has no ids, or the template refuses a conversation.
     """
     assert column.ends is not None, "conversations are lists"
     spans: list[Span] = []
@@ -77,7 +77,7 @@ def tokenize_chats(column: Column, tokenizer: Tokenizer, *, chat: ChatSpec, eod:
 
 
 def _joined(spans: Sequence[Span], tokenizer: Tokenizer) -> tuple[IdArray, LengthArray, IdArray, int]:
-    """Ids and lengths of spans; the ids of their texts alone, and how many these are."""
+    """Ids and lengths of spans; the ids of the texts only, and their number."""
     parts = [part for span in spans for part in span]
     texts = [part for part in parts if isinstance(part, str)]
     text_ids, text_lengths = tokenizer.encode_batch(texts)
@@ -96,7 +96,7 @@ def _joined(spans: Sequence[Span], tokenizer: Tokenizer) -> tuple[IdArray, Lengt
 
 
 def _spelled(contents: Sequence[str], names: tuple[str, ...]) -> int:
-    """How often contents contain a special token as text; a template's own ones make counting ids impossible."""
+    """How often contents spell a special token as text; ids cannot be counted, because the template adds such ids."""
     pattern = _any_of(names)
     return sum(len(pattern.findall(content)) for content in contents) if pattern else 0
 

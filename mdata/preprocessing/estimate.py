@@ -1,7 +1,7 @@
-"""`estimate`: the size and time of a run, from a sample of its input; nothing is written.
+"""`estimate` predicts the size and time of a run from a sample of its input; nothing is written.
 
-Chunks at equal distances over all inputs are tokenized in this process, and the results are scaled to the whole. Of
-compressed files only the beginning is sampled, because reading cannot start in their middle.
+Chunks at equal distances over all inputs are tokenized in this process, and the results are scaled to the whole.
+Compressed files are sampled only at their beginning, because reading cannot start in the middle.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Estimate:
 
     Attributes:
         input_bytes: of all inputs on disk.
-        sampled_bytes: of them, sampled.
+        sampled_bytes: how many of them were sampled.
         documents, tokens, bad_rows, filtered_rows: expected numbers.
         output_bytes: expected size of all .bin and .idx.
         work_s: expected time of all workers together, in seconds.
@@ -100,7 +100,7 @@ def estimate(options: PreprocessOptions, progress: Progress = SILENT) -> Estimat
 
 
 class _Sampled(NamedTuple):
-    """A tokenized chunk, the bytes of input that it represents, and its own."""
+    """A tokenized chunk, the bytes of input that it represents, and its own bytes."""
 
     represents: float
     file_bytes: float
@@ -108,7 +108,7 @@ class _Sampled(NamedTuple):
 
 
 def _sample(job: Job) -> Iterator[tuple[Chunk, float, float]]:
-    """Chunks, the bytes of input that each represents, and its own; all of a small input, else evenly spread."""
+    """Chunks, the bytes of input that each represents, and its own; all of a small input, otherwise evenly spread."""
     unit, total = job.options.chunk_bytes, job.input_bytes
     small = total <= _SAMPLE_CHUNKS * unit
     share = unit if small else total / _SAMPLE_CHUNKS

@@ -1,9 +1,9 @@
-"""The end of a run: each result gets its final names and then its manifest, in an order in which no manifest is wrong.
+"""The end of a run: each result gets its final names, then its manifest; the order keeps every manifest correct.
 
-The old manifest is removed and its absence synced; the pair and its origins are renamed; the block hashes and the
+The old manifest is removed and its removal synced; the pair and its origins are renamed; the block hashes and the
 tokenizer's files follow; the manifest is written last. If a step fails, the renames are undone and everything stays for
 a run that continues; if the process dies in between, the next run undoes them (mdata/preprocessing/resume.py). Results
-that are finished by then are recognized and not made again; a merge that was interrupted starts over.
+that are already finished are recognized and not made again; a merge that was interrupted starts over.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def finalize_all(
     """Finish every result; returns the manifests by name. A writer that is None was finished by an earlier run.
 
     Raises:
-        ResourceError, UsageError: the file system refused; the same command continues from here.
+        ResourceError, UsageError: a file operation failed; the same command continues from here.
     """
     prefixes = job.prefixes()
     done = {name for name, writer in writers.items() if writer is None}
     done |= {name for name in prefixes.keys() - writers.keys() if is_finished(job, state, name=name)}
     journal.append(commit_record([writer.prefix for writer in writers.values() if writer], job.options.quarantine))
-    # Manifests describe files of these names no more. The quarantine file, which belongs to all results, is renamed
-    # after the old manifests are gone and before the new ones are there, when nobody looks for what is missing.
+    # From here on no manifest describes files of these names. The quarantine file belongs to all results, so it is
+    # renamed after the old manifests are removed and before the new ones exist.
     for name in prefixes.keys() - done:
         remove_synced(manifest_path(prefixes[name]))
     if policy.quarantine:
@@ -82,7 +82,7 @@ def _content(job: Job, state: RunState, name: str, statistics: Statistics) -> Co
 
 
 def _provenance(job: Job, state: RunState, *, name: str) -> Provenance:
-    """What decided the content of a result; the number of workers did not."""
+    """What decided the content of a result; the number of workers does not."""
     return Provenance(
         program=f"mdata {__version__}",
         options=job.recorded_options(name),

@@ -1,7 +1,7 @@
 """Results that exist already: whether they are what this job would write, and whether they may be replaced.
 
-A manifest is written last, so a result with a sound one is complete. It is of this job if it records the same options,
-tokenizer and inputs; anything else is replaced only with --overwrite.
+A manifest is written last, so a result with a valid manifest is complete. It belongs to this job if it records the same
+options, tokenizer and inputs; anything else is replaced only with --overwrite.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PreprocessResult:
     A name is the key ("text"), with "/part0" ... for partitions and "/holdout" for held-out documents.
 
     Attributes:
-        finished_before: nothing was done, because all results existed already.
+        finished_before: nothing was done, because all results existed.
         resumed: an earlier run was continued.
     """
 
@@ -49,7 +49,7 @@ def finished_before(job: Job) -> PreprocessResult | None:
     """The result, if a run of this very job on these very inputs finished and all its files are there.
 
     Raises:
-        BadInputError: it has more bad rows than max_errors, which may be another one now.
+        BadInputError: it has more bad rows than max_errors, which may have changed since.
     """
     paths = {name: manifest_path(prefix) for name, prefix in job.prefixes().items()}
     if any(not_ours(job, name, path=path) for name, path in paths.items()):
@@ -73,7 +73,7 @@ def check_replaced(job: Job, pending: PendingCommit) -> None:
     """Refuse to replace results of other jobs without --overwrite; with it, note what is replaced.
 
     Args:
-        job: it may replace its own results.
+        job: a job may replace its own results.
         pending: files that an unfinished run renamed; those are not results yet.
 
     Raises:
@@ -139,7 +139,7 @@ def stale_partitions(job: Job) -> list[str]:
 
 
 def _obstacle(job: Job, name: str, path: Path, *, pending: PendingCommit) -> str | None:
-    """Why a result must not be replaced; None: it is one of this job, or there is none."""
+    """Why a result must not be replaced; None: it belongs to this job, or does not exist."""
     if path.exists():
         return not_ours(job, name, path=path)
     files = [file for file in map(path.with_suffix, (".idx", ".bin")) if file.exists()]
@@ -149,7 +149,7 @@ def _obstacle(job: Job, name: str, path: Path, *, pending: PendingCommit) -> str
 
 
 def not_ours(job: Job, name: str, *, path: Path) -> str | None:
-    """Why a manifest is not of a result of this job; None: it is."""
+    """Why a manifest does not describe a result of this job; None: it does."""
     if not path.is_file():
         return "it is not a file"
     try:
@@ -159,10 +159,10 @@ def not_ours(job: Job, name: str, *, path: Path) -> str | None:
 
 
 def corpus_manifest(path: Path) -> CorpusManifest:
-    """The manifest of a corpus.
+    """Read the manifest of a corpus.
 
     Raises:
-        UsageError: that of a blend, or nothing. DamageError: it was altered.
+        UsageError: a blend's manifest, or no file. DamageError: it was altered.
     """
     found = load_manifest(path)
     if not isinstance(found, CorpusManifest):
@@ -177,7 +177,7 @@ def _damage(path: Path) -> str | None:
 
 
 def _other_job(job: Job, name: str, found: CorpusManifest) -> str | None:
-    """How a finished corpus differs from what this job would write; None: not at all."""
+    """How a finished corpus differs from what this job would write; None: no difference."""
     if reason := _other_options(job, name, found):
         return reason
     known = found.provenance
@@ -197,7 +197,7 @@ def _other_job(job: Job, name: str, found: CorpusManifest) -> str | None:
 
 
 def _other_options(job: Job, name: str, found: CorpusManifest) -> str | None:
-    """The same without the inputs."""
+    """`_other_job` without the inputs."""
     known = found.provenance
     if known is None or found.tokenizer is None:
         return "it was not made by this command"

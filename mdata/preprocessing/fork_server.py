@@ -1,9 +1,9 @@
 """The fork server: a process that imports modules and builds the tokenizer once, then forks the workers.
 
-It is spawned, so it inherits no thread and no lock, and has one thread itself when it forks: that makes forking safe
-here and not in the caller's process. Workers share the memory of what it imported and built until one of them changes
-it. Afterwards it waits: it returns the exit code of a worker on request, and kills all workers when its pipe ends, that
-is, with the process that owns it. Ctrl-C is blocked in all of them.
+It is spawned, so it inherits no thread and no lock, and it has one thread when it forks: that makes forking safe here,
+unlike in the caller's process. Workers share the memory of what it imported and built, until one of them changes it.
+Afterwards it waits: it returns the exit code of a worker on request, and kills all workers when its pipe ends, that is,
+when its owner ends. Ctrl-C is blocked in all of them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from mdata.tokenizers.registry import build_tokenizer
 
 _GRACE_S = 5.0
 
-# Tokenizers build tables with their first text, which forks then share. The second text has a character for which a
-# fast engine may fall back to the exact one (mdata/tokenizers/engines/exact_fallback.py).
+# Tokenizers build tables when they encode their first text; forks then share them. The second text has a character for
+# which a fast engine may fall back to the exact one (mdata/tokenizers/engines/exact_fallback.py).
 _FIRST_TEXTS = ("text", "\U0001fae8")
 
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """The tokenizer that workers use, and what they do."""
+    """The tokenizer that workers use, and their work."""
 
     recipe: TokenizerConfig
     spec: EncodeSpec
@@ -49,8 +49,9 @@ class ForkServer:
     """The parent's end. The process starts at once, and forks when `start_workers` is called.
 
     Args:
-        pipes: for each worker its end of a pipe; it receives (number, buffer, chunk), sends (number, buffer, result).
-        buffers: for each worker the buffers that it writes to.
+        pipes: for each worker, its end of a pipe; it receives (number, buffer, chunk) and sends (number, buffer,
+            result).
+        buffers: for each worker, the buffers that it writes to.
     """
 
     def __init__(self, pipes: Sequence[Connection], buffers: Sequence[Sequence[SentDescriptor]]) -> None:
@@ -60,15 +61,15 @@ class ForkServer:
         with _sigint_blocked(), environment(**_ONE_THREAD), _without_main_module():
             self.process.start()
         theirs.close()
-        # The process may not be reading yet, and a vocabulary is more than a pipe holds.
+        # The process may not be reading yet, and a vocabulary is larger than a pipe's buffer.
         self._sender = ThreadPoolExecutor(1, "fork server")
 
     def preload(self, recipe: TokenizerConfig) -> None:
-        """Build this tokenizer, which is probably that of `start_workers`."""
+        """Build this tokenizer in advance: `start_workers` will probably use it."""
         self._sender.submit(self._send, recipe)
 
     def start_workers(self, setup: WorkerSetup) -> None:
-        """Fork the workers; the pipe of one that cannot start ends."""
+        """Fork the workers; if one cannot start, its pipe ends."""
         self._sender.submit(self._send, setup)
 
     def _send(self, message: object) -> None:
@@ -102,7 +103,7 @@ def _run_server(connection: Connection, pipes: list[Connection], buffers: list[l
     children: dict[int, int] = {}
     try:
         tokenizer, spec = _prepared(connection)
-        # The garbage collector does not touch what exists now, so that its pages stay shared.
+        # The garbage collector ignores objects that exist now, so their pages stay shared.
         gc.collect()
         gc.freeze()
         for number, (pipe, own) in enumerate(zip(pipes, buffers, strict=True)):
@@ -119,18 +120,18 @@ def _run_server(connection: Connection, pipes: list[Connection], buffers: list[l
     finally:
         for child in children.values():
             os.kill(child, signal.SIGKILL)
-        # After a wait, their CPU time counts as that of this process.
+        # After a wait, their CPU time counts as this process's.
         for child in children.values():
             os.waitpid(child, 0)
 
 
 def _prepared(connection: Connection) -> tuple[Tokenizer, EncodeSpec]:
-    """The tokenizer and the spec. A recipe to preload may come first, and is built while its sender verifies it."""
+    """The tokenizer and the spec. A config to preload may come first; it is built while the sender verifies it."""
     preloaded, tokenizer = None, None
     message = _receive(connection)
     if isinstance(message, TokenizerConfig):
         preloaded = message
-        with suppress(Exception):  # its sender meets the same error, and chooses another engine
+        with suppress(Exception):  # the sender gets the same error, and chooses another engine
             tokenizer = _built(preloaded)
         message = _receive(connection)
     if tokenizer is None or message.recipe != preloaded:
@@ -147,7 +148,7 @@ def _built(recipe: TokenizerConfig) -> Tokenizer:
 
 
 def _fork(work: Callable[[], None], *, without: Sequence[Connection]) -> int:
-    """Do the work in a child process without these pipes, whose other ends must notice when their owners end."""
+    """Do the work in a child process, which closes these pipes so that their other ends notice when the owners end."""
     child = os.fork()
     if child:
         return child

@@ -1,6 +1,6 @@
-"""Corpora joined into one: whole documents copied in bounded runs, their origins, and their counts added up.
+"""Joins corpora into one: whole documents are copied in bounded runs, with their origins, and the counts are added.
 
-A merge copies the tokens through the usual writer, which hashes and checks them; one that was interrupted starts over.
+A merge copies the tokens through the usual writer, which hashes and checks them; an interrupted merge starts over.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def merge_partitions(prefixes: Sequence[Path], writer: CorpusWriter) -> None:
     """Append the pairs with these prefixes, and their origins, to a new corpus.
 
     Raises:
-        DamageError: a pair is not what was written. ResourceError: the disk is full.
+        DamageError: a pair differs from what was written. ResourceError: the disk is full.
     """
     for prefix in prefixes:
         (reader,) = open_corpus(prefix).readers
@@ -47,7 +47,7 @@ def document_runs(
     first = 0
     while first < reader.num_documents:
         boundaries = np.array(reader.boundaries[first : first + _DOCUMENTS_AT_ONCE + 1])
-        # Tokens before each of these sequences, the one past the last included.
+        # Tokens before each of these sequences, including the one past the last.
         starts = np.full(len(boundaries), reader.num_tokens, np.int64)
         inside = boundaries < reader.num_sequences
         starts[inside] = reader.pointers[boundaries[inside]] // reader.dtype.itemsize
@@ -65,6 +65,6 @@ def add_statistics(statistics: Sequence[Statistics]) -> Statistics:
     width = max(len(part.document_lengths) for part in statistics)
     lengths = np.zeros(width, np.int64)
     for part in statistics:
-        # Of an empty partition the list is empty, which numpy would take for floats.
+        # The list of an empty partition is empty; numpy would make it an array of floats.
         lengths[: len(part.document_lengths)] += np.array(part.document_lengths, np.int64)
     return Statistics(document_lengths=lengths.tolist(), text_bytes=sum(part.text_bytes or 0 for part in statistics))

@@ -1,9 +1,9 @@
-"""The journal of a run: records that are on the device before anything depends on them.
+"""The journal of a run: records that are synced to disk before anything depends on them.
 
 One record per line: 16 hex digits of BLAKE3 of the rest, a blank, JSON. A line that a crash truncated or that is not a
-record is ignored, and all after it. The first record describes the job; each "state" record follows an fsync of all
-temporary files and has their sizes and digests of their ends; a "placing" record names the files that are about to be
-renamed to their final names; "given up" means that they are being removed, and that nothing can be continued.
+record is ignored, and so is everything after it. The first record describes the job; each "state" record follows an
+fsync of all temporary files and has their sizes and digests of their ends; a "placing" record names the files that are
+about to be renamed to their final names; "given up" means that files are being removed and nothing can be continued.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Journal:
 
     Attributes:
         records: those in the file when it was opened.
-        resumable: whether a run can be continued from it; whoever records a state sets it.
+        resumable: whether a run can be continued from it; set by the code that records a state.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,10 +49,10 @@ class Journal:
                 raise
 
     def append(self, record: dict[str, Any]) -> None:
-        """Write a record; when this returns it is on the device.
+        """Write a record; it is synced to disk when this returns.
 
         Raises:
-            ResourceError: the disk is full, or another fault of the file system.
+            ResourceError: the disk is full, or another error of the file system.
         """
         line = _line(record)
         try:
@@ -72,14 +72,14 @@ class Journal:
         self._cut(0)
 
     def close(self, *, keep: bool = True) -> None:
-        """Stop writing; the file stays, or is removed."""
+        """Stop writing; the file is kept, or removed."""
         self._open.close()
         if not keep:
             with suppress(OSError):
                 self.path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove the file: what it described is finished, or gone."""
+        """Remove the file: the run it described is finished or discarded."""
         with os_errors_named(f"removing {self.path}"):
             # Temporary files that were removed must not reappear after a power loss without a journal.
             atomic_io.sync_folder(self.path.parent)
@@ -93,7 +93,7 @@ class Journal:
 
 
 def first_record(path: Path) -> dict[str, Any] | None:
-    """The first record of a journal, which describes its job; None if the file is no journal or cannot be read."""
+    """The first record of a journal, which describes its job; None if the file is not a journal or cannot be read."""
     try:
         with path.open("rb") as file:
             return _record(file.readline())

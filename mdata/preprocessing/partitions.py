@@ -1,8 +1,8 @@
-"""Partitions: which one a document belongs to, and how they are called.
+"""Partitions: which one a document belongs to, and their names.
 
 Megatron's partitions: without keep_sequential_samples row j (from 0, over all files) goes to partition j mod P; with
-it, partition i has the rows i k to (i + 1) k - 1 where k = ceil(rows / P). Held-out documents go to a result of their
-own instead. How they are merged: mdata/preprocessing/joining.py.
+it, partition i has the rows i k to (i + 1) k - 1 where k = ceil(rows / P). Held-out documents go to a separate result
+instead. How they are merged: mdata/preprocessing/joining.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Partitions:
 
     Attributes:
         count: number of partitions; 1: all documents in one.
-        rows_each: rows of each partition where they are runs of rows; None: every P-th row.
+        rows_each: rows of each partition if they are runs of rows; None: every P-th row.
         holdout: whether documents are held out.
     """
 
@@ -32,7 +32,7 @@ class Partitions:
 
     @property
     def numbers(self) -> range:
-        """Of the partitions, the held-out one included."""
+        """The numbers of all partitions, including the held-out one."""
         return range(self.count + self.holdout)
 
     @property

@@ -1,8 +1,8 @@
-"""A part of a job: `--shard 3/64` makes the third of 64 parts, as an ordinary run with results of its own.
+"""A part of a job: `--shard 3/64` makes the third of 64 parts, as an ordinary run with its own results.
 
-The one place where a run becomes a part: it gets the files and sections of files that are the part's share, and names
-of its own for its results, `PREFIX-00003-of-00064_KEY_LEVEL.*`. Rows of a section count from its beginning, since
-nobody knows how many lines come before it; `mdata merge` adds them up. What needs all rows is refused by name.
+Only this module knows about parts: the run gets the files and sections of files that make up the part, and its results
+get the names `PREFIX-00003-of-00064_KEY_LEVEL.*`. Rows of a section count from its beginning, since the number of lines
+before it is unknown; `mdata merge` adds them up. Options that need all rows are refused by name.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def part_of_job(
     """The options and inputs of the part that `options.shard` names.
 
     Args:
-        options: of the job, checked.
+        options: of the job, already checked.
         files: all inputs of the job.
 
     Raises:
-        UsageError: no such part, or options and inputs that cannot be divided.
+        UsageError: no such part, or options or inputs that cannot be divided.
         BadInputError: a parquet file without a readable end.
     """
     assert options.shard is not None, "the job is not divided"
@@ -67,7 +67,7 @@ def parse_shard(text: str) -> PartNumber:
 
 
 def part_name(part: PartNumber) -> str:
-    """What stands in the names of a part's files."""
+    """The text in the file names of a part, such as "00003-of-00064"."""
     return f"{part.number:05}-of-{part.count:05}"
 
 
@@ -77,7 +77,7 @@ def part_prefix(output_prefix: str, part: PartNumber) -> str:
 
 
 def check_divisible(options: PreprocessOptions, files: Sequence[SourceFile] = ()) -> None:
-    """Refuse what cannot be made in parts.
+    """Refuse options that do not work with parts.
 
     Raises:
         UsageError: names the option and says why.

@@ -1,7 +1,7 @@
 """The plan of a run: everything that is known before the first record is tokenized.
 
-A `Job` has the inputs as they are now, the tokenizer, how records are read and where documents go; and the description
-by which a journal tells whether an earlier run was the same job.
+A `Job` has the state of the inputs, the tokenizer, how records are read and where documents go; and the description
+that a journal uses to tell whether an earlier run was the same job.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mdata.preprocessing.encode_chat import ChatSpec
     from mdata.sentences.splitter import Splitter
 
-# How a user can name an end-of-document token.
+# How a user can choose an end-of-document token.
 _EOD_SETTINGS = MappingProxyType(
     {
         "HuggingFaceTokenizer": "an eos_token (or sep_token) in tokenizer_config.json",
@@ -56,7 +56,7 @@ class Job:
     spec: EncodeSpec
     partitions: Partitions
     progress: Progress
-    # Whether an input differs from that of an earlier result, and how; it may have to be read for that, so once.
+    # Whether and how an input differs from that of an earlier result. It may have to be read for this, so it is cached.
     compared: dict[tuple[int, str, str], str | None] = field(default_factory=dict, compare=False)
 
     @property
@@ -71,7 +71,7 @@ class Job:
     def description(self) -> dict[str, Any]:
         """What distinguishes this job from others, except its inputs: JSON types.
 
-        The policy for bad rows is separate, because it may change as long as there were none.
+        The policy for bad rows is separate, because it may change as long as there were no bad rows.
         """
         options = content_options(self.options)
         chat = {} if self.spec.chat is None else {"chat_template": self.spec.chat.template.fingerprint}
@@ -86,7 +86,7 @@ class Job:
         }
 
     def recorded_options(self, name: str) -> dict[str, Any]:
-        """What the manifest of a result records of the options."""
+        """The options that the manifest of a result records."""
         recorded = {**content_options(self.options), "result": name}
         if self.spec.splitter is not None:
             recorded["sentence_tables"] = self.spec.splitter.fingerprint
@@ -105,7 +105,7 @@ class Job:
 
 
 def useful_workers(options: PreprocessOptions, files: Sequence[SourceFile]) -> int:
-    """Number of workers, at most one per chunk where chunks can be counted."""
+    """Number of workers, at most one per chunk if chunks can be counted."""
     if any(file.streamed for file in files):
         return options.workers
     return min(options.workers, -(-sum(file.disk_bytes for file in files) // options.chunk_bytes))
@@ -118,10 +118,10 @@ def plan_job(
     progress: Progress,
     on_files_read: Callable[[TokenizerConfig], None] | None = None,
 ) -> Job:
-    """Load the tokenizer, and count rows where partitions need it.
+    """Load the tokenizer, and count rows if partitions need it.
 
     Args:
-        options: checked options.
+        options: already checked.
         files: the inputs.
         progress: receives notes on the tokenizer.
         on_files_read: see `load_tokenizer`.
@@ -223,7 +223,7 @@ def printable_path(path: os.PathLike[str]) -> str:
 
 
 def input_name(file: SourceFile) -> str:
-    """An input as text, with the section that is read of it."""
+    """An input as text, with the section that is read."""
     return section_name(printable_path(file.path), file.section)
 
 
@@ -276,7 +276,7 @@ def _eod_to_append(options: PreprocessOptions, tokenizer: Tokenizer) -> int | No
 
 
 def _rows_per_partition(options: PreprocessOptions, files: Sequence[SourceFile], read: ReadSpec) -> int | None:
-    """ceil(rows / P) where partitions are runs of rows: reads the input once just to count them."""
+    """ceil(rows / P) if partitions are runs of rows; reads the input once to count them."""
     if options.partitions == 1 or not options.keep_sequential_samples:
         return None
     if any(file.path == STDIN for file in files):

@@ -1,9 +1,8 @@
 """The options of a preprocess run, by the names of Megatron's tool.
 
-Nothing here reads a file. `check_options` refuses values that are wrong by themselves, and `content_options` selects
-those that decide what is written (the others, such as workers, may change when a run is continued). Options without
-effect are in mdata/preprocessing/unused_options.py, those of Megatron that mdata never uses in
-cli/preprocess_options.py.
+Nothing here reads a file. `check_options` refuses invalid values, and `content_options` selects the options that decide
+what is written (others, such as workers, may change when a run is continued). Options without effect are found in
+mdata/preprocessing/unused_options.py; options of Megatron that mdata ignores are in cli/preprocess_options.py.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ class PreprocessOptions:
         include, exclude: patterns for files in folders; see mdata/sources/folder_files.py.
         output_prefix: results are named `{output_prefix}_{key}_{level}.*`.
         tokenizer_type: Megatron's name of the tokenizer.
-        tokenizer_model: its file or folder, for the types that have one.
+        tokenizer_model: its file or folder, for types that have one.
         vocab_file: the vocabulary, for the types that have one.
         merge_file: the merges of a byte-level BPE.
         tokenizer_options: further options of the type, as (name, value) pairs.
         engine: the library that tokenizes; "auto": the fastest one that gives the exact ids.
         json_keys: the values of each key are tokenized into a corpus of their own.
         input_format: "auto" decides by name and content.
-        text_documents: what a document of plain text is: a file, or a paragraph (blank lines separate).
-        text_template: the text of a record, made of several columns; then the one key only names the result.
-        where: a filter over the columns of a record; others are left out, and counted.
+        text_documents: a document of plain text is a file, or a paragraph (separated by blank lines).
+        text_template: builds the text of a record from several columns; the one key then only names the result.
+        where: a filter over the columns of a record; rows that do not match are left out, and counted.
         append_eod: write the end-of-document id after each document that is not empty.
         workers: number of processes that tokenize; 1: this process does. The result is the same.
         chat: records are conversations; the sequences of a document are context, trained, context, trained ...
@@ -56,7 +55,7 @@ class PreprocessOptions:
         partitions: also write P partitions, `{output_prefix}_{i}_{key}_{level}.*`; the result is all of them merged.
         keep_sequential_samples: partitions are runs of rows instead of every P-th row.
         shard: "3/64": make the third of 64 parts of the job, `{output_prefix}-00003-of-00064_{key}_{level}.*`.
-        shard_inputs: set by `preprocess` itself: which inputs the job has that the part belongs to.
+        shard_inputs: set by `preprocess` itself: all inputs of the job that the part belongs to.
         holdout: this share of the documents, chosen by a hash of their text, goes to
             `{output_prefix}_holdout_{key}_{level}.*` instead; a decimal number of at most 1.
         on_error: stop at the first bad row, skip bad rows, or skip them and write them to a file.
@@ -65,9 +64,8 @@ class PreprocessOptions:
         max_record_bytes: a longer line or document is a bad row.
         overwrite: replace results of this prefix that were made from other input or with other options.
         verify_input: hash the inputs again before continuing, even if size and modification time agree.
-        work_folder: where results are made whose output_prefix is an address (s3://, gs://, az://) before they are put
-            there.
-        chunk_bytes: how much text a worker is given at once. The tokens are the same.
+        work_folder: if output_prefix is an address (s3://, gs://, az://): results are written here, then uploaded.
+        chunk_bytes: how much text a worker gets at once. It does not change the tokens.
         checkpoint_s: seconds between journal records.
     """
 
@@ -193,17 +191,17 @@ def _check_names(options: PreprocessOptions) -> None:
 
 
 def template_and_filter(options: PreprocessOptions) -> tuple[TextTemplate | None, RowFilter | None]:
-    """What text_template and where say.
+    """Parse text_template and where.
 
     Raises:
-        UsageError: one of them cannot be understood; names the position.
+        UsageError: one of them cannot be parsed; names the position.
     """
     template, where = options.text_template, options.where
     return None if template is None else parse_template(template), None if where is None else parse_filter(where)
 
 
 def content_options(options: PreprocessOptions) -> dict[str, Any]:
-    """The options that decide, besides input and tokenizer, what is written; recorded in journals and manifests."""
+    """The options that, besides input and tokenizer, decide what is written; recorded in journals and manifests."""
     names: tuple[str, ...] = (
         "append_eod",
         "holdout",
@@ -227,5 +225,5 @@ def content_options(options: PreprocessOptions) -> dict[str, Any]:
         **recorded,
         "json_keys": list(options.json_keys),
         "tokenizer_type": options.tokenizer_type,
-        "piece_bytes": options.chunk_bytes,  # the name that manifests of version 1 have
+        "piece_bytes": options.chunk_bytes,  # its name in manifests of version 1
     }

@@ -1,13 +1,13 @@
-"""Resuming: continue what an interrupted run of the same job left, or discard it and say why.
+"""Resuming: continue an interrupted run of the same job, or discard its files and say why.
 
-The journal's first record must describe this very job (options that decide content, tokenizer, names of the results).
+The journal's first record must describe the same job (options that decide content, tokenizer, names of the results).
 Inputs that were read must be the same, in the same order: one whose size and modification time agree is trusted,
-another is read again and compared chunk by chunk. What comes after the part that was read may have changed: a file
-whose bad row was corrected, or that has grown, is continued.
+another is read again and compared chunk by chunk. The unread rest may have changed: a run continues with a file whose
+bad row was corrected, or that has grown.
 
 A name proves nothing, because an older result may have it. Before a run renames its first file the journal lists its
-files by inode and size; only such files are rolled back to their temporary names, and where they are kept their
-content is compared as well (mdata/indexed/append_file.py). Device numbers are left out: a restart may change them.
+files by inode and size; only such files are rolled back to their temporary names, and their content is compared if they
+are kept (mdata/indexed/append_file.py). Device numbers are left out: a restart may change them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FileMark = list[int]  # inode and size: JSON types
 
 @dataclass(frozen=True)
 class PendingCommit:
-    """The files that a run was about to rename, by their final names; none if it had not come so far."""
+    """The files that a run was about to rename, by their final names; empty if it had not reached that point."""
 
     files: dict[str, _FileMark] = field(default_factory=dict)
     quarantine: _FileMark | None = None
@@ -52,7 +52,7 @@ class PendingCommit:
         return self.quarantine is not None and _mark(path) == self.quarantine
 
     def roll_back(self, prefix: Path) -> None:
-        """Rename the run's own files of a result back to temporary names, after removing what describes the .bin."""
+        """Rename the run's files of a result back to temporary names, after removing those that describe the .bin."""
         with os_errors_named(f"rolling back {prefix}"):
             if self.has(bin_path(prefix)):
                 for path in (manifest_path(prefix), idx_path(prefix)):
@@ -63,7 +63,7 @@ class PendingCommit:
                 _rename_back(origins_path(prefix))
 
     def roll_back_quarantine(self, path: Path) -> None:
-        """The same for the run's own quarantine file."""
+        """The same for the run's quarantine file."""
         if self.has_quarantine(path):
             with os_errors_named(f"rolling back {path}"):
                 _rename_back(path)
@@ -94,7 +94,7 @@ def remove_partials(prefix: Path) -> None:
 
 
 def _rename_back(path: Path) -> None:
-    """To the temporary name; a file that has it cannot be this one."""
+    """Rename back to the temporary name; a file that already has it cannot be this one."""
     atomic_io.rename(path, atomic_io.partial_path(path))
     atomic_io.sync_folder(path.parent)
 
@@ -112,9 +112,9 @@ class StartPoint:
     """Where a run begins.
 
     Attributes:
-        state: what is done already.
+        state: the work that is done.
         writers: the state of each corpus writer, by the result's name; empty: from the start.
-        quarantine: where to continue the quarantine file.
+        quarantine: state from which to continue the quarantine file.
         pending: the commit that had begun.
     """
 
@@ -131,7 +131,7 @@ class StartPoint:
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """What a journal says of an earlier run: its state if it can be continued, else why not; a commit it had begun."""
+    """What a journal says about an earlier run: its state, or why it cannot be continued; a commit it had begun."""
 
     state: RunState | None
     why_not: str | None
@@ -139,12 +139,12 @@ class EarlierRun:
 
     @property
     def was_committing(self) -> bool:
-        """Whether a run of this very job had begun to commit: it was allowed to replace what is there."""
+        """Whether a run of this same job had begun to commit: it was allowed to replace the existing files."""
         return self.state is not None and bool(self.pending.files)
 
 
 def read_earlier_run(job: Job, journal: Journal) -> EarlierRun:
-    """What the journal says of an earlier run; nothing is changed yet."""
+    """Read from the journal what an earlier run did; nothing is changed yet."""
     # A run that continues under another policy for bad rows adds a job record.
     jobs = [record["job"] for record in journal.records if record["kind"] == "job"]
     states = [record for record in journal.records if record["kind"] == "state"]
@@ -163,7 +163,7 @@ def resume_or_restart(job: Job, journal: Journal, *, earlier: EarlierRun) -> Sta
     """Continue an earlier run of this job, or discard it and start over.
 
     Raises:
-        UsageError: a run that writes some of the same files is active.
+        UsageError: an active run writes some of the same files.
     """
     _discard_conflicting_runs(job, journal)
     if earlier.state is None:
@@ -175,7 +175,7 @@ def resume_or_restart(job: Job, journal: Journal, *, earlier: EarlierRun) -> Sta
     last = next(record for record in reversed(journal.records) if record["kind"] == "state")
     quarantine = last["quarantine"]
     if last_job != job.description():
-        # Another policy, and no bad row so far: the quarantine file was empty.
+        # The policy changed and there was no bad row so far, so the quarantine file was empty.
         _remove_quarantine(last_job, earlier.pending)
         quarantine = None
         journal.append({"kind": "job", "job": job.description()})
@@ -184,7 +184,7 @@ def resume_or_restart(job: Job, journal: Journal, *, earlier: EarlierRun) -> Sta
 
 
 def start_over(job: Job, journal: Journal) -> StartPoint:
-    """Discard what an earlier run left, its temporary files included."""
+    """Discard the files of an earlier run, including temporary files."""
     discard_run(journal)
     journal.restart()
     journal.append({"kind": "job", "job": job.description()})
@@ -192,9 +192,9 @@ def start_over(job: Job, journal: Journal) -> StartPoint:
 
 
 def discard_run(journal: Journal) -> None:
-    """Remove what the run of a journal left unfinished; results with a manifest are finished and stay.
+    """Remove the unfinished files of a journal's run; results with a manifest are finished and stay.
 
-    The journal says so before the first file is removed: what is removed in part must not be continued.
+    The journal records this before the first file is removed: a partly removed run must not be continued.
     """
     if not journal.records:
         return
@@ -241,7 +241,7 @@ def _discard_conflicting_runs(job: Job, journal: Journal) -> None:
 
 
 def _other_job(old: dict[str, Any], new: dict[str, Any], *, bad: int) -> str | None:
-    """The first difference because of which one cannot continue the other; None: it can."""
+    """The first difference that prevents continuing the other job; None: it can be continued."""
     policies = old.get("policy"), new["policy"]
     reason = difference({**old, "policy": None}, {**new, "policy": None})
     if reason is None and bad and policies[0] != policies[1]:
@@ -253,7 +253,7 @@ def _policy(policy: dict[str, Any] | None) -> str:
     return " ".join(["on_error", *(str(value) for value in (policy or {}).values() if value is not None)])
 
 
-# In messages an option has a name that users know.
+# Messages use the option names that users know.
 _NAMES = MappingProxyType({"piece_bytes": "chunk_bytes", "shard_inputs": "the list of inputs"})
 
 
@@ -267,7 +267,7 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
 
 
 def _short(value: object) -> str:
-    """Enough of a value to tell it from another; a fingerprint has 64 digits."""
+    """A value shortened, but distinguishable; a fingerprint has 64 digits."""
     text = str(value)
     return text if len(text) <= 40 else f"{text[:12]}..."
 
@@ -278,7 +278,7 @@ def input_changed(job: Job, file: SourceFile, *, known: InputState) -> str | Non
     if name != known.path:
         return f"the input was {known.path}, is {name}"
     same = (file.size_bytes, file.modified_ns) == (known.size_bytes, known.modified_ns)
-    # Standard input has neither; it is compared while it is read again.
+    # Standard input has no size or modification time; it is compared while it is read again.
     if (same and not job.options.verify_input) or name == "-":
         return None
     digests = []
@@ -299,7 +299,7 @@ def _changed_input(job: Job, state: RunState) -> str | None:
     for file, known in zip(job.files, state.inputs, strict=False):
         if reason := input_changed(job, file, known=known):
             return reason
-        # An input of the same content is recorded as it is now.
+        # If the content is the same, the input is recorded with its present size and time.
         known.size_bytes, known.modified_ns = file.size_bytes, file.modified_ns
     return None
 

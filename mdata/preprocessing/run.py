@@ -1,8 +1,8 @@
 """`preprocess`: plan, tokenize in worker processes, write in order with a journal, then commit and write manifests.
 
-The parent process gives chunks of the input to workers and takes the results back in the order of the input, so the
-files do not depend on the number of workers or on interruptions. No file has its final name until everything is
-tokenized. How an interrupted run is continued: mdata/preprocessing/resume.py.
+The parent process gives chunks of the input to workers and collects the results in the order of the input, so the files
+do not depend on the number of workers or on interruptions. No file has its final name until everything is tokenized.
+How an interrupted run is continued: mdata/preprocessing/resume.py.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
     Raises:
         UsageError: unusable options, input or tokenizer; another run writes to this prefix; or results of another job
             that must not be replaced.
-        BadInputError: a bad row, by file and row; correct it and run again to continue.
-        ResourceError: disk, memory or a worker was lost; run again to continue.
+        BadInputError: a bad row; names file and row; correct it and run again to continue.
+        ResourceError: the disk or memory ran out, or a worker died; run again to continue.
         StoppedError: stopped on request; run again to continue.
     """
     check_options(options)
@@ -54,7 +54,7 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
 def _preprocess(
     options: PreprocessOptions, progress: Progress, elsewhere: Callable[[Job], PreprocessResult | None] | None = None
 ) -> PreprocessResult:
-    """A run with results at a path; `elsewhere` says which results of the job are finished in storage."""
+    """A run with results at a path; `elsewhere` says which results of the job are finished in object storage."""
     chosen = PathFilter(options.include, options.exclude)
     files = find_inputs(options.input, format=options.input_format, filter=chosen, progress=progress).files
     if options.shard is not None:
@@ -64,11 +64,11 @@ def _preprocess(
     with os_errors_named("making the output folder"):
         Path(options.output_prefix).parent.mkdir(parents=True, exist_ok=True)
     with os_errors_named(f"writing {options.output_prefix}"), ExitStack() as stack:
-        # Processes start first: they import while the tokenizer is loaded here.
+        # Start the processes first: they import modules while the tokenizer is loaded here.
         pool = stack.enter_context(Pool(useful_workers(options, files)))
         job = plan_job(options, files, progress=progress, on_files_read=pool.preload)
-        # If nothing is left to do, nothing is written, not even a lock: the folder may be read-only. What a run
-        # left that died in its last moments is removed under the lock.
+        # If nothing is left to do, nothing is written, not even a lock: the folder may be read-only. Leftovers of a run
+        # that died at its very end are removed under the lock.
         found = (elsewhere and elsewhere(job)) or finished_before(job)
         if found and not any(job.beside(ending).exists() for ending in ("journal", "lock")):
             progress.note(_ALREADY_FINISHED)
@@ -81,7 +81,7 @@ def _preprocess(
             progress.note("--verify-input has no effect: there is no earlier run whose input could be compared")
         stack.callback(lambda: journal.close(keep=journal.resumable))
         if found:
-            # The run that made the results died just before its end, or another job was begun and given up.
+            # The run that made the results died just before its end, or another job was started and abandoned.
             discard_run(journal)
             journal.remove()
             progress.note(_ALREADY_FINISHED)

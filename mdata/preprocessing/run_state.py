@@ -1,7 +1,7 @@
-"""How much of the input a run has done: files, rows and counts, as state that a journal can record.
+"""How much of the input a run has processed: files, rows and counts, as state that a journal can record.
 
-The hash of an input is known when its last chunk was done: BLAKE3 over the BLAKE3s of its chunks. Until then the
-digests of its chunks are kept, because a later run may have to prove that what was read has not changed.
+The hash of an input is known after its last chunk: BLAKE3 over the BLAKE3s of its chunks. Until then the digests of its
+chunks are kept, because a later run may have to prove that the part already read has not changed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from blake3 import blake3
 
 @dataclass
 class InputState:
-    """One file as far as it was read: how it was found, and the digests of its chunks."""
+    """One file as far as it was read: its size and time, and the digests of its chunks."""
 
     path: str
     size_bytes: int
@@ -23,7 +23,7 @@ class InputState:
     rows: int = 0
     hash: str | None = None
     digests: list[bytes] = field(default_factory=list)
-    # Of a section the digests are kept: who joins the parts makes the hash of the file from them.
+    # The digests of a section are kept: joining the parts computes the hash of the file from them.
     is_section: bool = False
 
 
@@ -32,7 +32,7 @@ class RunState:
     """Counts of a run, in the order of the input.
 
     Attributes:
-        inputs: files begun, in order; all but the last are closed.
+        inputs: files that were started, in order; all but the last are closed.
         rows: rows read in all files.
         records: rows that are records.
         bad: bad rows, the sum of `skipped`.
@@ -47,7 +47,7 @@ class RunState:
     bad: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     special: list[int] = field(default_factory=list)
-    # What the journal has already: inputs that are closed, digests of the one that is not.
+    # Already in the journal: closed inputs, and digests of the open one.
     _recorded_inputs: int = 0
     _recorded_digests: int = 0
 
@@ -61,26 +61,26 @@ class RunState:
 
     @property
     def next_chunk(self) -> tuple[int, int]:
-        """The numbers of file and chunk to do next."""
+        """The numbers of the next file and chunk."""
         if not self.inputs or self.inputs[-1].hash is not None:
             return len(self.inputs), 0
         return len(self.inputs) - 1, len(self.inputs[-1].digests)
 
     def open_input(self, path: str, size_bytes: int, *, modified_ns: int, is_section: bool = False) -> None:
-        """The next file begins."""
+        """Start the next file."""
         self.close_input()
         self.inputs.append(InputState(path, size_bytes, modified_ns, is_section=is_section))
         self._recorded_digests = 0
 
     def close_input(self) -> None:
-        """All chunks of the last file are done."""
+        """Record that all chunks of the last file are done."""
         if self.inputs and (last := self.inputs[-1]).hash is None:
             last.hash = blake3(b"".join(last.digests)).hexdigest()
             if not last.is_section:
                 last.digests.clear()
 
     def count_chunk(self, rows: int, digest: bytes, *, records: int, special: list[int]) -> None:
-        """A chunk of the file that was opened last is done."""
+        """Record that a chunk of the current file is done."""
         self.inputs[-1].rows += rows
         self.inputs[-1].digests.append(digest)
         self.rows += rows
@@ -88,12 +88,12 @@ class RunState:
         self.special = [old + new for old, new in zip(self.special, special, strict=True)]
 
     def count_bad_row(self, kind: str) -> None:
-        """A row is bad."""
+        """Count a bad row."""
         self.skipped[kind] += 1
         self.bad += 1
 
     def new_record(self) -> dict[str, Any]:
-        """A record for the journal: counts, and what is new in the inputs since the record before."""
+        """A record for the journal: counts, and the changes of the inputs since the previous record."""
         first = self._recorded_inputs
         inputs = [
             {"path": s.path, "size_bytes": s.size_bytes, "modified_ns": s.modified_ns, "rows": s.rows, "hash": s.hash}
@@ -112,12 +112,12 @@ class RunState:
         }
 
     def mark_recorded(self) -> None:
-        """The last `new_record` is in the journal."""
+        """Note that the last `new_record` is in the journal."""
         self._recorded_inputs = self.next_chunk[0]
         self._recorded_digests = len(self.inputs[-1].digests) if self.inputs else 0
 
     def replay(self, record: dict[str, Any]) -> None:
-        """Apply a record of the journal; records must come in their order."""
+        """Apply a record of the journal; records must be applied in order."""
         first = record["first_input"]
         begun = self.inputs[first].digests if first < len(self.inputs) else []
         self.inputs[first:] = [

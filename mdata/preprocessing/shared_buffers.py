@@ -1,10 +1,10 @@
-"""Arrays passed between two processes through shared memory, so that they are not copied through a pipe.
+"""Passes arrays between two processes through shared memory instead of copying them through a pipe.
 
 pickle (protocol 5) separates the memory of arrays from the rest. A worker writes that memory into a shared buffer, an
 unnamed file in memory (memfd); the rest, a few hundred bytes, goes through the pipe; the parent maps the buffer and
-gets arrays that are views of it. Through the pipe alone, 16 workers of a fast engine waited half their time for the one
-process that reads all pipes. The owner must not have a buffer written again before its views are released. The memory
-is freed with the last process that has it open.
+gets arrays that are views of it. With pipes only, 16 workers of a fast engine waited half their time for the one
+process that reads all pipes. The owner must not let a buffer be written again before its views are released. The memory
+is freed when the last process closes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALIGNMENT = 64  # of each array in a buffer, a cache line
 
 
 class PickledResult(NamedTuple):
-    """What goes through the pipe: the pickle, and where in the buffer each array starts and ends."""
+    """The message in the pipe: the pickle, and where in the buffer each array starts and ends."""
 
     head: bytes
     spans: list[tuple[int, int]]
@@ -41,13 +41,13 @@ class SharedBuffer:
 
     @property
     def fd(self) -> int:
-        """Its descriptor."""
+        """The file descriptor."""
         return self._open.fd
 
     def read(self, result: PickledResult) -> Any:
         """The value that was written; its arrays are read-only views of the buffer."""
         if result.spans and result.spans[-1][1] > len(self._view):
-            # Views of an older, smaller map keep that map alive.
+            # Views of an older, smaller map keep it alive.
             self._view = memoryview(mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ))
         return pickle.loads(result.head, buffers=[self._view[start:stop] for start, stop in result.spans])
 
@@ -65,7 +65,7 @@ def write_arrays(fd: int, value: object) -> PickledResult:
     spans = [(start, start + len(raw)) for (start, _), raw in zip(pairwise(ends), raws, strict=True)]
     size = spans[-1][1] if spans else 0
     if os.fstat(fd).st_size < size:
-        # To the next power of two, so that it is rarely mapped anew; bytes that are not written take no memory.
+        # Rounded up to a power of two, so that it is rarely mapped again; unwritten bytes take no memory.
         os.ftruncate(fd, max(_LEAST_BYTES, 1 << (size - 1).bit_length()))
     for (start, _), raw in zip(spans, raws, strict=True):
         while raw:
@@ -75,7 +75,7 @@ def write_arrays(fd: int, value: object) -> PickledResult:
 
 
 class SentDescriptor:
-    """A descriptor that can be pickled for a process that is being spawned; there `fd` is the same open file."""
+    """A descriptor that can be pickled for a process that is being spawned; `fd` there is the same open file."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

@@ -1,6 +1,6 @@
-"""The options of a preprocess run that are given and have no effect, because what they need is not asked for.
+"""Finds options of a preprocess run that are given but have no effect, because something they need is missing.
 
-A table of needs by option; nothing here reads a file, and a run only notes what it finds.
+A table of needs by option; nothing here reads a file, and a run only notes the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Need:
 
 def _tokenizer_file(field: str) -> Need:
     def is_met(options: PreprocessOptions, files: Sequence[SourceFile]) -> bool:
-        # Nothing is known of an unknown type; the loader refuses it by name.
+        # An unknown type is not judged here; the loader refuses it by name.
         return field in FILES_OF.get(options.tokenizer_type, (field,))
 
     return Need(f"a tokenizer type that reads it: {', '.join(t for t in FILES_OF if field in FILES_OF[t])}", is_met)

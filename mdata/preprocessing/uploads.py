@@ -1,10 +1,10 @@
-"""Results in object storage: made in a work folder as always, then put there, the manifest last.
+"""Results in object storage: written to a work folder as usual, then uploaded, the manifest last.
 
 The journal and the temporary files stay in the work folder, so a run that was stopped or killed continues there to the
-same bytes; what of the results is in storage already, by its hash, is not sent again. When all is there, the results in
-the work folder are removed. A manifest in storage that is of this very job means that nothing is left to do; one of
-another job is replaced only with --overwrite, and is removed before anything that it names is replaced. Two machines
-that write to one prefix at the same time are not kept apart: storage has no locks.
+same bytes; results that are already in storage, by their hash, are not sent again. After the upload the results in the
+work folder are removed. A manifest of the same job in storage means that nothing is left to do; one of another job is
+replaced only with --overwrite, and is removed before any file that it names is replaced. Two machines that write to one
+prefix at the same time are not protected from each other: storage has no locks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Uploads:
         self.local_options = replace(options, output_prefix=str(Path(options.work_folder, prefix.name)))
 
     def finished(self, job: Job) -> PreprocessResult | None:
-        """The results, if all of them are in storage already, made by this very job.
+        """The results, if all of them are in storage already, made by this same job.
 
         Raises:
             UsageError: results of another job are there, and --overwrite was not given.
@@ -88,10 +88,10 @@ class Uploads:
         return PreprocessResult(found, dict(paths), finished_before=True)
 
     def publish(self, result: PreprocessResult) -> PreprocessResult:
-        """Put results of the work folder into storage and remove them there.
+        """Upload the results of the work folder, then remove them from it.
 
         Raises:
-            UsageError, ResourceError: the storage refused or failed; the same command continues from here.
+            UsageError, ResourceError: the upload was refused or failed; the same command continues from here.
         """
         local = {name: path for name, path in result.paths.items() if isinstance(path, Path)}
         for path in local.values():
@@ -134,7 +134,7 @@ class Uploads:
         return self._folder.with_key(f"{self._folder.key}{prefix.name}{ending}")
 
     def _is_whole(self, manifest: Address, content: CorpusManifest) -> bool:
-        """Whether the pair beside a manifest is there, in its size."""
+        """Whether the pair beside a manifest exists with the right size."""
         folder = manifest.key.removesuffix(manifest.name)
         for shard in content.shards:
             facts = object_there(manifest.with_key(f"{folder}{bin_path(Path(shard.path)).name}"))
@@ -145,6 +145,6 @@ class Uploads:
 
 
 def _beside(manifest: Path) -> Iterator[Path]:
-    """The files of a result besides its manifest and its tokenizer."""
+    """The files of a result except its manifest and its tokenizer."""
     names = (manifest.with_name(manifest.stem + ending) for ending in RESULT_ENDINGS if ending != ".json")
     return (path for path in names if path.is_file())

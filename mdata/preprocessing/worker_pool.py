@@ -1,8 +1,8 @@
 """A pool of worker processes that encode chunks; results come back in the order of the chunks.
 
-A limited number of chunks is in work at once, so memory is bounded by that, not by the input. Workers are forked from
-the fork server (mdata/preprocessing/fork_server.py); each is connected by one pipe, and the death of one is noticed at
-once because its pipe ends. Workers ignore Ctrl-C and end when their pipe does, so only the parent handles it. With one
+The number of chunks in progress is limited, so memory does not grow with the input. Workers are forked from the fork
+server (mdata/preprocessing/fork_server.py); each is connected by one pipe, and a worker's death is noticed at once
+because its pipe ends. Workers ignore Ctrl-C and end when their pipe does, so only the parent handles it. With one
 worker there is no other process: the same function runs in this one.
 """
 
@@ -25,10 +25,10 @@ from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerConfig
 from mdata.tokenizers.registry import config_of
 from mdata.util.stop_signals import raise_pending_stop
 
-# Results of a worker that may wait for an earlier one, or for the writer: enough that a chunk which takes several times
-# as long as others does not stall the other workers. Each is an open file, and a process may have 1024 of them.
+# Results of a worker that may wait for an earlier chunk or for the writer: enough that a chunk which takes several
+# times as long as others does not stall the other workers. Each is an open file; a process may have 1024.
 _BUFFERS_PER_WORKER, _LEAST_BUFFERS, _MOST_BUFFERS = 8, 4, 512
-# The chunk that a worker encodes and its next one, so that it need not wait for the parent.
+# The chunk that a worker encodes, and the next one, so that it need not wait for the parent.
 _TASKS_PER_WORKER = 2
 
 
@@ -56,7 +56,7 @@ class Pool:
     def __init__(self, num_workers: int) -> None:
         self._workers: list[_Worker] = []
         self._fork_server: ForkServer | None = None
-        # A daemonic process (of multiprocessing.Pool, of torch's DataLoader) may not start any.
+        # A daemonic process (of multiprocessing.Pool or torch's DataLoader) may not start children.
         if num_workers < 2 or multiprocessing.current_process().daemon:
             return
         try:
@@ -73,7 +73,7 @@ class Pool:
             raise
 
     def preload(self, recipe: TokenizerConfig) -> None:
-        """Build this tokenizer in advance, because `encode` will probably be called with it."""
+        """Build this tokenizer in advance: `encode` will probably be called with it."""
         if self._fork_server is not None:
             self._fork_server.preload(recipe)
 
@@ -107,14 +107,14 @@ class Pool:
             raise _died(next(iter(ended.worker.tasks), None), self._fork_server.exit_code(number)) from ended
 
     def _in_order(self, chunks: Iterable[Chunk]) -> Iterator[Result]:
-        """Results and errors in the order of the chunks, so that which error is raised does not depend on timing."""
+        """Results and errors in the order of the chunks, so that timing does not decide which error is raised."""
         source = _deferred_errors(chunks)
         out: dict[int, Chunk] = {}
         done: dict[int, tuple[EncodedChunk | Exception, Callable[[], None]]] = {}
         wanted = number = 0
         following = next(source)
         while True:
-            # Every worker has one chunk before any has two.
+            # Every worker gets one chunk before any gets two.
             for num_tasks in range(_TASKS_PER_WORKER):
                 for worker in self._workers:
                     if isinstance(following, Chunk) and worker.can_take(following, num_tasks=num_tasks):
@@ -159,21 +159,21 @@ class _Worker:
 
     Attributes:
         tasks: the chunk it encodes, then its next one.
-        theirs: its end of the pipe, to be closed here when the worker has it.
+        theirs: its end of the pipe, closed here once the worker has it.
     """
 
     def __init__(self, num_buffers: int) -> None:
         self.connection, self.theirs = multiprocessing.Pipe()
         self.tasks: deque[tuple[int, Chunk]] = deque()
         self.buffers = [SharedBuffer() for _ in range(num_buffers)]
-        # Buffers are released by the thread that used a result last. The one released last is used first, so that no
-        # more memory is touched than needed.
+        # Buffers are released by the thread that used a result last. The most recently released one is reused first, so
+        # that as little memory as possible is touched.
         self._free = deque(range(num_buffers))
 
     def can_take(self, chunk: Chunk, *, num_tasks: int) -> bool:
-        """Whether it has this number of tasks and can be sent a chunk.
+        """Whether it has this number of tasks and can accept a chunk.
 
-        A chunk that is sent in advance stays in the pipe, so it must be small: to send a text would block.
+        A chunk that is sent in advance stays in the pipe, so it must be small: sending a whole text would block.
         """
         return len(self.tasks) == num_tasks and bool(self._free) and (num_tasks == 0 or chunk.data is None)
 
@@ -226,10 +226,10 @@ def _died(task: tuple[int, Chunk] | None, code: int | None) -> ResourceError:
 
 
 def _deferred_errors(chunks: Iterable[Chunk]) -> Iterator[Chunk | Exception | None]:
-    """The chunks, then the error of reading the next one if there is one, then None for ever."""
+    """The chunks, then the error of reading the next one if there is one, then None forever."""
     try:
         yield from chunks
-    # The caller raises it after the results of all chunks before it.
+    # The caller raises it after the results of all earlier chunks.
     except MdataError as error:
         yield error
     while True:

@@ -1,9 +1,9 @@
-"""The long part of a run: results of workers in, documents appended in the order of the input, checkpoints in between.
+"""The main loop of a run: takes results from workers, appends documents in input order, and checkpoints in between.
 
 A journal record follows an fsync of every temporary file. Nothing is guaranteed between two records: a run that
-continues truncates the files to the last one. What is unusual: an exception may arrive anywhere (Ctrl-C, SIGTERM), so
-a flag says whether files and counts agree; only then is a last record written on the way out. Appending happens in a
-thread of its own (mdata/util/background.py).
+continues truncates the files to the last one. What is unusual: an exception may arrive anywhere (Ctrl-C, SIGTERM), so a
+flag says whether files and counts agree; only then is a last record written on exit. Appending happens in a separate
+thread (mdata/util/background.py).
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from mdata.sources.input_files import STDIN, check_unchanged
 from mdata.util import atomic_io
 from mdata.util.background import BackgroundWorker
 
-# An fsync may be slow on shared storage: at most a tenth of the time goes there, but a record is never older than this.
+# An fsync may be slow on shared storage: it takes at most a tenth of the time, but a record is never older than this.
 _LONGEST_INTERVAL_S = 25.0
 _LEAST_RESULTS_AHEAD = 2
 
 
 class WriteLoop:
-    """All open files of a run. A context manager: leaving it by an error keeps what can be continued.
+    """All open files of a run. A context manager: leaving it with an error keeps what can be continued.
 
     Args:
         job: the plan.
-        journal: where checkpoints are recorded.
+        journal: receives checkpoints.
         start: where to begin.
 
     Attributes:
-        state: what is done.
+        state: the work that is done.
         writers: the writer of each result by name; None if an earlier run finished it.
         policy: handles bad rows.
     """
@@ -67,7 +67,7 @@ class WriteLoop:
                 for key in job.options.json_keys:
                     name = job.partitions.name(key, number)
                     self.writers[name] = self._open(name, number, start=start)
-            # The names of temporary files must be on the device before the journal refers to them.
+            # The names of temporary files must be synced to disk before the journal refers to them.
             folders = {writer.prefix.parent for writer in self.writers.values() if writer}
             folders |= {self.policy.quarantine.path.parent} if self.policy.quarantine else set()
             for folder in sorted(folders):
@@ -77,11 +77,11 @@ class WriteLoop:
             raise
 
     def run(self, pool: Pool) -> None:
-        """Tokenize and write everything that is not done.
+        """Tokenize and write all remaining input.
 
         Raises:
             BadInputError: a bad row, if the policy does not skip it.
-            UsageError: an input that changed. ResourceError: disk, memory or a worker was lost.
+            UsageError: an input that changed. ResourceError: the disk or memory ran out, or a worker died.
         """
         job = self.job
         done = sum(file.disk_bytes for file in job.files[: self.state.next_chunk[0]])
@@ -89,7 +89,7 @@ class WriteLoop:
         total = None if any(file.path == STDIN for file in job.files) else job.input_bytes
         job.progress.begin("tokenizing", total, unit="B", done=done)
         self._due = time.monotonic() + job.options.checkpoint_s
-        # After a slow chunk many results come at once, and handing out work should not wait until they are written.
+        # After a slow chunk many results come at once; sending out work should not wait until they are written.
         with BackgroundWorker(self._append, limit=max(_LEAST_RESULTS_AHEAD, pool.num_processes)) as writer:
             for result in pool.encode(self._remaining_chunks(), job.tokenizer, spec=job.spec):
                 writer.put(result)
@@ -135,7 +135,7 @@ class WriteLoop:
         self.policy.close(keep=keep)
 
     def _remaining_chunks(self) -> Iterator[Chunk]:
-        """The chunks that are not done; those of a stream that are done are read again and compared."""
+        """The remaining chunks; finished chunks of a stream are read again and compared."""
         job = self.job
         first_file, first_chunk = self.state.next_chunk
         again = bool(first_chunk) and job.files[first_file].streamed
@@ -163,13 +163,13 @@ class WriteLoop:
         )
 
     def _append(self, result: Result) -> None:
-        """Everything done with one result, in the writing thread."""
+        """Process one result, in the writing thread."""
         begun = time.perf_counter()
         self._write(result.chunk, result.encoded)
         result.release()
         if time.monotonic() >= self._due:
             self._checkpoint()
-            # When the next record is due depends on how long this one took.
+            # The time of the next record depends on how long this one took.
             spent_s, wanted_s = time.perf_counter() - begun, self.job.options.checkpoint_s
             interval_s = max(wanted_s, min(10 * spent_s, _LONGEST_INTERVAL_S)) if wanted_s else 0
             self._due = time.monotonic() + interval_s
@@ -207,7 +207,7 @@ class WriteLoop:
         self._consistent = True
 
     def _open_inputs(self, count: int) -> None:
-        """Begin the files up to number `count`, empty ones included; those before the last are read."""
+        """Open the files up to number `count`, including empty ones; all before the last are fully read."""
         while len(self.state.inputs) < count:
             if self.state.inputs:
                 check_unchanged(self.job.files[len(self.state.inputs) - 1])
