@@ -1,7 +1,7 @@
-"""`python -m mdata` is the command `mdata`, for machines where scripts of packages are not on the path.
+"""`python -m mdata` is the command `mdata`, for machines where the scripts of packages are not on the PATH.
 
-The one module of mdata that knows the command line above it, and only while it is run as a program: importing it, as
-tools that walk a package do, imports nothing.
+The only module of mdata that imports the command line, and only when it is run as a program: importing it, as tools
+that walk a package do, imports nothing.
 """
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""What can go wrong, as types that carry their exit code.
+"""All errors, as types that carry their exit code.
 
-An error speaks to the user in one to four lines: what happened, the values found, what was expected, what
-to do. Every error that a user can cause is one of these; anything else that reaches the command line is a
-bug (exit code 1). The command line turns them into text and exit codes in `cli/console.py`;
-nothing here prints.
+An error message for the user has one to four lines: what happened, the values found, what was expected, what to do.
+Every error that a user can cause is one of these types; any other exception that reaches the command line is a bug
+(exit code 1). `cli/console.py` turns them into text and exit codes; nothing here prints.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ class MdataError(Exception):
 
 
 class UsageError(MdataError, ValueError):
-    """A wrong option, configuration, or a file that is not there (exit code 2)."""
+    """A wrong option or configuration, or a missing file (exit code 2)."""
 
     exit_code = 2
 
 
 class BadInputError(MdataError, ValueError):
-    """A record of the input that cannot be taken under the policy in force (exit code 3)."""
+    """A record of the input that the current policy does not accept (exit code 3)."""
 
     exit_code = 3
 
@@ -61,8 +60,8 @@ class ResourceError(MdataError):
 class StoppedError(BaseException):
     """Stopped early on request; run the same command again to continue (exit code 75).
 
-    Like KeyboardInterrupt it is no Exception, and no MdataError: whoever catches errors in order to go on does not
-    catch it. It may be raised anywhere; see mdata/util/stop_signals.py.
+    Like KeyboardInterrupt it is not an Exception (nor an MdataError), so code that catches errors and continues does
+    not catch it. It may be raised anywhere; see mdata/util/stop_signals.py.
     """
 
     exit_code = 75
@@ -85,8 +84,8 @@ _FOLDER_STANDS = "use another path: there is a folder where a file should be"
 _FILE_STANDS = "use another path: there is a file where a folder should be"
 _OTHER_PLACE = "use another path: this file system or kind of file does not support the operation"
 
-# What the user's path or permission is the cause of, and what to do. All else that a system says is the machine's
-# state (`_MACHINE`, `_DEVICE`), but for what only a bug can cause (`_OURS`).
+# Errors caused by the user's path or permissions, and what to do. All others describe the machine's state (`_MACHINE`,
+# `_DEVICE`), except those that only a bug can cause (`_OURS`).
 _USAGE = MappingProxyType(
     {
         errno.ENOENT: _PATH,
@@ -128,13 +127,13 @@ _OURS = frozenset({errno.EBADF, errno.EFAULT})
 
 
 def explain_os_error(error: OSError, doing: str | None = None) -> MdataError:
-    """What the operating system said, as an error of mdata: usage (2), resource (5), or a bug (1).
+    """An error of the operating system as an error of mdata: usage (2), resource (5), or a bug (1).
 
-    Every number has a kind. Without a number it is what a library says that reads or writes: resource.
+    Every errno has a kind. An error without one comes from a library that reads or writes: resource.
 
     Args:
-        error: what was caught.
-        doing: what we were about, for errors that carry no file name ("writing out_text_document.bin").
+        error: the caught error.
+        doing: what was being done, for errors without a file name ("writing out_text_document.bin").
     """
     number = error.errno or _number_in(str(error))
     reason = os.strerror(number) if number else str(error) or type(error).__name__
@@ -150,14 +149,14 @@ def explain_os_error(error: OSError, doing: str | None = None) -> MdataError:
 
 
 def _number_in(said: str) -> int:
-    """The number in the words of a library in Rust, whose errors carry none; 0: there is none."""
+    """The errno in the message of a Rust library, whose errors have no number; 0: there is none."""
     found = re.search(r"\(os error (\d+)\)$", said)
     return int(found[1]) if found else 0
 
 
 @contextmanager
 def os_errors_named(doing: str) -> Iterator[None]:
-    """Turn an OSError of the block into one of our kinds that says what was being done."""
+    """Turn an OSError in the block into one of our errors that says what was being done."""
     try:
         yield
     except OSError as error:
@@ -166,7 +165,7 @@ def os_errors_named(doing: str) -> Iterator[None]:
 
 @contextmanager
 def errors_wanted_by(who: str) -> Iterator[None]:
-    """Put before an error of the block who wanted what it speaks of: "mix.json: component books"."""
+    """Prefix errors in the block with what needed the file: "mix.json: component books"."""
     try:
         yield
     except MdataError as error:
@@ -174,10 +173,10 @@ def errors_wanted_by(who: str) -> Iterator[None]:
 
 
 def wanted_by(who: str, error: MdataError) -> MdataError:
-    """The same error that begins with who wanted what it speaks of."""
+    """The same error, prefixed with what needed the file."""
     return type(error)(f"{who}: {error}")
 
 
 def few(names: Sequence[str], most: int = 8) -> str:
-    """Names in a row, the first of them and how many more there are."""
+    """The first of some names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

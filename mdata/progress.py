@@ -1,34 +1,34 @@
-"""How long work tells its caller how far it is, without printing anything itself.
+"""The interface through which long work reports progress to its caller; it prints nothing itself.
 
-A library function takes a `Progress` and defaults to `SILENT`. The command line passes one that draws a bar
-on a terminal or writes a JSON line now and then (cli/progress.py). Amounts add up; totals and stages are
-shown as they are, so that the function which counts them keeps the only copy.
+A library function takes a `Progress` and defaults to `SILENT`. The command line passes one that draws a bar on a
+terminal or writes a JSON line now and then (cli/progress.py). Amounts are added up; totals and stages are displayed as
+given, so the function that counts them keeps the only copy.
 """
 
 from __future__ import annotations
 
 
 class Progress:
-    """A listener of one piece of work after another. What it does not define, it ignores."""
+    """Receives the progress of one piece of work after another. Methods that a subclass does not define do nothing."""
 
     def begin(self, label: str, total: int | None, *, unit: str, done: int = 0) -> None:
         """A piece of work starts.
 
         Args:
-            label: what it is.
-            total: how much there is, what an earlier run did included; None: not known.
+            label: of the work.
+            total: total amount, including the part of an earlier run; None: unknown.
             unit: of total and amounts: "B", "steps".
-            done: what an earlier run did; it is no part of the rates.
+            done: amount done by an earlier run; not counted in rates.
         """
 
     def advance(self, amount: int, **totals: float) -> None:
-        """`amount` more units are done; `totals` (tokens=..., documents=...) of this run so far."""
+        """`amount` more units are done; `totals`: (tokens=..., documents=...) of this run so far."""
 
     def stages(self, **seconds: float) -> None:
-        """Where the time of this piece of work went so far, over all workers: read=..., parse=..., encode=..."""
+        """The time spent on this piece of work so far, over all workers: read=..., parse=..., encode=..."""
 
     def note(self, text: str) -> None:
-        """One line for the user: something was decided, left out, or will take longer than it seems."""
+        """One line for the user: something was decided or left out, or takes long."""
 
     def end(self) -> None:
         """The piece of work is done."""

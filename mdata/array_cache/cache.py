@@ -1,9 +1,9 @@
 """Where built arrays are cached: beside the corpus, in a folder that is given, or in the user's cache folder.
 
-All folders are searched, and the first that can be written is used: the folder that was given (option `cache`, or the
-environment's MDATA_CACHE), else `cache` beside the corpus, else `mdata` in the user's cache folder (XDG_CACHE_HOME,
-~/.cache). Unless a folder was given, arrays that are built faster than a file is read are not cached: each process
-builds them in memory. store.py says what an entry is and which process builds it.
+All folders are searched, and new arrays go to the first that is writable: the given folder (option `cache`, or the
+environment variable MDATA_CACHE), otherwise `cache` beside the corpus, otherwise `mdata` in the user's cache folder
+(XDG_CACHE_HOME, ~/.cache). Unless a folder was given, arrays that are built faster than a file is read are not cached:
+each process builds them in memory. store.py says what an entry is and which process builds it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SMALL = 1 << 20
 
 @dataclass(frozen=True)
 class CacheRequest:
-    """A request for arrays: which, where they are (None: in memory), rows and bytes, and whether they were built."""
+    """A logged request for arrays: which, their path (None: in memory), rows and bytes, and whether they were built."""
 
     name: str
     corpus: str
@@ -43,14 +43,14 @@ class CacheRequest:
 
 @dataclass(frozen=True)
 class Cache:
-    """Arrays that take long to build.
+    """A cache of arrays that take long to build.
 
     Args:
-        folder: caches them; None: see above.
+        folder: of the cache; None: see above.
         mapped: false: they are read into memory.
-        all: small ones are cached, too.
-        progress: receives a note on what is built.
-        log: every request, appended.
+        all: cache small arrays too.
+        progress: receives a note on arrays that are built.
+        log: every request is appended to it.
     """
 
     folder: str | None = None
@@ -66,7 +66,7 @@ class Cache:
             beside: the file of the corpus.
             key: see `mdata.array_cache.store.cached`; its `name` and `corpus` are logged.
             make: builds them.
-            entries: about how many numbers they hold; called where they are not cached yet.
+            entries: about how many numbers they hold; called if they are not cached yet.
 
         Raises:
             ResourceError, UsageError: the disk is full, or the given folder cannot be written.
@@ -76,7 +76,7 @@ class Cache:
         start, made = time.perf_counter(), list[bool]()
 
         def make_now() -> Iterable[Arrays]:
-            made.append(True)  # of several processes that want the same arrays one builds them, and the others wait
+            made.append(True)  # if several processes need the same arrays, one builds them and the others wait
             return make()
 
         folders = self._folders(beside)
@@ -86,7 +86,7 @@ class Cache:
             found = in_memory(make_now)
         elif found is None:
             folder = next((one for one in folders if _can_be_written(one)), folders[0])
-            # `find` has reported what is wrong with an entry there.
+            # `find` has already reported problems with an entry there.
             found = cached(folder, key, make=make_now, mapped=self.mapped)
         path = None if folder is None else entry_path(folder, key)
         rows = max((len(array) for array in found.values()), default=0)
@@ -111,7 +111,7 @@ class Cache:
 
 
 def in_memory(make: Make) -> Arrays:
-    """The arrays, built in memory."""
+    """Build the arrays in memory."""
     parts = list(make())
     if len(parts) == 1:
         return parts[0]

@@ -1,10 +1,9 @@
 """A folder of cached arrays: found by their key, complete or absent, built once on each node.
 
-An entry is a folder named by the hash of its key, with one .npy for each array and `arrays.json`: the key, and
-size and hash of every file. All of it is compared when it is opened, so an array that is opened is the one that
-was built; an entry that differs is built again. An entry is written under a temporary name and renamed as a whole.
-Other processes wait while it is built; nodes whose file system shares no locks each build it, and the first is used.
-Nodes do not communicate.
+An entry is a folder named by the hash of its key, with one .npy for each array and `arrays.json`: the key, and size and
+hash of every file. All of it is compared at opening, so an opened array is the one that was built; an entry that
+differs is built again. An entry is written under a temporary name and renamed as a whole. Other processes wait while it
+is built; nodes whose file system shares no locks each build it, and the first is used. Nodes do not communicate.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from mdata.util.canonical_json import hash_of
 FORMAT, VERSION = "mdata-arrays", 1
 FACTS = "arrays.json"
 _DEAD_AFTER_S = 86_400.0
-# More than the header of an array needs whose type is one of numbers.
+# More than enough for the header of an array of numbers.
 _HEAD_BYTES = 4096
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -43,12 +42,12 @@ Make = Callable[[], Iterable[Arrays]]
 def cached(
     folder: Path, key: Mapping[str, Any], *, make: Make, progress: Progress = SILENT, mapped: bool = True
 ) -> Arrays:
-    """The arrays of a key, read-only, from the folder; built first if they are not there.
+    """The arrays of a key, read-only, from the folder; built first if missing.
 
     Args:
         folder: holds the entries; created if it does not exist.
-        key: all that decides the arrays, as JSON types; `name` in it begins the entry's name.
-        make: builds them, when there is no such entry.
+        key: everything that decides the arrays, as JSON types; its `name` begins the entry's name.
+        make: builds them if there is no entry.
         progress: receives a note on why an entry is built again.
         mapped: false: they are read into memory.
 
@@ -70,11 +69,11 @@ def cached(
 
 
 def find(folder: Path, key: Mapping[str, Any], *, progress: Progress = SILENT, mapped: bool = True) -> Arrays | None:
-    """The arrays of a key if the folder has them whole; nothing is written.
+    """The arrays of a key if the folder has a complete entry; nothing is written.
 
     Args:
         folder, key, mapped: as for `cached`.
-        progress: receives a note on what is wrong with an existing entry.
+        progress: receives a note on problems with an existing entry.
     """
     entry = entry_path(folder, key)
     return _opened(entry, key, progress=progress, mapped=mapped) if entry.is_dir() else None
@@ -86,7 +85,7 @@ def entry_path(folder: Path, key: Mapping[str, Any]) -> Path:
 
 
 def _opened(entry: Path, key: Mapping[str, Any], *, progress: Progress = SILENT, mapped: bool) -> Arrays | None:
-    """The arrays of an entry, if it is whole and of this key."""
+    """The arrays of an entry, if it is complete and has this key."""
     try:
         facts = json.loads((entry / FACTS).read_bytes())
         reason = _difference(entry, facts, key=key)
@@ -108,19 +107,19 @@ def _loaded(entry: Path, names: Iterable[str], *, mapped: bool) -> Arrays:
 
 
 def _array(path: Path) -> npt.NDArray[Any]:
-    """What `_write_parts` wrote, mapped, and nothing else: `np.load` would take archives of arrays, too.
+    """Map a file of `_write_parts`, and refuse any other: `np.load` would accept archives of arrays too.
 
     Raises:
-        OSError: it cannot be mapped. ValueError, TypeError: it is no such file.
+        OSError: it cannot be mapped. ValueError, TypeError: not such a file.
     """
     content = np.memmap(path, np.uint8, mode="r")
     head = io.BytesIO(content[:_HEAD_BYTES].tobytes())
     if np.lib.format.read_magic(head) != (1, 0):
         raise ValueError(f"{path.name} is not in version 1.0 of its format")
     shape, by_columns, dtype = np.lib.format.read_array_header_1_0(head)
-    if by_columns or dtype.hasobject:  # objects would be addresses that the file gives
+    if by_columns or dtype.hasobject:  # object arrays would use addresses from the file
         raise ValueError(f"{path.name} holds {dtype}{' by columns' if by_columns else ''}")
-    # Of the plain type: a memmap is slow to index.
+    # A plain ndarray: a memmap is slow to index.
     return np.ndarray(shape, dtype, buffer=content, offset=head.tell())
 
 
@@ -138,7 +137,7 @@ def _difference(entry: Path, facts: dict[str, Any], *, key: Mapping[str, Any]) -
 
 def _build(entry: Path, key: Mapping[str, Any], *, parts: Iterable[Arrays], mapped: bool) -> Arrays:
     """Write the entry under a temporary name, then rename it, unless another node was faster."""
-    import shutil  # takes compression libraries along
+    import shutil  # imports compression libraries
 
     making = _temporary(entry)
     making.mkdir()
@@ -154,7 +153,7 @@ def _build(entry: Path, key: Mapping[str, Any], *, parts: Iterable[Arrays], mapp
 
 
 def _rename_or_use(making: Path, entry: Path, key: Mapping[str, Any], *, mapped: bool) -> Arrays | None:
-    """Rename a new entry; a complete entry of that name stays, and is returned."""
+    """Rename a new entry; an existing complete entry stays, and is returned."""
     import shutil
 
     while True:
@@ -196,7 +195,7 @@ def _write_parts(folder: Path, parts: Iterable[Arrays]) -> list[str]:
 
 
 def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """What begins a .npy; numpy leaves room in it for a first dimension that grows."""
+    """The header of a .npy; numpy leaves room in it for a growing first dimension."""
     header = io.BytesIO()
     facts = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
     np.lib.format.write_array_header_1_0(header, facts)
@@ -209,7 +208,7 @@ def _file_facts(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _build_lock(entry: Path) -> Iterator[None]:
-    """Lock for one builder of an entry on this node, or on all that share locks; removes what killed ones left."""
+    """Lock for one builder of an entry on this node, or on all that share locks; removes files of killed ones."""
     import shutil
 
     with file_lock.wait_for(entry.with_name(f".{entry.name}.building")):
@@ -220,7 +219,7 @@ def _build_lock(entry: Path) -> Iterator[None]:
 
 
 def _temporary(entry: Path) -> Path:
-    """A temporary name that no other process uses; it says which process owns it."""
+    """A temporary name that no other process uses; it names the owning process."""
     return entry.with_name(f".{entry.name}.{_machine()}-{os.getpid()}-{os.urandom(4).hex()}")
 
 
@@ -236,7 +235,7 @@ def _is_dead(left: Path) -> bool:
 
 @cache
 def _machine() -> str:
-    """The same for processes whose ids can be compared: of one boot of one host, in one container."""
+    """Equal for processes whose ids can be compared: same boot of the same host, same container."""
     facts = [os.uname().nodename]
     with suppress(OSError):
         facts += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())]

@@ -1,10 +1,9 @@
-"""A tokenizer's own template, written in Jinja: run in a sandbox and under limits, the clock out of reach.
+"""A tokenizer's own chat template, written in Jinja: run in a sandbox, with limits and without access to the clock.
 
-Templates give the text of a whole conversation. What a turn is, is found by running them on the messages before it,
-with the prompt that asks for an answer, and on those up to it: each text has to begin with the one before, as it does
-where a model is used turn by turn. A template that changes earlier turns later on is refused, conversation by
-conversation. Control tokens are part of the text. Not there: tools, documents, `strftime_now` (today would
-change the tokens).
+A template gives the text of a whole conversation. Turns are found by running it on the messages before a turn, with the
+prompt that requests an answer, and on the messages up to it: each text has to begin with the previous one, as when a
+model is used turn by turn. A template that changes earlier turns later is refused, conversation by conversation.
+Control tokens are part of the text. Not available: tools, documents, `strftime_now` (the date would change the tokens).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from mdata.chat.loss_spans import TemplateRefused, Turn
 from mdata.errors import UsageError
 from mdata.sources.conversation import ASSISTANT, Message
 
-# What templates raise that are wrong, besides Jinja's own kinds: RuntimeError covers RecursionError.
+# Errors of faulty templates, besides Jinja's own: RuntimeError covers RecursionError.
 _WHAT_COMPILING_RAISES = (SyntaxError, ValueError, OverflowError, RuntimeError, MemoryError)
 _WHAT_RUNNING_RAISES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
 
@@ -31,9 +30,9 @@ class JinjaTemplate:
     """See `mdata.chat.loss_spans.Template`.
 
     Args:
-        name: where it comes from.
+        name: its origin, for messages.
         source: the template.
-        variables: bos_token and the like, with their texts.
+        variables: bos_token and similar, with their texts.
     """
 
     name: str
@@ -47,16 +46,16 @@ class JinjaTemplate:
         return blake3(json.dumps([self.source, *sorted(self.variables)]).encode()).hexdigest()
 
     def checked(self) -> JinjaTemplate:
-        """This template, if it can be run here.
+        """This template, after checking that it can be run.
 
         Raises:
-            UsageError: jinja2 is not installed, or it is no template.
+            UsageError: jinja2 is not installed, or it is not a template.
         """
         _compiled(self.source)
         return self
 
     def turns(self, messages: Sequence[Message], *, every: bool = True) -> Iterator[Turn]:
-        """See `Template`; templates that refuse half an exchange are asked for whole ones, unless `every`."""
+        """See `Template`; a template that refuses half an exchange is run on whole exchanges, unless `every`."""
         told = [message._asdict() for message in messages]
         whole = self._text(told, prompt=False)
         at = 0
@@ -76,7 +75,7 @@ class JinjaTemplate:
             at = stop
 
     def _reach(self, told: list[dict[str, str]], whole: str, *, at: int, prompt: bool = False) -> int:
-        """How far into the whole text these messages come."""
+        """The end of these messages in the whole text."""
         if not told and not prompt:
             return at
         text = self._text(told, prompt=prompt)
@@ -106,7 +105,7 @@ def _part(text: str) -> list[str | int]:
 
 @lru_cache(maxsize=4)
 def _compiled(source: str) -> Any:
-    """The template, ready to run; one for each process."""
+    """The compiled template; one for each process."""
     try:
         import jinja2
 
@@ -126,7 +125,7 @@ def _compiled(source: str) -> Any:
 
 
 def _as_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    """As transformers has it: no escapes for HTML."""
+    """As in transformers: without HTML escapes."""
     return json.dumps(value, ensure_ascii=False, indent=indent, **options)
 
 

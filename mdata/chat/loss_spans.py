@@ -1,9 +1,9 @@
-"""From messages to spans: what is context and what is trained on, by turns, the first one context (it may be empty).
+"""From messages to spans: alternately context and trained, the first one context (possibly empty).
 
-A template gives each message as three lists of parts: what comes before the model would speak (always context), what
-the model has to say (its end-of-turn token included), and what follows. A part is text, or the id of a control token,
-which no text can spell. Parts of text that meet inside of a span are one text for the tokenizer; where a span begins
-a new text begins, as at inference, where the prompt is tokenized before there is an answer.
+A template gives each message as three lists of parts: the text before the model's (always context), the text that the
+model writes (including its end-of-turn token), and the text after it. A part is text, or the id of a control token,
+which no text can contain. Adjacent parts of text inside a span are one text for the tokenizer; a new span begins a new
+text, as at inference, where the prompt is tokenized before there is an answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Template(Protocol):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """For messages."""
 
     @property
     def fingerprint(self) -> str:
@@ -38,22 +38,23 @@ class Template(Protocol):
 
     @property
     def spells_tokens(self) -> bool:
-        """Whether its control tokens are text, not ids."""
+        """Whether its control tokens are text instead of ids."""
 
     def turns(self, messages: Sequence[Message], *, every: bool = True) -> Iterator[Turn]:
         """One for each message.
 
         Args:
             messages: one or more.
-            every: false: the assistant's turns have to be told apart, others may come before the next of these.
+            every: false: only the assistant's turns must be separate; other messages may be joined to the next of
+                these.
 
         Raises:
-            TemplateRefused: the template does not take this conversation.
+            TemplateRefused: the template refuses this conversation.
         """
 
 
 class TemplateRefused(Exception):
-    """Why a template does not take a conversation."""
+    """A template refuses a conversation; the message says why."""
 
 
 def spans_of(messages: Sequence[Message], template: Template, *, train_on: str) -> list[Span]:
@@ -62,7 +63,7 @@ def spans_of(messages: Sequence[Message], template: Template, *, train_on: str) 
     Args:
         messages: one or more.
         template: writes them.
-        train_on: "assistant": what it says; "last": what it says last; "all": what anybody says.
+        train_on: "assistant": all of its turns; "last": its last turn; "all": every turn.
     """
     said_by = [message.role == ASSISTANT for message in messages]
     last = max((i for i, by in enumerate(said_by) if by), default=-1)
@@ -79,7 +80,7 @@ def spans_of(messages: Sequence[Message], template: Template, *, train_on: str) 
 
 
 def _add(span: Span, parts: Span) -> None:
-    """Append, texts that meet as one."""
+    """Append parts; adjacent texts become one."""
     for part in parts:
         if isinstance(part, str) and span and isinstance(span[-1], str):
             span[-1] += part

@@ -1,9 +1,9 @@
-"""Limits for templates that anybody may have written: steps, and the size of any value that they make.
+"""Limits for templates from untrusted sources: the number of steps, and the size of any value.
 
-A sandbox keeps a template from files and from the interpreter, not from looping 10^9 times or from doubling a text
-forty times. Here every turn of a loop, call and filter counts as a step; what operators, calls, filters and output may
-give is bounded before it is made. The limits grow with the conversation, so that a long one is no fault. What is
-unusual: loops, macros and ~ are rewritten in the parsed template, because Jinja offers no other place to look at them.
+A sandbox keeps a template from files and from the interpreter, but not from looping 10^9 times or doubling a text forty
+times. Here every iteration of a loop, call and filter counts as a step; the results of operators, calls, filters and
+output are bounded before they are computed. The limits grow with the conversation, so that a long one is not refused.
+What is unusual: loops, macros and ~ are rewritten in the parsed template, because Jinja has no hook for them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _NUMBER, _LONGEST_NUMBER = re.compile(r"\d+"), 9
 
 
 class LimitReached(TemplateRuntimeError):
-    """A template took more steps, or made more, than it may."""
+    """A template exceeded the limit of steps or of sizes."""
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates run under limits; `begin` starts the count anew, for one rendering at a time."""
+    """A sandbox with limits; `begin` resets the count, for one rendering at a time."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
@@ -43,13 +43,13 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.begin(messages=0, characters=0)
 
     def begin(self, *, messages: int, characters: int) -> None:
-        """The next rendering is of so many messages with so many characters."""
+        """Start a rendering of this many messages with this many characters."""
         self._steps = 0
         self._most_steps = STEPS + STEPS_PER_MESSAGE * messages + characters // CHARACTERS_PER_STEP
         self._most = CHARACTERS + CHARACTERS_PER_GIVEN * characters
 
     def rendered(self, template: Any, variables: Mapping[str, Any]) -> str:
-        """The text of a template."""
+        """The rendered text of a template."""
         parts, size = [], 0
         for part in template.generate(**variables):
             parts.append(part)
@@ -58,27 +58,27 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return "".join(parts)
 
     def step(self, count: int = 1) -> None:
-        """Count one, or as many as some work is worth."""
+        """Count one step, or the given number of steps."""
         self._steps += count
         if self._steps > self._most_steps:
             raise LimitReached(f"it takes more than {self._most_steps:,} steps")
 
     def looked(self, value: Any) -> Any:
-        """What a comparison looks through."""
+        """Count the size of a value in a comparison."""
         self._check_size(self._size(value))
         return value
 
     def joined(self, *parts: Any) -> str:
-        """What ~ gives."""
+        """The result of ~."""
         self._check_size(sum(self._size(part) for part in parts))
         text = "".join(map(str, parts))
         self._check_size(len(text))
         return text
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """What an operator gives; called by Jinja for `intercepted_binops`."""
+        """The result of an operator; called by Jinja for `intercepted_binops`."""
         if operator == "+" and type(left) is type(right) is str and len(left) + len(right) < _CHARACTERS_OF_A_STEP:
-            return left + right  # nearly all that templates do, and too small to bound
+            return left + right  # almost all operations of templates, and too small to check
         if operator == "%" and isinstance(left, str):
             self._check_format(left, right if isinstance(right, tuple) else (right,))
         elif operator in ("+", "*", "**"):
@@ -86,9 +86,9 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return self._measured(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Any, __obj: Any, *arguments: Any, **options: Any) -> Any:
-        """What a call gives; called by Jinja."""
+        """The result of a call; called by Jinja."""
         __self.step()
-        if __obj == __self.step:  # put there by us
+        if __obj == __self.step:  # inserted by us
             return __self.step(*arguments)
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)  # Jinja wraps str.format
         if isinstance(owner, str | int | float):
@@ -100,9 +100,9 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return template.set_environment(self)  # type: ignore[return-value]
 
     def _limited(self, name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter that counts, and whose arguments and result are bounded."""
+        """A filter that counts steps, with bounded arguments and result."""
 
-        @wraps(filter)  # its attributes say what Jinja puts before the value
+        @wraps(filter)  # its attributes say what Jinja passes before the value
         def limited(*arguments: Any, **options: Any) -> Any:
             self.step()
             first = int(hasattr(filter, "jinja_pass_arg"))
@@ -122,7 +122,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def _check_method(
         self, name: str, owner: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]
     ) -> tuple[Any, ...]:
-        """Bound what a method or filter makes of a value; gives the arguments, a generator among them as a list."""
+        """Bound the result of a method or filter; returns the arguments, with a generator turned into a list."""
         given = (*arguments, *options.values())
         sizes = [self._size(value) for value in (owner, *given)]
         self._check_size(sum(sizes))
@@ -148,7 +148,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return arguments
 
     def _check_format(self, text: str, given: Iterable[Any]) -> None:
-        """Bound what a format makes: as many values as it has fields, each as wide as any number in a field."""
+        """Bound the result of a format: one value per field, each as wide as any number in a field."""
         fields = _FIELD.findall(text)
         numbers = [number for field in fields for number in _NUMBER.findall(field)]
         values = [one for value in given for one in (value.values() if isinstance(value, dict) else (value,))]
@@ -160,7 +160,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self._check_size(len(text) + sum(map(int, numbers)) + len(fields) * largest)
 
     def _measured(self, value: Any) -> Any:
-        """The value, if it is not too large."""
+        """The value, after checking that it is not too large."""
         if isinstance(value, str):
             self._check_size(len(value))
         elif isinstance(value, bytes | bytearray):
@@ -172,8 +172,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     def _size(self, value: Any) -> int:
-        """Characters and members of a value, those of what it holds included, as often as it does; at most a bit more
-        than the limit is counted."""
+        """Characters and members of a value and of everything in it, counted as often as it occurs.
+
+        Counting stops a little above the limit.
+        """
         if isinstance(value, str):
             return len(value)
         size, members, waiting = 0, 0, [value]
@@ -189,7 +191,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return size
 
     def _check_size(self, size: int) -> None:
-        """Count the work of making or looking through a value of this size, and bound it."""
+        """Count and bound the work of making or scanning a value of this size."""
         if size >= _CHARACTERS_OF_A_STEP:
             self._refuse_above(size)
             self.step(size // _CHARACTERS_OF_A_STEP)
@@ -200,7 +202,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _size_of(operator: str, left: Any, right: Any) -> int:
-    """The size of a result before there is one; 0 where it is surely small, or nothing that Python can do."""
+    """The size of a result before it is computed; 0 if it is certainly small, or if Python would refuse it."""
     long = [value for value in (left, right) if isinstance(value, str | list | tuple)]
     whole = [value for value in (left, right) if isinstance(value, int)]
     if operator == "+" and len(long) == 2:
@@ -213,10 +215,10 @@ def _size_of(operator: str, left: Any, right: Any) -> int:
 
 
 class _Counted(NodeTransformer):
-    """Puts a step at the start of the body of each loop and macro, and our own function in the place of ~."""
+    """Inserts a step at the start of the body of each loop and macro, and replaces ~ by our own function."""
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        """A value that is compared with one of the template's own is looked at no further than that."""
+        """A value that is compared with a constant of the template is scanned no further than the constant's size."""
         self.generic_visit(node)
         if any(isinstance(one, nodes.Const) for one in (node.expr, *(o.expr for o in node.ops if "in" not in o.op))):
             looked = [operand for operand in node.ops if "in" in operand.op]
@@ -244,5 +246,5 @@ class _Counted(NodeTransformer):
 
 
 def _asked(name: str, *arguments: nodes.Expr) -> nodes.Call:
-    """A call of a method of the sandbox."""
+    """A call node for a method of the sandbox."""
     return nodes.Call(nodes.EnvironmentAttribute(name), list(arguments), [], None, None, lineno=arguments[0].lineno)

@@ -1,8 +1,8 @@
-"""Which template writes conversations: the tokenizer's own, one from a file, ChatML, or a plain one.
+"""Chooses the chat template: the tokenizer's own, one from a file, ChatML, or a plain one.
 
-Without a choice it is the tokenizer's own where its folder has one (chat_template.jinja, or chat_template in
-tokenizer_config.json), else ChatML. ChatML and plain give control tokens as ids. Not here: how a template of the
-tokenizer is run (mdata/chat/jinja_template.py).
+By default it is the tokenizer's own if its folder has one (chat_template.jinja, or chat_template in
+tokenizer_config.json), otherwise ChatML. ChatML and plain give control tokens as ids. How a tokenizer's template is run
+is in mdata/chat/jinja_template.py.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def choose_template(choice: str | None, tokenizer: Tokenizer, *, model: str | No
     Args:
         choice: "tokenizer", "chatml", "plain", the path of a file of jinja, or None.
         tokenizer: whose tokens it uses.
-        model: the tokenizer's folder or file, beside which chat_template.jinja may lie.
+        model: the tokenizer's folder or file, beside which chat_template.jinja may be.
 
     Raises:
-        UsageError: the tokenizer has no such template, or not the tokens; jinja2 is not installed.
+        UsageError: the tokenizer lacks the template or its tokens, or jinja2 is not installed.
     """
     own = _own_template(tokenizer, model)
     if choice == PLAIN:
@@ -78,7 +78,7 @@ class ChatMl:
 
 @dataclass(frozen=True)
 class Plain:
-    """Role: content, two new lines; what the assistant says ends with the end of a document. For any tokenizer."""
+    """Role: content, two new lines; the assistant's turns end with the end-of-document token. For any tokenizer."""
 
     end: int
     name = PLAIN

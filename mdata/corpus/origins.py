@@ -84,7 +84,7 @@ class OriginsWriter:
         self._file, self._next_row = int(files[-1]), int(rows[-1]) + self._step
 
     def append_runs(self, runs: NDArray[np.int64], documents: int) -> None:
-        """Add the `documents` of another sidecar with the same step: its runs, int64[n, 3]; adjacent runs are joined."""
+        """Add documents of another sidecar with the same step, by its runs, int64[n, 3]; adjacent runs are joined."""
         if not len(runs):
             return
         further_on = np.array([self._documents, 0, 0])

@@ -1,9 +1,9 @@
 """A file that is written from start to end under a temporary name, then committed: renamed to its final name.
 
-While it grows it can be synced, so that a journal can record how much is on the device; a later process opens it at
-that sync point and goes on. What is unusual: a name proves nothing. A process that resumes compares the last bytes
-before the sync point, and only the very file that was opened here is committed or rolled back. A file that was
-committed before its process died is rolled back by mdata/preprocessing/resume.py alone.
+While it grows it can be synced, so that a journal can record how much is on disk; a later process opens it at that sync
+point and continues. What is unusual: a name proves nothing. A process that resumes compares the last bytes before the
+sync point, and only the file that was opened here is committed or rolled back. Only mdata/preprocessing/resume.py rolls
+back a file that was committed before its process died.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _END_BYTES = 1 << 16  # of .hashes: what 8 GiB of tokens are
 
 
 class SyncPoint(NamedTuple):
-    """How much of a file is on the device, and the BLAKE3 of the last bytes of that."""
+    """How many bytes of a file are on disk, and the BLAKE3 of the last of them."""
 
     size: int
     end: str
@@ -37,12 +37,12 @@ class AppendFile:
 
     Args:
         path: the final name.
-        resume: where to continue what an earlier process wrote; None: from the start.
+        resume: the sync point of an earlier process from which to continue; None: start a new file.
 
     Raises:
         UsageError: another process is writing it.
         DamageError: the file is shorter than the sync point, or differs from what was written.
-        ResourceError: the file system refused.
+        ResourceError: a file operation failed.
     """
 
     def __init__(self, path: Path, resume: SyncPoint | None = None) -> None:
@@ -69,13 +69,13 @@ class AppendFile:
             self._begun = self.size
 
     def sync(self) -> SyncPoint:
-        """Wait until everything appended is on the device; returns where a later process can resume."""
+        """Wait until everything appended is on disk; returns the point at which a later process can resume."""
         with os_errors_named(f"writing {self.path}"):
             atomic_io.sync(self._open.fd)
         return self._sync_point()
 
     def read(self, offset: int, count: int) -> bytes:
-        """Up to `count` bytes of what was appended."""
+        """Read up to `count` of the appended bytes."""
         with os_errors_named(f"reading {self.partial}"):
             return os.pread(self._open.fd, count, offset)
 
@@ -98,12 +98,12 @@ class AppendFile:
         return atomic_io.is_same_file(self._open.fd, self.path)
 
     def roll_back(self) -> None:
-        """Undo `commit`; another file of the final name stays."""
+        """Undo `commit`; another file with the final name stays."""
         if self.committed:
             atomic_io.rename(self.path, self.partial)
 
     def close(self) -> None:
-        """Stop writing; the file stays under the name it has."""
+        """Stop writing; the file keeps its present name."""
         self._open.close()
 
     def discard(self) -> None:
@@ -124,7 +124,7 @@ def raw_bytes(array: NDArray[Any]) -> memoryview:
 
 
 def remove_synced(path: Path) -> None:
-    """Remove a file if it is there, and wait until its absence is on the device."""
+    """Remove a file if it exists, and wait until the removal is on disk."""
     if path.exists():
         path.unlink()
         atomic_io.sync_folder(path.parent)

@@ -1,8 +1,7 @@
-"""Reading the 4 MiB blocks of a .bin by several threads, in bounded memory, without mapping the file.
+"""Reads the 4 MiB blocks of a .bin with several threads, in bounded memory, without mapping the file.
 
-Whoever looks at every byte (`mdata verify --full`, `mdata adopt --full`) does it here: reads and hashes let go
-of the interpreter's lock, so threads use all cores. A disk that fails gives an error for one block, where a
-map would end the process.
+Used by commands that check every byte (`mdata verify --full`, `mdata adopt --full`). Reads and hashes release the GIL,
+so threads use all cores. A failing disk gives an error for one block, where a map would end the process.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ _AHEAD = 4  # blocks given out for each thread: enough that none waits for the c
 
 
 class BlockFile:
-    """A file as a row of blocks.
+    """A file as a sequence of blocks.
 
     Args:
         path: the file.
-        size: how many of its bytes are looked at.
+        size: number of bytes to read.
 
     Raises:
-        OSError: what the file system said.
+        OSError: from the file system.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -51,7 +50,7 @@ class BlockFile:
         self._open.close()
 
     def read(self, number: int) -> memoryview:
-        """One block, shorter where the file ends; the view is good until this thread reads another one."""
+        """One block, shorter at the end of the file; the view is valid until this thread reads another one."""
         if not hasattr(self._own, "buffer"):
             self._own.buffer = memoryview(bytearray(BLOCK_BYTES))
         start = number * BLOCK_BYTES
@@ -62,10 +61,10 @@ class BlockFile:
         return block[:filled]
 
     def each(self, look: Callable[[int], T], *, threads: int | None = None) -> Iterator[T]:
-        """look(number) of every block, in order; `look` runs in several threads.
+        """The results of look(number) for every block, in order; `look` runs in several threads.
 
         Args:
-            look: takes a block's number and may `read` it.
+            look: receives a block's number and may `read` the block.
             threads: default the cores that this process may use.
         """
         threads = min(threads or usable_cores(), self.num_blocks)

@@ -1,9 +1,9 @@
-"""Many rows of tokens at once from the pairs of a corpus, read by C++ without the GIL.
+"""Reads many rows of tokens at once from the pairs of a corpus, in C++ without the GIL.
 
-Tokens, sequences and documents are counted over all pairs, in their order. Where a file or an index turns out not to
-be what it was, a DamageError names the file and the field. Before the first use of a table every .idx of the corpus is
-compared with its hash, several of them at a time; that its tables are consistent is not checked as `IndexedReader` does
-where they are asked for there: C++ checks the entries that it uses. Slow twins: mdata/reference/gather.py.
+Tokens, sequences and documents are counted over all pairs, in order. If a file or an index has changed, a DamageError
+names the file and the field. Before the first use of a table every .idx of the corpus is compared with its hash,
+several at a time. Whether its tables are consistent is not checked in advance as in `IndexedReader`: C++ checks the
+entries that it uses. Slow twins: mdata/reference/gather.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RowArrays = tuple[Int64s, npt.NDArray[np.float32] | None, Int64s | None]
 
 @dataclass(frozen=True)
 class Blocks:
-    """Sequences permuted inside of blocks, for one epoch: (lower, upper) 64 bits of its key."""
+    """The permutation of sequences inside blocks in one epoch: (lower, upper) 64 bits of its key."""
 
     core: BlockShuffle
     key: tuple[int, int]
@@ -38,7 +38,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class RowFinish:
-    """How `Gatherer.read_native` finishes rows: whether it cuts at documents, by which rules, with how many threads."""
+    """How `Gatherer.read_native` finishes rows: whether it finds document cuts, the rules of masks, threads."""
 
     cuts: bool
     rules: RowRules
@@ -46,7 +46,7 @@ class RowFinish:
 
 
 class _Faults:
-    """Turns a fault of an index, as C++ tells it, into a DamageError; errors of the caller's numbers pass.
+    """Turns an index error from C++ into a DamageError; errors in the caller's numbers pass through.
 
     Args:
         readers: the pairs of a corpus.
@@ -59,7 +59,8 @@ class _Faults:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        # An IndexError is a LookupError too. Raised again "from" itself it would keep the rows until a collection.
+        # An IndexError is a LookupError too. Raising it "from" itself would keep the rows alive until a garbage
+        # collection.
         if kind is LookupError and error is not None:
             shard, table, entry = error.args
             of = "document" if table == "boundary" else "sequence"
@@ -107,10 +108,10 @@ class Gatherer:
         fill: int = 0,
         threads: int = 1,
     ) -> None:
-        """Runs of tokens into rows; see `mdata._core.TokenStore.gather`.
+        """Read runs of tokens into rows; see `mdata._core.TokenStore.gather`.
 
         Raises:
-            IndexError: a run outside of the tokens. ValueError: runs longer than their row.
+            IndexError: a run outside the tokens. ValueError: runs longer than their row.
             DamageError: a file is shorter than when it was opened (mode "pread"). ResourceError: it cannot be read.
         """
         fault = self._store.gather(first, count, ends, out_rows, out, fill, threads)
@@ -118,7 +119,7 @@ class Gatherer:
             raise self._read_fault(*fault)
 
     def cuts(self, starts: Int64s, counts: Int64s) -> Cuts:
-        """Places inside of tokens [start, start + count) at which a document begins that is not empty.
+        """Positions inside tokens [start, start + count) at which a non-empty document begins.
 
         Raises:
             DamageError: an entry of an index that cannot be.
@@ -145,7 +146,7 @@ class Gatherer:
             return self._index.documents(numbers)
 
     def odd_sequences(self, starts: Int64s, counts: Int64s) -> npt.NDArray[np.uint8]:
-        """For each token of runs, one run after another: 1 where its sequence has an odd number in its document.
+        """For each token of the concatenated runs: 1 if its sequence has an odd number in its document.
 
         Raises:
             DamageError: an entry of an index that cannot be.
@@ -154,7 +155,7 @@ class Gatherer:
             return self._index.odd_sequences(starts, counts)
 
     def block_shuffle(self, sequences: tuple[int, int], block: int) -> BlockShuffle:
-        """Sequences [first, last), to be permuted inside of blocks of so many; see `mdata._core.BlockShuffle`.
+        """Sequences [first, last), permuted inside blocks of this many; see `mdata._core.BlockShuffle`.
 
         Raises:
             DamageError: an entry of an index that cannot be.
@@ -168,7 +169,7 @@ class Gatherer:
         """Runs of rows of the permuted stream and where they begin in a row: (ends, first, count, cuts).
 
         Raises:
-            IndexError: tokens outside of the range. DamageError: an entry of an index that cannot be.
+            IndexError: tokens outside the range. DamageError: an entry of an index that cannot be.
         """
         with self._faults:
             found = blocks.core.pieces(*blocks.key, starts, counts, inputs, threads)
@@ -179,7 +180,7 @@ class Gatherer:
         """The first token of a sequence in the permuted stream, and how many it has.
 
         Raises:
-            IndexError: a sequence outside of the range. DamageError: an entry of an index that cannot be.
+            IndexError: a sequence outside the range. DamageError: an entry of an index that cannot be.
         """
         with self._faults:
             return blocks.core.place(*blocks.key, sequence)

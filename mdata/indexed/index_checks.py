@@ -1,8 +1,9 @@
-"""Whether the tables of an .idx fit each other and the .bin; docs/formats.md lists each check.
+"""Checks that the tables of an .idx fit each other and the .bin; docs/formats.md lists each check.
 
-Every byte of .bin belongs to exactly one sequence, and every sequence to exactly one document. Sequences may lie in
-another order than they are counted in, without overlaps and holes. The tables are not aligned, so blocks of them are
-copied before C++ checks them. Not done here: whether they are the tables that were written, which only a hash tells.
+Every byte of .bin belongs to exactly one sequence, and every sequence to exactly one document. Sequences may be stored
+in another order than they are numbered, without overlaps and holes. The tables are not aligned, so blocks of them are
+copied before C++ checks them. Whether the tables are the ones that were written is not checked here: only a hash shows
+that.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ def check_tables(tables: IndexTables, *, idx: Path, bin: Path, bin_bytes: int) -
     """Whether the sequences follow each other.
 
     Args:
-        tables: of a sound header and size.
+        tables: with a valid header and size.
         idx, bin: the files, for messages.
         bin_bytes: size of .bin.
 
     Raises:
-        DamageError: what would give wrong tokens; names the file and the field.
+        DamageError: an error that would give wrong tokens; names the file and the field.
     """
     contiguous, total = _check_sequences(tables, idx, bin_bytes)
     if not contiguous:
@@ -54,7 +55,7 @@ def check_tables(tables: IndexTables, *, idx: Path, bin: Path, bin_bytes: int) -
 
 
 def _check_sequences(tables: IndexTables, idx: Path, bin_bytes: int) -> tuple[bool, int]:
-    """Whether the sequences follow each other, and their bytes; refuses what does not lie inside of .bin."""
+    """Whether the sequences are contiguous, and their bytes; refuses sequences outside .bin."""
     contiguous, expected, total = True, 0, 0
     for first in range(0, len(tables.lengths), _ENTRIES_AT_ONCE):
         lengths = np.array(tables.lengths[first : first + _ENTRIES_AT_ONCE], np.int32)
@@ -72,7 +73,7 @@ def _check_sequences(tables: IndexTables, idx: Path, bin_bytes: int) -> tuple[bo
 
 
 def _check_tiling(tables: IndexTables, idx: Path) -> None:
-    """Sequences in another order than in .bin are fine; an overlap or a hole between two is not."""
+    """Check that sequences cover .bin; any order is allowed, overlaps and holes are not."""
     order = np.lexsort((tables.lengths, tables.pointers))
     starts = tables.pointers[order]
     ends = starts + tables.lengths[order] * np.int64(tables.dtype.itemsize)

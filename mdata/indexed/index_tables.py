@@ -1,8 +1,8 @@
-"""The tables of an .idx and its header; the format and the size of the file are checked, the content is not judged.
+"""The tables of an .idx and its header; format and file size are checked here, the content is not.
 
-Tables are views of a map, or of memory where nothing is to be mapped. They are not aligned: they begin at byte 34.
-`IndexTables.documents_touching` answers for a damaged block of .bin. What would give wrong tokens is found by
-`IndexedReader` and by the C++ that uses single entries.
+Tables are views of a map, or of memory if nothing may be mapped. They are not aligned: they begin at byte 34.
+`IndexTables.documents_touching` finds the documents in a damaged block of .bin. Wrong content is found by
+`IndexedReader`, and by the C++ code that uses single entries.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ENTRIES_AT_ONCE = 1 << 18
 
 @dataclass(frozen=True, eq=False)
 class IndexTables:
-    """What an .idx says, as views of its map; only header and size are checked. See `IndexedReader`."""
+    """The tables of an .idx as views of its map; only header and size are checked. See `IndexedReader`."""
 
     dtype: np.dtype[np.generic]
     lengths: NDArray[np.int32]
@@ -47,7 +47,7 @@ class IndexTables:
 
         Args:
             start, stop: 0 <= start < stop <= the size of .bin.
-            contiguous: whether the sequences follow each other, so that they can be found without reading all.
+            contiguous: whether the sequences are contiguous in .bin, so that they can be found without reading all.
         """
         size = self.dtype.itemsize
         if contiguous:
@@ -68,11 +68,11 @@ class IndexTables:
 
 
 def read_tables(path: Path, *, mapped: bool = True, identity: Identity | None = None) -> IndexTables:
-    """The tables of an .idx whose header and size are sound; their content is not judged here.
+    """Read the tables of an .idx and check header and size; their content is not checked here.
 
     Raises:
         UsageError: it cannot be read.
-        DamageError: truncated, in another format (names the field), or not the file of this identity.
+        DamageError: truncated, in another format (names the field), or not the file with this identity.
     """
     index = map_bytes(path, identity) if mapped else read_bytes(path, identity)
     header = _check_header(path, index[:LEGACY_HEAD_BYTES].tobytes(), len(index))
@@ -86,7 +86,7 @@ def read_tables(path: Path, *, mapped: bool = True, identity: Identity | None = 
 
 
 def read_header(path: Path) -> tuple[Header, Identity]:
-    """The header of an .idx of the right size, and which file that is.
+    """Read the header of an .idx and check the size; also returns the file's identity.
 
     Raises:
         UsageError, DamageError: as `read_tables`.
@@ -134,7 +134,7 @@ def _check_size(path: Path, size: int, header: Header) -> None:
 
 
 def damaged_field(path: Path, field: str, *, found: object, expected: str) -> DamageError:
-    """That a field of a pair's file cannot be what it is."""
+    """The error for an impossible value in a field of a pair's file."""
     return DamageError(
         f"{path}: bad {field}",
         found=str(found),

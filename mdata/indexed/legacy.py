@@ -1,11 +1,11 @@
-"""Reading the older sibling of .bin/.idx pairs: TNTIDX (Megatron's "lazy" and "cached" files, and fairseq's), and
-fairseq's MMIDIDX, which has no table of documents.
+"""Reads pairs of older formats: TNTIDX (Megatron's "lazy" and "cached" files, and fairseq's), fairseq's MMIDIDX.
 
-Nothing in a file says which variant it is; its size does. A reader serves one thing, conversion: it checks the whole
-index as `IndexedReader` does (every byte of .bin belongs to one sequence, every sequence to one document) and then
-gives the documents in order, in groups, by `pread` into bounded memory. Where no boundaries are known each sequence is
-a document. Unusual: the codes 6 and 7 are both a 64-bit float here, and offsets of code 6 count units of 4 bytes. Not
-done: items of more than one dimension; taking off the 1 that fairseq adds to each id, see mdata/corpus/convert.py.
+Nothing in a TNTIDX file says which variant it is, but its size does; fairseq's MMIDIDX has no table of documents. A
+reader serves only conversion: it checks the whole index as `IndexedReader` does (every byte of .bin belongs to one
+sequence, every sequence to one document) and then gives the documents in order, in groups, with `pread` into bounded
+memory. Without known boundaries each sequence is a document. Unusual: the codes 6 and 7 both mean a 64-bit float here,
+and offsets of code 6 count units of 4 bytes. Not done here: items of more than one dimension; subtracting the 1 that
+fairseq adds to each id (mdata/corpus/convert.py).
 
 Slow twin: mdata/reference/legacy.py.
 """
@@ -40,7 +40,7 @@ from mdata.indexed.pair_format import (
 from mdata.util import atomic_io
 from mdata.util.arrays import running_sums
 
-# Where the codes of older formats mean something else than today's; 9 and 10 are fairseq's.
+# Codes of older formats that differ from today's; 9 and 10 are fairseq's.
 LEGACY_DTYPES = {**DTYPES, 7: np.dtype("<f8"), 9: np.dtype("<u4"), 10: np.dtype("<u8")}
 _INT64 = np.dtype("<i8")
 _ENTRIES_AT_ONCE = 1 << 16
@@ -49,7 +49,7 @@ _GROUP_BYTES = 4 << 20
 
 
 class Group(NamedTuple):
-    """Some whole documents, as `IndexedWriter.append` takes them."""
+    """Some whole documents, in the form that `IndexedWriter.append` takes."""
 
     tokens: NDArray[Any]
     lengths: NDArray[np.int64]
@@ -57,7 +57,7 @@ class Group(NamedTuple):
 
 
 class _File:
-    """A file read at places, never mapped: a disk that fails gives an error, not the end of the process."""
+    """A file read by position, never mapped: a failing disk gives an error and does not kill the process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -101,18 +101,18 @@ class _Table:
 
     @property
     def end(self) -> int:
-        """The byte behind it."""
+        """The first byte after the table."""
         return self.offset + self.count * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """What the header says, its size checked.
+    """The content of the header, with the file size checked.
 
     Attributes:
-        unit_bytes: what `offsets` count.
+        unit_bytes: the unit of `offsets`.
         dimensions: offsets of items in the table of sizes; TNTIDX only.
-        boundaries: None where the format has none.
+        boundaries: None if the format has none.
     """
 
     form: Form
@@ -133,8 +133,8 @@ class LegacyReader:
     Attributes:
         close: closes both files.
         form: which of the three formats.
-        dtype: of the tokens; 64-bit floats where the code says float.
-        has_boundaries: whether the file tells which sequences are a document.
+        dtype: of the tokens; 64-bit float if the code says float.
+        has_boundaries: whether the file records which sequences form a document.
 
     Raises:
         UsageError: a file is missing or cannot be read.
@@ -157,7 +157,7 @@ class LegacyReader:
         self.num_bytes = self._data.size
 
     def groups(self) -> Iterator[Group]:
-        """All documents in order: some MiB of tokens at once, or one larger document."""
+        """All documents in order, in groups of some MiB of tokens, or one larger document."""
         start = 0
         for first in range(0, self.num_documents, _DOCUMENTS_AT_ONCE):
             ends = self._document_ends(first, min(first + _DOCUMENTS_AT_ONCE, self.num_documents))
@@ -185,7 +185,7 @@ class LegacyReader:
         return self._boundaries.read(first, last + 1)
 
     def _check_sequences(self) -> None:
-        """Every sequence begins where the one before it ends; all together they are the .bin."""
+        """Check that every sequence begins where the previous one ends, and that together they cover the .bin."""
         for first in range(0, max(self.num_sequences, 1), _ENTRIES_AT_ONCE):
             last = min(first + _ENTRIES_AT_ONCE, self.num_sequences)
             lengths, edges = self._layout.lengths.read(first, last), self._edges(first, last)
@@ -216,7 +216,7 @@ class LegacyReader:
         return np.append(found, self._data.size)  # fairseq's MMIDIDX does not write the last end
 
     def _checked_boundaries(self) -> _Table | None:
-        """The boundaries; None where a merge has lost them: Megatron's merged files keep the first one only."""
+        """The boundaries; None if a merge has lost them: Megatron's merged files keep only the first."""
         table = self._layout.boundaries
         if table is None or (table.count == 1 and self.num_sequences and table.read(0, 1)[0] == 0):
             return None
@@ -250,7 +250,7 @@ _EXPECTED = {
 
 
 def legacy_form_of(prefix: Path) -> Form | None:
-    """The older format that a pair has; None: none of them.
+    """The older format of a pair; None if it has none of them.
 
     Raises:
         UsageError: there is no .idx.
@@ -308,7 +308,7 @@ def _dtype(index: _File, version: int, code: int) -> np.dtype[np.generic]:
 
 
 def _cuts(bytes_before: NDArray[np.int64]) -> Iterator[int]:
-    """Documents where groups begin, and the end: as many as fit a group, at least one."""
+    """The first document of each group, and the end; a group holds as many as fit, at least one."""
     at = 0
     while at < len(bytes_before) - 1:
         yield at

@@ -1,8 +1,8 @@
-"""The bytes of a pair's files: maps without a descriptor, and files of which only some are open at once.
+"""Access to the bytes of a pair's files: maps that hold no descriptor, and a pool that keeps few files open.
 
-A file is known by its identity (device, inode, size, time of change), as it was when it was first looked at. Whoever
-opens it again, a loader worker or a pool that had closed it, is refused another file of the same name by a DamageError.
-What is mapped or open stays the file that it was. Not done here: what the bytes mean, and hashes of single blocks.
+A file is identified by device, inode, size and time of change when it is first seen. If a loader worker, or a pool that
+had closed the file, opens the path again and finds another file, a DamageError is raised. Mapped and open files stay
+the same file. The meaning of the bytes and the hashes of blocks are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mdata.errors import DamageError, MdataError, ResourceError, explain_os_erro
 
 Identity = tuple[int, int, int, int]
 
-_HASHED_AT_ONCE = 1 << 20  # as fast as more, and stays in the caches
+_HASHED_AT_ONCE = 1 << 20  # larger reads are no faster, and this fits the caches
 
 POOL = _core.FilePool()
 """Of this process, as the limit of descriptors is: at most a quarter of them."""
@@ -32,10 +32,10 @@ def identity_of(facts: os.stat_result) -> Identity:
 
 
 def look_at(path: Path) -> Identity:
-    """The identity of what lies there now.
+    """The identity of the file at this path now.
 
     Raises:
-        UsageError: nothing does, or it cannot be looked at.
+        UsageError: there is none, or it cannot be inspected.
     """
     try:
         return identity_of(path.stat())
@@ -44,7 +44,7 @@ def look_at(path: Path) -> Identity:
 
 
 def lies_at(path: Path, identity: Identity) -> bool:
-    """Whether this very file lies there now."""
+    """Whether the file at this path is still the same one."""
     try:
         return identity_of(path.stat()) == identity
     except OSError:
@@ -55,7 +55,7 @@ def map_bytes(path: Path, identity: Identity | None = None) -> NDArray[np.uint8]
     """The bytes of a file as a read-only map, which holds no descriptor.
 
     Raises:
-        DamageError: another file lies there. UsageError, ResourceError: it cannot be mapped.
+        DamageError: another file is at this path. UsageError, ResourceError: it cannot be mapped.
     """
     try:
         return _core.map_file(os.fsencode(path), identity)
@@ -72,7 +72,7 @@ def hash_file(path: Path, identity: Identity | None = None) -> str:
     """BLAKE3 of a whole file, in hex, in bounded memory and without the GIL.
 
     Raises:
-        OSError: what the file system said; ESTALE: another file lies there.
+        OSError: from the file system; ESTALE: another file is at this path.
     """
     hasher = blake3()
     with path.open("rb", buffering=0) as file:
@@ -89,7 +89,7 @@ def read_bytes(path: Path, identity: Identity | None = None) -> NDArray[np.uint8
     """The bytes of a file, in memory.
 
     Raises:
-        DamageError: another file lies there. UsageError, ResourceError: it cannot be read.
+        DamageError: another file is at this path. UsageError, ResourceError: it cannot be read.
     """
     try:
         with path.open("rb", buffering=0) as file:
@@ -101,12 +101,12 @@ def read_bytes(path: Path, identity: Identity | None = None) -> NDArray[np.uint8
 
 
 def pooled(path: Path, identity: Identity) -> _core.PooledFile:
-    """A file that is opened when it is read, by the pool of this process."""
+    """A file in the pool of this process, opened when it is read."""
     return _core.PooledFile(POOL, os.fsencode(path), identity)
 
 
 def explain(error: OSError, path: Path) -> MdataError:
-    """What the system said of a file that was asked for by its identity."""
+    """Translate the system's error about a file that was requested by its identity."""
     if error.errno != errno.ESTALE:
         return explain_os_error(OSError(error.errno, os.strerror(error.errno or 0), str(path)), "reading")
     return DamageError(

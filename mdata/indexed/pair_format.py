@@ -68,12 +68,12 @@ class Header:
 
 
 def pack_header(dtype: np.dtype[np.generic], *, num_sequences: int, num_documents: int) -> bytes:
-    """Return the 34 bytes that begin an .idx file."""
+    """The first 34 bytes of an .idx file."""
     return _HEADER.pack(MAGIC, VERSION, dtype_code(dtype), num_sequences, num_documents + 1)
 
 
 def unpack_header(data: bytes) -> Header:
-    """Read the 34 bytes that begin an .idx file; the values are not judged here."""
+    """Read the first 34 bytes of an .idx file; the values are not checked here."""
     return Header(*_HEADER.unpack(data))
 
 
@@ -87,10 +87,10 @@ def dtype_code(dtype: np.dtype[np.generic]) -> int:
 
 
 def smallest_dtype(vocab_size: int) -> np.dtype[np.generic]:
-    """Return Megatron's choice for a tokenizer: uint16 below 65,500 entries, else int32.
+    """Megatron's choice for a tokenizer: uint16 below 65,500 entries, otherwise int32.
 
     Args:
-        vocab_size: the tokenizer's entries, added tokens included, padding not.
+        vocab_size: the tokenizer's entries, with added tokens, without padding.
     """
     return np.dtype("<u2" if vocab_size < _UINT16_VOCABULARY else "<i4")
 
@@ -106,7 +106,7 @@ def idx_path(prefix: Path) -> Path:
 
 
 def legacy_form(head: bytes, size: int) -> Form | None:
-    """The older format that an .idx of this size holds, judged by its first 56 bytes; None: none of them."""
+    """The older format of an .idx with this size, by its first 56 bytes; None: none of them."""
     if head.startswith(LEGACY_MAGIC) and len(head) >= OLD_HEADER.size:
         _, _, _, _, items, sizes = OLD_HEADER.unpack_from(head)
         return "fairseq's TNTIDX" if size == 8 * (6 + 2 * (items + 1) + sizes) else "Megatron's TNTIDX"

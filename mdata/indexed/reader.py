@@ -1,14 +1,14 @@
-"""Reading a .bin/.idx pair, by memory maps or by pread, after checking that the two files fit each other.
+"""Reads a .bin/.idx pair, by memory maps or by pread, after checking that the two files fit each other.
 
-The .idx is read once, in blocks, and what would give wrong tokens is refused: every byte of .bin belongs to exactly
-one sequence and every sequence to exactly one document (docs/formats.md lists each check). That is done at opening.
-Where a manifest describes the pair, the .idx is compared with its hash before the first use of any table, and nothing
-but its header is read at opening: a stream of tokens needs no table, so such a corpus opens at once. The .bin is not
-read. Maps are not copied; if a file is cut under them, who reads by C++ has an error, and who reads their arrays dies
-with SIGBUS. Mode "pread" maps nothing: tokens are read when they are asked for, by a few open files, and tables, once
-used, lie in memory.
-Unusual: the tables are not aligned (they begin at byte 34), so blocks are copied before C++ checks them; `facts` let
-another process go on without opening or reading anything first. Not done here: hashes of .bin, multimodal files.
+The .idx is read once at opening, in blocks, and errors that would give wrong tokens are refused: every byte of .bin
+belongs to exactly one sequence and every sequence to exactly one document (docs/formats.md lists each check). If a
+manifest describes the pair, only the header is read at opening, and the .idx is compared with its hash before the first
+use of any table: a stream of tokens needs no table, so such a corpus opens at once. The .bin is not read. Maps are not
+copied: if a file is truncated under a map, C++ readers raise an error, but Python code that reads the arrays dies with
+SIGBUS. Mode "pread" maps nothing: tokens are read on demand through a few open files, and tables are kept in memory
+after their first use. Unusual: the tables are not aligned (they begin at byte 34), so blocks are copied before C++
+checks them; with `facts` another process can continue without opening or reading anything first. Not done here: hashes
+of .bin, multimodal files.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ MODES: tuple[str, ...] = get_args(Mode)
 
 
 class Described(NamedTuple):
-    """What the .idx is said to be: by which file, and BLAKE3 of all of it in hex."""
+    """The recorded hash of the .idx: the file that records it, and BLAKE3 of the whole .idx in hex."""
 
     by: Path
     idx_hash: str
 
 
 class PairFacts(NamedTuple):
-    """What is found out of a pair: all that another process needs to open the same two files when it reads them.
+    """The facts about a pair that another process needs to open the same two files when it first reads them.
 
-    `compared`: the .idx was found to have its hash, or there is none to compare it with.
+    `compared`: the .idx has its recorded hash, or no hash is recorded.
     """
 
     dtype_code: int
@@ -62,16 +62,16 @@ class IndexedReader:
 
     Args:
         prefix: the two names without their endings.
-        mode: "mmap", or "pread" for file systems and memory limits that maps do not suit.
-        contiguous: what a manifest says of the pair; its tables are then checked when they are first used.
-        described: what a manifest says of the .idx; it is compared with its hash before a table is first used.
-        known: of the same pair, opened before: nothing is looked at or opened until it is read.
+        mode: "mmap", or "pread" for file systems and memory limits that do not suit maps.
+        contiguous: from the manifest; the tables are then checked at their first use.
+        described: the hash in the manifest; the .idx is compared with it before a table is first used.
+        known: facts of the same pair, opened before: nothing is opened until the first read.
 
     Attributes:
-        facts: what `known` is for another process. described: as given.
+        facts: to pass as `known` in another process. described: as given.
         dtype: the token type.
-        contiguous: whether the sequences follow each other in .bin, so that it is one stream of tokens.
-        num_sequences: sequences in the pair. num_documents: documents, empty ones included.
+        contiguous: whether the sequences are contiguous in .bin, so that it is one stream of tokens.
+        num_sequences: sequences in the pair. num_documents: documents, including empty ones.
         num_tokens: tokens of all sequences.
 
     Raises:
@@ -112,7 +112,7 @@ class IndexedReader:
 
     @property
     def idx_path(self) -> Path:
-        """The index; made when it is asked for, since a corpus may have very many readers."""
+        """Path of the index; computed on demand, because a corpus may have very many readers."""
         return idx_path(self.prefix)
 
     @property
@@ -126,14 +126,14 @@ class IndexedReader:
         return PairFacts(header.code, *sizes, bool(contiguous), idx, look_at(self.bin_path), self.described is None)
 
     def _hold(self) -> None:
-        """Map or open the .bin, so that what cannot be is said now, and a later file of its name not taken for it."""
+        """Map or open the .bin, so that errors are raised now and a later file with its name is not mistaken for it."""
         if self.file is None:
             assert self.data is not None, "neither a map nor a file"
         else:
             self._read(self.file, 0, 0)
 
     def unchanged(self) -> bool:
-        """Whether both files are still, or are here, the ones that the facts speak of."""
+        """Whether both files are still the ones that the facts describe."""
         return lies_at(self.idx_path, self.facts.idx) and lies_at(self.bin_path, self.facts.bin)
 
     @cached_property
@@ -148,19 +148,19 @@ class IndexedReader:
 
     @property
     def tables(self) -> IndexTables:
-        """The tables, of an .idx that has its hash; whether they are consistent is not judged here.
+        """The tables of an .idx that matches its hash; their consistency is not checked here.
 
         Raises:
-            DamageError: it has another hash than its manifest says.
+            DamageError: the .idx does not have the hash in its manifest.
         """
         self.compare()
         return self._stored
 
     def compare(self) -> None:
-        """Compare the .idx with its hash, unless this or the process that `known` came from has done so before.
+        """Compare the .idx with its hash, unless this process or the one that made `known` has already done so.
 
-        The file is read, not mapped: a disk that fails is then an error. One thread hashes 1e7 documents, which
-        are 200 MB, in 0.045 s.
+        The file is read, not mapped, so that a failing disk gives an error. One thread hashes 1e7 documents (200 MB) in
+        0.045 s.
 
         Raises:
             DamageError: it has another hash, or is not the file that was opened. ResourceError: it cannot be read.
@@ -177,7 +177,7 @@ class IndexedReader:
         self.facts = self.facts._replace(compared=True)
 
     def alteration(self) -> DamageError | None:
-        """What to say if the .idx has another hash by now than it should have; None if not. All of it is read."""
+        """The error message if the .idx no longer has its hash; None if it has. Reads the whole file."""
         if self.described is None:
             return None
         try:
@@ -198,18 +198,18 @@ class IndexedReader:
 
     @cached_property
     def _stored(self) -> IndexTables:
-        """The tables as the file has them."""
+        """The tables, unchecked."""
         return read_tables(self.idx_path, mapped=self.mode == "mmap", identity=self.facts.idx)
 
     @cached_property
     def _checked(self) -> IndexTables:
-        """The tables, found sound."""
+        """The tables, after checking them."""
         self.compare()
         self.check_structure()
         return self._stored
 
     def check_structure(self) -> None:
-        """Judge whether the tables fit each other, the .bin and what is described, whatever the hash.
+        """Check that the tables fit each other, the .bin and the manifest, regardless of the hash.
 
         Raises:
             DamageError: as at opening.
@@ -220,7 +220,7 @@ class IndexedReader:
             raise DamageError(what, found=f"contiguous: {contiguous}", expected=str(self.contiguous))
 
     def check(self) -> None:
-        """Compare and judge the tables now, not when one is first used.
+        """Check the hash and the tables now, not at their first use.
 
         Raises:
             DamageError: as at opening.
@@ -246,12 +246,12 @@ class IndexedReader:
         return self._checked.boundaries
 
     def first_token(self, sequence: int) -> int:
-        """The token of the stream with which a sequence begins; for the number of sequences, the number of tokens.
+        """The stream position at which a sequence begins; for the number of sequences, the number of tokens.
 
-        Reads this entry and the one before it; the first call compares the .idx with its hash.
+        Reads this entry and the previous one; the first call compares the .idx with its hash.
 
         Raises:
-            DamageError: another hash, or entries that contradict each other.
+            DamageError: another hash, or contradictory entries.
         """
         assert self.contiguous, f"{self.idx_path}: the sequences do not follow each other"
         assert 0 <= sequence <= self.num_sequences, f"sequence {sequence} of {self.num_sequences}"
@@ -271,7 +271,7 @@ class IndexedReader:
         return start // size
 
     def _entries(self, sequence: int) -> tuple[int, int, int]:
-        """Length and pointer of the sequence before this one, and its own pointer."""
+        """Length and pointer of the previous sequence, and the pointer of this one."""
         if self.mode == "mmap":
             tables = self._stored
             length, pointers = tables.lengths[sequence - 1], tables.pointers[sequence - 1 : sequence + 1]
@@ -283,13 +283,13 @@ class IndexedReader:
         return int(length), int(pointers[0]), int(pointers[1])
 
     def sequence(self, i: int) -> NDArray[Any]:
-        """The tokens of sequence i, in the file's dtype; a view of the map where there is one."""
+        """The tokens of sequence i, in the file's dtype; a view if the file is mapped."""
         assert 0 <= i < self.num_sequences, f"sequence {i} of {self.num_sequences}"
         start = int(self.pointers[i])
         return self._bytes(start, start + int(self.lengths[i]) * self.dtype.itemsize).view(self.dtype)
 
     def tokens(self, start: int, count: int) -> NDArray[Any]:
-        """Tokens [start, start + count) of .bin as one stream, in the file's dtype; a view where there is a map."""
+        """Tokens [start, start + count) of .bin as one stream, in the file's dtype; a view if the file is mapped."""
         assert self.contiguous, f"{self.idx_path}: the sequences do not follow each other"
         assert start >= 0 and 0 <= count <= self.num_tokens - start, (
             f"tokens {start} to {start + count} of {self.num_tokens}"
@@ -313,11 +313,11 @@ class IndexedReader:
             raise explain(error, self.bin_path if file is self.file else self.idx_path) from error
 
     def read_fault(self, byte: int, error: int) -> MdataError:
-        """Why the .bin did not give this byte: by the system's error, or 0 where the file ends there."""
+        """The error for a byte of .bin that could not be read, from the system's errno; 0: the file ends there."""
         end = byte
         with suppress(OSError):
             end = min(byte, self.bin_path.stat().st_size)
-        # Mapped bytes behind the end are the same error as those of a failing disk.
+        # Mapped bytes past the end raise the same error as those of a failing disk.
         if error and (error != errno.EIO or end == byte):
             return explain(OSError(error, ""), self.bin_path)
         return DamageError(
@@ -329,17 +329,17 @@ class IndexedReader:
 
 
 def compare_all(readers: Sequence[IndexedReader]) -> None:
-    """Compare each .idx with its hash, as `IndexedReader.compare`, by as many threads as there are cores.
+    """Compare each .idx with its hash (`IndexedReader.compare`), with one thread per core.
 
     Raises:
-        DamageError, ResourceError: as there, of the first that differs.
+        DamageError, ResourceError: as in `compare`, for the first that differs.
     """
     waiting = [reader for reader in readers if not reader.facts.compared]
     if len(waiting) < 2:
         for reader in waiting:
             reader.compare()
         return
-    from concurrent.futures import ThreadPoolExecutor  # takes much along
+    from concurrent.futures import ThreadPoolExecutor  # imports a lot
 
     from mdata.util.machine_limits import usable_cores
 

@@ -1,10 +1,10 @@
-"""Writing one .bin/.idx pair as a stream, in bounded memory, hashing on the way.
+"""Writes one .bin/.idx pair as a stream, in bounded memory, and hashes while writing.
 
 Token bytes go to a temporary .bin beside the final name; lengths and document boundaries go to two more temporary
-files, because the .idx begins with their number. `checkpoint` syncs everything and returns a state: a writer made
-from it continues there. `commit` assembles the .idx and then gives the final names in this order: the old .idx is
-removed, the .bin is renamed, then the .idx, with the folder synced between, so that an .idx always describes the .bin
-beside it. Not done here: tokenizing, the manifest.
+files, because the .idx begins with their number. `checkpoint` syncs everything and returns a state from which a new
+writer can continue. `commit` assembles the .idx and then assigns the final names in this order: the old .idx is
+removed, the .bin is renamed, then the .idx, with the folder synced in between, so that an .idx always describes the
+.bin beside it. Not done here: tokenizing, the manifest.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class WriterState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardFacts:
-    """What a manifest records of a pair that was just written.
+    """The facts about a pair that was just written, for its manifest.
 
     Attributes:
         dtype: numpy's name of the token type, such as "uint16".
-        documents: number of documents, empty ones included.
+        documents: number of documents, including empty ones.
         sequences: number of sequences.
         tokens: number of tokens.
         bin_bytes: size of .bin.
-        largest_id: the largest token id, None without tokens.
+        largest_id: the largest token id; None if there are no tokens.
         idx_hash: BLAKE3 of the whole .idx, in hex.
         block_hashes: BLAKE3 of each 4 MiB block of .bin, 32 bytes each; the last block may be shorter.
     """
@@ -75,15 +75,15 @@ class ShardFacts:
 
 
 class BlockHasher:
-    """BLAKE3 of each 4 MiB block of a stream, whatever the sizes in which its bytes come.
+    """BLAKE3 of each 4 MiB block of a stream whose bytes arrive in pieces of any size.
 
-    Finished hashes are appended to a file by `flush` only: `update` may run in a thread, and the calls made to the disk
-    must not depend on threads. The hash of a block that is not full lives in memory; whoever continues after a crash
-    reads the bytes of that one block again.
+    Only `flush` appends finished hashes to a file: `update` may run in a thread, and the order of disk calls must not
+    depend on threads. The hash of an incomplete block is kept in memory; after a crash, the bytes of that block are
+    read again.
 
     Args:
-        file: takes the hash of each full block.
-        begun: the bytes of the block that is not full, when a stream is continued.
+        file: receives the hash of each full block.
+        begun: the bytes of the incomplete block, when a stream is continued.
     """
 
     def __init__(self, file: AppendFile, begun: bytes = b"") -> None:
@@ -94,7 +94,7 @@ class BlockHasher:
         self._finished = bytearray()
 
     def update(self, data: memoryview) -> None:
-        """Take the next bytes of the stream."""
+        """Add the next bytes of the stream."""
         while data:
             inside = data[: BLOCK_BYTES - self._filled]
             self._hasher.update(inside)
@@ -122,16 +122,16 @@ class BlockHasher:
 class IndexedWriter:
     """Writes `<prefix>.bin` and `<prefix>.idx`, under temporary names until `commit`.
 
-    A context manager: leaving the block discards what is not committed.
+    A context manager: leaving the block discards uncommitted files.
 
     Args:
         prefix: the two names without their endings; its folder must exist.
         dtype: the token type, an integer type of the format.
-        resume: where to continue what an earlier writer left (see `checkpoint` and `close`).
+        resume: state of an earlier writer from which to continue (see `checkpoint` and `close`).
 
     Raises:
-        UsageError: a dtype that holds no token ids, or a prefix that cannot be written.
-        DamageError: the files of the earlier writer are gone or changed.
+        UsageError: a dtype that cannot hold token ids, or a prefix that cannot be written.
+        DamageError: the files of the earlier writer are missing or changed.
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype[np.generic], *, resume: WriterState | None = None) -> None:
@@ -185,7 +185,7 @@ class IndexedWriter:
         """Add whole documents.
 
         Args:
-            tokens: integer[t], the ids of all sequences one after another.
+            tokens: integer[t], the concatenated ids of all sequences.
             lengths: integer[n], tokens of each sequence; they sum to t.
             document_ends: integer[d], the number of sequences (of this call) up to the end of each document;
                 an empty document repeats the value before it.
@@ -213,9 +213,9 @@ class IndexedWriter:
         return self.state._replace(sync_points=tuple(file.sync() for file in self._files))
 
     def commit(self) -> ShardFacts:
-        """Sync the pair and give it its final names; if this fails, all is as before.
+        """Sync the pair and give it its final names; if this fails, everything is as before.
 
-        What is needed to continue after `roll_back` stays until `discard`.
+        The files needed to continue after `roll_back` stay until `discard`.
 
         Raises:
             ResourceError: the disk is full, or another fault of the file system.
@@ -278,7 +278,7 @@ class IndexedWriter:
         if not tokens.size or tokens.dtype == self._dtype:
             return
         smallest, largest = int(tokens.min()), int(tokens.max())
-        # Negative ids are nothing a model reads, but Megatron's null tokenizer writes them where they fit.
+        # No model reads negative ids, but Megatron's null tokenizer writes them if they fit.
         low, high = int(np.iinfo(self._dtype.name).min), int(np.iinfo(self._dtype.name).max)
         if smallest < low or largest > high:
             raise BadInputError(
@@ -302,14 +302,14 @@ class IndexedWriter:
             scanning.result()
 
     def _scan(self, data: NDArray[Any]) -> None:
-        # First the slower one, which brings the bytes into the caches.
+        # The slower one first: it brings the bytes into the caches.
         self._hasher.update(raw_bytes(data))
         if data.size:
             largest = int(data.max())
             self._largest_id = largest if self._largest_id is None else max(self._largest_id, largest)
 
     def _write_index(self, index: AppendFile) -> str:
-        """Header, lengths, pointers, boundaries, in blocks; returns the hash of it all."""
+        """Write header, lengths, pointers and boundaries, in blocks; returns the hash of the file."""
         hasher = blake3.blake3()
         sections = (
             self._lengths.blocks(LENGTH_DTYPE),
@@ -332,7 +332,7 @@ class IndexedWriter:
             yield pointers
 
     def _rename(self, index: AppendFile) -> None:
-        """In an order in which an .idx is never beside the wrong .bin."""
+        """Rename in an order in which an .idx is never beside the wrong .bin."""
         folder = self._prefix.parent
         with os_errors_named(f"finishing {self._prefix}"):
             remove_synced(index.path)

@@ -1,9 +1,8 @@
 """Megatron's split string: which part of a corpus is for training, validation and test.
 
-"969,30,1" divides a corpus of n sequences at round(n x 0.969) and round(n x 0.999), with Megatron's own
-float arithmetic and rounding half to even, so that both tools cut at the same sequence. What differs:
-shares that are all zero are refused (Megatron goes on with NaN), and so is a negative number (Megatron
-drops the sign).
+"969,30,1" divides a corpus of n sequences at round(n x 0.969) and round(n x 0.999), with Megatron's own float
+arithmetic and rounding half to even, so that both tools cut at the same sequence. What differs: shares that are all
+zero are refused (Megatron continues with NaN), and so is a negative number (Megatron drops the sign).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from mdata.errors import UsageError
 SPLITS = ("train", "valid", "test")
 
 _NUMBER = re.compile(r"[.0-9]+")
-_NEGATIVE = re.compile(r"(?<![.0-9])-[.0-9]")  # a minus right after a number parts two numbers, as any sign does
+_NEGATIVE = re.compile(r"(?<![.0-9])-[.0-9]")  # a minus right after a number separates two numbers
 
 
 @lru_cache(maxsize=16)
@@ -25,7 +24,7 @@ def split_edges(shares: str) -> tuple[float, float, float, float]:
     """Return the four edges between 0 and 1 of train, valid and test.
 
     Args:
-        shares: up to three numbers with anything between them; missing ones are 0.
+        shares: up to three numbers with any separators; missing ones are 0.
 
     Raises:
         UsageError: a number that cannot be read, more than three, or all zero.
@@ -66,7 +65,7 @@ def split_range(shares: str, split: str, *, num_sequences: int) -> tuple[int, in
         num_sequences: sequences of the corpus.
 
     Raises:
-        UsageError: as `split_edges`, or another name of a split.
+        UsageError: as `split_edges`, or an unknown name of a split.
     """
     if split not in SPLITS:
         raise UsageError(f"there is no split {split!r}", expected=", ".join(SPLITS))

@@ -1,14 +1,14 @@
-"""The order of Megatron's GPT dataset: document, sample and shuffle index, equal to its own in every bit.
+"""The order of Megatron's GPT dataset: document, sample and shuffle index, equal to Megatron's bit for bit.
 
-A run of T tokens is read E times, E the least number of epochs that give the requested samples. The documents of all
-epochs are shuffled together; where the last epoch is needed for less than 80 % of its samples it is shuffled
-separately, and so are its samples. Sample k begins at token k q of the shuffled documents. All of it is a pure
-function of the lengths and the request, drawn from one MT19937 (formats: Megatron-LM's gpt_dataset.py and helpers.cpp).
+A run of T tokens is read E times, E the smallest number of epochs that gives the requested samples. The documents of
+all epochs are shuffled together; if less than 80 % of the last epoch's samples are needed, its documents are shuffled
+separately, and so are its samples. Sample k begins at token k q of the shuffled documents. All of it is a pure function
+of the lengths and the request, drawn from one MT19937 (formats: Megatron-LM's gpt_dataset.py and helpers.cpp).
 
-Where the original counts wrongly (F1 to F3 and F18 in docs/design/order.md) this does not: the number of samples
-with a kept partial one is exact (it rounds to single precision there), a kept partial sample behind an empty last
-document begins where it should (offset -1 there), a split without tokens is refused (an endless loop there), and
-numbers of documents have 64 bits where they need them. Slow twin: mdata/reference/megatron_order.py.
+Where the original counts incorrectly (F1 to F3 and F18 in docs/design/order.md) this does not follow it: the number of
+samples with a kept partial one is exact (the original rounds to single precision), a kept partial sample after an empty
+last document begins at the right place (offset -1 in the original), a split without tokens is refused (an endless loop
+in the original), and document numbers have 64 bits if needed. Slow twin: mdata/reference/megatron_order.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mdata._core import Mersenne, fill_sample_index
 from mdata.errors import ResourceError, UsageError
 from mdata.util.machine_limits import available_bytes
 
-# A last epoch of which less than this part is needed is shuffled separately.
+# The last epoch is shuffled separately if less than this part of it is needed.
 _SEPARATE_BELOW = 0.80
 _MOST_TOKENS = 1 << 62
 _SIGNED_32 = np.iinfo(np.int32).max
@@ -34,15 +34,15 @@ Lengths = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronRequest:
-    """What Megatron's indices depend on, beside the lengths.
+    """What Megatron's indices depend on, besides the lengths.
 
     Args:
-        first, stop: the sequences of the split, of those in the file.
-        sequence_length: tokens a sample, q.
+        first, stop: the range of the split's sequences in the file.
+        sequence_length: tokens per sample, q.
         num_samples: requested; None: one epoch.
         seed: of the generator, below 2^32.
-        extra_token: a sample reads one token more than its length, so that its last one has a label.
-        keep_partial: the last, partial sample counts (Megatron: validation only).
+        extra_token: a sample reads one more token than its length, so that its last token has a label.
+        keep_partial: keep the last, partial sample (Megatron: validation only).
     """
 
     first: int
@@ -56,14 +56,14 @@ class MegatronRequest:
 
 @dataclass(frozen=True)
 class MegatronPlan:
-    """What follows from the tokens of the split alone.
+    """The numbers that follow from the tokens of the split alone.
 
     Attributes:
         tokens_per_epoch: T.
         epochs: E.
         separate: whether the last epoch is shuffled separately.
         samples: rows of the order, C.
-        cut: samples of the first shuffle; all of them where nothing is separate.
+        cut: samples of the first shuffle; all of them if nothing is shuffled separately.
     """
 
     tokens_per_epoch: int
@@ -79,7 +79,7 @@ class MegatronIndices:
 
     Attributes:
         documents: [E n] numbers of sequences in the file, int32 (int64 in a file of 2^31 sequences or more).
-        samples: [C + 1, 2] place in `documents` and offset in that document, int32 or int64.
+        samples: [C + 1, 2] position in `documents` and offset in that document, int32 or int64.
         shuffle: [C] rows of `samples` in the order of training, uint32 (int64 from 2^32 - 2 on).
     """
 
@@ -92,7 +92,7 @@ def plan(tokens_per_epoch: int, request: MegatronRequest) -> MegatronPlan:
     """Epochs and samples, from the number of tokens in the split.
 
     Raises:
-        UsageError: a split without tokens, a request that makes no sense, or one of more than 2^62 tokens.
+        UsageError: a split without tokens, an invalid request, or one of more than 2^62 tokens.
     """
     q, extra, wanted = request.sequence_length, int(request.extra_token), request.num_samples
     _check(tokens_per_epoch, request)
@@ -100,7 +100,7 @@ def plan(tokens_per_epoch: int, request: MegatronRequest) -> MegatronPlan:
     inputs = epochs * tokens_per_epoch - extra
     if inputs >= _MOST_TOKENS:
         raise UsageError(f"{wanted} samples of {q} tokens are more than 2^62 tokens")
-    # An empty range has -1 inputs; division is toward zero there, so that it has no samples.
+    # An empty range has -1 inputs; Megatron's division rounds toward zero, so it has no samples.
     samples = -(-inputs // q) if request.keep_partial else max(inputs, 0) // q
     separate, cut = False, samples
     if epochs > 1 and wanted is not None:
@@ -129,23 +129,23 @@ def _check(tokens_per_epoch: int, request: MegatronRequest) -> None:
 def build(lengths: Lengths, request: MegatronRequest, *, threads: int = 1) -> MegatronIndices:
     """The three indices.
 
-    Memory: 4 bytes for each document of all epochs, 8 for each sample, 4 for each sample (twice that where a number
-    does not fit). The lengths are not copied, even unaligned in a mapped file; the only other array is of one epoch's
-    documents, before the others exist.
+    Memory: 4 bytes for each document of all epochs, 8 and 4 for each sample (twice that if a number does not fit). The
+    lengths are not copied, even if unaligned in a mapped file; the only other array holds one epoch's documents, before
+    the others exist.
 
     Args:
         lengths: int32[n], tokens of every sequence of the file.
-        request: which indices.
-        threads: that fill the sample index in.
+        request: what to build.
+        threads: for filling the sample index.
 
     Raises:
-        UsageError: see `plan`; a range outside of the file. ResourceError: more than there is memory for.
+        UsageError: see `plan`; a range outside the file. ResourceError: not enough memory.
     """
     from concurrent.futures import ThreadPoolExecutor
 
     if not 0 <= request.first <= request.stop <= len(lengths):
         raise UsageError(f"sequences {request.first} to {request.stop}", expected=f"within 0 to {len(lengths)}")
-    lengths = np.ascontiguousarray(lengths, np.int32)  # which copies nothing that is of this type
+    lengths = np.ascontiguousarray(lengths, np.int32)  # no copy if the type matches
     inside = lengths[request.first : request.stop]
     known = plan(int(inside.sum(dtype=np.int64)), request)
     _check_room(request, known)
@@ -190,7 +190,7 @@ def _shuffle_type(known: MegatronPlan) -> np.dtype[Any]:
 
 
 def repeated(once: npt.NDArray[Any], times: int) -> npt.NDArray[Any]:
-    """[n] -> [times * n], one after another; other threads run meanwhile, which `np.tile` does not let them."""
+    """[n] -> [times * n], repeated; unlike `np.tile` it lets other threads run meanwhile."""
     rows = np.empty((times, len(once)), once.dtype)
     rows[:] = once
     return rows.reshape(-1)
@@ -217,7 +217,7 @@ def _samples(
 
 
 def _end(lengths: Lengths, documents: npt.NDArray[Any], extra: int) -> tuple[int, int]:
-    """Where a partial sample ends: the last token that can be an input, in the last document that has it."""
+    """Where a partial sample ends: the last token that can be an input, in the last document that has one."""
     place = len(documents) - 1
     while place > 0 and lengths[documents[place]] < extra:
         place -= 1

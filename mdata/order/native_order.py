@@ -1,13 +1,12 @@
 """The native order: which tokens make sample k, by arithmetic alone.
 
-T tokens in the range, S tokens a sample, x = 1 if one further token is read (the last label). An epoch
-holds n = max(1, (T - x - S + 1) // S) samples; each epoch starts at its own offset in [0, min(S, T - x - n
-S + 1)), so that the cuts between samples move from epoch to epoch; sample k belongs to epoch k // n and
-starts at token offset + S P(k mod n), with P the epoch's permutation. Offset and permutation are keyed by
-(seed, corpus id, epoch) and nothing else: not by the blend, the run's length or the number of ranks. The tokens are
-those of the file, or of the file with its sequences permuted inside of blocks, which `GptSamples` looks up.
-Without shuffling (validation, test) the offset is 0, the order that of the file, and the last sample may be
-partial. No token array is touched here. Slow twin: mdata/reference/native_order.py.
+T tokens in the range, S tokens per sample, x = 1 if one more token is read (the last label). An epoch holds n = max(1,
+(T - x - S + 1) // S) samples; each epoch starts at its own offset in [0, min(S, T - x - n S + 1)), so that the cuts
+between samples move from epoch to epoch; sample k belongs to epoch k // n and starts at token offset + S P(k mod n),
+with P the epoch's permutation. Offset and permutation are keyed only by (seed, corpus id, epoch): not by the blend, the
+run's length or the number of ranks. The tokens are those of the file, or of the file with its sequences permuted inside
+blocks, which `GptSamples` looks up. Without shuffling (validation, test) the offset is 0, the order is that of the
+file, and the last sample may be partial. No token array is used here. Slow twin: mdata/reference/native_order.py.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _EPOCHS_KEPT = 16  # a table of 4,096 entries each at most: 256 KB
 
 @dataclass(frozen=True, slots=True)
 class OrderKey:
-    """What the draws of an order are keyed by.
+    """The key of an order's random draws.
 
     Attributes:
         seed: the run's seed.
-        corpus_id: the corpus' identity, not the blend's: another mixture must not reshuffle a corpus.
+        corpus_id: the id of the corpus, not of the blend: changing the blend must not reshuffle a corpus.
     """
 
     seed: int
@@ -45,7 +44,7 @@ class OrderKey:
         return derive_key(f"{NAME} order v{VERSION}", self.seed, self.corpus_id, epoch)
 
     def blocks(self, epoch: int) -> Key:
-        """The key of one epoch's permutations of sequences inside of blocks (mdata_cpp/block_shuffle.hpp)."""
+        """The key of one epoch's permutations of sequences inside blocks (mdata_cpp/block_shuffle.hpp)."""
         return derive_key(f"{NAME} blocks v{VERSION}", self.seed, self.corpus_id, epoch)
 
 
@@ -54,14 +53,14 @@ class StreamOrder(PickledByArguments):
 
     Args:
         num_tokens: tokens of the range, T.
-        sequence_length: tokens a sample, S.
+        sequence_length: tokens per sample, S.
         key: seed and corpus.
         extra_token: whether a sample reads S + 1 tokens, so that its last token has a label.
         shuffle: false gives offset 0, file order and the last partial sample, for one pass.
 
     Attributes:
-        samples_per_epoch: n above; without shuffling the samples of the one pass, the partial one included.
-        num_samples: None with shuffling (unbounded), else `samples_per_epoch`.
+        samples_per_epoch: n above; without shuffling the samples of the single pass, including the partial one.
+        num_samples: None with shuffling (endless), otherwise `samples_per_epoch`.
 
     Raises:
         UsageError: the range is shorter than one sample (without shuffling: than one token with its label).
@@ -103,7 +102,7 @@ class StreamOrder(PickledByArguments):
 
     @property
     def num_samples(self) -> int | None:
-        """How many samples there are; None without end."""
+        """Number of samples; None if endless."""
         return None if self.shuffle else self.samples_per_epoch
 
     def start(self, sample: int) -> int:
@@ -131,7 +130,7 @@ class StreamOrder(PickledByArguments):
         return starts
 
     def epoch_of(self, sample: int) -> tuple[int, int, Permutation]:
-        """The epoch of a sample, with shuffling: its first sample, its offset, its permutation."""
+        """The epoch of a sample, with shuffling: first sample, offset, permutation."""
         assert self.shuffle and sample >= 0, (
             f"sample {sample} of an order {'with' if self.shuffle else 'without'} epochs"
         )
@@ -139,7 +138,7 @@ class StreamOrder(PickledByArguments):
         return epoch * self.samples_per_epoch, *self._epoch(epoch)
 
     def sample_at(self, epoch: int, token: int) -> int | None:
-        """Which sample of an epoch has a token of the range as an input; None if the epoch skips it."""
+        """The sample of an epoch that has this token of the range as an input; None if the epoch skips it."""
         assert 0 <= token < self.num_tokens, f"token {token} of {self.num_tokens}"
         assert self.shuffle or epoch == 0, f"epoch {epoch} of an order of one pass"
         offset, permutation = self._epoch(epoch) if self.shuffle else (0, None)
@@ -150,7 +149,7 @@ class StreamOrder(PickledByArguments):
         return epoch * self.samples_per_epoch + place
 
     def samples_reading(self, epoch: int, token: int, *, count: int) -> list[int]:
-        """Which samples of an epoch read any of `count` tokens of the range, as an input or a label; in no order."""
+        """The samples of an epoch that read any of `count` tokens of the range, as input or label; unordered."""
         offset, permutation = self._epoch(epoch) if self.shuffle else (0, None)
         length = self.sequence_length + int(self.extra_token)
         first = max(0, (token - offset - length) // self.sequence_length + 1)

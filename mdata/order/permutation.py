@@ -19,10 +19,10 @@ class Permutation:
 
     Args:
         n: entries, 1 to 2^63.
-        key: from `derive_key`; only its 128 key bits count, not its `draw`.
+        key: from `derive_key`; only its 128 key bits are used, not its `draw`.
 
     Attributes:
-        core: the same in C++, for calls into it.
+        core: the C++ object, for calls into the core.
     """
 
     def __init__(self, n: int, key: Key) -> None:
@@ -30,11 +30,11 @@ class Permutation:
         self.core = _core.Permutation(n, key.low, key.high)
 
     def forward(self, places: ArrayLike) -> NDArray[np.int64]:
-        """Integer[k] places in [0, n) -> int64[k] values. IndexError for an entry outside."""
+        """Integer[k] positions in [0, n) -> int64[k] values. IndexError for an entry outside."""
         return self.core.forward(np.ascontiguousarray(places, np.int64))
 
     def inverse(self, values: ArrayLike) -> NDArray[np.int64]:
-        """Integer[k] values in [0, n) -> the int64[k] places that hold them. IndexError outside."""
+        """Integer[k] values in [0, n) -> int64[k], their positions. IndexError for a value outside."""
         return self.core.inverse(np.ascontiguousarray(values, np.int64))
 
 

@@ -1,8 +1,8 @@
-"""Shares and epochs over a training, as numbers to be drawn: from a blend's preview. Pure.
+"""Shares and epochs over training, as numbers for the drawings, computed from a blend's preview. Pure.
 
-A phase of constant shares is one interval; a ramp is up to 96, none so short that single samples would show. Hundreds
-of components stay readable: the 12 that give the most are bands of their own, what is left of a group is one more band,
-and all others are the last. Where there are groups, members of a group have one colour in several strengths.
+A phase of constant shares is one interval; a ramp is up to 96, none so short that single samples would show. To keep
+hundreds of components readable, the 12 largest get their own bands, the rest of each group is one more band, and all
+others are the last. If there are groups, the members of a group have one colour in several strengths.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mdata.blend_planning.preview import BlendPreview, BlendRow
 
 MOST_BANDS = 12
-MOST_GROUPS = 6  # groups whose rest is a band of its own
+MOST_GROUPS = 6  # groups whose rest gets its own band
 COLOURS = 12
 _RAMP_STEPS = 96
 _LEAST_STEP = 64  # samples of an interval inside a ramp
@@ -27,7 +27,7 @@ class Band:
     """One area of the drawing.
 
     Args:
-        name: of the component, or what the others are called. members: numbers of components.
+        name: of the component, or of the rest. members: numbers of components.
         group: of all members, if they have the same. colour: 0 to 11; None: that of "others". strength: 0 to 1.
     """
 
@@ -40,7 +40,7 @@ class Band:
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """What is drawn over the training.
+    """The data that is drawn over training.
 
     Args:
         edges: n + 1 sample numbers; shares are constant between two of them.
@@ -70,10 +70,10 @@ def curves_of(preview: BlendPreview) -> Curves:
 
 
 def bands_of(rows: Sequence[BlendRow]) -> tuple[Band, ...]:
-    """Which components are drawn alone and which together."""
+    """Decide which components get their own band and which are drawn together."""
     order = sorted(range(len(rows)), key=lambda i: (-rows[i].achieved, i))
     alone = set(order if len(order) <= MOST_BANDS + 1 else order[:MOST_BANDS])
-    # A component without a group is one by itself.
+    # A component without a group is its own group.
     members: dict[str | int, list[int]] = {}
     for i in order:
         members.setdefault(rows[i].group or i, []).append(i)

@@ -1,8 +1,8 @@
-"""The page of a blend's report: one HTML document that is well-formed XML too, without scripts, links or images.
+"""The page of a blend's report: one HTML document, also well-formed XML, without scripts, links or images.
 
-Every part has a drawing and a table with its numbers; long tables scroll, and past 1,000 components they stop and say
-so. What is unusual: names and texts come from users and from corpora, so all of them go through `escape`, and texts of
-ids are inside <bdi>, because a token may be half of a line that runs from right to left.
+Every part has a drawing and a table with its numbers; long tables scroll, and are cut off after 1,000 components with a
+note. What is unusual: names and texts come from users and from corpora, so all of them go through `escape`, and the
+texts of ids are inside <bdi>, because a token may be half of a right-to-left line.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _head(data: ReportData) -> str:
 
 
 def _training(data: ReportData) -> str:
-    """How long the training is that the numbers are for."""
+    """The length of training to which the numbers apply."""
     preview = data.preview
     if preview is None or preview.num_samples is None:
         return ""
@@ -69,7 +69,7 @@ def _training(data: ReportData) -> str:
 
 
 def _mixture(data: ReportData) -> str:
-    """The table of `mdata blend`, with what it leaves out for want of room."""
+    """The table of `mdata blend`, with the columns that it leaves out for lack of space."""
     parts = data.parts
     phases = len(data.preview.starts) if data.preview else 0
     shown = range(phases) if 1 < phases <= _PHASES else range(0)
@@ -97,7 +97,7 @@ def _mixture(data: ReportData) -> str:
 
 
 def _by_group(parts: Sequence[ComponentFacts]) -> list[ComponentFacts]:
-    """Members of a group together, at the position of its first one."""
+    """Rows with the members of a group together, at the position of the first."""
     found: dict[str | int, list[ComponentFacts]] = {}
     for number, part in enumerate(parts):
         found.setdefault(part.row.group or number, []).append(part)
@@ -232,7 +232,7 @@ def _usage_row(part: ComponentFacts, usage: Usage, words: Vocabulary) -> list[Ce
 
 
 def covered(usage: Usage, most: int) -> float:
-    """The fraction of the tokens that are one of the `most` most frequent ids."""
+    """The fraction of tokens whose id is among the `most` most frequent."""
     return max((part for rank, part in usage.coverage if rank <= most), default=0.0)
 
 
@@ -259,7 +259,7 @@ def _text_cell(number: int, text: str | None) -> Cell:
 
 
 def _shown(number: int, text: str | None) -> str:
-    """An id's text, blanks made visible; the id itself where it has none."""
+    """An id's text with visible blanks; the id itself if it has no text."""
     if text is None:
         return f"<code>{number}</code>"
     short = text if len(text) <= 40 else f"{text[:39]}\u2026"
@@ -267,7 +267,7 @@ def _shown(number: int, text: str | None) -> str:
 
 
 def _records(parts: Sequence[ComponentFacts]) -> str:
-    """What was left out when the corpora were made."""
+    """Rows that were left out when the corpora were made."""
     known = [part for part in parts if part.records is not None]
     if not known:
         return '<h2>Records left out</h2><p class="lead">Not known: no manifest says how the tokens were made.</p>'

@@ -1,7 +1,7 @@
-"""Tables of a report's page: numbers to the right, thousands parted, a dash for what is not known.
+"""Tables of a report's page: numbers right-aligned with thousands separators, a dash for unknown values.
 
-A table is in a box of its own that scrolls both ways, so that a long one or a wide one does not move the page; its
-header and its first column stay in sight.
+Each table is in a box that scrolls both ways, so that a long or wide table does not move the page; its header and its
+first column stay visible.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Cell:
     """One cell of a table.
 
     Args:
-        value: None is a dash; numbers are written as people read them.
+        value: None becomes a dash; numbers are formatted for reading.
         kind: a class of the style sheet; "raw": the value is HTML already.
-        hint: shown where a pointer rests on it.
+        hint: shown when the pointer rests on the cell.
     """
 
     value: str | int | float | None
@@ -30,7 +30,7 @@ class Cell:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """A table whose first column names its rows; a column of texts has its header to the left."""
+    """A table whose first column names its rows; the header of a text column is left-aligned."""
     lines = list(rows)
     texts = [any(_is_text(line[i]) for line in lines) for i in range(len(header))]
     kinds = [' class="text"' if is_text else "" for is_text in texts]
@@ -41,7 +41,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
 
 
 def percent(value: float) -> str:
-    """0.1234 as 12.34 %; what is more than nothing never reads as nothing."""
+    """0.1234 as 12.34 %; a value above zero is never shown as zero."""
     text = f"{100 * value:.2f}"
     return "< 0.01 %" if text == "0.00" and value > 0 else f"{text} %"
 
@@ -59,7 +59,7 @@ def _td(cell: Cell) -> str:
 
 
 def _is_text(cell: Cell) -> bool:
-    """Whether it is aligned to the left."""
+    """Whether the column is left-aligned."""
     text = isinstance(cell.value, str) and cell.value != "" and not cell.value.endswith("%")
     return cell.kind == "raw" or (text and cell.kind not in ("number", "good", "bad"))
 

@@ -1,7 +1,7 @@
 """The drawings of a blend's report: plain numbers in, <svg> text out.
 
-One drawing for what changes over a training, small ones beside each other for what each component has. The page's
-tables hold the numbers; a hint on every area, line and bar says its own.
+One drawing for values that change over training, small ones side by side for each component. The page's tables hold the
+numbers; every area, line and bar has a hint with its own.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from mdata.reporting.token_counts import Lengths
 from mdata.reporting.vocabulary_use import Usage
 
 WIDTH = 900
-MARKS = (1, 4)  # epochs that a reader looks for: all was seen once; repeating begins to cost
+MARKS = (1, 4)  # epochs to mark: everything was read once; repetition begins to hurt
 _FAINT_LINES = 200
 MOST_BARS = 30
 _NAME = 26  # characters of a name beside a bar
 
 
 def shares_over_training(curves: Curves, unit: str) -> str:
-    """Stacked shares, phase borders as broken lines."""
+    """Stacked shares, with phase borders as dashed lines."""
     frame = svg.Frame(WIDTH, 340, (0, curves.edges[-1]), (0, 1), top=40)
     parts = [_x_axis(frame, unit, [(k / 4, f"{25 * k} %") for k in range(5)])]
     below = [0.0] * (len(curves.edges) - 1)
@@ -61,7 +61,7 @@ def epochs_over_training(curves: Curves, unit: str, *, names: Sequence[str]) -> 
 
 
 def epochs_at_end(curves: Curves, names: Sequence[str], *, caps: Sequence[str | None]) -> str:
-    """The components that are read the most often, as bars."""
+    """The components with the most epochs, as bars."""
     last = curves.epochs[:, -1].tolist()
     shown = sorted(range(len(names)), key=lambda i: -last[i])[:MOST_BARS]
     high = max(*(last[i] for i in shown), 1.0) * 1.02
@@ -89,7 +89,7 @@ def epochs_at_end(curves: Curves, names: Sequence[str], *, caps: Sequence[str | 
 
 
 def document_lengths(name: str, lengths: Lengths, *, classes: range) -> str:
-    """Two bars a length class: the fraction of the documents, and the fraction of the tokens."""
+    """Two bars per length class: the fraction of documents, and the fraction of tokens."""
     documents, tokens = _parts(lengths.documents, classes), _parts(lengths.tokens, classes)
     high = max(*documents, *tokens, 0.05)
     frame = svg.Frame(420, 190, (0, len(classes)), (0, high * 1.05), left=48, top=10)
@@ -111,7 +111,7 @@ def document_lengths(name: str, lengths: Lengths, *, classes: range) -> str:
 
 
 def coverage(whole: Usage, drawn: Sequence[tuple[str, Band | None, Usage]]) -> str:
-    """What part of all tokens the k most frequent ids are, for the whole and for single components."""
+    """The fraction of all tokens covered by the k most frequent ids, for the whole and for single components."""
     most = max([usage.coverage[-1][0] for _, _, usage in drawn if usage.coverage] + [whole.coverage[-1][0], 10])
     frame = svg.Frame(WIDTH, 320, (1, most), (0, 1), top=26, log_x=True)
     x_ticks = [(10.0**k, svg.short(10.0**k)) for k in range(9) if 10**k <= most]
@@ -149,7 +149,7 @@ def _stairs(frame: svg.Frame, edges: Sequence[int], values: Sequence[float]) -> 
 
 
 def _bends(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """A curve without the points at which it hardly bends; in units of the drawing."""
+    """A curve without points at which it hardly bends; in drawing units."""
     kept: list[tuple[float, float]] = []
     for x, y in points:
         if len(kept) > 1:
@@ -161,7 +161,7 @@ def _bends(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _phases(frame: svg.Frame, curves: Curves) -> str:
-    """Borders of phases; the names of those that have room."""
+    """Borders of phases, with names where there is space."""
     if len(curves.phases) < 2:
         return ""
     ends = [start for start, _ in curves.phases[1:]] + [curves.edges[-1]]
@@ -178,7 +178,7 @@ def _phases(frame: svg.Frame, curves: Curves) -> str:
 
 
 def _mark_labels(marks: Sequence[int], places: Sequence[float], gap: float) -> list[tuple[float, str]]:
-    """The labels of the marks; one label for all where the marks are too close to each other."""
+    """The labels of the marks; one common label if the marks are too close to each other."""
     if len(marks) > 1 and abs(places[0] - places[-1]) < gap:
         return [(sum(places) / len(places), f"{' and '.join(map(str, marks))} epochs")]
     return [(at, "1 epoch" if mark == 1 else f"{mark} epochs") for mark, at in zip(marks, places, strict=True)]

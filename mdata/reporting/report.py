@@ -1,8 +1,8 @@
 """A page that draws a blend before it is trained on: shares over training, epochs, document lengths, use of ids.
 
-One HTML file without scripts, links or images, for a browser without a network. report_data.py says what is true,
-plots.py draws, html_page.py renders the page; this module writes it in one piece, and gives its numbers as JSON. A
-corpus and a bare pair are reported too, as far as they are known.
+One HTML file without scripts, links or images, for a browser without a network. report_data.py collects the data,
+plots.py draws, html_page.py renders the page; this module writes the file and gives its numbers as JSON. A corpus and a
+bare pair can be reported too, as far as their facts are known.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ ENDINGS = (".html", ".htm")
 
 @dataclass(frozen=True)
 class Report:
-    """A page that was written, and what it says.
+    """A written page, and its data.
 
     Args:
-        path: the page. data: what it was made of.
+        path: of the page. data: from which it was made.
     """
 
     path: Path
@@ -33,7 +33,7 @@ class Report:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The numbers of the page, as JSON types; epochs over time only of components that are drawn alone."""
+        """The numbers of the page as JSON types; epochs over time only for components with their own curve."""
         return _facts(self.data)
 
 
@@ -52,12 +52,13 @@ def report(
         output: the page; default beside it, NAME.report.html.
         full: count every token's id, not a sample of 67 million.
         allow_outside: as for `open_corpus`.
-        run: sequence_length, samples, tokens, split: the training, as for `preview_blend`. Without a length, one in
-            which as much is read as the corpora have.
+        run: sequence_length, samples, tokens, split: the training, as for `preview_blend`. Without a length: one that
+            reads as much as the corpora have.
 
     Raises:
-        UsageError: nothing there; a training that the blend cannot give; a page that does not end in .html.
-        DamageError: something that is not what its manifest says.
+        UsageError: nothing at the path; a training run that the blend cannot provide; an output that does not end in
+            .html.
+        DamageError: a file that does not match its manifest.
     """
     from mdata.reporting.html_page import render
 
@@ -72,7 +73,7 @@ def report(
 
 
 def page_beside(path: Path) -> Path:
-    """Where the page of a manifest or prefix lies by default."""
+    """The default path of the page for a manifest or prefix."""
     name = path.name.removesuffix(".json").removesuffix(".bin").removesuffix(".idx")
     return path.with_name(f"{name}.report.html")
 
@@ -111,7 +112,7 @@ def _component(part: ComponentFacts, usage: Usage) -> dict[str, Any]:
 
 
 def _curves(curves: Curves) -> dict[str, Any]:
-    """Shares of each band between the edges; epochs at the edges of those that are one component."""
+    """Shares of each band between the edges; epochs at the edges for bands of a single component."""
     bands = [
         {
             "name": band.name,

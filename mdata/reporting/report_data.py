@@ -1,9 +1,9 @@
-"""What a report of a blend, a corpus or a bare pair says, as plain data: everything that is read, nothing drawn.
+"""Collects the data of a report on a blend, a corpus or a bare pair: everything that is read, nothing that is drawn.
 
-Shares, samples and epochs are those of `mdata.blend_planning.preview`, which `mdata blend` prints too. A training of no
-given length is taken to be one in which as much is read as the corpora of the last phase have; the report says so. For
-one corpus alone a training is described only if its length is given. What a bare pair does not record is None here, and
-a line in `notes`.
+Shares, samples and epochs come from `mdata.blend_planning.preview`, which `mdata blend` prints too. Without a given
+length, training is assumed to read as much as the corpora of the last phase have, and the report says so. For a single
+corpus, training is described only if its length is given. Facts that a bare pair does not record are None here, with a
+line in `notes`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class ComponentFacts:
     """One component.
 
     Args:
-        path, id, level: of the corpus. row: what the blend does with it. cap: the most epochs of it, as given.
-        lengths: its documents. records: taken by the run that wrote it; skipped: those that were not, by reason; each
-            None where it is not known. special_in_text: special tokens that texts spelled.
+        path, id, level: of the corpus. row: its part in the blend. cap: maximum epochs, as given.
+        lengths: of its documents. records: used by the run that wrote it; skipped: bad rows, by reason; each None if
+            unknown. special_in_text: special tokens that occurred in texts.
         verified: false: its tokens were never read, only its .idx.
     """
 
@@ -50,13 +50,13 @@ class ComponentFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportData:
-    """What a page is made of.
+    """The data of a page.
 
     Args:
-        title: the name of what was opened. kind: "blend", "corpus" or "pair". id: its id.
-        parts: at least one. preview, curves: None where no training is described; `problem` says why not.
+        title: the name of the blend, corpus or pair. kind: "blend", "corpus" or "pair". id: its id.
+        parts: at least one. preview, curves: None if no training is described; `problem` says why.
         assumed_length: whether the training's length was not given.
-        notes: what is not known.
+        notes: unknown facts.
     """
 
     title: str
@@ -72,27 +72,27 @@ class ReportData:
 
     @property
     def in_samples(self) -> bool:
-        """Whether the training counts in samples; else in tokens."""
+        """Whether training is counted in samples; otherwise in tokens."""
         return self.preview is not None and self.preview.sequence_length is not None
 
     @property
     def first_out(self) -> BlendRow | None:
-        """The component that has been read once before any other has."""
+        """The component that is read completely first."""
         once = [(part.row.once_at, i) for i, part in enumerate(self.parts) if part.row.once_at is not None]
         return self.parts[min(once)[1]].row if once else None
 
 
 def read_report(path: str | Path, *, full: bool = False, allow_outside: bool = False, **run: Any) -> ReportData:
-    """Everything that a report says.
+    """Collect all data of a report.
 
     Args:
         path: a manifest of a blend or corpus, or a bare prefix.
-        full: all ids are counted, not a sample of them.
+        full: count all ids, not a sample of them.
         allow_outside: as for `open_corpus`.
         run: sequence_length, samples, tokens, split: as for `preview_blend`.
 
     Raises:
-        UsageError: nothing there; or a training was named and the blend cannot give it.
+        UsageError: nothing at the path; or the blend cannot provide the requested training.
         DamageError: something that is not what its manifest says.
     """
     path = Path(path)
@@ -133,7 +133,7 @@ def read_report(path: str | Path, *, full: bool = False, allow_outside: bool = F
 
 
 def _preview(blend: OpenBlend, run: dict[str, Any]) -> tuple[BlendPreview | None, str | None, bool]:
-    """(preview, why there is none, whether its length is ours)."""
+    """(preview, why there is none, whether its length is assumed)."""
     try:
         preview = preview_blend(blend, **run)
         if preview.num_samples is not None:
@@ -149,7 +149,7 @@ def _preview(blend: OpenBlend, run: dict[str, Any]) -> tuple[BlendPreview | None
 
 
 def _plain_rows(blend: OpenBlend) -> list[BlendRow]:
-    """Rows without a training: shares alone, or not even these."""
+    """Rows without training: only shares, or not even these."""
     try:
         return blend_table(blend)
     except UsageError:
@@ -179,7 +179,7 @@ def _part(corpus: Corpus, row: BlendRow, cap: str | None) -> ComponentFacts:
 
 
 def _notes(corpora: tuple[Corpus, ...]) -> tuple[str, ...]:
-    """What is not known of which corpora."""
+    """Notes on unknown facts, with the corpora concerned."""
     fields = (
         ("tokenizer is not known, so neither are the texts of ids and the size of the vocabulary", "tokenizer"),
         ("origin is not known: neither its inputs nor the records that were left out", "provenance"),

@@ -1,6 +1,6 @@
 """The style sheet of reports, of a blend and of a run (trainer/report/page.py), on light and dark screens.
 
-Twelve colours that stay apart on both; no font, image or sheet from elsewhere. Nothing here is computed.
+Twelve colours that remain distinct on both; no external font, image or style sheet. Nothing here is computed.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# What XML cannot hold, and what would move the text around it.
+# Characters that XML cannot hold, and those that would reorder the surrounding text.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufffe\uffff\ud800-\udfff]")
 
 Points = Iterable[tuple[float, float]]
@@ -35,8 +35,8 @@ class Frame:
 
     Args:
         width, height: of the drawing. left, right, top, bottom: margins around the area.
-        x, y: (value at the beginning, value at the end) of the axes.
-        log_x: whether x runs by factors.
+        x, y: (first value, last value) of the axes.
+        log_x: whether x is logarithmic.
     """
 
     width: int
@@ -63,7 +63,7 @@ class Frame:
 
 
 def drawing(width: int, height: int, *, label: str, description: str, parts: Iterable[str]) -> str:
-    """One <svg>: what it is for those who see it and for those who do not."""
+    """One <svg> with a title and a description for screen readers."""
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}. {escape(description)}">'
         f"<desc>{escape(description)}</desc>" + "".join(parts) + "</svg>"
@@ -71,7 +71,7 @@ def drawing(width: int, height: int, *, label: str, description: str, parts: Ite
 
 
 def axes(frame: Frame, *, x_ticks: Sequence[tuple[float, str]], y_ticks: Sequence[tuple[float, str]]) -> str:
-    """Lines of the grid behind what is drawn, and the numbers beside it."""
+    """Grid lines behind the drawing, and the numbers beside it."""
     left, right, bottom = frame.left, frame.width - frame.right, frame.height - frame.bottom
     parts = [f'<g class="grid">{"".join(_h(frame.py(y), left, right) for y, _ in y_ticks)}</g>']
     parts += [text((left - 7, frame.py(y) + 4.5), label, anchor="end") for y, label in y_ticks]
@@ -81,7 +81,7 @@ def axes(frame: Frame, *, x_ticks: Sequence[tuple[float, str]], y_ticks: Sequenc
 
 
 def titles(frame: Frame, *, x: str = "", y: str = "") -> str:
-    """What the axes count: x below the numbers, y above the area."""
+    """Titles of the axes: x below the numbers, y above the area."""
     middle = (frame.left + frame.width - frame.right) / 2
     below = text((middle, frame.height - 6), x, anchor="middle", kind="quiet") if x else ""
     return below + (text((4, 14), y, kind="quiet") if y else "")
@@ -95,7 +95,7 @@ def text(at: tuple[float, float], content: str, *, anchor: str = "start", kind: 
 
 
 def area(points: Points, *, kind: str, strength: float = 1.0, hint: str = "") -> str:
-    """A filled shape; `hint` is shown where a pointer rests on it."""
+    """A filled shape; `hint` is shown when the pointer rests on it."""
     fill = f' fill-opacity="{strength:.2f}"' if strength < 1 else ""
     return f'<path class="area {kind}"{fill} d="{_path(points)}Z"><title>{escape(hint)}</title></path>'
 
@@ -119,7 +119,7 @@ def rule(x: float, y: float, *, to: tuple[float, float], kind: str = "mark") -> 
 
 
 def legend(items: Iterable[tuple[str, str]]) -> str:
-    """The legend: what the colours mean, as HTML beside a drawing: (class of the colour, name)."""
+    """The legend as HTML beside a drawing, from (class of the colour, name) pairs."""
     names = "".join(f'<li><i class="swatch b{kind}"></i>{escape(name)}</li>' for kind, name in items)
     return f'<ul class="legend">{names}</ul>'
 

@@ -1,9 +1,9 @@
-"""What is counted from the files for a report: documents by their length, and how often each id occurs.
+"""Counts over the files for a report: documents by length, and how often each id occurs.
 
-Lengths are counted from the .idx, all of them. Ids are counted in blocks of the .bin that are drawn without
-replacement, from a generator whose seed is the corpus' id, so that a corpus' numbers do not depend on the others of its
-blend; or in all of it. What is unusual: ids are counted in one array up to 2^22, far beyond any vocabulary; ids outside
-of it are counted together. Slow twin: mdata/reference/report_counts.py. Nothing is drawn or written here.
+Lengths are counted from the whole .idx. Ids are counted in the whole .bin, or in blocks drawn without replacement from
+a generator seeded with the corpus' id, so that a corpus' numbers do not depend on the other corpora of its blend. What
+is unusual: ids below 2^22, far beyond any vocabulary, are counted one by one in one array; ids outside it are counted
+together. Slow twin: mdata/reference/report_counts.py. Nothing is drawn or written here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CLASSES = 65
 
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """Documents by their length, and the tokens in them: [0] without tokens, [k] of 2^(k-1) to 2^k - 1 tokens."""
+    """Documents by length, and their tokens: [0] without tokens, [k] of 2^(k-1) to 2^k - 1 tokens."""
 
     documents: list[int]
     tokens: list[int]
@@ -35,10 +35,11 @@ class Lengths:
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """How often each id occurs in the tokens that were looked at.
+    """How often each id occurs in the counted tokens.
 
     Args:
-        ids: int64[largest id + 1]. counted: tokens looked at. outside: those of them with an id that `ids` cannot hold.
+        ids: int64[largest id + 1]. counted: number of tokens. outside: how many of them have an id that `ids` cannot
+            hold.
     """
 
     ids: Int64s
@@ -68,7 +69,7 @@ def count_ids(corpus: Corpus, budget: int | None) -> Counts:
 
     Args:
         corpus: opened with maps.
-        budget: about how many tokens are looked at; None: all.
+        budget: about how many tokens to count; None: all.
     """
     offsets = offsets_of(-(-reader.num_tokens // BLOCK) for reader in corpus.readers)
     ids, counted, outside = np.zeros(0, np.int64), 0, 0
@@ -92,7 +93,7 @@ def _chosen(num_blocks: int, budget: int | None, corpus_id: str) -> Int64s:
 
 
 def _blocks(readers: tuple[IndexedReader, ...], offsets: list[int], chosen: Int64s) -> Iterator[NDArray[np.integer]]:
-    """Tokens of blocks that are counted over all shards; those of a shard whose sequences lie in any order too."""
+    """The tokens of the blocks, numbered over all shards; also works for shards whose sequences are in any order."""
     for number in chosen.tolist():
         shard, inside = locate(offsets, number)
         reader = readers[shard]

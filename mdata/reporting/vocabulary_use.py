@@ -1,8 +1,8 @@
-"""How a vocabulary is used: how many ids occur, what part of all tokens the most frequent ones are, which never do.
+"""Vocabulary use: how many ids occur, what fraction of tokens the most frequent cover, which never occur.
 
-Each corpus counts in the whole as much as it is read, so the whole is what a training sees. By default a sample of
-blocks is counted, at most 2^26 tokens in all and no fewer than 2^16 of a corpus; `mdata.reporting.token_counts` draws
-it. An id that a sample does not meet may still occur: what is said of a sample says so.
+Each corpus is weighted by how much of it is read, so the totals are what training sees. By default a sample of blocks
+is counted, at most 2^26 tokens in all and at least 2^16 of a corpus; `mdata.reporting.token_counts` draws it. An id
+that is missing from a sample may still occur; the report says when it describes a sample.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RANKS = tuple(mantissa * 10**power for power in range(7) for mantissa in (1, 2, 
 
 @dataclass(frozen=True)
 class FrequentId:
-    """An id, the part of all tokens that it is, and its text (None: not known)."""
+    """An id, its fraction of all tokens, and its text (None: unknown)."""
 
     id: int
     share: float
@@ -38,12 +38,12 @@ class FrequentId:
 
 @dataclass(frozen=True)
 class Usage:
-    """Of one corpus, or of all.
+    """The use of ids in one corpus, or in all.
 
     Args:
-        counted: tokens that were looked at. distinct: ids that occur in them. largest: the largest of these.
-        outside: tokens whose id is none of the tokenizer's, or beyond what is counted.
-        coverage: (k, fraction of the tokens that are one of the k most frequent ids), the last k being all of them.
+        counted: number of tokens. distinct: ids that occur in them. largest: the largest of these.
+        outside: tokens whose id the tokenizer does not have, or that is too large to be counted.
+        coverage: (k, fraction of tokens with one of the k most frequent ids); the last k is all ids.
         frequent: the most frequent ids.
     """
 
@@ -57,13 +57,13 @@ class Usage:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Of what is reported.
+    """The use of the vocabulary in a report.
 
     Args:
-        size: entries of the tokenizer; None: not known. full: whether every token was counted.
-        whole: all corpora, each as much as it is read. parts: each corpus alone.
-        unused: ids of the tokenizer that were not met; unused_runs: the first of them, as (first, last, text of first).
-        problem: why texts of ids are not known although the tokenizer is.
+        size: entries of the tokenizer; None: unknown. full: whether every token was counted.
+        whole: all corpora, weighted by how much is read. parts: each corpus alone.
+        unused: number of ids that did not occur; unused_runs: the first of them, as (first, last, text of first).
+        problem: why the texts of ids are unknown although the tokenizer is known.
     """
 
     size: int | None
@@ -76,7 +76,7 @@ class Vocabulary:
 
 
 def vocabulary_use(corpora: Sequence[Corpus], shares: Sequence[float], *, full: bool) -> Vocabulary:
-    """Count the ids of corpora that are read in these shares."""
+    """Count the ids of corpora that are read in these proportions."""
     budget = None if full else max(LEAST, SAMPLE // len(corpora))
     texts, problem = _texts(corpora)
     size = next((corpus.tokenizer.vocab_size for corpus in corpora if corpus.tokenizer), None)
@@ -104,7 +104,7 @@ def vocabulary_use(corpora: Sequence[Corpus], shares: Sequence[float], *, full: 
 
 
 class _Texts:
-    """What ids are as text."""
+    """The texts of ids."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -118,13 +118,13 @@ class _Texts:
 
 
 def _texts(corpora: Sequence[Corpus]) -> tuple[_Texts, str | None]:
-    """From the first corpus whose tokenizer can be loaded; and why none could."""
+    """From the first corpus whose tokenizer can be loaded; or why none could."""
     problem = None
     for corpus in corpora:
         try:
             if (tokenizer := corpus.load_tokenizer()) is not None:
                 return _Texts(tokenizer), None
-        except MdataError as error:  # the numbers can be shown all the same
+        except MdataError as error:  # the numbers can still be shown
             problem = problem or str(error)
     return _Texts(None), problem
 
@@ -132,7 +132,7 @@ def _texts(corpora: Sequence[Corpus]) -> tuple[_Texts, str | None]:
 def _usage(
     weights: NDArray[np.float64] | NDArray[np.int64], counts: Counts, *, texts: _Texts, size: int | None, most: int
 ) -> Usage:
-    """What `weights`, one an id, say; `counts` has what they cannot say."""
+    """The usage from `weights`, one per id; `counts` has the numbers that weights do not show."""
     used = np.flatnonzero(counts.ids)
     order = used[np.argsort(-weights[used], kind="stable")] if used.size else used
     sums = np.cumsum(weights[order])
@@ -154,7 +154,7 @@ def _padded(array: NDArray[Any], length: int) -> NDArray[Any]:
 
 
 def _unused(met: NDArray[np.bool_], size: int | None) -> tuple[list[tuple[int, int]], int | None]:
-    """The first runs of ids that were not met, and how many ids these are in all."""
+    """The first runs of ids that did not occur, and the total number of such ids."""
     if size is None:
         return [], None
     missing = np.flatnonzero(~_padded(met, size)[:size])

@@ -1,7 +1,7 @@
-"""The parts of a job as they lie on disk: which are finished, and whether they are parts of one and the same job.
+"""Finds the parts of a job on disk: which are finished, and whether they belong to the same job.
 
-A part is known by its name, `PREFIX-00003-of-00064_RESULT.json`, and by what its manifest records. Everything that
-speaks against joining them is collected and said at once; nothing is changed here.
+A part is identified by its name, `PREFIX-00003-of-00064_RESULT.json`, and by the content of its manifest. All reasons
+against joining the parts are collected and reported at once; nothing is changed here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _IGNORED = ("shard", "max_errors")
 
 @dataclass(frozen=True)
 class FoundPart:
-    """One finished part of one result: the prefix of its pair, its manifest, and its provenance, which it has."""
+    """One finished part of one result: the prefix of its pair, its manifest, and its provenance (never None)."""
 
     prefix: Path
     manifest: CorpusManifest
@@ -39,8 +39,8 @@ class FoundResult:
 
     Attributes:
         prefix: of the corpus that they are parts of.
-        parts: of these, one after another.
-        options: recorded of each, without what makes it a part.
+        parts: those parts, in order.
+        options: as each part records them, without those that make it a part.
     """
 
     prefix: Path
@@ -48,19 +48,19 @@ class FoundResult:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What one run of the whole job would record."""
+        """The options that one run of the whole job would record."""
         return {name: value for name, value in self.parts[0].made_by.options.items() if name not in _OF_PART}
 
 
 def find_parts(output_prefix: str, *, count: int | None = None) -> list[FoundResult]:
-    """The results of a job that was made in parts, each with all of its parts.
+    """The results of a job that ran in parts, each with all of its parts.
 
     Args:
-        output_prefix: of the job, as it was given to `mdata preprocess`.
-        count: how many parts; None: as many as the names say, if all say the same.
+        output_prefix: of the job, as given to `mdata preprocess`.
+        count: number of parts; None: from the names, if they agree.
 
     Raises:
-        UsageError: there are no parts, some are missing, or they are not parts of one job; every reason is said.
+        UsageError: there are no parts, some are missing, or they are not parts of one job; lists every reason.
         DamageError: a manifest is damaged.
     """
     prefix = Path(output_prefix)
@@ -118,7 +118,7 @@ def _check_complete(prefix: Path, count: int, chosen: Mapping[str, set[int]]) ->
 
 
 def as_ranges(numbers: Sequence[int]) -> str:
-    """Rising numbers as text: "1,3-5"; it is also what Slurm understands."""
+    """Increasing numbers as text: "1,3-5", which Slurm understands too."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -165,6 +165,6 @@ def _described(part: FoundPart) -> dict[str, Any]:
 
 
 def max_errors_of(result: FoundResult) -> str | None:
-    """The limit on bad rows that the parts were made with."""
+    """The limit on bad rows with which the parts were made."""
     limit = result.parts[0].made_by.options.get("max_errors")
     return limit if isinstance(limit, str) else None

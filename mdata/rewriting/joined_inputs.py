@@ -1,7 +1,7 @@
-"""The inputs of a job put together again from what its parts read of them. Pure.
+"""Joins the inputs of a job from the sections that its parts read. Pure.
 
-Sections of a file must follow each other from its beginning to its end; then their rows add up, their pieces make the
-hash that one run would have found, and each part's rows become rows of the file.
+The sections of a file must be contiguous from its beginning to its end; then their rows add up, their pieces give the
+hash that a single run would have computed, and the rows of each part become rows of the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mdata.manifest.types import InputFile
 
 @dataclass(frozen=True)
 class Placed:
-    """Where the inputs of one part lie among those of the job: for each its number, and the rows before it."""
+    """The position of one part's inputs among those of the job: for each, its number and the rows before it."""
 
     numbers: list[int] = field(default_factory=list)
     rows_before: list[int] = field(default_factory=list)
@@ -27,14 +27,14 @@ class Placed:
 
 @dataclass(frozen=True)
 class JoinedInputs:
-    """The inputs of a job, and for each part where its own lie among them."""
+    """The inputs of a job, and the position of each part's inputs among them."""
 
     files: list[InputFile]
     placed: list[Placed]
 
 
 class _OpenFile:
-    """A file of which sections are being joined."""
+    """A file whose sections are being joined."""
 
     def __init__(self, first: InputFile) -> None:
         self.known = first
@@ -42,7 +42,7 @@ class _OpenFile:
         self._hasher = blake3()
 
     def take(self, file: InputFile, part: int) -> None:
-        """The next section."""
+        """Add the next section."""
         assert file.section, "a section is joined to sections"
         if (file.path, file.bytes, file.section.start) != (self.known.path, self.known.bytes, self.reached):
             raise _gap(self, f"part {part} goes on with {file.name}")
@@ -59,7 +59,7 @@ class _OpenFile:
 
 
 def join_inputs(parts: Sequence[Sequence[InputFile]]) -> JoinedInputs:
-    """Join what the parts of a job, in order, read.
+    """Join the inputs that the parts of a job read, in order.
 
     Raises:
         UsageError: a section is missing.

@@ -1,8 +1,8 @@
 """Parts of a job joined into the corpus of the whole job: by reference, or as a copy.
 
 By reference the manifest names the pairs of the parts, and no token is read. A copy is one pair: its files, its
-manifest and its id are those of one run of the whole job. Either way rows of sections become rows of their files, and
-the manifest is written last; a merge that was interrupted starts over, and nothing of the parts is changed.
+manifest and its id are those of one run of the whole job. In both cases rows of sections become rows of their files,
+and the manifest is written last; an interrupted merge starts over, and the parts are not changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mdata.util import file_lock
 
 @dataclass(frozen=True)
 class Merged:
-    """A merged corpus: its manifest, where it lies, how many parts it has, and whether it was there before."""
+    """A merged corpus: its manifest and path, the number of its parts, and whether it existed before."""
 
     manifest: CorpusManifest
     path: Path
@@ -53,19 +53,19 @@ def merge(
     max_errors: str | None = None,
     progress: Progress = SILENT,
 ) -> list[Merged]:
-    """Join the parts that `mdata preprocess --shard` made under this prefix; every result of the job.
+    """Join the parts that `mdata preprocess --shard` wrote under this prefix, for every result of the job.
 
     Args:
         output_prefix: as it was given to preprocess.
         copy: write one pair instead of naming the pairs of the parts.
         overwrite: replace another corpus that has the name of a result.
-        parts: which division of the job, where there are several.
+        parts: which division of the job, if there are several.
         max_errors: refuse more bad rows in all parts: "100" or "0.5%"; None: the limit of the parts.
         progress: receives the tokens copied.
 
     Raises:
-        UsageError: a part is missing, or they are not parts of one job; nothing was changed.
-        BadInputError: too many bad rows. DamageError: a part is damaged. ResourceError: the file system refused.
+        UsageError: a part is missing, or they are not parts of one job; no file was changed.
+        BadInputError: too many bad rows. DamageError: a part is damaged. ResourceError: a file operation failed.
     """
     found = find_parts(output_prefix, count=parts)
     planned = [(result, *_planned(result, copy, progress)) for result in found]
@@ -87,7 +87,7 @@ def merge(
 
 
 def _planned(result: FoundResult, copy: bool, progress: Progress) -> tuple[CorpusContent, JoinedInputs]:
-    """What the manifest will say, but for what is counted while files are written."""
+    """The new manifest, without the counts that are made while files are written."""
     read = with_times_now([part.made_by.inputs for part in result.parts], result.options, progress=progress)
     inputs = join_inputs(read)
     first, made_by = result.parts[0].manifest, [part.made_by for part in result.parts]
@@ -114,10 +114,10 @@ def _statistics(parts: Sequence[FoundPart]) -> Statistics | None:
 
 
 def _is_there(result: FoundResult, content: CorpusContent, *, copy: bool, overwrite: bool) -> CorpusManifest | None:
-    """The merged corpus if it was made before; otherwise the place is free, or is made so with `overwrite`.
+    """The merged corpus if it exists; otherwise makes sure the name is free, with `overwrite` by removing files.
 
     Raises:
-        UsageError: something else is there.
+        UsageError: another corpus has this name.
     """
     path = manifest_path(result.prefix)
     pair = [file for file in (idx_path(result.prefix), bin_path(result.prefix)) if file.exists()]
@@ -203,7 +203,7 @@ def _opened(part: FoundPart) -> Corpus:
 
 
 def _append_origins(writer: OriginsWriter, part: FoundPart, placed: Placed) -> None:
-    """The origins of a part, with files and rows as the whole job counts them."""
+    """Append the origins of a part, with files and rows as counted over the whole job."""
     documents = part.manifest.shards[0].documents
     for runs, count in _blocks(open_origins(origins_path(part.prefix)).runs, documents):
         numbers = np.array(placed.numbers, np.int64)[runs[:, 1]]

@@ -1,7 +1,7 @@
-"""Inputs that parts found with different times of change: read again, and compared with what each part read.
+"""Reads inputs again that parts found with different modification times, and compares them with what each part read.
 
-A file whose size is the same was perhaps only touched, or a row of it was corrected and one part made again. Then the
-times say nothing, and the pieces that each part recorded are compared with the file as it is now.
+If the size is the same, a file may only have been touched, or one row may have been corrected and one part made again.
+The times cannot decide this, so the pieces that each part recorded are compared with the file as it is now.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mdata.sources.text_template import parse_template
 def with_times_now(
     parts: Sequence[Sequence[InputFile]], options: dict[str, Any], *, progress: Progress
 ) -> list[list[InputFile]]:
-    """What the parts read, with one time of change for each file that they share.
+    """The inputs of the parts, with one modification time for each file that they share.
 
     Args:
         parts: the inputs of each part, in order.
@@ -33,7 +33,7 @@ def with_times_now(
         progress: receives a note on each file that is read again.
 
     Raises:
-        UsageError: a file is not what a part read; names the part.
+        UsageError: a file differs from what a part read; names the part.
     """
     times: dict[str, set[int]] = {}
     for inputs in parts:
@@ -54,7 +54,7 @@ def _sections(parts: Sequence[Sequence[InputFile]], path: str) -> Iterator[tuple
 
 
 def _compared(path: str, read: Iterator[tuple[int, InputFile]], options: dict[str, Any]) -> int:
-    """The time of change of the file now."""
+    """The present modification time of the file."""
     (source,) = find_inputs([path], format=options["input_format"]).files
     spec = ReadSpec(
         json_keys=tuple(options["json_keys"]),

@@ -1,10 +1,10 @@
-"""`shuffle`: a corpus' documents in a seeded random order, as a new corpus, in bounded memory and two passes.
+"""`shuffle`: the documents of a corpus in a seeded random order, as a new corpus, in bounded memory and two passes.
 
-The place of each document is computed, by the same permutation that orders samples. The first pass reads the corpus
-from its beginning to its end and puts each document into the bucket of its place; the second reads one bucket after
-another, each in the order of its places. So nothing is read at random except inside of a bucket, which is small
-enough to stay in the system's cache, and memory holds a batch and the places of one bucket. Buckets are ordinary pairs
-in a hidden folder beside the result, which goes away with the run; a run that was interrupted starts over.
+The position of each document is computed by the same permutation that orders samples. The first pass reads the corpus
+sequentially and puts each document into the bucket of its position; the second reads one bucket after another, each in
+order of position. So random reads happen only inside a bucket, which is small enough to stay in the page cache, and
+memory holds one batch and the positions of one bucket. Buckets are ordinary pairs in a hidden folder beside the result,
+which is removed with the run; an interrupted run starts over.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def shuffle(
     Args:
         path: the corpus.
         output_prefix: begins the name of the result.
-        seed: another one gives another order.
+        seed: decides the order.
         bucket_bytes: about how many bytes of tokens a bucket has; there are at most 64 buckets. The order is the same.
         progress: receives the tokens of both passes.
 
     Raises:
-        UsageError: the result is there. DamageError: the corpus is damaged. ResourceError: the disk is full; it takes
-            the size of the corpus twice, besides the corpus itself.
+        UsageError: the result exists. DamageError: the corpus is damaged. ResourceError: the disk is full; a run needs
+            twice the size of the corpus, in addition to the corpus itself.
     """
     source = DocumentSource(open_corpus(path))
     corpus = source.corpus
@@ -76,7 +76,7 @@ def shuffle(
 
 @contextmanager
 def _folder(prefix: Path) -> Iterator[Path]:
-    """A hidden folder beside the result; what an earlier run left there is removed."""
+    """A hidden folder beside the result; leftovers of an earlier run are removed."""
     folder = prefix.with_name(f".{prefix.name}.buckets")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -87,7 +87,7 @@ def _folder(prefix: Path) -> Iterator[Path]:
 
 
 def _fill(buckets: list[_Bucket], source: DocumentSource, permutation: Permutation, *, progress: Progress) -> None:
-    """The first pass: every document to the bucket of its place."""
+    """The first pass: put every document into the bucket of its position."""
     documents = source.corpus.num_documents
     of_each = -(-documents // len(buckets))
     for first in range(0, documents, _BLOCK):
@@ -103,7 +103,7 @@ def _fill(buckets: list[_Bucket], source: DocumentSource, permutation: Permutati
 
 
 class _Bucket:
-    """The documents of a run of places, in the order in which they came."""
+    """The documents for a range of positions, in the order in which they were added."""
 
     def __init__(self, prefix: Path, source: DocumentSource) -> None:
         self._prefix, self._source = prefix, source
@@ -111,7 +111,7 @@ class _Bucket:
         self._places = AppendFile(prefix.with_suffix(".places"))
 
     def put(self, numbers: Int64s, places: Int64s) -> None:
-        """Add documents of the corpus, each with its place in the result."""
+        """Add documents of the corpus, each with its position in the result."""
         taken = self._source.take(numbers)
         self._writer.pair.append(taken.tokens, taken.lengths, document_ends=taken.document_ends)
         if self._source.origins is not None:
@@ -119,7 +119,7 @@ class _Bucket:
         self._places.append(places)
 
     def empty(self, writer: DocumentWriter, progress: Progress) -> None:
-        """The second pass: its documents in the order of their places; then its files are removed."""
+        """The second pass: write its documents in order of position, then remove its files."""
         self._writer.pair.commit()
         origins: Origins | None = None
         if self._source.origins is not None:
@@ -136,6 +136,6 @@ class _Bucket:
             file.unlink()
 
     def close(self) -> None:
-        """Remove what is not committed; does nothing the second time."""
+        """Remove uncommitted files; does nothing the second time."""
         self._writer.close(keep=False)
         self._places.discard()

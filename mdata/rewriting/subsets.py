@@ -1,8 +1,8 @@
 """`split` and `sample`: some of a corpus' documents as corpora of their own, in its order.
 
 A split gives each part a run of documents: those whose first token lies in the part's share of all tokens. A sample
-takes the documents that come first in a seeded permutation until it has enough tokens, so a larger sample of the same
-seed contains the smaller one. Neither holds more than a block of document numbers.
+takes documents in the order of a seeded permutation until it has enough tokens, so a larger sample with the same seed
+contains the smaller one. Memory holds at most a block of document numbers.
 
 Slow twin: mdata/reference/subsets.py.
 """
@@ -45,7 +45,7 @@ def split(
         progress: receives the tokens written.
 
     Raises:
-        UsageError: shares or names that cannot be, or results that are there. DamageError: the corpus is damaged.
+        UsageError: invalid shares or names, or results that exist. DamageError: the corpus is damaged.
     """
     source = DocumentSource(open_corpus(path))
     weights = _weights(shares)
@@ -77,12 +77,12 @@ def sample(
     Args:
         path: the corpus.
         output_prefix: begins the name of the result.
-        tokens: at least so many; the last document drawn makes them full.
-        seed: another one draws others.
+        tokens: at least this many; the last document drawn reaches the number.
+        seed: decides which documents are drawn.
         progress: receives the tokens written.
 
     Raises:
-        UsageError: the corpus has fewer tokens, or the result is there. DamageError: the corpus is damaged.
+        UsageError: the corpus has fewer tokens, or the result exists. DamageError: the corpus is damaged.
     """
     source = DocumentSource(open_corpus(path))
     corpus = source.corpus
@@ -114,7 +114,7 @@ def _weights(shares: Sequence[str]) -> list[Fraction]:
 
 
 def _bounds(source: DocumentSource, weights: Sequence[Fraction]) -> list[int]:
-    """The first document of each part, and past the last: where running shares of the tokens are reached."""
+    """The first document of each part, and one past the last: where the cumulative shares of tokens are reached."""
     corpus, before = source.corpus, Fraction(0)
     bounds = [0]
     for weight in weights[:-1]:
@@ -134,7 +134,7 @@ def _first_document_from(corpus: Corpus, token: int) -> int:
 
 
 def _drawn(source: DocumentSource, permutation: Permutation, tokens: int) -> int:
-    """How many documents of the permuted order have so many tokens together."""
+    """How many documents of the permuted order are needed for this many tokens."""
     missing = tokens
     for places in _blocks(0, permutation.n):
         running = np.cumsum(source.num_tokens(permutation.forward(places)))

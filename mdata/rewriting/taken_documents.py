@@ -1,9 +1,9 @@
-"""Documents of a corpus, taken by number in any order and written to a new one with their origins.
+"""Copies documents of a corpus, chosen by number in any order, to a new corpus with their origins.
 
-What they are written to is an ordinary corpus: a pair, its origins, and a manifest that says of which corpus it was
-made. Tokens are gathered by C++ in batches of bounded size; only a document larger than a batch is held whole. The
-inputs in the manifest are those of the source, and each document keeps its file and row. The size of the texts is
-not known for some of the documents, so it is left out.
+The new corpus is an ordinary one: a pair, its origins, and a manifest that names the corpus it was made from. C++
+gathers tokens in batches of bounded size; only a document larger than a batch is held whole. The inputs in the manifest
+are those of the source, and each document keeps its file and row. The size of the texts is unknown for a subset of
+documents, so it is left out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DocumentSource:
     """The documents of a corpus.
 
     Args:
-        corpus: what they are taken from.
+        corpus: the source.
 
     Raises:
         UsageError: its sequences are not contiguous on disk. DamageError: its origins are damaged.
@@ -60,7 +60,7 @@ class DocumentSource:
         return self.corpus.gatherer.documents(numbers)[1]
 
     def take(self, numbers: Int64s) -> Taken:
-        """These documents, in this order."""
+        """Read these documents, in this order."""
         corpus = self.corpus
         first, count = corpus.gatherer.documents(numbers)
         out = np.empty((1, int(count.sum())), np.int64)
@@ -88,7 +88,7 @@ class DocumentSource:
         return of_each, lengths
 
     def batches(self, numbers: Int64s) -> Iterator[Int64s]:
-        """The numbers in runs of bounded size, at least one document each."""
+        """The numbers in batches of bounded size, at least one document each."""
         for first in range(0, len(numbers), _DOCUMENTS_AT_ONCE):
             block = numbers[first : first + _DOCUMENTS_AT_ONCE]
             ends = np.cumsum(self.num_tokens(block))
@@ -126,7 +126,7 @@ class DocumentWriter:
         self.append(self.source.take(numbers), origins.of_documents(numbers) if origins else None)
 
     def finish(self, made_by: Mapping[str, Any]) -> CorpusManifest:
-        """Give the corpus its name; `made_by` is added to the options that the source records."""
+        """Give the corpus its final name; `made_by` is added to the options that the source records."""
         manifest = self.source.corpus.manifest
         known = manifest.provenance if self.source.origins else None
         if known is not None:
@@ -139,10 +139,10 @@ class DocumentWriter:
 
 @contextmanager
 def new_corpus(source: DocumentSource, prefix: Path) -> Iterator[DocumentWriter]:
-    """A writer for this prefix; what is not finished when the block ends is removed.
+    """A writer for this prefix; unfinished files are removed when the block ends.
 
     Raises:
-        UsageError: something of this name is there, or another process is writing it.
+        UsageError: the name is taken, or another process is writing it.
     """
     for path in (manifest_path(prefix), idx_path(prefix), bin_path(prefix)):
         if path.exists():

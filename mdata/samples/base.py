@@ -1,8 +1,8 @@
-"""What every kind of sample offers, one sample of a kind whose rows are text, and the way back from it to sequences.
+"""The interface of every kind of sample, single samples of kinds whose rows are text, and the way back to sequences.
 
-Dense attention masks are made here, for single samples, and only where they are asked for: of whole batches they would
-be S times as large as the text. In native order nothing is scanned to find the samples that read a sequence: a
-permutation's inverse finds them. Components, documents and steps are in mdata/tracing/tracer.py.
+Dense attention masks are made here, only for single samples and only on request: for whole batches they would be S
+times as large as the text. In native order the samples that read a sequence are found without a scan, by the inverse of
+a permutation. Components, documents and steps are in mdata/tracing/tracer.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mdata.util.arrays import Int64s
 
 
 class Piece(NamedTuple):
-    """A run of tokens of one sequence: its number in the corpus, the first token in it, the number of tokens."""
+    """A run of tokens of one sequence: the sequence's number in the corpus, the run's first token in it, its length."""
 
     sequence: int
     first: int
@@ -34,26 +34,26 @@ class Samples(Protocol):
 
     @property
     def num_samples(self) -> int | None:
-        """How many samples there are; None without end."""
+        """Number of samples; None if endless."""
 
     @property
     def samples_per_epoch(self) -> int:
-        """How many samples read the corpus once."""
+        """Number of samples in one pass over the corpus."""
 
     def epochs(self, num_samples: int) -> float:
-        """How many times so many samples read the corpus."""
+        """How many passes over the corpus this number of samples makes."""
 
     def sample(self, k: int) -> Sample:
-        """One sample; of text as `RowSamples.sample` gives it."""
+        """One sample; for rows of text see `RowSamples.sample`."""
 
     def pieces(self, sample: int) -> list[Piece]:
-        """What a sample reads, in the order in which it reads it; padding and pieces without tokens are left out."""
+        """The pieces that a sample reads, in order; padding and pieces without tokens are left out."""
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
         """Samples in [first, stop) that read a token of a sequence, in ascending order.
 
         Raises:
-            IndexError: the sequence is not in the part of the corpus that samples are made of.
+            IndexError: the sequence is not in the part of the corpus that the samples cover.
         """
 
 
@@ -67,18 +67,18 @@ class RowSamples(Samples, Protocol):
     options: RowOptions
 
     def gather(self, samples: Int64s, text: Int64s, *, out_rows: Int64s | None = None, threads: int = 1) -> Gathered:
-        """Fill rows of text[m, S + 1] with samples int64[n], row out_rows[i] (None: i) with sample i.
+        """Read samples int64[n] into rows of text[m, S + 1]: sample i into row out_rows[i] (None: row i).
 
         Raises:
             IndexError: a number below 0 or past the end.
         """
 
     def sample(self, k: int) -> Sample:
-        """Sample k as {tokens int64[S], labels int64[S], loss_mask float32[S]}, and what its options ask for.
+        """Sample k as {tokens int64[S], labels int64[S], loss_mask float32[S]}, and the fields of its options.
 
-        `labels[i]` is the token after `tokens[i]`; where there is none the mask is 0 and the label 0. Also, in this
-        order: attention_mask bool[1, S, S], position_ids int64[S], cu_seqlens int32[S + 1] (running lengths of
-        documents from 0, filled up with S) and max_seqlen int32[].
+        `labels[i]` is the token after `tokens[i]`; if there is none, the mask and the label are 0. Also, in this order:
+        attention_mask bool[1, S, S], position_ids int64[S], cu_seqlens int32[S + 1] (running lengths of documents from
+        0, filled up with S) and max_seqlen int32[].
         """
         options = self.options
         rows = empty_rows(1, options)
@@ -86,7 +86,7 @@ class RowSamples(Samples, Protocol):
         length = options.sequence_length
         cuts = [] if gathered.cuts is None else gathered.cuts[1].tolist()
         found: Sample = {"tokens": rows.tokens[0], "labels": rows.labels[0]}
-        if options.attention_mask:  # before padding loses its value
+        if options.attention_mask:  # before padding is overwritten
             found["attention_mask"] = attention_mask(rows.tokens[0], options, cuts=cuts)
         rows = finish(rows, gathered, options=options)
         found["loss_mask"] = rows.loss_mask[0]
@@ -98,31 +98,31 @@ class RowSamples(Samples, Protocol):
 
 
 class NativelyOrdered(RowSamples):
-    """What kinds of samples in native order have in common.
+    """Shared code of the kinds of samples in native order.
 
     Attributes:
-        order: which of them is sample k.
+        order: maps sample numbers to positions.
     """
 
     order: StreamOrder
 
     @property
     def num_samples(self) -> int | None:
-        """How many samples there are; None without end."""
+        """Number of samples; None if endless."""
         return self.order.num_samples
 
     @property
     def samples_per_epoch(self) -> int:
-        """How many samples read the corpus once."""
+        """Number of samples in one pass over the corpus."""
         return self.order.samples_per_epoch
 
     def epochs(self, num_samples: int) -> float:
-        """How many times so many samples read the corpus."""
+        """How many passes over the corpus this number of samples makes."""
         return num_samples / self.order.samples_per_epoch
 
 
 def attention_mask(tokens: Int64s, options: RowOptions, *, cuts: list[int]) -> npt.NDArray[np.bool_]:
-    """bool[1, S, S]: true where row i must not attend to column j: later tokens, and earlier documents if asked."""
+    """bool[1, S, S]: true where row i must not attend to column j: later tokens, and optionally earlier documents."""
     mask = ~np.tri(len(tokens), dtype=np.bool_)
     starts = list(cuts) if options.document_masks else []
     if options.reset_attention_mask and options.eod is not None:
@@ -135,17 +135,17 @@ def attention_mask(tokens: Int64s, options: RowOptions, *, cuts: list[int]) -> n
 def _lengths_of_documents(cuts: list[int], length: int) -> Sample:
     starts = [0, *cuts, length]
     if len(starts) > length + 1:
-        starts = sorted(set(starts))  # so many of them empty that they have no place
+        starts = sorted(set(starts))  # empty documents leave no room for them all
     filled = starts + [length] * (length + 1 - len(starts))
     longest = max(stop - start for start, stop in pairwise(starts))
     return {"cu_seqlens": np.array(filled, np.int32), "max_seqlen": np.array(longest, np.int32)}
 
 
 def pieces_of_runs(corpus: Corpus, runs: Iterable[tuple[int, int]], *, sequences: range) -> list[Piece]:
-    """Runs of the stream, (first token, number of tokens), that lie inside of some sequences, as pieces."""
+    """Runs of the token stream, (first token, number of tokens), as pieces of sequences."""
     found = []
     for first, count in runs:
-        # The last that begins there or before has the token: empty ones come before it.
+        # The last sequence that begins at or before the token contains it: empty ones come first.
         place = bisect_right(sequences, first, key=lambda i: corpus.token_bounds(i, i)[0]) - 1
         while count:
             start, stop = corpus.token_bounds(sequences[place], sequences[place] + 1)
@@ -157,7 +157,7 @@ def pieces_of_runs(corpus: Corpus, runs: Iterable[tuple[int, int]], *, sequences
 
 
 def samples_at(order: StreamOrder, place: int, *, first: int, stop: int) -> list[int]:
-    """Samples in [first, stop) of an order of single entries that have entry `place`, in ascending order."""
+    """Samples in [first, stop) that are entry `place` of an order of single entries, ascending."""
     epochs = range(first // order.samples_per_epoch, -(-stop // order.samples_per_epoch)) if order.shuffle else range(1)
     found = [order.sample_at(epoch, place) for epoch in epochs]
     return [sample for sample in found if sample is not None and first <= sample < stop]

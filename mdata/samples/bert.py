@@ -1,9 +1,9 @@
-"""BERT samples: two texts of a document, or one, with masked tokens to be guessed.
+"""BERT samples: one or two texts of a document, with masked tokens to predict.
 
-[CLS] A [SEP] B [SEP]: the sentences of a row, cut in two at random and exchanged half of the time, which the head of
-the model is to tell; without the head one text. What is too long loses tokens from both ends. Of the masked
-tokens 80 % become [MASK], 10 % another token, 10 % stay. The order and the padding are explained in masked.py. Slow
-twin: mdata/reference/masking.py.
+[CLS] A [SEP] B [SEP]: the sentences of a row, split in two at random and swapped half of the time, which the head of
+the model predicts; without the head, one text. A row that is too long loses tokens at both ends. Of the masked tokens
+80 % become [MASK], 10 % another token, 10 % stay. The order and the padding are explained in masked.py. Slow twin:
+mdata/reference/masking.py.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _NUM_SPECIAL = 3  # [CLS] and two [SEP]
 class BertSamples(MaskedSamples):
     """See `MaskedSamples`; the vocabulary has cls, sep and mask.
 
-    A sample: text, types (0 for the first text, 1 for the second), labels (-1 where nothing was masked),
-    padding_mask (1 where there is text), loss_mask (1 where a token is to be guessed): int64[sequence_length];
-    is_random (the texts were exchanged), truncated: one number.
+    A sample: text, types (0 for the first text, 1 for the second), labels (-1 where nothing was masked), padding_mask
+    (1 where there is text), loss_mask (1 where a token is predicted): int64[sequence_length]; is_random (the texts were
+    swapped), truncated: one number each.
     """
 
     kind = Bert.name
@@ -34,7 +34,7 @@ class BertSamples(MaskedSamples):
 
     @property
     def mapping(self) -> MappingOptions:
-        """How documents are cut: two texts need two sentences."""
+        """How documents are split: two texts need two sentences."""
         return MappingOptions(
             longest=self.sequence_length - _NUM_SPECIAL,
             least_sentences=2 if self.options.head else 1,

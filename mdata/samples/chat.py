@@ -1,9 +1,9 @@
-"""Chat samples in native order: whole conversations packed into rows, loss only on what is trained on.
+"""Chat samples in native order: whole conversations packed into rows, with loss only on trained tokens.
 
-Rows are those of packed samples (packed.py). A corpus of conversations (`mdata preprocess --chat`) has spans as
-sequences: context at 0, 2, 4 ... of a document, trained at 1, 3, 5 ...; so a label has loss where its token lies in a
-sequence of odd number and is of the document of its input. Conversations longer than a row are cut, each label in one
-row still, or left out. Rows of context alone may come of cutting. Slow twin: mdata/reference/chat.py.
+Rows are those of packed samples (packed.py). In a corpus of conversations (`mdata preprocess --chat`) sequences are
+spans: context at 0, 2, 4 ... of a document, trained at 1, 3, 5 ...; so a label has loss if its token lies in a sequence
+with an odd number and belongs to the document of its input. Conversations longer than a row are cut (every label is
+still in one row), or left out. A cut may produce rows of context only. Slow twin: mdata/reference/chat.py.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class ChatSamples(PackedSamples):
 
 
 def require_chat(name: str, level: str) -> None:
-    """Refuse a corpus of anything else.
+    """Refuse a corpus that does not hold conversations.
 
     Raises:
-        UsageError: it does not hold conversations.
+        UsageError: the corpus does not hold conversations.
     """
     if level != LEVEL:
         raise UsageError(

@@ -1,10 +1,10 @@
-"""Fill in the middle: GPT samples whose documents are, in a share of cases, given as prefix, suffix, middle.
+"""Fill in the middle: GPT samples in which a share of the documents is rearranged as prefix, suffix, middle.
 
-A row is read as the GPT kind has it, cut behind each end of a document, and rearranged by Megatron's rules
-(docs/samples.md, "Fill in the middle"); then it is cut, or filled up without loss, to its length. Unlike Megatron's,
-whose generator is advanced by every read, draws of sample k come from a stream of its own under the key of (seed,
-corpus id), so that neither workers nor resuming change a row. Places are drawn between characters (each part is
-tokenized anew: Megatron's way) or between tokens (in C++, no tokenizer). Slow twin: mdata/reference/fim.py.
+A row of the GPT kind is split after each end of a document and rearranged by Megatron's rules (docs/samples.md, "Fill
+in the middle"); then it is cut, or padded without loss, to its length. In Megatron every read advances one generator;
+here the draws of sample k come from its own stream, keyed by (seed, corpus id), so workers and resuming change no row.
+Positions are drawn between characters (each part is tokenized again: Megatron's way) or between tokens (in C++, no
+tokenizer). Slow twin: mdata/reference/fim.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PAD_NAME = "<fim_pad>"
 
 @dataclass(frozen=True, kw_only=True)
 class FimIds:
-    """The ids that `Fim` name; `dropped` are no text."""
+    """The ids of the tokens in `Fim`; `dropped` ids are not text."""
 
     prefix: int
     middle: int
@@ -46,18 +46,18 @@ class FimIds:
 
 
 class FimSamples(PickledByArguments, RowSamples):
-    """Another kind's samples, rearranged; can be pickled if that kind and the corpus can.
+    """The rearranged samples of another kind; can be pickled if that kind and the corpus can.
 
     Args:
-        kind: what is rearranged; it tells no documents.
-        corpus: whose tokenizer is asked, and whose id keys the draws.
-        fim: how.
-        options: which masks and positions rows have; `eod` is known.
+        kind: the samples to rearrange; its options do not keep documents apart.
+        corpus: its tokenizer is used, and its id keys the draws.
+        fim: how documents are rearranged.
+        options: which masks and positions rows have; `eod` is set.
         seed: the run's seed.
-        extra_token: whether rows have one token more than inputs.
+        extra_token: whether rows have one more token than inputs.
 
     Raises:
-        UsageError: an id or the tokenizer is not known.
+        UsageError: an id or the tokenizer is unknown.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class FimSamples(PickledByArguments, RowSamples):
 
     @property
     def samples_per_epoch(self) -> int:
-        """How many samples read the corpus once."""
+        """Number of samples in one pass over the corpus."""
         return self.kind.samples_per_epoch
 
     @property
     def num_samples(self) -> int | None:
-        """How many samples there are; None without end."""
+        """Number of samples; None if endless."""
         return self.kind.num_samples
 
     def epochs(self, num_samples: int) -> float:
-        """How many times so many samples read the corpus; what is cut off counts as read."""
+        """How many passes over the corpus this number of samples makes; tokens that are cut off count as read."""
         return self.kind.epochs(num_samples)
 
     def gather(self, samples: Int64s, text: Int64s, *, out_rows: Int64s | None = None, threads: int = 1) -> Gathered:
@@ -129,7 +129,7 @@ class FimSamples(PickledByArguments, RowSamples):
             ) from refused
 
     def _cuts(self, text: Int64s, rows: Int64s, counts: Int64s) -> tuple[Int64s, npt.NDArray[np.int32]]:
-        """Documents begin behind each end of one: none is in what was rearranged."""
+        """Documents begin after each end of a document; rearranged text contains no such end."""
         row, place = np.nonzero(text[rows, :-1] == self.ids.eod)
         inside = place + 1 < np.minimum(counts, self.options.sequence_length)[row]
         ends = np.cumsum(np.bincount(row[inside], minlength=len(rows))).astype(np.int64)
@@ -140,12 +140,12 @@ class FimSamples(PickledByArguments, RowSamples):
         return self.kind.pieces(sample)
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
-        """Samples that read a token of a sequence; see `Samples`. What is cut off counts as read."""
+        """Samples that read a token of a sequence; see `Samples`. Tokens that are cut off count as read."""
         return self.kind.samples_of(sequence, first=first, stop=stop)
 
 
 class _Characters:
-    """Rearranges rows by characters: first all draws are made, then all parts are tokenized at once."""
+    """Rearranges rows by characters: all draws are made first, then all parts are tokenized at once."""
 
     def __init__(self, fim: Fim, ids: FimIds, tokenizer: Tokenizer) -> None:
         self._fim, self._ids, self._tokenizer = fim, ids, tokenizer
@@ -153,7 +153,7 @@ class _Characters:
         self._names = tuple(np.array([id], np.int64) for id in (ids.prefix, ids.middle, ids.suffix))
 
     def rows(self, rows: Sequence[Int64s], draws: Sequence[KeyedStream]) -> list[Int64s]:
-        """Each row as long as it comes out.
+        """The rearranged rows, of any length.
 
         Raises:
             TextRefused: a part has no ids.
@@ -168,7 +168,7 @@ class _Characters:
         ]
 
     def _row(self, row: Int64s, draws: KeyedStream, texts: list[str]) -> Iterator[Int64s | int]:
-        """What the row becomes, in order: ids, or the number of a text in `texts`."""
+        """The parts of the new row, in order: ids, or the index of a text in `texts`."""
         for stretch, end in _stretches(row, self._ids.eod):
             yield from self._stretch(stretch, draws, texts)
             yield end
@@ -203,7 +203,7 @@ class _Characters:
 
 
 def _stretches(ids: Int64s, mark: int) -> Iterator[tuple[Int64s, Int64s]]:
-    """The text before each mark, if any, with that mark; then the text after the last one, even if empty."""
+    """The text before each mark, if any, with that mark; then the text after the last mark, even if empty."""
     start = 0
     for place in np.flatnonzero(ids == mark).tolist():
         if place > start:
@@ -214,7 +214,7 @@ def _stretches(ids: Int64s, mark: int) -> Iterator[tuple[Int64s, Int64s]]:
 
 @dataclass(frozen=True)
 class _TokenizerOf:
-    """The tokenizer of a corpus, compared by what decides its ids."""
+    """The tokenizer of a corpus, compared by the fields that decide its ids."""
 
     fingerprint: str | None
     corpus: Corpus = field(compare=False)
@@ -222,7 +222,7 @@ class _TokenizerOf:
 
 @lru_cache(maxsize=4)
 def _shared(key: _TokenizerOf) -> Tokenizer | None:
-    """One for all corpora of a blend: many a tokenizer takes 100 MB, and a second to load."""
+    """Shared by all corpora of a blend: a tokenizer may take 100 MB, and a second to load."""
     return key.corpus.load_tokenizer()
 
 
@@ -238,10 +238,10 @@ def _tokenizer_of(corpus: Corpus, fim: Fim) -> Tokenizer:
 
 
 def _resolve(fim: Fim, tokenizer: Tokenizer | None, *, eod: int | None) -> FimIds:
-    """All ids.
+    """Look up all ids.
 
     Raises:
-        UsageError: one is not known, or has two meanings.
+        UsageError: an unknown id, or one with two meanings.
     """
     given: dict[str, Name] = dict(zip(ROLES, fim.tokens, strict=False))
     found = {role: _id_of(name, tokenizer, option=f"the {role} of fim_tokens") for role, name in given.items()}

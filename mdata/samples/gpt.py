@@ -1,11 +1,11 @@
-"""GPT samples in native order: S tokens of concatenated documents and the tokens after them as labels.
+"""GPT samples in native order: S tokens of concatenated documents, with the next tokens as labels.
 
-A sample is one run of the corpus' token stream that the order chose, so it costs one read. With `shuffle_block` the
-stream is another one in every epoch, its sequences permuted inside of fixed blocks: a sample is then a few runs, found
-by arithmetic over the index (mdata_cpp/block_shuffle.hpp). A sample that the order lets end early (the last of a
-validation pass) is filled up with zeros that the loss mask leaves out: padding is known by place, never by value. Where
-documents begin inside of a sample is looked up in the index, only if asked for. Not done here: packing of whole
-documents, fill-in-the-middle.
+A sample is one run of the corpus' token stream, chosen by the order, so it costs one read. With `shuffle_block` each
+epoch has another stream, with the sequences permuted inside fixed blocks: a sample is then a few runs, found by
+arithmetic over the index (mdata_cpp/block_shuffle.hpp). A sample that ends early (the last of a validation pass) is
+filled with zeros that the loss mask leaves out: padding is known by position, never by value. The beginnings of
+documents inside a sample are looked up in the index only on request. Not done here: packing of whole documents,
+fill-in-the-middle.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class GptSamples(PickledByArguments, NativelyOrdered):
         sequences: the range of sequences [first, last), from `split_range`.
         options: tokens per sample, S, and which masks and positions its rows have.
         seed: the run's seed.
-        extra_token: whether a sample reads one token more than S, so that its last token has a label.
+        extra_token: whether a sample reads one more token than S, so that its last token has a label.
         shuffle: false for validation and test: file order, one pass, the last partial sample kept.
-        shuffle_block: sequences are permuted inside of blocks of so many, anew in each epoch; 0, or without shuffling:
-            they stay in file order. Documents told apart are then sequences.
+        shuffle_block: sequences are permuted inside blocks of this many, differently in each epoch; 0, or without
+            shuffling: they stay in file order. Document masks then separate sequences.
 
     Raises:
-        UsageError: the range holds less than one sample.
+        UsageError: the range is shorter than one sample.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class GptSamples(PickledByArguments, NativelyOrdered):
         self._full = Gathered(np.full(1, self._length, np.int64))
 
     def token_range(self, sample: int) -> tuple[int, int]:
-        """The tokens [start, stop) of its epoch's stream that a sample reads, the last label included.
+        """The tokens [start, stop) of its epoch's stream that a sample reads, including the last label.
 
-        The stream is the corpus', unless sequences are permuted: then the range alone is the same.
+        The stream is that of the corpus, unless sequences are permuted: then only the range is the same.
         """
         start = self.first_token + self.order.start(sample)
         return start, min(start + self._length, self.last_token)
@@ -99,7 +99,7 @@ class GptSamples(PickledByArguments, NativelyOrdered):
         """Samples in [first, stop) that read a token of a sequence, in ascending order.
 
         Raises:
-            IndexError: a sequence outside of the range.
+            IndexError: a sequence outside the range.
         """
         if not self._sequences[0] <= sequence < self._sequences[1]:
             raise IndexError(f"sequence {sequence} outside of {self._sequences[0]} to {self._sequences[1]}")
@@ -157,7 +157,7 @@ class GptSamples(PickledByArguments, NativelyOrdered):
 
     @cached_property
     def _blocks_key(self) -> Callable[[int], tuple[int, int]]:
-        # Made when it is needed: a blend may have thousands of these samples.
+        # Built when first needed: a blend may have thousands of these objects.
         return lru_cache(maxsize=16)(self._make_blocks_key)
 
     def _make_blocks_key(self, epoch: int) -> tuple[int, int]:
@@ -165,7 +165,7 @@ class GptSamples(PickledByArguments, NativelyOrdered):
         return key.low, key.high
 
     def read(self, samples: Int64s, rows: Rows, *, threads: int = 1) -> Rows | None:
-        """Rows filled in by one call into C++, if the samples are of one epoch; else None, and nothing is lost.
+        """Rows filled by one call into C++, if the samples belong to one epoch; otherwise None, and nothing was done.
 
         Raises:
             DamageError, ResourceError: as `gather`.
@@ -199,8 +199,8 @@ class GptSamples(PickledByArguments, NativelyOrdered):
         return self._full_rows(len(starts)).counts
 
     def _full_rows(self, num_rows: int) -> Gathered:
-        """What is known of so many rows without padding."""
-        full = self._full  # another thread may put its own there meanwhile
+        """The facts about this many rows without padding."""
+        full = self._full  # another thread may store its own there meanwhile
         if len(full.counts) != num_rows:
             full = self._full = Gathered(np.full(num_rows, self._length, np.int64))
         return full
@@ -208,7 +208,7 @@ class GptSamples(PickledByArguments, NativelyOrdered):
 
 @contextmanager
 def _placed_by_the_index(corpus: Corpus) -> Iterator[None]:
-    """Places of permuted sequences follow from the index alone: one outside of it is a fault of the index."""
+    """Positions of permuted sequences follow from the index alone: one outside it means a damaged index."""
     try:
         yield
     except IndexError as error:

@@ -1,12 +1,12 @@
-"""What BERT and T5 samples share: rows of sentences in an order, masking, and reading many samples at once.
+"""Shared code of BERT and T5 samples: rows of sentences in an order, masking, and reading many samples at once.
 
-`order="megatron"`: the mapping with its shuffle, and sample k's draws from MT19937(seed + k): equal to Megatron's
-datasets in every bit, padding recognised by value included. What Megatron draws from a generator that nobody seeded
-(the permutation of tokens) is refused there.
+`order="megatron"`: the shuffled mapping, and sample k's draws from MT19937(seed + k): equal to Megatron's datasets bit
+for bit, including padding recognized by value. Options for which Megatron uses an unseeded generator (the permutation
+of tokens) are refused.
 
-`order="native"`: the mapping of one epoch in file order, permuted anew for each epoch, without end; draws of sample k
-from a stream of its own. All is keyed by (seed, corpus id, epoch or sample), so nothing depends on how long a
-run is or what it read before. `order="file"`: the same rows once, in file order, for validation and test.
+`order="native"`: the mapping of one epoch in file order, permuted differently in each epoch, endless; the draws of
+sample k come from its own stream. Everything is keyed by (seed, corpus id, epoch or sample), so nothing depends on the
+length of a run or on earlier reads. `order="file"`: the same rows once, in file order, for validation and test.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class SentenceOrder:
     """Which row of sentences is sample k.
 
     Args:
-        name: "native", "megatron", or "file": the native samples of one pass in file order.
+        name: "native", "megatron", or "file" (the native samples once, in file order).
         seed: keys every draw.
-        num_samples: Megatron's order gives whole epochs, at least so many samples (None: one epoch); else None.
+        num_samples: Megatron's order: whole epochs with at least this many samples (None: one epoch); others: None.
     """
 
     name: str = "native"
@@ -65,16 +65,16 @@ class MaskedSamples(PickledByArguments):
         corpus: of sentences.
         documents: the range [first, last), from `split_range` over the number of documents.
         options: of the kind: `Bert` or `T5`.
-        sequence_length: tokens of a sample; of T5: of the encoder.
-        order: None: the native order with the usual seed.
+        sequence_length: tokens of a sample; for T5: of the encoder.
+        order: None: the native order with the default seed.
         cache: keeps the mapping; None: it is built in memory.
 
     Attributes:
-        num_samples: how many there are; None without end.
+        num_samples: number of samples; None if endless.
         rows: the mapping, [r, 3] of first sentence, one past the last, target.
 
     Raises:
-        UsageError: no document can be used, or options that do not go together.
+        UsageError: no usable document, or conflicting options.
     """
 
     kind: ClassVar[str]
@@ -106,18 +106,18 @@ class MaskedSamples(PickledByArguments):
 
     @cached_property
     def samples_per_epoch(self) -> int:
-        """How many samples read the corpus once; in Megatron's order on average."""
+        """Number of samples in one pass over the corpus; in Megatron's order on average."""
         first = self.rows[:, 0]
-        # The first row of a document begins with it in every epoch, whatever the targets.
+        # In every epoch a row begins at the start of each document, whatever the targets.
         epochs = int(np.count_nonzero(first == first.min())) if self.order == "megatron" and len(first) else 1
         return max(1, len(first) // epochs)
 
     def epochs(self, num_samples: int) -> float:
-        """How many times so many samples read the corpus."""
+        """How many passes over the corpus this number of samples makes."""
         return num_samples / self.samples_per_epoch
 
     def sample(self, k: int) -> Sample:
-        """Sample k: each field an int64 array, of no dimension where it is one number.
+        """Sample k: each field is an int64 array, 0-dimensional for a single number.
 
         Raises:
             IndexError: a number below 0 or past the end.
@@ -125,15 +125,15 @@ class MaskedSamples(PickledByArguments):
         return {name: array[0, ...] for name, array in self.read([k]).items()}
 
     def read(self, numbers: npt.ArrayLike, out: Sample | None = None) -> Sample:
-        """Samples of these numbers, in any order: each field with a dimension more in front.
+        """Samples with these numbers, in any order: each field has one more leading dimension.
 
         Args:
             numbers: integer[n].
-            out: arrays to write into, of the shapes and the type that `allocate(n)` gives; new ones without.
+            out: arrays to write into, with the shapes and dtype of `allocate(n)`; None: new ones.
 
         Raises:
             IndexError: a number below 0 or past the end.
-            UsageError: `out` cannot take them, or a sample has no room (T5 in Megatron's order).
+            UsageError: `out` does not fit, or a sample is too long (T5 in Megatron's order).
         """
         wanted = np.ascontiguousarray(numbers, np.int64)
         end = self.num_samples
@@ -145,13 +145,13 @@ class MaskedSamples(PickledByArguments):
         return fields
 
     def pieces(self, sample: int) -> list[Piece]:
-        """The sentences of a sample, before any is cut or masked; see `Samples`."""
+        """The sentences of a sample, before truncation and masking; see `Samples`."""
         first, stop, _ = self.rows[self._places(np.array([sample], np.int64))[0]].tolist()
         counts = ((sentence, self.corpus.length_of(sentence)) for sentence in range(first, stop))
         return [Piece(sentence, 0, count) for sentence, count in counts if count]
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
-        """Samples with a sentence; see `Samples`. The whole mapping is looked at."""
+        """Samples with a sentence; see `Samples`. Searches the whole mapping."""
         document = self.corpus.document_of(sequence)
         if not self.documents[0] <= document < self.documents[1]:
             raise IndexError(f"document {document} outside of {self.documents[0]} to {self.documents[1]}")
@@ -166,16 +166,16 @@ class MaskedSamples(PickledByArguments):
         return sorted(k for part in found for k in part.tolist() if first <= k < stop)
 
     def allocate(self, n: int) -> Sample:
-        """Arrays for n samples, not filled in."""
+        """Uninitialized arrays for n samples."""
         return {name: np.empty((n, *shape), np.int64) for name, shape in self._shapes().items()}
 
     @property
     def mapping(self) -> MappingOptions:
-        """How documents are cut."""
+        """How documents are split into samples."""
         raise AssertionError("a kind cuts documents")
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """The fields of one sample, in the order of the core."""
+        """The fields of one sample, in the order of the C++ core."""
         raise AssertionError("a kind has fields")
 
     def _fill(self, numbers: npt.NDArray[np.int64], rows: _core.MaskedRows, fields: Sample) -> None:
@@ -184,7 +184,7 @@ class MaskedSamples(PickledByArguments):
 
     @property
     def _pad(self) -> tuple[int, bool]:
-        """What fills samples up, and whether it is known by its value."""
+        """The padding id, and whether padding is recognized by its value."""
         return (self.vocabulary.megatron_pad, True) if self.order == "megatron" else (self.vocabulary.pad or 0, False)
 
     def _kept(self, cache: Cache) -> MappingRows:
@@ -230,7 +230,7 @@ class MaskedSamples(PickledByArguments):
         return Permutation(len(self.rows), key)
 
     def _places(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Which rows make these samples."""
+        """The rows of these samples."""
         if self.num_samples is not None:
             return numbers
         epochs, places = np.divmod(numbers, len(self.rows))
@@ -240,10 +240,10 @@ class MaskedSamples(PickledByArguments):
         return places
 
     def checked(self, out: Sample, n: int) -> Sample:
-        """The arrays, if n samples can be written into them.
+        """Check that n samples can be written into these arrays; returns them.
 
         Raises:
-            UsageError: they cannot.
+            UsageError: they do not fit.
         """
         for name, shape in self._shapes().items():
             array, wanted = out.get(name), (n, *shape)

@@ -1,9 +1,9 @@
-"""GPT samples in Megatron's order, equal to those of its GPTDataset in every bit.
+"""GPT samples in Megatron's order, equal to those of its GPTDataset bit for bit.
 
-A sample is the parts of documents that the three arrays of `mdata.order.megatron_order` name, one behind the other.
-What is padding is decided by value, as there (`rows`). What differs: each sample is as if it was read first, while
-Megatron keeps the loss zeros of the first sample read for all others. The arrays are made when the samples are opened,
-or found where they are kept (mdata/array_cache/cache.py); processes that unpickle samples map what is kept.
+A sample concatenates the parts of documents that the three arrays of `mdata.order.megatron_order` name. As in Megatron,
+padding is recognized by value (`rows`). What differs: each sample is as if it were read first, while Megatron reuses
+the zeros in the loss mask of the first sample that was read for all others. The arrays are built when the samples are
+opened, or found in the cache (mdata/array_cache/cache.py); processes that unpickle samples map the cached arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mdata.samples.rows import NO_PAD, Gathered, RowOptions, Sample
 from mdata.util.arrays import Int64s, running_sums
 from mdata.util.pickling import PickledByArguments
 
-VERSION = 1  # of the construction of the arrays
+VERSION = 1  # version of how the arrays are built
 
 
 class MegatronGptSamples(PickledByArguments, RowSamples):
@@ -32,11 +32,11 @@ class MegatronGptSamples(PickledByArguments, RowSamples):
         corpus: the sequences.
         request: range, length, number of samples, seed.
         options: which masks and positions rows have; `pad` is Megatron's effective pad id (`effective_pad`).
-        threads: that make the arrays.
+        threads: for building the arrays.
         cache: keeps the arrays; None: they are built in memory.
 
     Raises:
-        UsageError: a split without tokens, or a request that makes no sense.
+        UsageError: a split without tokens, or an invalid request.
     """
 
     def __init__(
@@ -74,16 +74,16 @@ class MegatronGptSamples(PickledByArguments, RowSamples):
 
     @property
     def num_samples(self) -> int:
-        """How many samples there are: what was asked for or more, as Megatron makes them."""
+        """Number of samples: the requested number or more, as in Megatron."""
         return len(self.indices.shuffle)
 
     @property
     def samples_per_epoch(self) -> int:
-        """How many samples read the corpus once; the rest of an epoch belongs to the next one's first."""
+        """Number of samples in one pass over the corpus; the rest of an epoch goes into the next one's first sample."""
         return max(1, (self._num_tokens - int(self.request.extra_token)) // self.request.sequence_length)
 
     def epochs(self, num_samples: int) -> float:
-        """How many times so many samples read the corpus."""
+        """How many passes over the corpus this number of samples makes."""
         return num_samples * self.request.sequence_length / self._num_tokens
 
     @property
@@ -107,10 +107,10 @@ class MegatronGptSamples(PickledByArguments, RowSamples):
         return Gathered(counts, cuts)
 
     def _cuts(self, ends: Int64s, before: Int64s, counts: Int64s) -> Cuts:
-        """Where pieces begin inside the inputs of each row, empty pieces included, as Megatron counts them.
+        """Where pieces begin inside the inputs of each row; counts empty pieces, as Megatron does.
 
-        The last piece gives up the token that is only a label, and goes if that was all of it; it also represents what
-        a row lacks of its length.
+        The last piece loses the token that is only a label, and is dropped if that was its only token; it also covers
+        the padding of a row.
         """
         runs = np.diff(ends, prepend=0)
         row_of = np.repeat(np.arange(len(ends)), runs)
@@ -135,25 +135,25 @@ class MegatronGptSamples(PickledByArguments, RowSamples):
         return found
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
-        """Samples that read a token of a sequence; see `Samples`. All three arrays are looked at."""
+        """Samples that read a token of a sequence; see `Samples`. Searches all three arrays."""
         if not self.request.first <= sequence < self.request.stop:
             raise IndexError(f"sequence {sequence} outside of {self.request.first} to {self.request.stop}")
         length, begins = self.corpus.length_of(sequence), np.ascontiguousarray(self.indices.samples[:, 0])
         rows = set()
         for place in np.flatnonzero(self.indices.documents == sequence).tolist():
-            # Row r reads from begins[r] to begins[r + 1]; at either end that may be nothing.
+            # Row r reads from begins[r] to begins[r + 1]; the part at either end may be empty.
             near = range(np.searchsorted(begins[1:], place), np.searchsorted(begins[:-1], place, side="right"))
             rows |= {row for row in near if np.less(*self._reads(row, place, length))}
         found = np.flatnonzero(np.isin(self.indices.shuffle[first:stop], list(rows))) + first
         return [int(sample) for sample in found]
 
     def _reads(self, row: int, place: int, length: int) -> tuple[int, int]:
-        """The tokens [begin, end) that a row reads of the sequence at a place of the order."""
+        """The tokens [begin, end) that a row reads of the sequence at a position of the order."""
         (first, offset), (last, end) = self.indices.samples[row : row + 2].tolist()
         return offset if place == first else 0, end + int(self.request.extra_token) if place == last else length
 
     def padding_sample(self) -> Sample:
-        """What Megatron fills a batch up with: sample 0 without loss."""
+        """The sample with which Megatron fills up a batch: sample 0 without loss."""
         sample = self.sample(0)
         sample["loss_mask"][:] = 0.0
         return sample

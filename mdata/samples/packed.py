@@ -1,9 +1,9 @@
-"""Packed samples in native order: whole documents, fitted into rows so that hardly anything is cut or padded.
+"""Packed samples in native order: whole documents fitted into rows, so that almost nothing is cut or padded.
 
-Which documents make a row is built once (packing.py) and kept (mdata/array_cache/cache.py); rows are permuted anew in
-each epoch by the native order's permutation, or come in the order of the windows for validation and test. The last
-token of a piece that is not the last of its row comes before another document's, so it has no loss; padding is
-known by place. With document masks positions restart with each piece, and padding belongs to the last one.
+The assignment of documents to rows is built once (packing.py) and cached (mdata/array_cache/cache.py); rows are
+permuted in each epoch by the native order's permutation, or come in the order of the windows for validation and test.
+The last token of a piece is followed by another document, unless the piece ends its row, so it has no loss; padding is
+known by position. With document masks positions restart with each piece, and padding belongs to the last one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PackedSamples(PickledByArguments, NativelyOrdered):
     """The documents of one range of a corpus, packed into rows.
 
     Args:
-        corpus: the documents, whose sequences follow each other on disk.
+        corpus: its sequences must be contiguous on disk.
         documents: the range [first, last).
         options: which masks and positions rows have; `mask_document_ends` is set: no document predicts another's
             tokens.
@@ -39,7 +39,7 @@ class PackedSamples(PickledByArguments, NativelyOrdered):
         cache: keeps the rows; None: they are built in memory.
 
     Raises:
-        UsageError: no document makes a row.
+        UsageError: no document can be placed in a row.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PackedSamples(PickledByArguments, NativelyOrdered):
                 expected="one of two tokens or more" + (", not longer than a row" if rule.longer == "drop" else ""),
                 fix='a longer sequence length, or longer="cut"' if rule.longer == "drop" else "more text",
             )
-        # One "token" a row: the order of a stream whose samples are single entries.
+        # One "token" per row: a stream order whose samples are single entries.
         self.order = StreamOrder(len(self._ends), 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)
 
     def gather(self, samples: Int64s, text: Int64s, *, out_rows: Int64s | None = None, threads: int = 1) -> Gathered:
@@ -81,7 +81,7 @@ class PackedSamples(PickledByArguments, NativelyOrdered):
         ends, pieces = self._pieces(self.order.starts(samples))
         first, count = self._first[pieces], self._count[pieces].astype(np.int64)
         self.corpus.gatherer.gather(first, count, ends=ends, out=text, out_rows=out_rows, threads=threads)
-        # Where pieces begin, counted from the beginning of their row; the first of a row is no cut.
+        # Where pieces begin, relative to their row; the first piece of a row is not a cut.
         after = np.cumsum(count)
         row_ends = after[ends - 1]
         row_starts = np.concatenate((np.zeros(1, np.int64), row_ends[:-1]))
@@ -97,7 +97,7 @@ class PackedSamples(PickledByArguments, NativelyOrdered):
         return pieces_of_runs(self.corpus, runs, sequences=range(self.corpus.num_sequences))
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
-        """Samples that read a token of a sequence; see `Samples`. All pieces are looked at."""
+        """Samples that read a token of a sequence; see `Samples`. Searches all pieces."""
         document = self.corpus.document_of(sequence)
         if not self.documents[0] <= document < self.documents[1]:
             raise IndexError(f"document {document} outside of {self.documents[0]} to {self.documents[1]}")

@@ -1,10 +1,10 @@
-"""Which documents make a row: best-fit packing of whole documents, in windows, as arrays that are built once.
+"""Assigns documents to rows: best-fit packing of whole documents, in windows, as arrays that are built once.
 
-A row is one or more pieces; a piece is a run of tokens of one document. A document longer than a row is cut into rows
-that have one token in common (the label of one's last token is the next one's first token), so that no label is lost,
-or is left out. A piece of one token has nothing to predict and is left out. Windows are fixed ranges of document
-numbers of the corpus, so that a change of the split changes rows only at its edges. The rows are a function of the
-lengths alone: no seed, no epoch. Algorithm: mdata_cpp/packing.hpp; slow twin: mdata/reference/packing.py.
+A row is one or more pieces; a piece is a run of tokens of one document. A document longer than a row is left out, or
+cut into rows that share one token (the label of one row's last token is the first token of the next), so that no label
+is lost. A piece of one token has nothing to predict and is left out. Windows are fixed ranges of the corpus' document
+numbers, so changing the split changes rows only at its edges. The rows depend only on the lengths: not on seed or
+epoch. Algorithm: mdata_cpp/packing.hpp; slow twin: mdata/reference/packing.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PackingRule:
 
     Args:
         sequence_length: inputs of a row, S.
-        extra_token: a row holds one token more, the label of its last input.
+        extra_token: a row has one more token, the label of its last input.
         longer: documents longer than a row are cut into rows, or left out ("drop").
         window: documents that are fitted together.
     """
@@ -53,12 +53,12 @@ class PackingRule:
 
     @property
     def row_length(self) -> int:
-        """Tokens that a row takes."""
+        """Tokens of a row."""
         return self.sequence_length + int(self.extra_token)
 
 
 def key_of(corpus: Corpus, documents: tuple[int, int], *, rule: PackingRule) -> dict[str, Any]:
-    """All that decides the arrays."""
+    """Everything that decides the arrays."""
     return {
         "name": "packed",
         "version": PACKING_VERSION,
@@ -94,7 +94,7 @@ def _window(corpus: Corpus, begin: int, stop: int, *, rule: PackingRule) -> Arra
     if rule.longer == "drop":
         lengths = np.where(lengths > rule.row_length, 0, lengths)
     length, overlap = rule.row_length, int(rule.extra_token)
-    # Without the extra token a row of one token is allowed, which has no loss either.
+    # Without the extra token a row of one token is allowed; it has no loss either.
     least = min(_LEAST, length)
     ends, of, offsets, counts = _core.pack_documents(lengths, length, max(1, len(lengths)), overlap, least)
     return {"ends": ends, "first": starts[of] + offsets, "count": counts}

@@ -1,12 +1,12 @@
 """Rows: the tokens of many samples, with their labels, masks and positions.
 
-A kind of sample gathers text, S + 1 tokens a row whose inputs and labels overlap; here rows get loss masks, positions
-and lengths of documents, by C++ on whole batches. What follows from places alone (how much of a row is text, where
-documents begin) is written when it is asked for: masks of ones and positions are more bytes than the tokens that they
-go with. What follows from values is written when rows are read, as their text may be replaced. Native samples know
-padding by place. Megatron's know it by value, so that a real token equal to its pad id loses its loss and becomes 0, as
-there; but no sample depends on which was read first (Megatron's share one loss mask that is changed in place). Slow
-twin: mdata/reference/gather.py.
+A kind of sample gathers text: S + 1 tokens per row, whose inputs and labels overlap. This module adds loss masks,
+positions and document lengths, in C++ on whole batches. Fields that depend on positions only (how much of a row is
+text, where documents begin) are computed on request: masks of ones and positions have more bytes than the tokens.
+Fields that depend on token values are computed when rows are read, because the text may be overwritten later. Native
+samples know padding by position. Megatron's recognize it by value, so a real token equal to the pad id loses its loss
+and becomes 0, as in Megatron; but no sample depends on which was read first (Megatron's samples share one loss mask
+that is changed in place). Slow twin: mdata/reference/gather.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Sample = dict[str, npt.NDArray[Any]]
 Empty = Callable[[tuple[int, int], type[Any]], npt.NDArray[Any]]
 """Makes an array of a shape and a type, of any content, as np.empty does."""
 _INT64 = np.dtype(np.int64)
-NO_PAD = -1  # Megatron's: no id is padding
+NO_PAD = -1  # Megatron's value for: no id is padding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +37,14 @@ class RowOptions:
 
     Args:
         sequence_length: inputs of a row, S.
-        document_masks: positions restart with each document; cu_seqlens tells the documents' lengths.
-        position_ids: positions are given, whether they restart or not.
+        document_masks: positions restart with each document; cu_seqlens gives the documents' lengths.
+        position_ids: rows have positions, whether they restart or not.
         mask_eod: no loss where the input is the end of a document.
-        reset_position_ids: positions restart behind the end of a document.
-        attention_mask: a dense mask, [1, S, S], true where attention is cut off.
-        reset_attention_mask: it cuts off what comes before the end of a document.
-        mask_document_ends: the last token of a document has no loss: the next token is another's.
-        eod: the end of a document; pad: whatever equals it is padding (Megatron); None: padding is known by place.
+        reset_position_ids: positions restart after the end of a document.
+        attention_mask: a dense mask, [1, S, S], true where attention is masked.
+        reset_attention_mask: it masks everything before the end of a document.
+        mask_document_ends: the last token of a document has no loss: the next token belongs to another document.
+        eod: the end of a document; pad: tokens equal to it are padding (Megatron); None: padding is known by position.
     """
 
     sequence_length: int
@@ -65,17 +65,17 @@ class RowOptions:
 
     @property
     def loss_by_value(self) -> bool:
-        """Whether loss depends on which ids a row has."""
+        """Whether the loss mask depends on the ids in a row."""
         return self.pad is not None or self.mask_eod
 
     @property
     def rules(self) -> RowRules:
-        """The part that C++ follows."""
+        """The rules in the form that C++ takes."""
         return RowRules(self.pad, self.eod, self.mask_eod, self.reset_position_ids, self.mask_document_ends)
 
 
 def effective_pad(pad: int | None, eod: int | None, *, allow_ambiguous: bool = False) -> int:
-    """The id that Megatron pads with and takes for padding: -1 where there is none, or where it is also the eod."""
+    """The id with which Megatron pads and which it treats as padding: -1 if there is none, or if it is also the eod."""
     if pad is None or (pad == eod and not allow_ambiguous):
         return NO_PAD
     return pad
@@ -83,12 +83,12 @@ def effective_pad(pad: int | None, eod: int | None, *, allow_ambiguous: bool = F
 
 @dataclass(eq=False, slots=True)
 class Gathered:
-    """What is known of rows whose text was read.
+    """The facts about rows whose text was read.
 
     Attributes:
         counts: int64[n], real tokens of each row.
-        trained: uint8[n, S], 0 where a label has no loss whatever else says; None: all may have.
-        cuts: where documents begin inside the inputs, if it was asked for, or rows keep them apart.
+        trained: uint8[n, S], 0 where a label has no loss regardless of other masks; None: no such labels.
+        cuts: where documents begin inside the inputs, if requested, or if rows keep them apart.
     """
 
     counts: Int64s
@@ -97,11 +97,11 @@ class Gathered:
 
     @property
     def only_counts(self) -> bool:
-        """Whether nothing else is known."""
+        """Whether only `counts` is known."""
         return self.cuts is None and self.trained is None
 
     def part(self, rows: slice) -> Gathered:
-        """What is known of some of the rows."""
+        """The facts about some of the rows."""
         cuts, trained = self.cuts, self.trained
         if cuts is not None:
             ends, places = cuts
@@ -111,13 +111,13 @@ class Gathered:
 
 
 class ByValue(NamedTuple):
-    """Fields whose rules look at ids, loss_mask float32[n, S] and position_ids int64[n, S]; None: by no such rule."""
+    """Fields that depend on ids, loss_mask float32[n, S] and position_ids int64[n, S]; None: does not depend on ids."""
 
     loss_mask: npt.NDArray[np.float32] | None = None
     position_ids: Int64s | None = None
 
     def part(self, rows: slice) -> ByValue:
-        """Those of some rows."""
+        """The fields of some rows."""
         loss, positions = self
         return ByValue(None if loss is None else loss[rows], None if positions is None else positions[rows])
 
@@ -125,15 +125,15 @@ class ByValue(NamedTuple):
 _NONE_BY_VALUE = ByValue()
 
 
-@dataclass(eq=False)  # frozen would cost a twentieth of reading eight rows
+@dataclass(eq=False)  # frozen would add a twentieth to the time of reading eight rows
 class Rows:
-    """n rows: their text, its masks and positions; `Rows(text)` is room to read into. Not to be changed.
+    """n rows: text, masks and positions; `Rows(text)` is a buffer to read into. Do not modify.
 
     Args:
         text: int64[n, S + 1], inputs and labels.
-        by_value: room for fields that reading fills.
-        options: which of them there are; gathered: what was learned by reading. None: nothing was read.
-        documents: (cu_seqlens, max_seqlen), where the options ask for them.
+        by_value: buffers for fields that are computed while reading.
+        options: which fields there are; gathered: facts from reading. None: nothing was read.
+        documents: (cu_seqlens, max_seqlen), if the options request them.
     """
 
     text: Int64s
@@ -154,17 +154,17 @@ class Rows:
 
     @property
     def cu_seqlens(self) -> npt.NDArray[np.int32] | None:
-        """int32[m + 1], the rows laid end to end: where each document begins, then n S; None: not told."""
+        """int32[m + 1] over the concatenated rows: where each document begins, then n S; None: not requested."""
         return None if self.documents is None else self.documents[0]
 
     @property
     def max_seqlen(self) -> int | None:
-        """Tokens of the longest document; None: not told."""
+        """Tokens of the longest document; None: not requested."""
         return None if self.documents is None else self.documents[1]
 
     @property
     def unmasked(self) -> bool:
-        """Whether it is known from places alone that every label has loss, so that a mask would be all ones."""
+        """Whether positions alone show that every label has loss, so that the mask would be all ones."""
         options, gathered = self._read
         if options.loss_by_value or options.mask_document_ends or gathered.trained is not None:
             return False
@@ -182,7 +182,7 @@ class Rows:
 
     @cached_property
     def position_ids(self) -> Int64s | None:
-        """int64[n, S], each token's place in its row, or in its document; None: not told."""
+        """int64[n, S], each token's position in its row, or in its document; None: not requested."""
         options, gathered = self._read
         if self.by_value.position_ids is not None or not options.with_positions:
             return self.by_value.position_ids
@@ -192,12 +192,12 @@ class Rows:
 
     @property
     def fields(self) -> Sample:
-        """Those of its arrays that have a row for each sample, by the names that a sample has them under."""
+        """The arrays with one row per sample, by their names in a sample."""
         found: Sample = {"tokens": self.tokens, "labels": self.labels, "loss_mask": self.loss_mask}
         return found if self.position_ids is None else found | {"position_ids": self.position_ids}
 
     def split(self, num_parts: int) -> list[Rows]:
-        """Its rows in so many parts of one size, which see the same memory."""
+        """The rows in this many parts of equal size, as views of the same memory."""
         options, gathered = self._read
         size = len(self.text) // num_parts
         places = [slice(first, first + size) for first in range(0, size * num_parts, size)]
@@ -215,7 +215,7 @@ class Rows:
 
     @cached_property
     def _cuts(self) -> Cuts | None:
-        """Where documents begin inside of each row."""
+        """Where documents begin inside each row."""
         _, gathered = self._read
         if gathered.cuts is not None or self.documents is None:
             return gathered.cuts
@@ -225,20 +225,20 @@ class Rows:
 
 
 def empty_rows(num_rows: int, options: RowOptions, *, empty: Empty = np.empty) -> Rows:
-    """Room for rows, to be filled again and again; `empty` makes the arrays."""
+    """A reusable buffer for rows; `empty` allocates the arrays."""
     text = empty((num_rows, options.sequence_length + 1), np.int64)
     return Rows(text, _room_by_value(num_rows, options, empty=empty))
 
 
 def room_in(out: Rows | Int64s, num_rows: int, *, options: RowOptions) -> Rows:
-    """Room over the caller's arrays, with new ones for the fields whose rules look at ids, where it has none.
+    """A buffer over the caller's arrays, with new arrays for missing fields that depend on ids.
 
     Raises:
-        UsageError: the text of so many rows cannot be written there.
+        UsageError: the text of this many rows does not fit.
     """
     rows = out if isinstance(out, Rows) else Rows(out)
     text, shape = rows.text, (num_rows, options.sequence_length + 1)
-    # What C++ writes to; carray: contiguous, aligned and writable.
+    # C++ writes to it; carray: contiguous, aligned and writable.
     if not (isinstance(text, np.ndarray) and text.shape == shape and text.dtype == _INT64 and text.flags.carray):
         of_array = isinstance(text, np.ndarray)
         raise UsageError(
@@ -264,7 +264,7 @@ def _room_by_value(num_rows: int, options: RowOptions, *, empty: Empty) -> ByVal
 
 
 def finish(rows: Rows, gathered: Gathered, *, options: RowOptions) -> Rows:
-    """The rows with their masks and positions; their text was gathered."""
+    """Add masks and positions to rows whose text was gathered."""
     loss, positions = rows.by_value
     if options.loss_by_value or options.reset_position_ids:
         finish_rows(rows.text, gathered.counts, gathered.cuts, loss, positions, options.rules)
@@ -281,7 +281,7 @@ def _told(rows: Rows, gathered: Gathered, options: RowOptions) -> Rows:
 
 
 def in_order(parts: list[tuple[Int64s, Gathered]], num_rows: int) -> Gathered:
-    """What is known of all rows, from parts that know it of the rows at some places."""
+    """Combine the facts about parts of the rows, at the given positions, into those about all rows."""
     counts = np.zeros(num_rows, np.int64)
     of_row: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)] * num_rows
     trained = None

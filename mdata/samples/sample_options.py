@@ -1,7 +1,7 @@
-"""The kinds of samples as options: what each has, and nothing that it does not have.
+"""The kinds of samples as options: each has only the fields that apply to it.
 
 `Gpt`, `Document`, `Packed` and `Chat` give rows of text (`TextKind`); `Bert` and `T5` give sentences with masked tokens
-(`MaskedKind`). These are values, checked when they are made. The samples themselves are in a module for each kind,
+(`MaskedKind`). These are values, checked when they are created. The samples themselves are in one module per kind,
 which is imported when a dataset of that kind is opened.
 """
 
@@ -35,17 +35,17 @@ Longer = Literal["cut", "drop"]
 
 @dataclass(frozen=True, kw_only=True)
 class Fim:
-    """Fill-in-the-middle: how documents are rearranged.
+    """Options of fill-in-the-middle: how documents are rearranged.
 
     Args:
         rate: share of documents.
         spm_rate: share of these that begin with the suffix.
         level: documents are cut between characters ("character") or between tokens ("token").
-        tokens: prefix, middle, suffix; then pad and eod, if they are not "<fim_pad>" (where the tokenizer has it) and
-            the corpus' end of a document. Ids or texts.
-        split_sample: the token between parts of a document that are rearranged each by itself.
-        fragment_rate: share of these, of a document that is chosen.
-        no_prefix: what begins so stays as it is.
+        tokens: prefix, middle, suffix; then pad and eod, unless they are "<fim_pad>" (if the tokenizer has it) and the
+            corpus' end of a document. Ids or texts.
+        split_sample: the token between parts of a document that are rearranged separately.
+        fragment_rate: share of these parts, in a chosen document.
+        no_prefix: a text that begins with this is not rearranged.
     """
 
     rate: float
@@ -72,7 +72,7 @@ class Fim:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All of it, as JSON types without floats: part of a data id."""
+        """All fields as JSON types without floats: part of a data id."""
         found: dict[str, Any] = {**asdict(self), "version": FIM_VERSION, "tokens": list(self.tokens)}
         return {name: repr(value) if isinstance(value, float) else value for name, value in found.items()}
 
@@ -83,11 +83,11 @@ class MaskingOptions:
 
     Args:
         probability: share of tokens, in (0, 1).
-        max_ngram: words in a row that are masked together, at most.
+        max_ngram: most consecutive words that are masked together.
         whole_words: a word's tokens are masked together.
-        longer_ngrams: lengths are drawn in proportion to 1/m, ..., 1/2, 1, else to 1, 1/2, ..., 1/m.
+        longer_ngrams: lengths are drawn in proportion to 1/m, ..., 1/2, 1; otherwise to 1, 1/2, ..., 1/m.
         geometric: lengths are drawn as in SpanBERT, p = 0.2.
-        permutation: as many tokens again change places (BERT in native order).
+        permutation: as many tokens again are permuted (BERT in native order).
     """
 
     probability: float = 0.15
@@ -106,7 +106,7 @@ class MaskingOptions:
             raise UsageError("geometric lengths and a permutation exclude each other", fix="leave one of them out")
 
     def as_core(self) -> _core.MaskRule:
-        """For C++."""
+        """The options in the form that C++ takes."""
         return _core.MaskRule(
             self.probability, self.max_ngram, self.whole_words, self.longer_ngrams, self.geometric, self.permutation
         )
@@ -114,16 +114,16 @@ class MaskingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TextKind:
-    """What all kinds have whose samples are rows of text.
+    """Options of all kinds whose samples are rows of text.
 
     Args:
-        extra_token: a sample reads one token more, so that its last one has a label.
+        extra_token: a sample reads one more token, so that its last input has a label.
         document_masks: position_ids restart with each document; cu_seqlens and max_seqlen give their lengths.
         eod_mask_loss: no loss where the input is the end of a document.
         reset_position_ids, reset_attention_mask: Megatron's: after the end of a document positions restart, and
-            attention does not reach back.
+            attention does not cross it.
         create_attention_mask: a dense attention_mask.
-        eod: the end of a document; None: as the corpus says.
+        eod: the end of a document; None: the corpus' id.
     """
 
     name: ClassVar[str]
@@ -150,7 +150,7 @@ class Gpt(TextKind):
 
 @dataclass(frozen=True, kw_only=True)
 class WholeDocuments(TextKind):
-    """What kinds have whose rows begin with a document; in native order only.
+    """Options of kinds whose rows begin with a document; in native order only.
 
     Args:
         longer: documents longer than a row are "cut" (packed: into several rows), or left out ("drop").
@@ -164,7 +164,7 @@ class WholeDocuments(TextKind):
 
 @dataclass(frozen=True, kw_only=True)
 class Document(WholeDocuments):
-    """One document a row."""
+    """One document per row."""
 
     name: ClassVar[str] = "document"
 
@@ -178,17 +178,17 @@ class Packed(WholeDocuments):
 
 @dataclass(frozen=True, kw_only=True)
 class Chat(Packed):
-    """Packed conversations, with loss on what is trained on; `document_masks` is always on."""
+    """Packed conversations, with loss on trained tokens only; `document_masks` is always on."""
 
     name: ClassVar[str] = "chat"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedKind:
-    """What BERT and T5 have in common.
+    """Options of BERT and T5.
 
     Args:
-        short_probability: share of samples that are cut shorter.
+        short_probability: share of samples with a shorter target.
         masking: which tokens are masked.
         vocabulary: ids of special tokens; None: those of the corpus' tokenizer.
     """
@@ -200,7 +200,7 @@ class MaskedKind:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the samples, as JSON types; the vocabulary only where it is given: else the corpus says it."""
+        """The fields that decide the samples, as JSON types; without a vocabulary that comes from the corpus."""
         found = {
             "version": MASKED_VERSION,
             "short_probability": repr(self.short_probability),
@@ -217,7 +217,7 @@ class Bert(MaskedKind):
     """Two texts of a document, or one, with masked tokens to predict.
 
     Args:
-        head: two texts, and whether the second follows the first, for BERT's next-sentence head.
+        head: samples have two texts, and a label whether the second follows the first, for the next-sentence head.
     """
 
     name: ClassVar[str] = "bert"
@@ -226,7 +226,7 @@ class Bert(MaskedKind):
 
 @dataclass(frozen=True, kw_only=True)
 class T5(MaskedKind):
-    """A text whose masked spans the decoder writes; the dataset's `sequence_length` is the encoder's.
+    """A text whose masked spans the decoder predicts; the dataset's `sequence_length` is the encoder's.
 
     Args:
         decoder_length: tokens that the decoder reads.
@@ -245,7 +245,7 @@ class T5(MaskedKind):
 
 
 def check_integer(name: str, value: object, *, least: int | None = None, most: int | None = None) -> None:
-    """Refuse what is not an integer in these bounds.
+    """Refuse values that are not integers within these bounds.
 
     Raises:
         UsageError: names the option.
@@ -257,10 +257,10 @@ def check_integer(name: str, value: object, *, least: int | None = None, most: i
 
 
 def check_one_of(what: str, value: object, *, known: Collection[str]) -> None:
-    """Refuse a name that is not known.
+    """Refuse an unknown name.
 
     Raises:
-        UsageError: lists those that are.
+        UsageError: lists the known names.
     """
     if value not in known:
         raise UsageError(f"no {what} {value!r}", expected=", ".join(known))

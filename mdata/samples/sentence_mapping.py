@@ -1,11 +1,11 @@
 """Which sentences make a sample of BERT or T5: rows of first sentence, one past the last, and target length.
 
-Documents are cut into runs of whole sentences that reach a target, which is now and then a short one. A run
-never leaves its document, and only one sentence is never left over. `megatron_mapping` is equal to Megatron's
-in every bit (helpers.cpp: build_mapping): all epochs from one generator, then shuffled. `native_parts` gives one
-epoch in file order, whose targets are keyed by document, so it does not depend on the run and can be made in parts.
+Documents are split into runs of whole sentences that reach a target length, which is sometimes a short one. A run never
+leaves its document, and a single sentence is never left over. `megatron_mapping` equals Megatron's (helpers.cpp:
+build_mapping) bit for bit: all epochs from one generator, then shuffled. `native_parts` gives one epoch in file order,
+whose targets are keyed by document, so it does not depend on the run and can be made in parts.
 
-Where the original goes on for ever this does not: documents none of which can be used are refused (2^31 empty epochs
+Where the original never ends, this does not follow it: if no document can be used, that is refused (2^31 empty epochs
 there), no request means one epoch (a TypeError there), and documents are counted in 64 bits. Slow twin:
 mdata/reference/mapping.py.
 """
@@ -28,7 +28,7 @@ LONGEST_SENTENCE = 512
 _MOST_EPOCHS = 2**31 - 2
 _NO_LIMIT = 1 << 62
 _MOST_SAMPLES = 1 << 40
-_WINDOW = 1 << 18  # documents mapped at a time
+_WINDOW = 1 << 18  # documents that are mapped at once
 _MOST_TARGET = 2**31 - 1
 
 MappingRows = npt.NDArray[Any]
@@ -36,11 +36,11 @@ MappingRows = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class MappingOptions:
-    """How documents are cut.
+    """How documents are split into samples.
 
     Args:
         longest: tokens of text in a sample, at least 2; the usual target.
-        least_sentences: of a sample: 2 where the next sentence is predicted, else 1.
+        least_sentences: of a sample: 2 if the next sentence is predicted, otherwise 1.
         short_probability: share of samples with a shorter target; Megatron takes the nearest 1 / integer.
     """
 
@@ -60,7 +60,7 @@ class MappingOptions:
 
     @property
     def short_ratio(self) -> int:
-        """One sample in so many is short; 0: none."""
+        """One sample in this many is short; 0: none."""
         if self.short_probability <= 0.0:
             return 0
         inverse = min(1.0 / self.short_probability, 2.0**32)
@@ -84,11 +84,11 @@ def megatron_mapping(
         sizes: int32[s], tokens of all sentences of the file.
         options: how documents are cut.
         seed: of both generators, below 2^32 - 1.
-        num_samples: asked for; whole epochs are mapped until there are as many. None: one epoch.
-        epochs: not more than these.
+        num_samples: requested; whole epochs are mapped until there are enough. None: one epoch.
+        epochs: at most this many.
 
     Raises:
-        UsageError: no document can be used, or a request that makes no sense.
+        UsageError: no usable document, or an invalid request.
     """
     if not 0 <= seed < 2**32 - 1:
         raise UsageError("the seed is outside of 0 to 2^32 - 2", found=str(seed))
@@ -109,17 +109,17 @@ def native_parts(
     key: Key,
     first_document: int = 0,
 ) -> Iterator[MappingRows]:
-    """One epoch in file order: [rows, 3] as `megatron_mapping`, part after part, each of a window of documents.
+    """One epoch in file order: [rows, 3] as in `megatron_mapping`, in parts, one per window of documents.
 
     Args:
         boundaries: of the documents from number `first_document` of the corpus on.
         sizes: int32[s], tokens of all sentences of the corpus.
         options: how documents are cut.
-        key: decides the short targets, with a document's number.
-        first_document: where the boundaries begin.
+        key: decides the short targets, together with a document's number.
+        first_document: the document at which the boundaries begin.
 
     Raises:
-        UsageError: at the end, if no document can be used.
+        UsageError: at the end, if no document was usable.
     """
     boundaries, sizes = _arrays(boundaries, sizes)
     found = False
@@ -139,7 +139,7 @@ def _rule(options: MappingOptions) -> tuple[int, int, int]:
 def _arrays(
     boundaries: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """As C++ reads them: the tables of an .idx are not aligned."""
+    """The arrays in the form that C++ reads: the tables of an .idx are not aligned."""
     return np.require(boundaries, np.int64, ["C", "A"]), np.require(sizes, np.int32, ["C", "A"])
 
 

@@ -1,8 +1,8 @@
-"""The sentences of a corpus as masked samples read them: all sizes and documents, and the text of some rows.
+"""The sentences of a corpus, for masked samples: all sizes and document boundaries, and the text of given rows.
 
-Sentence numbers count over all shards, in their order. The text of many rows is gathered at once, as flat arrays,
-so that C++ makes samples of it without going back to Python; rows may lie anywhere, also in a pair whose sequences do
-not follow each other in .bin.
+Sentence numbers count over all shards, in order. The text of many rows is gathered at once, as flat arrays, so that C++
+builds samples from it without returning to Python; rows may lie anywhere, even in a pair whose sequences are not
+contiguous in .bin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mdata.util.arrays import Int64s, locate_all, ranges
 
 
 class SentenceText:
-    """See above; made anew where it is needed, so it is not pickled.
+    """See above; rebuilt in each process instead of being pickled.
 
     Args:
         corpus: its level is "sentence", or one of its documents has several sequences.
@@ -48,13 +48,13 @@ class SentenceText:
         return np.concatenate([reader.lengths for reader in self._readers])
 
     def boundaries(self, first: int, stop: int) -> Int64s:
-        """int64[n + 1]: the first sentences of documents [first, stop), then one past the last's."""
+        """int64[n + 1]: the first sentences of documents [first, stop), then one past the last sentence."""
         offsets = self.corpus.sequence_offsets
         starts = [reader.boundaries[:-1] + before for reader, before in zip(self._readers, offsets, strict=False)]
         return np.concatenate([*starts, offsets[-1:]])[first : stop + 1]
 
     def rows(self, numbers: Int64s, rows: npt.NDArray[np.integer]) -> _core.MaskedRows:
-        """The text of [n, 3] rows of a mapping, for samples of these numbers."""
+        """The text of [n, 3] rows of a mapping, for samples with these numbers."""
         first, stop, targets = rows.astype(np.int64).T
         ends = np.cumsum(stop - first)
         sentences = ranges(first, stop - first)
@@ -73,7 +73,7 @@ class SentenceText:
 
 
 def _each(shards: npt.NDArray[np.integer]) -> Iterator[tuple[int, npt.NDArray[np.bool_] | slice]]:
-    """Each shard that occurs, and where; without a mask if there is one alone."""
+    """Each shard that occurs, with a mask of its rows; no mask if there is only one shard."""
     if len(shards) and (shards[0] == shards).all():
         yield int(shards[0]), slice(None)
     else:

@@ -1,10 +1,10 @@
-"""One document a row, in native order: shorter ones are padded, longer ones cut or left out.
+"""One document per row, in native order: shorter ones are padded, longer ones cut or left out.
 
-Sample k is a document of its own, chosen by the permutation of the native order over the documents of the range;
-where it lies is looked up in the index. A longer document gives its first S + 1 tokens and the rest is not seen.
-Where longer ones are left out, and with them those of less than two tokens, which have nothing to predict, the
-documents are counted in blocks once, at opening: 8 bytes for 512 documents, and no order stored. Cutting needs no
-such pass; an empty document then is a row without loss.
+Sample k is one document, chosen by the permutation of the native order over the documents of the range; its position is
+looked up in the index. A longer document gives its first S + 1 tokens and the rest is not read. If longer ones are left
+out (and with them those of less than two tokens, which have nothing to predict), the documents are counted in blocks
+once, at opening: 8 bytes for 512 documents, and no stored order. Cutting needs no such pass; an empty document is then
+a row without loss.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _COUNTED_AT_ONCE = _BLOCK * 512
 
 
 class DocumentSamples(NativelyOrdered):
-    """The documents of one range of a corpus, one a sample; can be pickled if the corpus can.
+    """The documents of one range of a corpus, one per sample; can be pickled if the corpus can.
 
     Args:
-        corpus: the documents, whose sequences follow each other on disk.
+        corpus: its sequences must be contiguous on disk.
         documents: the range [first, last).
         options: tokens per sample, S, and which masks and positions its rows have.
         seed: the run's seed.
@@ -61,7 +61,7 @@ class DocumentSamples(NativelyOrdered):
                 found=f"{self.last - self.first} documents for sequence length {options.sequence_length}",
                 fix='a longer sequence length, or longer="cut"',
             )
-        # One "token" a document: the order of a stream whose samples are single entries.
+        # One "token" per document: a stream order whose samples are single entries.
         self.order = StreamOrder(total, 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)
 
     def gather(self, samples: Int64s, text: Int64s, *, out_rows: Int64s | None = None, threads: int = 1) -> Gathered:
@@ -99,7 +99,7 @@ class DocumentSamples(NativelyOrdered):
         return [] if place is None else samples_at(self.order, place, first=first, stop=stop)
 
     def _place_of(self, document: int) -> int | None:
-        """The entry of the order that is a document; None for one that is left out."""
+        """The position of a document in the order; None if it is left out."""
         if self._offsets is None:
             return document - self.first
         block, inside = divmod(document - self.first, _BLOCK)
@@ -112,12 +112,12 @@ class DocumentSamples(NativelyOrdered):
         return (count >= 2) & (count <= self._longest)
 
     def _kept_in(self, block: int, place: int) -> int:
-        """The document at a place among those of a block that fit."""
+        """The document at an index among those of a block that fit."""
         first = self.first + block * _BLOCK
         return first + int(np.flatnonzero(self._fits(first, min(first + _BLOCK, self.last)))[place])
 
     def _count_blocks(self) -> Int64s:
-        """How many documents that fit lie before each block, and in all."""
+        """Number of fitting documents before each block, and in total."""
         counts = [np.zeros(1, np.int64)]
         for first in range(self.first, self.last, _COUNTED_AT_ONCE):
             fits = self._fits(first, min(first + _COUNTED_AT_ONCE, self.last))

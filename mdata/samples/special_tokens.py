@@ -1,9 +1,9 @@
-"""What BERT and T5 samples need of a tokenizer: its special ids, all ids, and which of them go on with a word.
+"""The facts about a tokenizer that BERT and T5 samples need: special ids, all ids, and which ids continue a word.
 
-`vocabulary_of` reads it off the tokenizer beside a corpus, if that is WordPiece or names its tokens the same way:
-[CLS], [SEP], [MASK], [PAD], and <extra_id_0>, <extra_id_1> ... as sentinels; [BOS] and [EOS], where there are
-none [CLS] and [SEP], as Megatron's tokenizers have it. An entry goes on with a word if its text begins with ##.
-Anything else is given explicitly.
+`vocabulary_of` reads them from the tokenizer beside a corpus, if that is WordPiece or names its tokens in the same way:
+[CLS], [SEP], [MASK], [PAD], and <extra_id_0>, <extra_id_1> ... as sentinels; [BOS] and [EOS], or [CLS] and [SEP] if
+those are missing, as in Megatron's tokenizers. An entry continues a word if its text begins with ##. For other
+tokenizers the caller passes a `MaskedVocabulary`.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _ENTRIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedVocabulary:
-    """Ids; those that a sample kind needs and that are None it refuses by name.
+    """Ids; a sample kind refuses, by name, ids that it needs and that are None.
 
     Args:
-        ids: all ids in ascending order: what BERT puts in the place of a masked token now and then.
-        continuations: those that go on with the word before them.
+        ids: all ids in ascending order, from which BERT sometimes draws the replacement of a masked token.
+        continuations: ids that continue the preceding word.
         cls, sep: begin and end texts (BERT); neither is ever masked.
         mask: replaces a masked token (BERT).
         bos, eos: begin the decoder's input and end its labels (T5).
-        pad: fills samples up; None: 0 does.
+        pad: fills samples up; None: 0.
         sentinels: replace a span of masked tokens, in the order of use (T5).
     """
 
@@ -66,19 +66,19 @@ class MaskedVocabulary:
 
     @property
     def megatron_pad(self) -> int:
-        """Megatron pads with -1 where there is no padding id, or one that means something else too."""
+        """Megatron's padding: -1 if there is no padding id, or if it has another meaning too."""
         others = {self.cls, self.sep, self.mask, self.bos, self.eos, *self.sentinels}
         return -1 if self.pad is None or self.pad in others else self.pad
 
     @cached_property
     def fingerprint(self) -> str:
-        """BLAKE3 of all of it: it decides samples."""
+        """BLAKE3 of all fields, because they decide samples."""
         import orjson
 
         return blake3(orjson.dumps({name: getattr(self, name) for name in self.__dataclass_fields__})).hexdigest()
 
     def require(self, *names: str) -> None:
-        """Refuse a vocabulary without these.
+        """Refuse a vocabulary that lacks any of these.
 
         Raises:
             UsageError: one is None, or empty.
@@ -93,7 +93,7 @@ class MaskedVocabulary:
             )
 
     def as_core(self) -> _core.MaskVocabulary:
-        """For C++; an id that is None is none that a text has."""
+        """In the form that C++ takes; None becomes an id that no text has."""
         continues = np.zeros(max(self.continuations, default=-1) + 1, np.uint8)
         continues[np.array(self.continuations, np.int64)] = 1
         cls, sep, mask = (-1 if id is None else id for id in (self.cls, self.sep, self.mask))
@@ -101,10 +101,10 @@ class MaskedVocabulary:
 
 
 def vocabulary_of(corpus: Corpus) -> MaskedVocabulary:
-    """What the tokenizer beside a corpus says.
+    """Read the vocabulary from the tokenizer beside a corpus.
 
     Raises:
-        UsageError: it is not known, or of a type whose tokens have no such names.
+        UsageError: the tokenizer is unknown, or its type has no such token names.
     """
     tokenizer = corpus.load_tokenizer()
     entries: Mapping[str, int] | None = getattr(tokenizer, "entries", None)
@@ -120,7 +120,7 @@ def vocabulary_of(corpus: Corpus) -> MaskedVocabulary:
 
 
 def vocabulary_from(entries: Mapping[str, int]) -> MaskedVocabulary:
-    """By the names that WordPiece vocabularies have.
+    """Look up the token names of WordPiece vocabularies.
 
     Args:
         entries: text -> id.

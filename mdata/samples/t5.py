@@ -1,9 +1,9 @@
-"""T5 samples: a text whose masked spans are cut out for the decoder to write.
+"""T5 samples: a text whose masked spans are removed for the decoder to predict.
 
-The encoder reads the sentences of a row with a sentinel for each span; the decoder is to write each sentinel and what
-stood there. In Megatron's order a sample with more spans than sentinels, or more to write than the decoder has room
-for, is an error as there; in native order no such span is masked. The order and the padding are explained in
-masked.py. Slow twin: mdata/reference/masking.py.
+The encoder reads the sentences of a row with a sentinel for each span; the decoder predicts each sentinel and the
+tokens of its span. In Megatron's order a sample with more spans than sentinels, or with more tokens than fit the
+decoder, is an error as in Megatron; in native order such spans are not masked. The order and the padding are explained
+in masked.py. Slow twin: mdata/reference/masking.py.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _NUM_SPECIAL = 2
 class T5Samples(MaskedSamples):
     """See `MaskedSamples`; the vocabulary has bos, eos and sentinels.
 
-    A sample: text_enc, enc_mask (1 where there is text): int64[encoder_length]; text_dec, labels (-1 behind their
-    end), loss_mask, dec_mask: int64[decoder_length]; truncated: one number.
+    A sample: text_enc, enc_mask (1 where there is text): int64[encoder_length]; text_dec, labels (-1 after their end),
+    loss_mask, dec_mask: int64[decoder_length]; truncated: one number.
     """
 
     kind = T5.name
@@ -34,7 +34,7 @@ class T5Samples(MaskedSamples):
 
     @property
     def mapping(self) -> MappingOptions:
-        """How documents are cut."""
+        """How documents are split into samples."""
         longest = self.sequence_length - _NUM_SPECIAL
         return MappingOptions(longest=longest, short_probability=self.options.short_probability)
 

@@ -2,5 +2,5 @@
 
     load_splitter("english").split_batch(["One. Two."])     # (["One.", "Two."], [2])
 
-Never the pickle, never the network. docs/sentences.md says what is split where.
+NLTK's pickle is never loaded, and nothing is downloaded. docs/sentences.md explains the rules.
 """

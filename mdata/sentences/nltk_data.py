@@ -1,4 +1,4 @@
-"""Finding the tables on this machine; nothing is downloaded.
+"""Finds a language's tables on this machine; nothing is downloaded.
 
 A folder of NLTK data holds tokenizers/punkt_tab/LANGUAGE, or the same in tokenizers/punkt_tab.zip, as NLTK's
 downloader leaves it. If the user names a folder, only that one is searched; otherwise those of the environment
@@ -53,7 +53,7 @@ def find_files(language: str, nltk_data: str | None = None) -> tuple[str, dict[s
 
 
 def usual_folders() -> list[Path]:
-    """Where NLTK looks for its data, in its order."""
+    """The folders in which NLTK looks for its data, in order."""
     named = [Path(folder) for folder in os.environ.get("NLTK_DATA", "").split(os.pathsep) if folder]
     home = [Path(found) / "nltk_data"] if (found := os.path.expanduser("~")) != "~" else []  # noqa: PTH111
     prefix = Path(sys.prefix)
@@ -67,7 +67,7 @@ def usual_folders() -> list[Path]:
 
 def _places(folders: list[Path]) -> Iterator[Path]:
     for folder in folders:
-        # The folder of NLTK data itself, or a user's shorter way into it.
+        # The folder of NLTK data itself, or one below it that the user named.
         for inside in ("tokenizers", "."):
             yield folder / inside / "punkt_tab"
             yield folder / inside / "punkt_tab.zip"
@@ -75,7 +75,7 @@ def _places(folders: list[Path]) -> Iterator[Path]:
 
 @contextmanager
 def _opened(place: Path) -> Iterator[Path | zipfile.Path]:
-    """The folder of languages: the place itself, or punkt_tab/ inside of an archive."""
+    """The folder of languages: the path itself, or punkt_tab/ inside an archive."""
     try:
         if place.suffix != ".zip" or not place.is_file():
             yield place
@@ -89,7 +89,7 @@ def _opened(place: Path) -> Iterator[Path | zipfile.Path]:
 
 
 def _languages(place: Path) -> set[str]:
-    """The languages in a folder or an archive; none where there is no such thing."""
+    """The languages in a folder or an archive; empty if it does not exist."""
     with _opened(place) as root:
         return {entry.name for entry in root.iterdir() if entry.is_dir()} if root.is_dir() else set()
 

@@ -1,8 +1,8 @@
-"""Our own engine, in C++ (mdata_cpp/punkt.hpp): linear time whatever the text, and no NLTK at run time.
+"""Our own engine, in C++ (mdata_cpp/punkt.hpp): linear time for any text, and no NLTK at run time.
 
-It has a table of the characters of Unicode 14: case, letters, digits, lower case. If a newer one decides, the running
-Python (for case) and the library `regex` (for letters and digits, as in NLTK) are asked about those in the batch and
-the batch is split again, so the result is what NLTK gives on the same machine.
+It has a table of the characters of Unicode 14: case, letters, digits, lower case. If a newer character matters, the
+running Python (for case) and the library `regex` (for letters and digits, as in NLTK) classify those in the batch, and
+the batch is split again, so the result is that of NLTK on the same machine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from mdata.sentences.punkt_tables import SLICE_CHARS, Tables
 
-# Of a character, as in mdata_cpp/punkt.hpp.
+# Flags of a character, as in mdata_cpp/punkt.hpp.
 UPPER, LOWER, LETTER, DIGIT, CASED, IGNORABLE, NEWER = (1 << bit for bit in range(7))
 # Lower case in editions after 14 only.
 CHANGED = frozenset({0x10FC, 0xA7F2, 0xA7F3, 0xA7F4, 0xAB69})
@@ -40,7 +40,7 @@ def facts_of(characters: Iterable[str]) -> dict[str, tuple[int, str]]:
 
 
 def newer_characters(texts: Sequence[str]) -> list[str]:
-    """The characters of some texts that the table in C++ does not have, and their lower case."""
+    """The characters of some texts that the C++ table lacks, and their lower case."""
     from mdata.tokenizers.base.unicode14 import unassigned
 
     table = unassigned()
@@ -67,7 +67,7 @@ class PunktEngine:
         )
 
     def split_batch(self, texts: Sequence[str]) -> tuple[list[str], list[int]]:
-        """See Splitter; here no text is refused."""
+        """See Splitter; this engine refuses no text."""
         texts = texts if isinstance(texts, list) else list(texts)
         found = self._core.split(texts, {})
         if found is None:

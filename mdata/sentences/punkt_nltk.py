@@ -1,9 +1,9 @@
-"""NLTK's own classes with our tables: right by definition, and slow.
+"""NLTK's own classes with our tables: right by definition, but slow.
 
 The tables are passed to NLTK, so it never looks for a file. With keep_newlines a candidate includes the white space
 after it and the word before it, which is Megatron's change to NLTK's pattern; then NLTK's time grows with the square of
-a run without white space. NLTK stops a search after 5 s; such a text is refused. Editions of NLTK have different rules:
-those of 3.10 count.
+a run without white space. NLTK stops a search after 5 s; such a text is refused. Versions of NLTK have different rules;
+those of 3.10 are the reference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _KEEPING = r"\S*%(SentEndChars)s\s*(?=(?P<after_tok>%(NonWord)s|(?P<next_tok>\S+
 
 
 def edition_note() -> tuple[str, ...]:
-    """A line for the user if another edition of NLTK is installed than the one whose rules count."""
+    """A line for the user if another version of NLTK is installed than the reference."""
     from importlib.metadata import version
 
     found = version("nltk")
@@ -48,7 +48,7 @@ class NltkEngine:
         parameters.sent_starters = set(tables.starters)
         parameters.ortho_context.update(tables.contexts)
         self._splitter: Any = PunktSentenceTokenizer(parameters, lang_vars=Keeping() if keep_newlines else None)
-        # A test of truth decides inside whether NLTK takes parameters or trains on them.
+        # NLTK tests the truth value of this object to decide whether it takes parameters or trains on them.
         self._splitter._params = parameters
 
     def split_batch(self, texts: Sequence[str]) -> tuple[list[str], list[int]]:

@@ -1,8 +1,8 @@
-"""Punkt as it is defined: candidates, the tokens around each, and whether one of them ends a sentence.
+"""Punkt by its definition: candidates, the tokens around each, and whether one of them ends a sentence.
 
-The twin of mdata_cpp/punkt.hpp, written from the rules in docs/sentences.md. White space, letters and digits are what
-the `regex` library says, because NLTK asks it: U+001C to U+001F are no white space in patterns, yet `strip` takes
-them. Slow: its time may grow with the square of the text.
+The twin of mdata_cpp/punkt.hpp, written from the rules in docs/sentences.md. White space, letters and digits are those
+of the `regex` library, because NLTK uses it: U+001C to U+001F are not white space in patterns, but `strip` removes
+them. Slow: its time may be quadratic in the length of the text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def split(text: str, tables: Tables, *, keep_newlines: bool) -> list[str]:
 
 
 def _candidates(text: str, keep_newlines: bool) -> Iterator[tuple[regex.Match[str], str]]:
-    """Each place where a sentence may end, with the words around it."""
+    """Each position where a sentence may end, with the words around it."""
     kept, kept_word = None, 0
     for match in (_CANDIDATE_KEEPING if keep_newlines else _CANDIDATE).finditer(text):
         before = kept.start() if kept else 0
@@ -104,7 +104,7 @@ def _second_pass(token: _Token, after: _Token, tables: Tables) -> bool:
 
 
 def _starts_sentence(text: str, bits: int) -> bool | None:
-    """Whether a token begins a sentence, as far as its spelling tells."""
+    """Whether a token begins a sentence, judged by its spelling."""
     if text in (";", ":", ",", ".", "!", "?"):
         return False
     if text[0].isupper() and bits & LOWER and not bits & INSIDE_UPPER:

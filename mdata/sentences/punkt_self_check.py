@@ -1,8 +1,8 @@
-"""The fixed texts for which an engine must give the twin's sentences before it is used.
+"""Fixed texts for which an engine must give the twin's sentences before it is used.
 
-They hold every rule and its near misses, every character that a pattern names, white space of all kinds, case that
-changes a word's length, a sigma that ends a word, lone surrogates, newer characters, and words of the tables
-themselves where they decide.
+They cover every rule and its near misses, every character in a pattern, white space of all kinds, case changes that
+change a word's length, a final sigma, lone surrogates, newer characters, and words from the tables in positions where
+they decide.
 """
 
 from __future__ import annotations
@@ -65,6 +65,6 @@ def _of_tables(tables: Tables) -> Iterator[str]:
 
 
 def _some(words: Iterable[_Word]) -> Iterable[_Word]:
-    """Always the same ones, and not too many."""
+    """A limited, fixed choice of entries."""
     ordered = sorted(words)
     return islice(ordered, 0, None, max(1, len(ordered) // _MAX_WORDS))

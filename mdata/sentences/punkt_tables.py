@@ -1,8 +1,8 @@
-"""The four tables of a Punkt language: words that NLTK counted, as text files.
+"""The four tables of a Punkt language: words counted by NLTK, as text files.
 
-Abbreviations and sentence starters have one entry a line, collocations two words with a tab between, contexts a
-word, a tab and a sum of bits. Entries are compared with lower-case text. NLTK accepts any lines; here a line that it
-could not use, or would read as two, is refused. The last line may lack its end, as in NLTK's own files.
+Abbreviations and sentence starters have one entry per line, collocations two words separated by a tab, contexts a word,
+a tab and a sum of bits. Entries are compared with lower-case text. NLTK accepts any lines; here a line that NLTK could
+not use, or would read as two, is refused. The last line may lack its end, as in NLTK's own files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ ABBREVIATIONS, COLLOCATIONS, CONTEXTS, STARTERS = FILES = (
     "sent_starters.txt",
 )
 MAX_BYTES = 64 << 20
-# Megatron's tool splits a longer text every 1,000,000 characters first, so a sentence over such a place becomes two.
+# Megatron's tool first splits a longer text every 1,000,000 characters, so a sentence across such a position becomes
+# two.
 SLICE_CHARS = 1_000_000
 # Bits of a context: upper case at the start of a sentence, inside, unknown; then the same of lower case.
 START_UPPER, INSIDE_UPPER, UNKNOWN_UPPER, START_LOWER, INSIDE_LOWER, UNKNOWN_LOWER = (1 << bit for bit in range(1, 7))
@@ -29,18 +30,18 @@ UPPER = START_UPPER | INSIDE_UPPER | UNKNOWN_UPPER
 LOWER = START_LOWER | INSIDE_LOWER | UNKNOWN_LOWER
 MAX_BITS = 127
 
-# What ends a line for NLTK's reader besides the line feed.
+# Characters besides the line feed that end a line for NLTK's reader.
 _OTHER_LINE_ENDS = re.compile("[\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What decides where a language's sentences end.
+    """The tables that decide where a language's sentences end.
 
     Attributes:
         abbreviations: without their final period.
         collocations: (word before the period, word after it).
-        contexts: word -> the ways in which it was seen.
+        contexts: word -> the contexts in which it was seen.
         starters: words that often begin a sentence.
     """
 
@@ -51,14 +52,14 @@ class Tables:
 
 
 def read_tables(files: Mapping[str, bytes], folder: str = "") -> Tables:
-    """The tables in the content of the four files.
+    """Parse the content of the four files.
 
     Args:
         files: by their names, FILES.
-        folder: where they are from, for messages; with its separator.
+        folder: of the files, for messages; ends with a separator.
 
     Raises:
-        UsageError: a line is at fault; names it.
+        UsageError: an invalid line; names it.
     """
     collocations = _pairs(files[COLLOCATIONS], folder + COLLOCATIONS)
     contexts = _pairs(files[CONTEXTS], folder + CONTEXTS)

@@ -1,9 +1,9 @@
-"""Texts to sentences by Punkt, NLTK's splitter: the tables of a language and one option decide, whatever the engine.
+"""Splits texts into sentences with Punkt, NLTK's splitter: only a language's tables and one option decide the result.
 
-mdata's own engine in C++ is used if it gives the sentences of its twin for the self-check texts, else NLTK is. The
-comparison is with punkt_reference.py and not with NLTK: NLTK takes 0.3 s to load, the twin 0.03 s, and the sentences
-must be those of NLTK 3.10 whatever edition is installed; the tests compare the twin and NLTK. Files are read and
-checked in the process that a user started; a worker builds its splitter from their content and compares nothing.
+mdata's own engine in C++ is used if it gives the sentences of its twin for the self-check texts, otherwise NLTK. It is
+compared with punkt_reference.py and not with NLTK: NLTK takes 0.3 s to load, the twin 0.03 s, and the sentences must be
+those of NLTK 3.10 whatever version is installed; the tests compare the twin and NLTK. Files are read and checked in the
+process that a user started; a worker builds its splitter from their content and compares nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Splitter:
 
     @cached_property
     def fingerprint(self) -> str:
-        """BLAKE3 (hex) of what decides the sentences: the entries whatever their order, and keep_newlines."""
+        """BLAKE3 (hex) of everything that decides the sentences: the entries in any order, and keep_newlines."""
         return hash_content(
             {
                 "type": "Punkt",
@@ -75,7 +75,7 @@ class Splitter:
         return self._engine.split_batch(texts)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A worker gets what sentences depend on; the objects of a library cannot be sent."""
+        """A worker gets the data that decides sentences; a library's objects cannot be sent."""
         how: dict[str, Any] = {"language": self.language, "keep_newlines": self.keep_newlines, "engine": self.engine}
         return partial(build_splitter, **how), (self.files,)
 
@@ -88,11 +88,11 @@ def load_splitter(
     Args:
         language: the name of the tables' folder.
         keep_newlines: Megatron's --keep-newlines.
-        nltk_data: the folder to look in; otherwise NLTK_DATA and NLTK's usual places.
+        nltk_data: the only folder to search; otherwise NLTK_DATA and NLTK's default folders.
         engine: "auto", or the name of an engine.
 
     Raises:
-        UsageError: no tables, a faulty table, or an engine that is unknown or cannot be used.
+        UsageError: no tables, an invalid table, or an engine that is unknown or cannot be used.
     """
     check_engine_name(engine, tuple(ENGINES), used_for="sentences")
     folder, files = find_files(language, nltk_data)
@@ -102,7 +102,7 @@ def load_splitter(
 
 
 def build_splitter(files: Mapping[str, bytes], *, language: str, keep_newlines: bool, engine: str) -> Splitter:
-    """The splitter with these files, language, option and engine; needs no file system, compares nothing."""
+    """Build the splitter from these files, language, option and engine; reads no file and compares nothing."""
     tables = read_tables(files)
     made = ENGINES[engine](tables, keep_newlines=keep_newlines)
     return Splitter(files, tables, language=language, keep_newlines=keep_newlines, engine=made)
@@ -122,7 +122,7 @@ def _select_engine(wanted: str, tables: Tables, *, keep_newlines: bool) -> tuple
 
 
 def first_difference(engine: Engine, tables: Tables, *, keep_newlines: bool) -> str | None:
-    """The first self-check text for which the engine gives other sentences than the twin."""
+    """The first self-check text for which engine and twin give different sentences."""
     from mdata.sentences.punkt_reference import split
 
     texts = self_check_texts(tables)

@@ -1,8 +1,8 @@
-"""Columns of Arrow data as text: which columns, and rows in chunks of about the same number of bytes.
+"""Text columns of Arrow data: which columns, and rows in chunks of about the same number of bytes.
 
-What parquet and Arrow files share. Columns of text are strings, bytes that hold UTF-8, or lists of these; a dotted name
-that is not a column is looked up in structs. A chunk ends with the first row that fills it, by a sum that does not
-depend on how the file is divided or how much is decoded at once; it is passed on as an Arrow stream, which
+Shared by parquet and Arrow files. Columns of text are strings, bytes that hold UTF-8, or lists of these; a dotted name
+that is not a column is looked up in structs. A chunk ends with the row that fills it, by a sum that does not depend on
+how the file is divided or how much is decoded at once; it is passed on as an Arrow stream, which
 mdata/sources/arrow_rows.py parses. Text is decoded in batches of bounded size, however much a dictionary expands to.
 """
 
@@ -24,9 +24,9 @@ from mdata.sources.row_filter import Kind
 from mdata.util.arrays import ranges, running_sums
 from mdata.util.stop_signals import raise_pending_stop
 
-# Text that is decoded at once, besides what the format makes a reader take in whole.
+# Text that is decoded at once, besides parts that the format forces a reader to load whole.
 DECODED_BYTES = 32 << 20
-# A row counts this much besides its text, so that rows without text fill a chunk as well.
+# Added to the size of each row, so that rows without text fill a chunk too.
 _ROW_BYTES = 8
 _TEXT_TYPES = (
     pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view(),
@@ -39,11 +39,11 @@ _ARROW_ERRORS = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where a column lies in a file.
+    """The position of a column in a file.
 
     Attributes:
-        path: the names from the top to it; none: the file does not have it, and all its values are null.
-        kind: "text", or what a filter compares it with; None: only whether it is null is asked.
+        path: the names from the top level; empty: the file does not have the column, and all its values are null.
+        kind: "text", or the type that a filter compares it with; None: only tested for null.
     """
 
     path: tuple[str, ...]
@@ -61,10 +61,10 @@ def row_chunks(
     """Rows as chunks.
 
     Args:
-        batches: what `text_batches` gives for all rows of a file.
+        batches: from `text_batches`, for all rows of a file.
         chunk_bytes: about how much text a chunk holds.
         spec: how records are read.
-        reached: from a number of rows to the bytes of the file that they take.
+        reached: maps a number of rows to the bytes of the file that they take.
     """
     rows = reported = 0
     for batch in _regroup(batches, chunk_bytes):
@@ -76,12 +76,12 @@ def row_chunks(
 
 @contextmanager
 def damage_named(file: SourceFile, kind: str, *, rows: Callable[[], int]) -> Iterator[None]:
-    """Turn what the library says of a file into one of our errors.
+    """Turn the library's errors about a file into ours.
 
     Args:
         file: what is read.
         kind: the format, in a word.
-        rows: how many rows were read before.
+        rows: number of rows read before.
     """
     try:
         yield
@@ -100,10 +100,10 @@ def damage_named(file: SourceFile, kind: str, *, rows: Callable[[], int]) -> Ite
 
 
 def places_of(schema: pa.Schema, spec: ReadSpec, *, file: SourceFile) -> list[Place]:
-    """Where the columns lie that become text, and then those that only the filter needs.
+    """The positions of the columns that become text, followed by those that only the filter needs.
 
     Raises:
-        UsageError: the file does not have one of them, or with another type.
+        UsageError: a column is missing, or has another type.
     """
     compared = dict(spec.where.columns) if spec.where else {}
     places = []
@@ -165,7 +165,7 @@ def _is_number(plain: pa.DataType) -> bool:
 
 
 def item_type(kind: pa.DataType) -> pa.DataType | None:
-    """The type inside of lists; None: the type is not of lists."""
+    """The item type of a list type; None: not a list type."""
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     return kind.value_type if is_list or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind) else None
 
@@ -175,9 +175,9 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def text_batches(arrays: Sequence[pa.Array], places: Sequence[Place], *, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-    """Columns of the same rows, text as bytes or lists of bytes, in batches that are small when decoded.
+    """Columns of the same rows, text as bytes or lists of bytes, in batches that stay small when decoded.
 
-    Rows that are too long keep only as many sentences as prove it.
+    Rows that are too long keep only enough sentences to show it.
     """
     for columns in _small_batches([_without_long_lists(_without_views(array), spec) for array in arrays]):
         decoded = [_decoded(array, place) for array, place in zip(columns, places, strict=True)]
@@ -193,7 +193,7 @@ def at(batch: pa.RecordBatch, path: Sequence[str]) -> pa.Array:
 
 
 def _decoded(array: pa.Array, place: Place) -> pa.Array:
-    """Text as bytes, numbers with 64 bits, and of a column that is only compared with null `true` where it is not."""
+    """Text as bytes, numbers with 64 bits; a column only tested for null becomes `true` where it is not null."""
     if place.kind is None:
         return pc.if_else(array.is_null(), pa.scalar(None, pa.bool_()), pa.scalar(True))
     plain = _plain_type(array.type)
@@ -224,11 +224,11 @@ def _without_views(array: pa.Array) -> pa.Array:
 
 
 def _without_long_lists(array: pa.Array, spec: ReadSpec) -> pa.Array:
-    """Lists that are too long keep only as many sentences as prove it."""
+    """Lists that are too long keep only enough sentences to show it."""
     if item_type(array.type) is None or bytes_of(array).max(initial=0) <= spec.max_record_bytes:
         return array
     sentences, ends = running_sums(sizes_of(array.flatten())), running_sums(lengths_of(array))
-    # In each row up to and with the first sentence that makes it too long.
+    # In each row, up to and including the first sentence that makes it too long.
     kept = np.searchsorted(sentences, sentences[ends[:-1]] + spec.max_record_bytes, side="right")
     stops = np.minimum(ends[1:], kept)
     counts = stops - ends[:-1]
@@ -237,7 +237,7 @@ def _without_long_lists(array: pa.Array, spec: ReadSpec) -> pa.Array:
 
 
 def _regroup(batches: Iterator[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Batches of which each ends with the row that fills a chunk."""
+    """Batches that each end with the row that fills a chunk."""
     held: list[pa.RecordBatch] = []
     filled = 0
     for batch in batches:
@@ -255,7 +255,7 @@ def _regroup(batches: Iterator[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa
 
 
 def bytes_of(array: pa.Array) -> npt.NDArray[np.int64]:
-    """The bytes of text in each row, decoded or not; of numbers none."""
+    """The bytes of text in each row, decoded or not; 0 for numbers."""
     kind = item_type(array.type)
     if _plain_type(kind or array.type) not in _TEXT_TYPES:
         return np.zeros(len(array), np.int64)
@@ -280,7 +280,7 @@ def lengths_of(array: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _as_int64(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Counts as numbers; that of a null is 0."""
+    """Counts as int64; 0 for a null."""
     counts: npt.NDArray[np.int64] = pc.fill_null(array, 0).cast(pa.int64()).to_numpy(zero_copy_only=False)
     return counts
 
@@ -290,7 +290,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _truncate(batch: pa.RecordBatch, spec: ReadSpec) -> pa.RecordBatch:
-    """Values that are too long keep only as many bytes as prove it."""
+    """Values that are too long keep only enough bytes to show it."""
     arrays = [
         pc.binary_slice(column, 0, spec.max_record_bytes + 1)
         if column.type == pa.large_binary() and bytes_of(column).max(initial=0) > spec.max_record_bytes

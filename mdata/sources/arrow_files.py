@@ -1,9 +1,9 @@
-"""Arrow and Feather files, and Arrow streams: the columns of text in the order of the rows.
+"""Arrow and Feather files and Arrow streams: their text columns in row order.
 
-Both forms of Arrow's IPC format are read, with the `.arrow` files of datasets' `save_to_disk` and cache among them. A
-file is mapped, so a record batch of any size takes memory only as far as its text is copied into a chunk; a compressed
-one is decompressed as a whole, by column. The library trusts the offsets inside of a batch; here they are checked
-before they are used. Units of work are record batches, which are known from the messages' headers alone.
+Both forms of Arrow's IPC format are read, including the `.arrow` files of datasets' `save_to_disk` and cache. A file is
+mapped, so a record batch of any size takes memory only as its text is copied into chunks; a compressed batch is
+decompressed whole, by column. The library trusts the offsets inside a batch; here they are checked before use. Units of
+work are record batches, which are found from the message headers alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mdata.sources.arrow_columns import Place, at, damage_named, item_type, plac
 from mdata.sources.input_files import ARROW_FILE, SourceFile
 from mdata.sources.record_batch import ChunkContent, ReadSpec
 
-# In an Arrow file the stream begins behind the magic number and its padding.
+# In an Arrow file the stream begins after the magic number and its padding.
 _STREAM_AT = 8
 _AS_BYTES = {
     pa.string(): pa.binary(),
@@ -34,7 +34,7 @@ def arrow_chunks(file: SourceFile, chunk_bytes: int, *, spec: ReadSpec) -> Itera
 
     Raises:
         BadInputError: the file is damaged.
-        UsageError: it cannot be read, or has no column of a key's name, or one of another type.
+        UsageError: it cannot be read, or a key's column is missing or has another type.
     """
     rows = 0
     with damage_named(file, "Arrow", rows=lambda: rows):
@@ -54,7 +54,7 @@ def arrow_chunks(file: SourceFile, chunk_bytes: int, *, spec: ReadSpec) -> Itera
 
 
 def batch_starts(file: SourceFile) -> list[int]:
-    """Where each record batch begins, the first one at 0, if the bytes of the file are given to them.
+    """The byte at which each record batch begins, if the file's bytes are divided among them; the first is 0.
 
     Raises:
         BadInputError: the file is damaged.
@@ -66,7 +66,7 @@ def batch_starts(file: SourceFile) -> list[int]:
 def _batch_starts(file: SourceFile) -> list[int]:
     starts = []
     with _opened(file) as mapped:
-        # The end of a file must be there before anything else of it counts.
+        # The end of a file must be present before anything else is used.
         expected = pa.ipc.open_file(mapped).num_record_batches if _is_file(mapped) else None
         mapped.seek(0 if expected is None else _STREAM_AT)
         begins = mapped.tell()
@@ -76,12 +76,12 @@ def _batch_starts(file: SourceFile) -> list[int]:
             begins = mapped.tell()
     if expected is not None and len(starts) != expected:
         raise pa.ArrowInvalid(f"{len(starts)} record batches; its footer names {expected}")
-    # What stands before the first batch, and a file without batches, counts as its first.
+    # Bytes before the first batch, and a file without batches, count as the first batch.
     return [0, *starts[1:]]
 
 
 def _opened(file: SourceFile) -> pa.NativeFile:
-    """The file as pyarrow reads it: mapped, or ranges of an object, of which the bounds of batches cost a pass more."""
+    """The file for pyarrow: mapped, or ranges of an object, for which the bounds of batches cost another pass."""
     facts = file.as_object
     if facts is None:
         return pa.memory_map(str(file.path))
@@ -123,16 +123,16 @@ def _open(
 
 
 def _check_size(file: SourceFile) -> None:
-    """A map of a file that became shorter must not be touched: the system would end the process."""
+    """A map of a truncated file must not be accessed: the system would kill the process."""
     if file.as_object is None and os.stat(file.path).st_size < file.size_bytes:  # noqa: PTH116
         raise UsageError(f"{file.path} became shorter while it was read", fix="wait until no program writes to it")
 
 
 def _sound(batch: pa.RecordBatch, place: Place) -> pa.Array:
-    """A column in which everything but UTF-8 was checked, with its texts as bytes.
+    """A column with texts as bytes, in which everything except UTF-8 was checked.
 
     Raises:
-        ArrowInvalid: lengths or offsets that lead out of the buffers.
+        ArrowInvalid: lengths or offsets outside the buffers.
     """
     if place.path:
         batch.column(place.path[0]).validate()
@@ -143,7 +143,7 @@ def _sound(batch: pa.RecordBatch, place: Place) -> pa.Array:
 
 
 def _with_bytes(kind: pa.DataType) -> pa.DataType:
-    """The type with bytes in the place of strings, whose UTF-8 is checked row by row later."""
+    """The type with bytes in place of strings; UTF-8 is checked row by row later."""
     if pa.types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, _with_bytes(kind.value_type), ordered=kind.ordered)
     if item_type(kind) is None:

@@ -1,7 +1,8 @@
-"""Chunks of parquet and Arrow files to columns of text and bad rows.
+"""Parses chunks of parquet and Arrow files into text columns and bad rows.
 
-A chunk is an Arrow stream of one batch, as mdata/sources/arrow_columns.py wrote it: the columns of text as bytes or
-lists of bytes, then what only the filter needs. Here UTF-8 is checked, and nulls and long rows become bad rows.
+A chunk is an Arrow stream of one batch, as written by mdata/sources/arrow_columns.py: the columns of text as bytes or
+lists of bytes, then the columns that only the filter needs. Here UTF-8 is checked, and nulls and long rows become bad
+rows.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _all_good(array: pa.Array, spec: ReadSpec) -> Column | None:
     if array.null_count or values.null_count or bytes_of(array).max(initial=0) > spec.max_record_bytes:
         return None
     try:
-        # This is where UTF-8 is checked.
+        # Checks UTF-8.
         sentences = values.cast(pa.large_string()).to_pylist()
     except pa.ArrowInvalid:
         return None
@@ -98,7 +99,7 @@ def _content(key: str, content: bytes | list[bytes | None] | None, spec: ReadSpe
 
 
 def _as_line(contents: Mapping[str, Any]) -> bytes:
-    """A row as a line of JSON for people to read; bytes that are not UTF-8 are shown as escapes."""
+    """A row as a readable line of JSON; bytes that are not UTF-8 are escaped."""
 
     def shown(content: Any) -> Any:
         if isinstance(content, Sequence) and not isinstance(content, bytes):

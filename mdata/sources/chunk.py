@@ -1,11 +1,11 @@
-"""Input files as chunks of bounded size, the same chunks however a text is compressed.
+"""Input files as chunks of bounded size; the chunks are the same however a text is compressed.
 
 Chunk k of a file is the lines that *begin* in bytes [k * chunk_bytes, (k + 1) * chunk_bytes) of its decompressed text,
-so that neighbours agree on every line wherever the cut falls. A plain file is divided without being read, and whoever
-parses a chunk reads it; a stream (compressed, standard input, parquet, Arrow, WARC) is read here, by a few threads
-that read ahead, and its chunks carry their data. A line that runs on past its chunk is read up to `max_record_bytes`
-and a little more, which is how a parser sees that it is too long. Plain text with one document per file is one chunk;
-a chunk of parquet or Arrow is consecutive rows, one of WARC whole records.
+so that each line belongs to exactly one chunk. A plain file is divided without being read, and the parser reads its
+chunks; a stream (compressed, standard input, parquet, Arrow, WARC) is read here, by a few threads that read ahead, and
+its chunks carry their data. A line that continues past its chunk is read up to a little more than `max_record_bytes`,
+so that the parser sees that it is too long. Plain text with one document per file is one chunk; a chunk of parquet or
+Arrow is consecutive rows, one of WARC whole records.
 
 Slow twin: mdata/reference/sources.py.
 """
@@ -25,7 +25,7 @@ from mdata.sources.record_batch import ChunkContent, ReadSpec
 from mdata.sources.record_boundaries import read_span, read_start
 from mdata.util.background import BackgroundIterator
 
-# What may wait in each stream, in chunks: enough that the next is there when one is taken.
+# Chunks that may wait in each stream: enough that the next is ready when one is taken.
 _CHUNKS_AHEAD = 2
 # How many streams are decompressed at the same time.
 _STREAMS_AHEAD = 4
@@ -64,11 +64,11 @@ def chunks(
         files: what to read.
         chunk_bytes: about how much text a chunk holds.
         spec: how to read records.
-        start: (file number, chunk number) of the first chunk wanted. A stream is then read from its beginning.
+        start: (file number, chunk number) of the first chunk to return. A stream is still read from its beginning.
 
     Raises:
-        BadInputError: compressed data or parquet is damaged; raised where its next chunk would have come.
-        UsageError: a file cannot be read, or does not have the columns that the spec names.
+        BadInputError: compressed data or parquet is damaged; raised in place of the next chunk.
+        UsageError: a file cannot be read, or lacks columns that the spec names.
     """
     assert chunk_bytes > 0, "a chunk holds at least one byte"
     wanted = range(start[0], len(files))
@@ -116,7 +116,7 @@ def read_chunk(chunk: Chunk, spec: ReadSpec) -> bytes:
 
 
 def chunk_digest(data: bytes) -> bytes:
-    """The hash of one chunk; a file's hash is that of its chunks' hashes one after another."""
+    """The hash of one chunk; a file's hash is that of the concatenated hashes of its chunks."""
     return blake3(data).digest()
 
 

@@ -1,8 +1,8 @@
 """A record's conversation: [{"role", "content"}, ...], or [{"from", "value"}, ...] as ShareGPT writes it.
 
-It is passed on as a flat list role, content, role, content ..., so that code which passes texts on works unchanged.
-A message without a role and a text is an error with the message's number: tool calls without content, lists of parts,
-null. Other fields of a message are ignored. ShareGPT's names (human, gpt) become user and assistant.
+It becomes a flat list role, content, role, content ..., so that code that passes texts on works unchanged. A message
+without a role and a text (tool calls without content, lists of parts, null) is an error that names the message's
+number. Other fields of a message are ignored. ShareGPT's names (human, gpt) become user and assistant.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _FORMS = (("role", "content"), ("from", "value"))
 _SHAREGPT = MappingProxyType(
     {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bing": ASSISTANT, "bard": ASSISTANT}
 )
-# A role becomes part of the template's text, where any other characters could imitate another turn.
+# A role becomes part of the template's text; other characters could imitate another turn.
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 class BadConversation(Exception):
-    """Why a value is not a conversation that can be trained on."""
+    """A value that is not a usable conversation; the message says why."""
 
 
 class Message(NamedTuple):
@@ -37,7 +37,7 @@ def flat_messages(value: Any, train_on: str) -> list[str]:
     """Role, content, role, content ...
 
     Args:
-        value: as JSON gave it.
+        value: parsed from JSON.
         train_on: "assistant" or "last": at least one turn must be the assistant's.
 
     Raises:
@@ -56,7 +56,7 @@ def flat_messages(value: Any, train_on: str) -> list[str]:
 
 
 def messages_of(flat: Sequence[str]) -> list[Message]:
-    """The messages of what `flat_messages` returned."""
+    """The messages in a list from `flat_messages`."""
     return [Message(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1 << 17
 _STEP_BYTES = 1 << 18
-# One step of zstandard returns all that its input holds: at worst a block of 128 KiB for each 4 bytes.
+# One step of zstandard returns everything in its input: at worst a block of 128 KiB for each 4 bytes.
 _ZSTD_STEP_BYTES = 1 << 11
 _ZSTD_SMALL_STEP_BYTES = 1 << 8
 _ZSTD_TEXT_BYTES = 1 << 15
@@ -40,7 +40,7 @@ class DamagedError(Exception):
 
 
 class TooLargeError(Exception):
-    """The data seems sound, but decompressing it takes more memory than the limit; the message says how much."""
+    """The data seems valid, but decompressing it takes more memory than the limit; the message says how much."""
 
 
 def decompress(blocks: Iterator[bytes], compression: Compression) -> Iterator[bytes]:
@@ -126,7 +126,7 @@ def _with_header(data: bytes, more: Callable[[], bytes]) -> bytes:
 
 
 def _window(data: bytes) -> int:
-    """The window that a frame needs, in bytes (RFC 8878, 3.1.1.1); 0 where no frame begins.
+    """The window that a frame needs, in bytes (RFC 8878, 3.1.1.1); 0 if no frame begins here.
 
     The library reports only windows that it accepts.
     """
@@ -157,7 +157,7 @@ def _xz(data: bytes, more: Callable[[], bytes]) -> Generator[bytes, None, bytes]
 def _buffered(
     decompressor: bz2.BZ2Decompressor | lzma.LZMADecompressor, data: bytes, more: Callable[[], bytes]
 ) -> Generator[bytes, None, bytes]:
-    """A member, by a decompressor that keeps unused input itself."""
+    """One member, for decompressors that keep unused input themselves."""
     while not decompressor.eof:
         given = (data or more()) if decompressor.needs_input else b""
         data = b"" if given else data

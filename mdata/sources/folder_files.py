@@ -1,9 +1,9 @@
 """Which files of a folder are input, which are skipped, and why.
 
-Input are files with known endings, in upper or lower case, that match the patterns; hidden files and results of mdata
-never are. Patterns work as in git and rsync: one without a slash is compared with every name on the way to a file, one
-with a slash with the path from the folder; `*` and `?` stop at a slash, `**` does not; a folder that matches includes
-everything below it. Skipped files are counted, and their first names kept for a message.
+Input files have known endings, in upper or lower case, and match the patterns; hidden files and results of mdata are
+never input. Patterns work as in git and rsync: one without a slash is compared with every name on the way to a file,
+one with a slash with the path from the folder; `*` and `?` stop at a slash, `**` does not; a folder that matches
+includes everything below it. Skipped files are counted, and their first names kept for a message.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def files_below(
 def is_result(path: PurePath, exists: Callable[[Any], bool] = os.path.exists) -> bool:
     """Whether a file is one that preprocess writes: beside an .idx of the same name, or in a tokenizer folder.
 
-    Results may be in the folder of the input; they are never input of the next run unless named explicitly.
-    `exists` says of a path beside it whether something is there.
+    Results may be in the folder of the input; they are never input of the next run unless named explicitly. `exists`
+    says whether a path beside it exists.
     """
     if _TOKENIZER_FOLDER.fullmatch(path.parent.name) is not None:
         return True

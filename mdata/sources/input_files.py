@@ -1,8 +1,8 @@
 """From the files, folders and patterns that a user names ("-" is standard input) to a list of readable files.
 
-The order is that of the arguments, and inside a folder or pattern that of the sorted paths, never the file system's. A
-folder means the files with known endings below it (mdata/sources/folder_files.py); a file named explicitly may have
-any name. Its first bytes decide how a file is compressed and whether it is parquet; its ending only separates plain
+The order is that of the arguments, and inside a folder or pattern that of the sorted paths, never that of the file
+system. A folder means the files with known endings below it (mdata/sources/folder_files.py); a file named explicitly
+may have any name. The first bytes decide the compression and whether it is parquet; the ending only separates plain
 text from lines of JSON.
 """
 
@@ -32,9 +32,9 @@ STDIN = Path("-")
 HEAD_BYTES = 8
 _COMPRESSED_ENDINGS = ("", ".gz", ".zst", ".bz2", ".xz")
 ARROW_FILE = b"ARROW1"
-# A format is told by how a file begins; an Arrow stream by the mark of its first message.
+# A format is recognized by the first bytes; an Arrow stream by the marker of its first message.
 _MAGIC: dict[bytes, Format] = {b"PAR1": "parquet", ARROW_FILE: "arrow", b"\xff\xff\xff\xff": "arrow", b"WARC/": "warc"}
-# Read row by row, never as lines, and named by --input-format where they have no magic number of their own.
+# Read row by row, never as lines; --input-format is needed if they have no magic number.
 _BINARY: tuple[Format, ...] = ("parquet", "arrow")
 _ALL = PathFilter()
 _UNSUPPORTED = {
@@ -61,7 +61,7 @@ ENDINGS: dict[Format, tuple[str, ...]] = {
 
 
 class Section(NamedTuple):
-    """What a part of a job reads of a file: bytes [start, stop) of `total`, or row groups; `disk_bytes` of the file."""
+    """The section of a file that a part reads: bytes [start, stop) of `total`, or row groups; `disk_bytes` on disk."""
 
     start: int
     stop: int
@@ -73,7 +73,7 @@ class Section(NamedTuple):
 class SourceFile:
     """One input file as it was when the work was planned; standard input is the path "-" without size and time.
 
-    A file in object storage has an address in place of a path, and the version of the object.
+    A file in object storage has an address in place of a path, and the object's version.
     """
 
     path: Path | Address
@@ -93,12 +93,12 @@ class SourceFile:
 
     @property
     def disk_bytes(self) -> int:
-        """How much of the file is read."""
+        """How many bytes of the file are read."""
         return self.section.disk_bytes if self.section else self.size_bytes
 
     @property
     def streamed(self) -> bool:
-        """Whether it must be read in order by one reader; of other files any chunk can be read by itself."""
+        """Whether it must be read in order by one reader; any chunk of other files can be read separately."""
         local = isinstance(self.path, Path) and self.path != STDIN
         return self.compression != "none" or self.format in ("parquet", "arrow", "warc") or not local
 
@@ -127,8 +127,7 @@ def find_inputs(
         progress: receives a note on each skipped file.
 
     Raises:
-        UsageError: a path that cannot be read, a pattern without a match, a file named twice, data of another
-            format.
+        UsageError: a path that cannot be read, a pattern without a match, a file named twice, data in another format.
     """
     if isinstance(inputs, str):
         raise UsageError(f"input={inputs!r} is one string", expected="a sequence of files, folders and patterns")
@@ -160,7 +159,7 @@ def find_inputs(
 def _expand(
     name: str, format: Literal["auto"] | Format, filter: PathFilter, skipped: SkippedFiles
 ) -> Iterator[SourceFile]:
-    # A folder of a name like "http:" is a path; everything else of that form is an address.
+    # An existing folder with a name like "http:" is a path; anything else of that form is an address.
     if is_address(name) and not Path(name).exists():
         return _of_storage(name, format, filter, skipped)
     return (_look_at(path, format) for path in _paths(name, format, filter, skipped))
@@ -283,7 +282,7 @@ def refuse_foreign(path: Path | Address, head: bytes) -> None:
 
 
 def format_by_content(head: bytes) -> Format | None:
-    """The format of data that begins with `head`; None: it has no mark of its own."""
+    """The format of data that begins with `head`; None: it has no magic number."""
     return next((format for magic, format in _MAGIC.items() if head.startswith(magic)), None)
 
 
@@ -304,7 +303,7 @@ def check_unchanged(file: SourceFile) -> None:
     """Refuse a file that changed while it was read; standard input cannot be checked.
 
     Raises:
-        UsageError: its size or modification time is not that of the plan.
+        UsageError: its size or modification time differs from the plan.
     """
     if file.path == STDIN:
         return

@@ -1,9 +1,9 @@
-"""Lines of JSON to columns of text: Python's dialect of JSON, strict UTF-8, and a reason for every bad line.
+"""Parses lines of JSON into text columns: Python's dialect of JSON, strict UTF-8, and a reason for every bad line.
 
 The dialect is that of `json.loads` on text: NaN, Infinity, numbers of any size and repeated keys (the last counts) are
 accepted; a byte order mark, raw control characters and blank lines are not. orjson, which is stricter and faster,
 parses first; the standard library parses what it refuses. A key is looked up at the top level; one with dots that is
-not there is looked up level by level.
+not found there is looked up level by level.
 
 Slow twin: mdata/reference/records.py.
 """
@@ -50,9 +50,9 @@ def parse_lines(data: bytes, spec: ReadSpec) -> RecordBatch:
 
 
 def _split_lines(data: bytes) -> list[bytes]:
-    """Lines end at LF, CR LF and CR; the last one need not end."""
+    """Lines end at LF, CR LF or CR; the last one may lack its end."""
     if b"\r" in data:
-        # On bytes, splitlines knows these three ends and no other.
+        # On bytes, splitlines uses exactly these three ends.
         return data.splitlines()
     lines = data.split(b"\n")
     if not lines[-1]:

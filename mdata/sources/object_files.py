@@ -1,7 +1,7 @@
-"""Input in object storage: which objects an address, a folder or a pattern means, by the rules of files in folders.
+"""Input in object storage: which objects an address, a folder or a pattern means, by the same rules as on disk.
 
-An address that ends in a slash is a folder, and so is one at which no object is but below which some are. A pattern is
-an address with *, ? or [: `*` stops at a slash and `**` does not. Hidden names and results of mdata are skipped as in
+An address that ends in a slash is a folder; so is one that names no object but has objects below it. A pattern is an
+address with *, ? or [: `*` stops at a slash and `**` does not. Hidden names and results of mdata are skipped as in
 folders on a disk.
 """
 
@@ -31,7 +31,7 @@ def objects_of(
         endings, known, filter, skipped: as in `folder_files.files_below`.
 
     Raises:
-        UsageError: nothing there, no bucket, or no access. ResourceError: the storage does not answer.
+        UsageError: no object, no bucket, or no access. ResourceError: the storage does not answer.
     """
     address = parse_address(name)
     if glob.has_magic(address.key):
@@ -73,7 +73,7 @@ def _below(
     taken, here = [], SkippedFiles()
     for one in found:
         if one.address.key.endswith("/"):
-            continue  # what consoles make for an empty folder
+            continue  # web consoles create it for an empty folder
         path = PurePosixPath(one.address.key)
         reason = reason_to_skip(path, endings, known=known, folder=root, filter=filter, exists=keys.__contains__)
         if reason is None:

@@ -1,7 +1,7 @@
-"""Parquet: the columns of text in the order of the rows, row group by row group.
+"""Parquet files: their text columns in row order, row group by row group.
 
-Unusual: a dictionary can expand to any multiple of its size in the file, so the rows of a batch are few enough for
-each of them to be the largest entry. The library reads at least a page of each column at once.
+Unusual: a dictionary can expand to any multiple of its size in the file, so a batch has so few rows that each could be
+the largest entry. The library reads at least a page of each column at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def parquet_chunks(file: SourceFile, chunk_bytes: int, *, spec: ReadSpec) -> Ite
 
     Raises:
         BadInputError: the file is damaged.
-        UsageError: it cannot be read, or has no column of a key's name, or one of another type.
+        UsageError: it cannot be read, or a key's column is missing or has another type.
     """
     rows = 0
     with damage_named(file, "parquet", rows=lambda: rows), _reader(file) as opened:
@@ -78,7 +78,7 @@ def _groups(file: SourceFile, opened: pq.ParquetFile) -> range:
 
 @contextmanager
 def _reader(file: SourceFile, **options: Any) -> Iterator[pq.ParquetFile]:
-    """The file, open. What was read of it is right, whatever the system says when it is closed."""
+    """The open file. An error at closing does not matter: the data that was read is right."""
     opened = pq.ParquetFile(parquet_source(file), pre_buffer=False, buffer_size=_BUFFER_BYTES, **options)
     try:
         yield opened
@@ -88,7 +88,7 @@ def _reader(file: SourceFile, **options: Any) -> Iterator[pq.ParquetFile]:
 
 
 def parquet_source(file: SourceFile) -> Any:
-    """What pyarrow opens: a path, or an object as a file."""
+    """The source for pyarrow: a path, or an object as a file."""
     facts = file.as_object
     if facts is None:
         return file.path

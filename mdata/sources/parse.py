@@ -1,7 +1,7 @@
-"""Chunks of any format to columns of text and bad rows; the parser of plain text itself is here.
+"""Parses chunks of any format into text columns and bad rows; contains the parser of plain text itself.
 
 A document of plain text is a whole file, or a paragraph, which ends before the line ends that separate it from the
-next. The text is taken unchanged, line ends and blanks included. Only UTF-8 is text; a byte order mark at the start of
+next. The text is not changed: line ends and blanks are kept. Only UTF-8 is accepted; a byte order mark at the start of
 a file was removed when the chunk was read.
 """
 

@@ -1,8 +1,8 @@
-"""What passes between reading and tokenizing: how records are read, and the columns of text they become.
+"""The data passed from reading to tokenizing: how records are read, and the text columns that they become.
 
 A `RecordBatch` holds the good records of one chunk as one `Column` per key, so that a tokenizer gets plain lists of
-strings, and beside them every bad row, with its reason. Rows count from 1 inside the chunk; whoever reads chunks in
-order adds the rows before it. All of this is plain data that can be sent between processes.
+strings, and also every bad row, with its reason. Rows count from 1 inside the chunk; code that reads chunks in order
+adds the rows before it. All of this is plain data that can be sent between processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Kind = Literal[
     "too-long",
 ]
 _EXCERPT_CHARACTERS = 80
-# How a bad row of a kind can be avoided, besides correcting it.
+# How to avoid a kind of bad row, besides correcting it.
 _FIXES: dict[Kind, str] = {
     "blank": "sed -i '/^[[:space:]]*$/d' FILE removes blank lines; or ",
     "no-key": "another key (--json-keys); or ",
@@ -50,15 +50,15 @@ class ReadSpec:
     """How records are read from bytes.
 
     Args:
-        json_keys: whose values are the text; for parquet and Arrow the columns. With a template only names.
-        text_documents: what a document of plain text is: a file, or a paragraph (ended by an empty line).
-        max_record_bytes: a longer line, paragraph or value is a bad row ("too-long") and never in memory as a whole.
+        json_keys: keys whose values are the text; for parquet and Arrow, columns. With a template only names.
+        text_documents: a document of plain text is a file, or a paragraph (ended by an empty line).
+        max_record_bytes: a longer line, paragraph or value is a bad row ("too-long") and never held in memory whole.
         keep_bad_lines: bad rows carry the bytes of their lines (for quarantine).
-        sentence_lists: a value may be a list of sentences; otherwise such a row is bad ("bad-value").
+        sentence_lists: a value may be a list of sentences; if false, such a row is bad ("bad-value").
         chat: values are conversations, and these turns are trained on (`mdata.chat`); the texts of a document are then
             role, content, role, content ... None: values are text.
-        template: the text is made of several columns, which are texts. None: each key has its own.
-        where: records for which this is not true are left out; they are rows, and neither records nor bad.
+        template: builds the text from several text columns. None: each key has its own text.
+        where: rows for which this is not true are left out; they count neither as records nor as bad rows.
     """
 
     json_keys: tuple[str, ...] = ("text",)
@@ -80,7 +80,7 @@ class ReadSpec:
 class Column:
     """The texts of one key: all sentences, and the running count of sentences at the end of each document.
 
-    `ends` is None where every document is one sentence.
+    `ends` is None if every document is one sentence.
     """
 
     sentences: list[str]
@@ -89,7 +89,7 @@ class Column:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that is no record: its number (from 1), the kind of fault, the reason, and how its line begins."""
+    """A row that cannot be used: its number (from 1), the kind of fault, the reason, and the beginning of its line."""
 
     row: int
     kind: Kind
@@ -122,7 +122,7 @@ class RecordBatch:
     """The records of one chunk.
 
     Args:
-        rows: number of rows, bad ones and those that were filtered out included.
+        rows: number of rows, including bad and filtered ones.
         kept: the rows (from 1) of the records in the columns; None: all of them.
         columns: one per key, all with the same number of documents.
         bad_rows: every bad row, in order.
@@ -135,7 +135,7 @@ class RecordBatch:
 
 
 class Refused(Exception):
-    """Why a row is no record."""
+    """Why a row cannot be used as a record."""
 
     def __init__(self, kind: Kind, reason: str) -> None:
         super().__init__(reason)
@@ -154,7 +154,7 @@ def too_long(spec: ReadSpec) -> Refused:
 
 
 def list_refused(key: str) -> Refused:
-    """A list of sentences where texts are to be split into sentences."""
+    """A list of sentences although texts are split into sentences."""
     return Refused("bad-value", f"key {key!r} holds a list, and a list of sentences cannot be split into sentences")
 
 
@@ -175,7 +175,7 @@ def decoded(data: bytes) -> str:
 def column_of(values: list[str] | list[list[str]] | list[str | list[str]], spec: ReadSpec) -> Column | None:
     """Strings and lists of strings as a column; None if any value is something else.
 
-    Lone surrogates are not looked for.
+    Lone surrogates are not detected here.
     """
     kinds = set(map(type, values))
     if kinds <= {str}:

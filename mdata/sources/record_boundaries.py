@@ -1,8 +1,8 @@
 """Where records begin: the one rule by which plain files and streams are divided into chunks.
 
-A line ends at LF, CR LF or a lone CR, as in Python's text files. A paragraph ends at an empty line, that is, where two
-line ends follow each other; a line of blanks is not empty. Everything is found by looking at bytes near an offset,
-never further than asked, so that one line of any length costs bounded memory and is scanned a bounded number of times.
+A line ends at LF, CR LF or a lone CR, as in Python's text files. A paragraph ends at an empty line, that is, at two
+consecutive line ends; a line of blanks is not empty. Everything is found by reading bytes near an offset, never further
+than requested, so that one line of any length costs bounded memory and is scanned a bounded number of times.
 
 Slow twin: mdata/reference/sources.py.
 """
@@ -20,8 +20,8 @@ from mdata.sources.record_batch import ReadSpec
 _SCAN_BYTES = 1 << 16
 _EMPTY_LINES = re.compile(rb"(?>\r\n|\r|\n){2,}")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# A truncated record must still be too long when line ends (at most CR LF) are taken off its end; and a scan near its
-# limit moves on only if this is larger than any look_back.
+# A truncated record must still be too long after removing its line end (at most CR LF); and a scan near its limit
+# advances only if this is larger than any look_back.
 _OVERHANG = 4
 
 
@@ -69,7 +69,7 @@ MOST_LOOK_BACK = 3
 
 
 def read_span(text: Text, start: int, *, stop: int, format: Format, spec: ReadSpec) -> bytes:
-    """The records of a text that begin in [start, stop); the last one is cut where it is too long."""
+    """The records of a text that begin in [start, stop); the last one is cut if it is too long."""
     rule = PARAGRAPHS if format == "text" else LINES
     first, last = chunk_span(text, start, stop=stop, rule=rule, longest=spec.max_record_bytes)
     data = text.read(first, last - first)
@@ -79,12 +79,12 @@ def read_span(text: Text, start: int, *, stop: int, format: Format, spec: ReadSp
 
 
 def read_start(text: Text, spec: ReadSpec) -> bytes:
-    """A plain text that is one document, without its byte order mark; cut where it is too long."""
+    """A plain text that is one document, without its byte order mark; cut if it is too long."""
     return text.read(0, spec.max_record_bytes + _OVERHANG).removeprefix(_BYTE_ORDER_MARK)
 
 
 def chunk_span(text: Text, start: int, *, stop: int, rule: Rule, longest: int) -> tuple[int, int]:
-    """First and last byte of the records that begin in [start, stop); the last one is cut where it is too long."""
+    """The byte range of the records that begin in [start, stop); the last one is cut if it is too long."""
     first = _record_start(text, start, limit=stop, rule=rule)
     if first >= stop:
         return first, first
@@ -92,16 +92,16 @@ def chunk_span(text: Text, start: int, *, stop: int, rule: Rule, longest: int) -
 
 
 def _record_start(text: Text, offset: int, *, limit: int, rule: Rule) -> int:
-    """The first offset in [offset, limit) where a record begins; else `limit`, or the end of the text before it."""
+    """The first offset in [offset, limit) at which a record begins; else `limit`, or an earlier end of the text."""
     at = offset - rule.look_back
     while True:
-        # As if line ends stood before the text, so that its first record begins like every other.
+        # Treat the text as if line ends preceded it, so that its first record begins like every other.
         before = b"\n" * min(max(-at, 0), rule.look_back)
         wanted = min(_SCAN_BYTES, max(limit - at, 0) + _OVERHANG)
         data = before + text.read(max(at, 0), wanted)
         at_end = len(data) - len(before) < wanted
         for end in rule.breaks(data):
-            # A break at the very end of what was read may go on behind it.
+            # A break at the very end of the bytes read may continue after them.
             if at + end >= offset and (at_end or end < len(data)):
                 return min(at + end, limit)
         if at_end:
@@ -114,12 +114,12 @@ def _record_start(text: Text, offset: int, *, limit: int, rule: Rule) -> int:
 def _without_blank_end(data: bytes, longest: int) -> bytes:
     """Whole lines up to the end of a text without a blank last one, which is not a record.
 
-    A blank line is ASCII white space of at most `longest` bytes. Of several at the end only the last is dropped: what
-    becomes of a line then depends on it and on whether it is the last, not on where the text was cut.
+    A blank line is ASCII white space of at most `longest` bytes. Of several at the end only the last is dropped: the
+    result for a line then depends only on the line and on whether it is the last, not on where the text was cut.
     """
     filled = len(data.rstrip())
     blank = data[filled:].splitlines(keepends=True)
-    # What follows text on a line is the end of that line.
+    # The bytes after text on a line are the end of that line.
     if len(blank) > bool(filled) and len(blank[-1]) <= longest:
         return data[: len(data) - len(blank[-1])]
     return data

@@ -1,7 +1,7 @@
-"""Records of any format through a filter and a template, which need but a function from a column's name to its value.
+"""Applies a filter and a template to records of any format, given a function from a column's name to its value.
 
-What a filter or a template says of a value is turned into the kinds of bad rows here; a record that is filtered out
-is none of them.
+Errors of a filter or a template about a value become kinds of bad rows here; a record that is filtered out is not a bad
+row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def is_kept(look_up: LookUp, spec: ReadSpec) -> bool:
     """Whether a record passes the filter.
 
     Raises:
-        Refused: a value is not of the type that the filter compares it with.
+        Refused: a value does not have the type that the filter compares it with.
     """
     if spec.where is None:
         return True
@@ -29,7 +29,7 @@ def filled_text(template: TextTemplate, look_up: LookUp) -> str:
     """The text of a record.
 
     Raises:
-        Refused: a column is missing or null and not optional, or no text.
+        Refused: a column is missing or null and not optional, or not a text.
     """
     texts: list[str] = []
     for part in template.parts:

@@ -1,10 +1,9 @@
 """Simple filters over the columns of a record: the small language of --where, parsed and evaluated.
 
-It is a subset of SQL and means what it means there: `language = 'en' and (score >= 0.8 or source in ('a', 'b'))`, with
-`=`, `!=`, `<>`, `<`, `<=`, `>`, `>=`, `in`, `not in`, `is null`, `is not null`, `and`, `or`, `not` and parentheses. A
-comparison with null, or with a column that a record does not have, is unknown, and a record is kept only where the
-filter is true. Unlike in SQL a value of another type than the literal's is an error. Not here: arithmetic, functions,
-patterns.
+It is a subset of SQL with the same meaning: `language = 'en' and (score >= 0.8 or source in ('a', 'b'))`, with `=`,
+`!=`, `<>`, `<`, `<=`, `>`, `>=`, `in`, `not in`, `is null`, `is not null`, `and`, `or`, `not` and parentheses. A
+comparison with null, or with a missing column, is unknown, and a record is kept only if the filter is true. Unlike in
+SQL, a value whose type differs from the literal's is an error. Not supported: arithmetic, functions, patterns.
 
 Twin: SQLite (tests/mdata/sources/test_row_filter.py).
 """
@@ -72,7 +71,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class IsNull:
-    """A column that is null or not there."""
+    """A column that is null or missing."""
 
     column: str
 
@@ -83,7 +82,7 @@ class IsNull:
 
 @dataclass(frozen=True)
 class Not:
-    """The opposite; of what is unknown it is unknown."""
+    """Negation; unknown stays unknown."""
 
     inner: Condition
 
@@ -95,7 +94,7 @@ class Not:
 
 @dataclass(frozen=True)
 class Joined:
-    """Conditions joined by `and` or by `or`, evaluated from the left until the answer is known."""
+    """Conditions joined by `and` or `or`, evaluated from the left until the result is known."""
 
     parts: tuple[Condition, ...]
     is_or: bool
@@ -116,11 +115,11 @@ Condition = Comparison | IsNull | Not | Joined
 
 @dataclass(frozen=True)
 class RowFilter:
-    """A filter, as it was written and as a condition.
+    """A filter: its text and its condition.
 
     Attributes:
-        text: what the user wrote.
-        condition: what it says.
+        text: as the user wrote it.
+        condition: parsed.
         columns: their names, each with the type that it is compared with; None: only with null.
     """
 
@@ -138,10 +137,10 @@ class RowFilter:
 
 
 def parse_filter(text: str) -> RowFilter:
-    """The filter that a text says.
+    """Parse a filter.
 
     Raises:
-        UsageError: names the position (from 1) of what is wrong.
+        UsageError: names the position (from 1) of the error.
     """
     parser = _Parser(text)
     condition = parser.joined("or")
@@ -151,7 +150,7 @@ def parse_filter(text: str) -> RowFilter:
 
 
 def kind_of(value: object) -> Kind | None:
-    """The type of a value, in the words of messages; None: of no type that can be compared."""
+    """The type of a value, as named in messages; None: a type that cannot be compared."""
     if isinstance(value, bool):
         return "a boolean"
     return "text" if isinstance(value, str) else "a number" if isinstance(value, int | float) else None
@@ -165,7 +164,7 @@ def _value(look_up: LookUp, column: str) -> Any:
 
 
 class _Parser:
-    """Recursive descent over the words of a filter; `word` is the one at hand."""
+    """Recursive descent over the words of a filter; `word` is the current one."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -202,7 +201,7 @@ class _Parser:
         )
 
     def refuse(self, expected: str) -> NoReturn:
-        """Raise, with the position of the word at hand."""
+        """Raise an error with the position of the current word."""
         self._complain(expected, self.at)
 
     def _take(self, word: str, kind: str = "word") -> bool:
@@ -212,7 +211,7 @@ class _Parser:
         return True
 
     def joined(self, word: Literal["or", "and"]) -> Condition:
-        """Conditions between which the word stands; `and` binds closer than `or`."""
+        """Conditions joined by this word; `and` binds closer than `or`."""
         self._depth += 1
         if self._depth > 2 * _DEEPEST:
             self.refuse(f"at most {_DEEPEST} levels of parentheses")

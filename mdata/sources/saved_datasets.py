@@ -1,4 +1,4 @@
-"""Folders that Hugging Face datasets' `save_to_disk` wrote: which Arrow files make a dataset, and in which order.
+"""Folders written by `save_to_disk` of Hugging Face datasets: which Arrow files make a dataset, and their order.
 
 A saved dataset is a folder with `state.json`, which lists the data files in order, and `dataset_info.json`; a saved
 `DatasetDict` is a folder with `dataset_dict.json` and a saved dataset for each split. Files that later calls left there
@@ -21,7 +21,7 @@ _MOST_BYTES = 64 << 20
 
 
 def without_metadata(paths: Sequence[Path], skipped: SkippedFiles) -> list[Path]:
-    """The files of a folder with those of saved datasets in their order, and nothing else of theirs.
+    """The files of a folder, with the data files of saved datasets in their order and without their other files.
 
     Args:
         paths: what was found, sorted.
@@ -47,7 +47,7 @@ def without_metadata(paths: Sequence[Path], skipped: SkippedFiles) -> list[Path]
         elif path not in files:
             skipped.add("not of the dataset", str(path))
         elif path == next(one for one in files if one in there):
-            # All of them where the first one stands.
+            # All of them at the position of the first.
             taken += [one for one in files if one in there]
     _check_splits(taken, saved, above)
     return taken
@@ -67,7 +67,7 @@ def _check_splits(taken: Sequence[Path], saved: Mapping[Path, Any], above: set[P
 
 
 def _data_files(folder: Path) -> dict[Path, None] | None:
-    """The data files of a saved dataset in order; None: the folder is none."""
+    """The data files of a saved dataset in order; None: not a saved dataset."""
     state = _read(folder / _STATE)
     listed = state.get("_data_files") if isinstance(state, dict) else None
     if not isinstance(listed, list) or not (folder / _INFO).is_file():

@@ -1,10 +1,10 @@
 """The inputs of a job divided into parts: which files, and which sections of files, each part reads.
 
-Every input is a row of units: the chunks of plain text, the row groups of parquet, the record batches of Arrow, or the
-whole file where reading must begin at its start (packed text, WARC, one document per file). A unit begins at a byte of
-all inputs laid one after another, and part k of N takes the units that begin in its N-th of these bytes. So the parts
-in their order are the inputs in theirs, whatever N is; nothing is left out and nothing comes twice. Of parquet only the
-footers, of Arrow only the headers of messages are read, and only of the files at the two ends of a part.
+Every input is a sequence of units: the chunks of plain text, the row groups of parquet, the record batches of Arrow, or
+the whole file if reading must begin at its start (compressed text, WARC, one document per file). A unit begins at a
+byte of the concatenated inputs, and part k of N takes the units that begin in the k-th of N equal ranges of these
+bytes. So the parts in order are the inputs in order, whatever N is; nothing is left out and nothing comes twice. Only
+the footers of parquet and the message headers of Arrow are read, and only for the files at the two ends of a part.
 
 Slow twin: mdata/reference/sections.py.
 """
@@ -33,20 +33,20 @@ class PartNumber:
 def files_of_part(
     files: Sequence[SourceFile], part: PartNumber, *, chunk_bytes: int, text_is_whole: bool
 ) -> tuple[SourceFile, ...]:
-    """What one part of a job reads, in the order of the job.
+    """The files and sections that one part of a job reads, in the order of the job.
 
     Args:
         files: all inputs of the job, which have sizes.
         part: which part.
         chunk_bytes: the size of the chunks of plain text.
-        text_is_whole: a file of plain text is one document, which is not cut.
+        text_is_whole: a file of plain text is one document, which is not divided.
 
     Raises:
         BadInputError: the footer of a parquet file cannot be read.
     """
     total = sum(file.size_bytes for file in files)
     start = total * (part.number - 1) // part.count
-    # A file without bytes may begin where all bytes end.
+    # An empty file may begin at the very end of all bytes.
     stop = total * part.number // part.count if part.number < part.count else total + 1
     found: list[SourceFile] = []
     begins = 0
@@ -85,7 +85,7 @@ def _section(file: SourceFile, start: int, stop: int, *, chunk_bytes: int) -> Se
 
 
 def _row_groups(file: SourceFile) -> list[int]:
-    """Where each row group begins if the bytes of the file are given to them by their sizes."""
+    """The byte at which each row group begins, if the file's bytes are divided in proportion to their sizes."""
     try:
         footer = pq.read_metadata(parquet_source(file))
         sizes = [footer.row_group(number).total_byte_size for number in range(footer.num_row_groups)]

@@ -1,7 +1,7 @@
-"""Text that can be read once, from its beginning: compressed files and standard input.
+"""Text that can be read only once, from its beginning: compressed files and standard input.
 
 A stream yields its chunks in order. It holds one chunk and the rest of its last record; the rest of a record that is
-too long is skipped. Standard input is read in waits of a fraction of a second, so that its reader can be stopped.
+too long is skipped. Waits for standard input last a fraction of a second, so that its reader can be stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def stream_chunks(
 ) -> Iterator[ChunkContent]:
     """The chunks of a compressed file, an object or standard input; if `whole`, the text is one chunk.
 
-    A section of an object is read from a little before its beginning.
+    Reading a section of an object starts a little before its beginning.
 
     Raises:
         BadInputError: the compressed data is damaged, or takes too much memory.
@@ -159,7 +159,7 @@ class _StreamText:
 
     @property
     def end(self) -> int:
-        """How far the text was read; its length once it ended."""
+        """How far the text was read; at its end, its length."""
         return self._base + len(self._buffer)
 
     def read(self, offset: int, size: int) -> bytes:

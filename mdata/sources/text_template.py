@@ -1,4 +1,4 @@
-r"""A text made of several columns of a record: --text-template "{title}\n{body}".
+r"""Builds a text from several columns of a record: --text-template "{title}\n{body}".
 
 `{name}` is the text of a column, `{name?}` one that may be null or missing and is then empty; `{{` and `}}` are braces,
 and `\n`, `\t` and `\\` what they are in most languages, because a shell passes them on as two characters. Columns are
@@ -30,14 +30,14 @@ class Field:
 
 @dataclass(frozen=True)
 class TextTemplate:
-    """A template, as it was written and in parts: texts, and columns."""
+    """A template: its text, and its parts (texts and columns)."""
 
     text: str
     parts: tuple[str | Field, ...]
 
     @property
     def fields(self) -> dict[str, bool]:
-        """The columns, each once, and whether it may be missing everywhere in the template."""
+        """The columns, each once, and whether each may be missing everywhere in the template."""
         found: dict[str, bool] = {}
         for part in self.parts:
             if isinstance(part, Field):
@@ -46,10 +46,10 @@ class TextTemplate:
 
 
 def parse_template(text: str) -> TextTemplate:
-    """The template that a text says.
+    """Parse a template.
 
     Raises:
-        UsageError: names the position (from 1) of what is wrong.
+        UsageError: names the position (from 1) of the error.
     """
     parts: list[str | Field] = []
     for found in _PART.finditer(text):

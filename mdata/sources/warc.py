@@ -1,10 +1,10 @@
-"""WARC and WET files: the text records, for a filter and a template with the fields of their headers.
+"""WARC and WET files: the text records, and the fields of their headers for a filter and a template.
 
-A record is a version line, header lines, an empty line, as many bytes as Content-Length says, and two line ends. Its
-text is the whole block of a `conversion` or `resource` record of type text/plain (the records of a WET file); other
-records are rows that are left out, for HTML is not text. Reading finds where records end and workers parse them, so a
-chunk is the bytes of whole records, of which the last ones too long are cut. What cannot be understood is damage:
-nobody knows where the next record begins. Not checked: digests in headers; gzip has its own.
+A record is a version line, header lines, an empty line, Content-Length bytes, and two line ends. Its text is the whole
+block of a `conversion` or `resource` record of type text/plain (the records of a WET file); other records are rows that
+are left out, because HTML is not text. The reader finds where records end and workers parse them, so a chunk is the
+bytes of whole records; the block of a record that is too long is cut. Bytes that cannot be parsed count as damage,
+because the start of the next record is unknown. Not checked: digests in headers; gzip has its own.
 
 Slow twin: mdata/reference/warc.py. Why not warcio: docs/design/warc.md.
 """
@@ -24,7 +24,7 @@ from mdata.sources.record_texts import filled_text, is_kept
 TEXT = "text"
 _LONGEST_HEADER = 1 << 20
 _SCAN_BYTES = 1 << 12
-# A block that is too long keeps this much more than is allowed, which proves it.
+# A block that is too long is cut this much beyond the limit, which shows that it is too long.
 _OVERHANG = 1
 _TEXT_TYPES = ("conversion", "resource")
 _HEADER_END = re.compile(rb"\r?\n\r?\n")
@@ -60,7 +60,7 @@ class NotARecord(Exception):
 
 
 def parse_header(data: bytes) -> Header:
-    """The header of a record, without the empty line behind it.
+    """Parse the header of a record, without the empty line after it.
 
     Raises:
         NotARecord: no version line, a line without a colon, or no usable Content-Length.
@@ -84,7 +84,7 @@ def record_spans(text: Text, file: SourceFile, *, longest: int) -> Iterator[tupl
     """Where each record begins, and its header, empty line and block; a block that is too long is cut.
 
     Raises:
-        BadInputError: the bytes are no record, or end inside of one.
+        BadInputError: the bytes are not a record, or end inside one.
     """
     at = number = 0
     while text.read(at := _without_line_ends(text, at), 1):
@@ -124,7 +124,7 @@ def _header_bytes(text: Text, at: int) -> tuple[bytes, int]:
 
 
 def _without_line_ends(text: Text, at: int) -> int:
-    """The first byte that ends no line, from an offset on."""
+    """The first byte from an offset on that is not a line end."""
     while data := text.read(at, _SCAN_BYTES):
         rest = data.lstrip(b"\r\n")
         at += len(data) - len(rest)

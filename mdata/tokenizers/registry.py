@@ -1,7 +1,7 @@
 """Tokenizers by Megatron's names.
 
-To add a type: write a class of that name (mdata/tokenizers/base/tokenizer.py: `TokenizerType`) and put its module into
-`_MODULES`. Only those modules import libraries, so a name costs nothing until it is used.
+To add a type: write a class with that name (mdata/tokenizers/base/tokenizer.py: `TokenizerType`) and add its module to
+`_MODULES`. Only those modules import libraries, so an unused type costs nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MODULES = MappingProxyType(
         "ByteTokenizer": _TYPES + "byte",
     }
 )
-# The options that name a type's files, where it is not a single --tokenizer-model.
+# The options that name a type's files, unless that is a single --tokenizer-model.
 _FILES = MappingProxyType(
     {
         "GPT2BPETokenizer": ("vocab_file", "merge_file"),
@@ -48,7 +48,7 @@ FILES_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 WITHOUT_FILES = frozenset(type for type, files in FILES_OF.items() if not files)
 """Types whose options say all; no files are kept beside a corpus."""
 
-# Options with these values are left out of a manifest; `include_special_tokens` is always named.
+# Options with these values are left out of a manifest; `include_special_tokens` is always recorded.
 _DEFAULTS = MappingProxyType(
     {
         "special_tokens": [],
@@ -60,7 +60,7 @@ _DEFAULTS = MappingProxyType(
     }
 )
 
-# Megatron lists them, but its preprocess_data.py cannot make them.
+# Megatron lists them, but its preprocess_data.py cannot build them.
 _UNSUPPORTED = ("MultimodalTokenizer", "NullMultimodalTokenizer", "SFTTokenizer")
 
 
@@ -82,11 +82,12 @@ def load_tokenizer(
         spec: the tokenizer; or Megatron's name of the type, and then
         model: a folder with tokenizer.json, or such a file, and
         options: further options of the type.
-        on_files_read: called before engines are compared, if there are several, with the one that is likely used.
+        on_files_read: called before engines are compared, if there are several, with the config of the one that is
+            probably used.
 
     Raises:
-        UsageError: an unknown name or option, files that are missing or cannot be read as that type, or an
-            engine that was named and cannot be used.
+        UsageError: an unknown name or option, files that are missing or invalid for that type, or a named engine that
+            cannot be used.
     """
     if isinstance(spec, str):
         spec = TokenizerSpec(type=spec, model=None if model is None else str(model), options=tuple(options.items()))
@@ -100,26 +101,26 @@ def load_tokenizer(
 
 
 def config_of(tokenizer: Tokenizer) -> TokenizerConfig:
-    """What `build_tokenizer` needs to make the same tokenizer."""
+    """The arguments with which `build_tokenizer` makes the same tokenizer."""
     return TokenizerConfig(tokenizer.name, dict(tokenizer.files), dict(tokenizer.options), tokenizer.engine)
 
 
 def build_tokenizer(
     name: str, files: Mapping[str, bytes], *, engine: str = "tokenizers", options: Mapping[str, Any] | None = None
 ) -> Tokenizer:
-    """The tokenizer with these files and options; needs no file system.
+    """Build the tokenizer with these files and options; needs no file system.
 
     Args:
         name: Megatron's name of the type.
-        files: as a Tokenizer has them.
-        engine: as a Tokenizer has it; it is not compared with the exact one again.
-        options: as a Tokenizer has them.
+        files: those of a Tokenizer.
+        engine: that of a Tokenizer; it is not compared with the exact one again.
+        options: those of a Tokenizer.
     """
     return _type(name).build(files, options or {}, engine=engine)
 
 
 def _checked_options(name: str, known: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """The options without those that have their default value."""
+    """The options without default values."""
     for option in options:
         if option not in known:
             raise UsageError(f"{name} has no option {option!r}", expected=f"one of {', '.join(known)}")

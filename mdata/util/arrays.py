@@ -1,8 +1,8 @@
-"""Arrays of int64, and numbers that count over several parts.
+"""Arrays of int64, and indexes that run over several concatenated parts.
 
-Documents, sequences and tokens of a corpus are counted over its shards: number k lies in one of them, at some place
-inside it. Finding both is one bisection in the parts' offsets, which are counted here once and searched here alone.
-Rows of different lengths in one flat array are described by the running sums of their lengths.
+Documents, sequences and tokens of a corpus are numbered over its shards: number k belongs to one of them, at some
+position inside it. Both are found by one bisection in the offsets of the parts; all code computes and searches offsets
+here. Rows of different lengths in one flat array are described by the cumulative sums of their lengths.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ Int64s = npt.NDArray[np.int64]
 
 
 def offsets_of(counts: Iterable[int]) -> list[int]:
-    """How many entries lie before each part, and then how many there are: [3, 0, 2] -> [0, 3, 3, 5]."""
+    """The number of entries before each part, then the total: [3, 0, 2] -> [0, 3, 3, 5]."""
     return list(accumulate(counts, initial=0))
 
 
 def locate(offsets: Sequence[int], number: int) -> tuple[int, int]:
-    """(number of the part that has an entry, place of the entry inside it).
+    """(part that contains an entry, position of the entry inside it).
 
-    One past the last entry is place 0 of one past the last part.
+    One past the last entry is position 0 of one past the last part.
     """
     part = bisect_right(offsets, number) - 1
     return part, number - offsets[part]
 
 
 def locate_all(offsets: npt.ArrayLike, numbers: Int64s) -> tuple[Int64s, Int64s]:
-    """`locate` of many numbers: int64[n] twice."""
+    """`locate` for many entries: two int64[n]."""
     starts = np.asarray(offsets, np.int64)
     parts = np.searchsorted(starts, numbers, side="right") - 1
     return parts, numbers - starts[parts]

@@ -1,9 +1,9 @@
-"""Writing files so that nothing looks finished before it is.
+"""Atomic file writes: a file under its final name is complete.
 
-Every write, fsync and rename that we do to a file a user keeps goes through the four small functions at the
-top; tests inject failures by replacing them (tests/helpers/failures.py), so they must stay the only door.
-What is unusual: `write_all` loops over short writes, and a rename is followed by an fsync of the folder,
-because on most file systems the new name is otherwise not on disk when the call returns.
+Every write, fsync and rename of a file that a user keeps goes through the four small functions at the top; tests inject
+failures by replacing them (tests/helpers/failures.py), so no other code may call the system directly. What is unusual:
+`write_all` loops over short writes, and a rename is followed by an fsync of the folder, because on most file systems
+the new name is otherwise not on disk when the call returns.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Buffer = bytes | bytearray | memoryview
 
 
 def write(fd: int, data: Buffer) -> int:
-    """One `os.write`; returns the bytes taken, which may be fewer than given."""
+    """One `os.write`; returns the number of bytes written, which may be fewer than given."""
     return os.write(fd, data)
 
 
 def sync(fd: int) -> None:
-    """Wait until the file's content is on the device."""
+    """Wait until the file's content is on disk."""
     os.fsync(fd)
 
 
 def sync_soon(fd: int, start: int, *, count: int) -> None:
-    """Let the system begin to put these bytes on the device, so that a later `sync` has less to wait for.
+    """Tell the system to start writing these bytes to disk, so that a later `sync` waits less.
 
-    A hint: what comes of it, only `sync` says. Without it Linux keeps up to a tenth of the memory unwritten.
+    Only a hint: errors show up in `sync`. Without it Linux keeps up to a tenth of the memory unwritten.
     """
     offset, length, begin_only = ctypes.c_longlong(start), ctypes.c_longlong(count), 2  # SYNC_FILE_RANGE_WRITE
     ctypes.CDLL(None).sync_file_range(fd, offset, length, begin_only)
@@ -45,7 +45,7 @@ def rename(source: Path, target: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the device."""
+    """Wait until the names in a folder are on disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         sync(fd)
@@ -54,7 +54,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class Descriptor:
-    """An open file that is closed once, whoever closes it again: its number may be another file's by then.
+    """An open file that is closed only once: on a second close its number might belong to another file.
 
     Attributes:
         fd: its number; -1 when it is closed.
@@ -64,14 +64,14 @@ class Descriptor:
         self.fd = fd
 
     def close(self) -> None:
-        """Close it; does nothing the second time, even where the first one failed or was interrupted."""
+        """Close it; does nothing the second time, even if the first one failed or was interrupted."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 def write_all(fd: int, data: Buffer) -> None:
-    """Write every byte, whatever the number of short writes it takes."""
+    """Write all bytes, repeating short writes."""
     left = memoryview(data).cast("B")
     while left:
         left = left[write(fd, left) :]
@@ -83,9 +83,9 @@ def partial_path(path: Path) -> Path:
 
 
 def open_no_link(path: Path, flags: int) -> int:
-    """`os.open` of a hidden temporary name, with the usual permissions; a link of that name is not followed.
+    """`os.open` of a hidden temporary name, with the usual permissions; a link with that name is not followed.
 
-    Nobody but us gives these names. A link among them was put there so that we write over the file that it leads to.
+    Only mdata uses these names. A link with such a name could make mdata overwrite the file that it points to.
 
     Raises:
         UsageError: a link. OSError: what the file system said.
@@ -105,7 +105,7 @@ def open_no_link(path: Path, flags: int) -> int:
 
 @contextmanager
 def named_in_errors(path: Path) -> Iterator[None]:
-    """Put the file's name into errors of calls that know its descriptor only."""
+    """Add the file's name to errors of calls that only have its descriptor."""
     try:
         yield
     except OSError as error:
@@ -156,11 +156,11 @@ def atomic_write(path: Path, data: Buffer) -> None:
 
 
 def atomic_writes(files: Mapping[Path, Buffer]) -> None:
-    """Write files of one folder that belong together: at no time are an old one and a new one there together.
+    """Write files of one folder that belong together: an old one and a new one never exist together.
 
-    All are complete under temporary names before the first old one is removed, in reverse order; then the new ones get
-    their names, in order. A process that is killed between leaves some of the files missing, never a mixture.
-    A single file is replaced at once. On an error the temporary files are removed.
+    All are complete under temporary names before the old ones are removed, in reverse order; then the new ones are
+    renamed, in order. A process that is killed in between leaves some files missing, never a mixture. A single file is
+    replaced atomically. On an error the temporary files are removed.
 
     Raises:
         OSError: what the file system said, with the file's name.

@@ -1,10 +1,9 @@
-"""Background threads: `BackgroundIterator` computes items ahead of who takes them, `BackgroundWorker` works off items
-behind who puts them.
+"""Background threads: `BackgroundIterator` computes items in advance, `BackgroundWorker` processes queued ones.
 
-Both use `BoundedQueue`, which limits how many items wait. Any error of the thread is raised in the other one, in its
-place in the order. Signals reach the main thread only, so Ctrl-C never interrupts the thread. What is unusual: the
-queue is made of two queues in C. A signal's handler may raise between any two lines of Python, and would leave a
-condition or a semaphore locked.
+Both use `BoundedQueue`, which limits how many items wait. An error in one thread is raised in the other, at its place
+in the order. Signals reach only the main thread, so Ctrl-C never interrupts the background thread. What is unusual: the
+queue is built from two queues implemented in C, because a signal handler may raise between any two lines of Python and
+would leave a condition or semaphore locked.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
 
-# How often a thread that waits for room looks whether anybody still wants what it has.
+# How often a thread that waits for space checks whether its items are still wanted.
 _POLL_S = 0.1
 
 
 class ClosedError(Exception):
-    """Raised in a computation whose result nobody wants any more."""
+    """Raised in a computation whose result is no longer wanted."""
 
 
 class BoundedQueue(Iterator[T]):
-    """Items from one thread to one other, in order.
+    """Passes items from one thread to another, in order.
 
     Args:
-        limit: how much may wait to be taken, in units of the items' weight. One item always may.
+        limit: how much may wait, in units of the items' weight. One item may always wait.
     """
 
     def __init__(self, limit: int) -> None:
@@ -42,10 +41,10 @@ class BoundedQueue(Iterator[T]):
         self._owner = threading.current_thread()
 
     def put(self, item: T, weight: int = 1) -> None:
-        """Add an item; waits for room.
+        """Add an item; waits for space.
 
         Raises:
-            ClosedError: nobody takes it any more.
+            ClosedError: the consumer has closed the queue.
         """
         while self._waiting and self._waiting + weight > self._limit and not self.is_closed():
             with suppress(queue.Empty):
@@ -56,14 +55,14 @@ class BoundedQueue(Iterator[T]):
         self._items.put((item, weight))
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Say that no item comes any more, and why."""
+        """Declare that no more items will come, and why."""
         self._items.put(error or StopIteration())
 
     def get(self, timeout_s: float | None = None) -> T:
-        """Take the next item; waits for it. Raises, once, the error that the queue was finished with.
+        """Take the next item; waits for it. Raises, once, the error with which the queue was finished.
 
         Raises:
-            StopIteration: no item comes any more. queue.Empty: it did not come in time.
+            StopIteration: no more items. queue.Empty: none came in time.
         """
         if self._finished or self.closed:
             raise StopIteration
@@ -82,21 +81,21 @@ class BoundedQueue(Iterator[T]):
         self._taken.put(0)
 
     def is_closed(self) -> bool:
-        """Whether nobody takes items any more: it was closed, or the process is about to end."""
+        """Whether items are no longer taken: the queue was closed, or the process is about to end."""
         return self.closed or not (
             threading.main_thread().is_alive() or (self._owner.is_alive() and not self._owner.daemon)
         )
 
 
 class BackgroundIterator(Iterator[T]):
-    """The items of `compute(is_closed)`, which runs in a thread of its own and may ask `is_closed()` while it waits.
+    """The items of `compute(is_closed)`, which runs in its own thread and may call `is_closed()` while it waits.
 
-    The thread ends at its next item when the iterator is closed or collected, or when the process is about to end. The
-    process waits for it: a thread that Python stops in the middle of our C++ takes the whole process down.
+    The thread ends at its next item when the iterator is closed or garbage collected, or when the process is about to
+    end. The process waits for it: if Python stopped a thread inside our C++, the whole process would crash.
 
     Args:
-        compute: gives the items.
-        limit: how much may wait to be taken, in units of the items' weight; one item always may.
+        compute: yields the items.
+        limit: how much may wait, in units of the items' weight; one item may always wait.
         weight: of an item.
         name: of the thread.
     """
@@ -110,7 +109,7 @@ class BackgroundIterator(Iterator[T]):
         name: str,
     ) -> None:
         self._queue: BoundedQueue[T] = BoundedQueue(limit)
-        # The thread must not hold the iterator, or it is never collected.
+        # The thread must not reference the iterator, or it is never garbage collected.
         self._thread = threading.Thread(target=_compute, args=(compute, weight, self._queue), name=name, daemon=False)
         self._thread.start()
 
@@ -121,7 +120,7 @@ class BackgroundIterator(Iterator[T]):
         """The next item.
 
         Raises:
-            StopIteration: there is none. queue.Empty: it did not come in time.
+            StopIteration: there is none. queue.Empty: none came in time.
         """
         return self._queue.get(timeout_s)
 
@@ -147,20 +146,20 @@ def _compute(
         if items.closed or not items.is_closed():
             items.finish()
     except ClosedError as error:
-        # While the process ends, a daemon thread that takes items waits until Python stops it: it gets neither an
-        # error, which would be printed, nor an end that is none.
+        # While the process ends, a daemon thread that takes items waits until Python stops it: an error would be
+        # printed, and StopIteration would be wrong.
         if items.closed:
             items.finish(error)
-    # Whatever it is, it belongs to the consumer: an error that dies with this thread would be a hang there.
+    # Pass any error to the consumer: if it ended with this thread, the consumer would hang.
     except BaseException as error:
         items.finish(error)
 
 
 class BackgroundWorker(Generic[T]):
-    """A thread that works off items in their order. Leaving the context waits until all that was put is worked off.
+    """A thread that processes items in order. Leaving the context waits until all queued items are processed.
 
     Args:
-        work: called with each item, in the thread. What it raises ends the work; the next `put`, or leaving, raises it.
+        work: called with each item, in the thread. An error ends the work; the next `put`, or leaving, raises it.
         limit: how many items may wait.
     """
 
@@ -170,7 +169,7 @@ class BackgroundWorker(Generic[T]):
         self._ended = False
         self._end: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
-        # Daemon: an interpreter that must end, ends; a run that is cut off there is continued by its journal.
+        # Daemon, so that the interpreter can always exit; a run that is cut off here is continued from its journal.
         self._thread = threading.Thread(target=self._run, name="mdata-worker", daemon=True)
 
     def __enter__(self) -> Self:
@@ -183,25 +182,25 @@ class BackgroundWorker(Generic[T]):
         late = self._wait_for_the_end()
         if late is not None:
             raise late
-        # The work failed on an item that was put before the caller met its own error.
+        # The work failed on an item that was queued before the caller's own error.
         if self._failure is not None and (error is None or isinstance(error, Exception)):
             raise self._failure
 
     def put(self, item: T) -> None:
-        """Hand over an item; waits while too many wait."""
+        """Queue an item; waits while too many are queued."""
         try:
             self._queue.put(item)
         except ClosedError as closed:
             failure = self._failure or closed
         else:
             return
-        raise failure  # here, so that its own cause and context stay
+        raise failure  # raised here, so that its cause and context are kept
 
     def _wait_for_the_end(self) -> BaseException | None:
-        """Never return while the thread is at work: files and counts are its own until then.
+        """Never return while the thread works: until then it owns files and counts.
 
-        What arrives meanwhile (Ctrl-C, again) is returned. Not `join`, which until Python 3.13 takes a thread
-        for dead when it is interrupted (CPython issue 90882).
+        Returns an exception that arrives meanwhile (another Ctrl-C). Does not use `join`, which until Python 3.13
+        treats a thread as dead when it is interrupted (CPython issue 90882).
         """
         late: BaseException | None = None
         while True:
@@ -217,7 +216,7 @@ class BackgroundWorker(Generic[T]):
         try:
             for item in self._queue:
                 self._work(item)
-        # Whatever it is, it belongs to the thread that puts.
+        # Pass any error to the thread that queues items.
         except BaseException as failure:
             self._failure = failure
             self._queue.close()

@@ -1,7 +1,7 @@
-"""One text for every JSON value, and its BLAKE3 hash: what ids and checksums are made of.
+"""Canonical JSON (one text for every value) and its BLAKE3 hash, from which ids and checksums are made.
 
-White space and the order of keys are free. Floating-point numbers are refused, because their text is not the same
-everywhere.
+White space and the order of keys do not matter. Floating-point numbers are refused, because their text differs between
+programs.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from blake3 import blake3
 
 
 def canonical(value: object) -> bytes:
-    """The one text of a JSON value: UTF-8, sorted keys, no blanks.
+    """The canonical text of a JSON value: UTF-8, sorted keys, no blanks.
 
     Raises:
-        TypeError: there is a float in it.
+        TypeError: the value contains a float.
     """
     refuse_floats(value)
     return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
@@ -30,13 +30,13 @@ _PLAIN = frozenset({str, int, bool, type(None)})
 
 
 def refuse_floats(value: object) -> None:
-    """Raise TypeError, which names the place, if there is a float in a JSON value."""
+    """Raise TypeError, with the position, if a JSON value contains a float."""
     if _has_float(value):
         raise TypeError(f"a float at {_float_in(value, '$')}: floats have no unique text form; store it as a string")
 
 
 def _has_float(value: object) -> bool:
-    # A manifest has hundreds of values, a blend thousands of manifests: no place is named before it is asked for.
+    # A manifest has hundreds of values, a blend thousands of manifests: positions are named only on demand.
     if type(value) in _PLAIN:
         return False
     if isinstance(value, dict):
@@ -47,7 +47,7 @@ def _has_float(value: object) -> bool:
 
 
 def _float_in(value: object, path: str) -> str | None:
-    """The place of the first float, for people."""
+    """The position of the first float, for a message."""
     if isinstance(value, float):
         return path
     items: list[tuple[str, object]] = []

@@ -1,8 +1,8 @@
-"""Small texts that people write or keep: TOML and JSON, with one kind of error for whatever is wrong with them.
+"""Reads small TOML and JSON files, with one kind of error for everything that can be wrong with them.
 
-Python's parsers answer deep nesting with RecursionError and numbers of thousands of digits with a ValueError of their
-own, and let through numbers and depths that break what comes after them. Here depth and size are bounded, so who calls
-names the file and says why. Not for the records of an input (mdata/sources/jsonl.py), which have rules of their own.
+Python's parsers report deep nesting as RecursionError and numbers with thousands of digits as a ValueError, and accept
+numbers and depths that break later code. Here depth and size are limited; the caller adds the file name to the error.
+Not for the records of an input (mdata/sources/jsonl.py), which have their own rules.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _RANGE = range(-(1 << 63), 1 << 63)
 
 
 def parse_toml(text: str, *, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
-    """The tables of a TOML document.
+    """Parse a TOML document.
 
     Raises:
         ValueError: why it is none that can be read, in one line.
@@ -28,7 +28,7 @@ def parse_toml(text: str, *, parse_float: Callable[[str], Any] = float) -> dict[
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value that a JSON document holds.
+    """Parse a JSON document.
 
     Raises:
         ValueError: why it is none that can be read, in one line.
@@ -42,7 +42,7 @@ def _bounded(parse: Callable[[], Any]) -> Any:
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
     except ValueError as error:
-        if "integer string conversion" in str(error):  # Python's own limit, with its advice for programmers
+        if "integer string conversion" in str(error):  # Python's own limit, whose message is advice for programmers
             raise ValueError(_TOO_LARGE) from error
         raise
     level = [value]

@@ -1,8 +1,8 @@
-"""Locks on files that die with the process that holds them, and say who that is.
+"""File locks that end with the process that holds them, and that name that process.
 
-What is unusual: the same file system locks guard files in the making themselves (`open_locked`); the holder may take
-its lock file away, so each lock looks whether the path still names the file; and where a file system knows no locks,
-a run goes on by what the lock file says of its holder. docs/design/house.md says why this is no library.
+What is unusual: the same locks also protect unfinished files (`open_locked`); a holder may remove its lock file, so
+after locking it is checked that the path still names the file; and on a file system without locks, a run relies on what
+the lock file says about its holder. docs/design/house.md says why no library is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from blake3 import blake3
 from mdata.errors import DamageError, UsageError
 from mdata.util import atomic_io
 
-# What file systems without locks say; EBADF: NFS, of a file that is open for reading alone.
+# Errors of file systems without locks; EBADF: NFS, for a file that is open only for reading.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 
 
@@ -29,15 +29,15 @@ class _HeldError(Exception):
 
 
 def open_locked(partial: Path, keep_bytes: int | None = 0) -> int:
-    """Open a temporary file for this process alone, cut to its first bytes; what a killed process left is taken over.
+    """Open a temporary file exclusively, truncated to `keep_bytes`; takes over the file of a killed process.
 
     Args:
-        partial: the file; made where it is not there.
-        keep_bytes: how much of its content stays; None: all of it.
+        partial: the file; created if missing.
+        keep_bytes: how much of its content to keep; None: all of it.
 
     Raises:
         UsageError: another process is writing it, or it is a link. OSError: what the file system said.
-        DamageError: it holds less than what was to be kept.
+        DamageError: the file is shorter than `keep_bytes`.
     """
     try:
         fd = _locked(partial, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -65,10 +65,10 @@ def _cut(fd: int, path: Path, keep_bytes: int) -> None:
 
 @contextmanager
 def hold(path: Path, *, remove: bool = False) -> Iterator[None]:
-    """Hold a lock file while the block runs; the lock dies with the process.
+    """Hold a lock file while the block runs; the lock ends with the process.
 
-    The file says who holds it, and stays, empty, unless it is to be removed. Where the file system knows no
-    locks, a holder that still lives on this host counts, and one on another host is believed to live.
+    The file names its holder, and stays, empty, unless it is to be removed. On a file system without locks, a holder
+    counts if it is alive on this host; one on another host is assumed to be alive.
 
     Raises:
         UsageError: another process holds it, by host and process id; or it is a link.
@@ -88,7 +88,7 @@ def hold(path: Path, *, remove: bool = False) -> Iterator[None]:
         try:
             yield
         finally:
-            # The lock dies with us, whether its file can be emptied and taken away or not.
+            # The lock ends with this process, even if its file cannot be emptied or removed.
             with suppress(OSError):
                 os.ftruncate(fd, 0)
                 if remove:
@@ -99,10 +99,10 @@ def hold(path: Path, *, remove: bool = False) -> Iterator[None]:
 
 @contextmanager
 def wait_for(path: Path) -> Iterator[None]:
-    """Alone among the processes (and threads) that ask for this lock file, which is gone when the block ends.
+    """Wait for exclusive use of this lock file, among processes and threads; it is removed when the block ends.
 
-    Where the file system knows no locks (Lustre without `flock`), alone on this node, by a lock among its temporary
-    files; where locks are each node's own, the same. A folder would be locked nowhere on NFS.
+    On a file system without locks (Lustre without `flock`), or with locks per node, exclusive on this node only, by a
+    lock among the node's temporary files. Locking a folder would not work on NFS.
     """
     fd = _locked(path, fcntl.LOCK_EX, anyones=True)
     try:
@@ -116,8 +116,8 @@ def wait_for(path: Path) -> Iterator[None]:
 
 
 def _on_this_node(path: Path) -> Path | None:
-    """The lock of this name among the node's temporary files; None where there can be none."""
-    import tempfile  # random, too: what starts fast does without
+    """The lock with this name among the node's temporary files; None if that is impossible."""
+    import tempfile  # also imports random, which slows down the start
 
     name = blake3(os.fsencode(path.absolute())).hexdigest(length=8)
     with suppress(FileNotFoundError):
@@ -126,9 +126,9 @@ def _on_this_node(path: Path) -> Path | None:
 
 
 def _locked(path: Path, how: int, *, anyones: bool = False) -> int:
-    """The file, open and locked, made where it is not there; where the file system knows no locks it is open.
+    """The file, opened (created if missing) and locked; only opened if the file system has no locks.
 
-    `anyones`: nothing will be written, so one that another user made will do.
+    `anyones`: nothing will be written, so a file of another user is accepted.
     """
     while True:
         try:
@@ -139,7 +139,7 @@ def _locked(path: Path, how: int, *, anyones: bool = False) -> int:
             try:
                 fd = atomic_io.open_no_link(path, os.O_RDONLY)
             except FileNotFoundError:
-                continue  # its owner took it away between our two calls
+                continue  # its owner removed it between our two calls
         try:
             _lock(fd, how)
             if atomic_io.is_same_file(fd, path):
@@ -151,7 +151,7 @@ def _locked(path: Path, how: int, *, anyones: bool = False) -> int:
 
 
 def _lock(fd: int, how: int) -> bool:
-    """Whether the file is locked now; false: its file system knows no locks.
+    """Lock the file; false: its file system has no locks.
 
     Raises:
         _HeldError: another process holds the lock, and `how` says not to wait. OSError: what the file system said.
@@ -177,13 +177,13 @@ def _held_by(path: Path) -> UsageError:
 
 
 def _holder(path: Path) -> str:
-    """What a lock file says of who holds it."""
+    """The holder named in a lock file."""
     with os.fdopen(atomic_io.open_no_link(path, os.O_RDONLY), errors="replace") as file:
         return file.read()
 
 
 def _is_stale(path: Path, me: str) -> bool:
-    """Whether the holder that the file names is known to be gone."""
+    """Whether the holder named in the file is known to have ended."""
     match = re.fullmatch(r"process (\d+) on (.*)", _holder(path))
     if match is None:
         return True

@@ -1,7 +1,7 @@
-"""The garbage collector paused while many objects are made that all stay.
+"""Pauses the garbage collector while many long-lived objects are created.
 
-It runs again and again while objects are made, and finds nothing: for a blend of ten thousand corpora that takes more
-time than opening them. The pause holds for all threads of the process.
+Otherwise it runs again and again and finds nothing: for a blend of ten thousand corpora that takes longer than opening
+them. The pause applies to all threads of the process.
 """
 
 from __future__ import annotations

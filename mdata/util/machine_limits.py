@@ -1,9 +1,8 @@
-"""What this process may take of the machine: cores, and memory that is left; as its affinity, its control groups
-(version 2 or 1) and its own limits allow, not what the machine has.
+"""The cores and the memory that this process may use, by its affinity, control groups (version 2 or 1) and limits.
 
-Memory is asked for work whose size is known before it begins, so that it is refused then, not when half of it is done.
-Pages of files count as free, since the system gives them up. Where the system says nothing about memory the answer is
-None, and nothing is refused.
+Memory is checked before work of known size begins, so that it is refused at the start and not when half of it is done.
+Cached file pages count as free, since the system reclaims them. If the system reports nothing about memory the answer
+is None, and nothing is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _OWN_GROUP = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
 _MACHINE_MEMORY = Path("/proc/meminfo")
 _OWN_MEMORY = Path("/proc/self/statm")
-# Names of the limit, the use and the pages of files: of control groups of version 2, and of version 1.
+# File names of the limit, the usage, and the key of cached file pages: control groups version 2, then version 1.
 _MEMORY_NAMES = (
     ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
@@ -24,7 +23,7 @@ _MEMORY_NAMES = (
 
 
 def usable_cores() -> int:
-    """Cores by affinity, fewer where a control group (version 2 or 1) grants less time; at least 1."""
+    """Cores by affinity, fewer if a control group (version 2 or 1) grants less time; at least 1."""
     allowed = len(os.sched_getaffinity(0))
     return max(1, min(allowed, *(_quota(folder) or allowed for folder in _group_folders("cpu"))))
 
@@ -46,7 +45,7 @@ def _group_folders(controller: str) -> list[Path]:
 
 
 def _quota(folder: Path) -> int | None:
-    """Whole cores of time that a group grants, None where it sets no limit."""
+    """Whole cores of CPU time that a group grants; None if it sets no limit."""
     try:
         if (folder / "cpu.max").is_file():
             quota, period = (folder / "cpu.max").read_text().split()
@@ -60,7 +59,7 @@ def _quota(folder: Path) -> int | None:
 
 
 def available_bytes() -> int | None:
-    """The least that any of them leaves; None where it is not known."""
+    """Available memory in bytes, the smallest of all limits; None if unknown."""
     known = [_of_machine(), _of_process(), *(_of_group(folder) for folder in _group_folders("memory"))]
     return min((max(0, one) for one in known if one is not None), default=None)
 
@@ -76,7 +75,7 @@ def _of_process() -> int | None:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in use; 0 if the system does not tell."""
+    """Resident memory of this process in bytes; 0 if the system does not report it."""
     return _own_bytes(1)
 
 

@@ -1,14 +1,14 @@
-"""Words of Megatron-LM, Hugging Face and others for what we call otherwise: hints for whoever types them.
+"""Option names of Megatron-LM, Hugging Face and others that have another name here: hints for users who type them.
 
-One table for both command lines, for the configuration of a run and for names of types. It only ever suggests; nothing
-is accepted by it. Keys are in lower case, without dashes in front, words joined by dashes.
+One table for both command lines, for the configuration of a run and for tokenizer types. It only suggests; none of
+these names is accepted. Keys are in lower case, without leading dashes, with words joined by dashes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-# Words of others, by the names that we have for them; the first of these that exists where the word was typed is meant.
+# Other projects' names -> our names; the first of ours that exists where the name was typed is suggested.
 _WORDS: tuple[tuple[str, str], ...] = (
     # Command lines of preprocessing.
     ("--workers", "num-proc processes jobs threads tasks"),
@@ -97,16 +97,16 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 
 
 def normal(name: str) -> str:
-    """A name without case, dashes in front, and with words joined by dashes."""
+    """A name in lower case, without leading dashes, with words joined by dashes."""
     return name.lstrip("-").replace("_", "-").lower()
 
 
 def synonym(name: str, names: Iterable[str]) -> str | None:
-    """What of these names a word means: the same in another spelling, or by the table."""
+    """Which of these names a word means: by another spelling, or by the table."""
     known = list(names)
     spelled = {normal(one): one for one in reversed(known)}
     word = normal(name)
-    # A key of a section is meant by its whole name as well: the last part of it is looked for.
+    # A key may be given with its section: only the last part is looked up.
     spelled |= {normal(one).rpartition(".")[2]: one for one in reversed(known) if "." in one and one != name}
     if word in spelled:
         return spelled[word]
@@ -118,7 +118,7 @@ def synonym(name: str, names: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name a user most likely meant, by meaning or by spelling, or None when nothing is near."""
+    """The name that a user most likely meant, by meaning or by spelling; None if nothing is close."""
     import difflib
 
     known = list(names)

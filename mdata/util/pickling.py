@@ -1,7 +1,7 @@
-"""Objects that are pickled as the arguments they were made from.
+"""Objects that are pickled as their constructor arguments.
 
-What they built from these (tables, maps of files, caches) is built again where they are unpickled. A new argument of
-such a class is pickled without another line.
+Everything built from these (tables, maps of files, caches) is built again when they are unpickled. A new argument of
+such a class is pickled without further code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 
 class PickledByArguments:
-    """Base of classes whose arguments can be pickled, and are not changed afterwards."""
+    """Base of classes whose arguments can be pickled, and do not change afterwards."""
 
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -1,10 +1,9 @@
-"""Keys: every random draw of the data side starts here.
+"""Random keys: every random draw on the data side starts here.
 
-A draw is f(key, index), and a key is a hash of a purpose and its parts, such as
-`derive_key("native-order", seed, corpus_id, epoch)`: no generator is advanced, so nothing depends on what was
-drawn before. The construction is BLAKE3 in its derive-key mode (O'Connor, Aumasson, Neves, Wilcox-O'Hearn,
-2020) with the context below, which carries the version: another construction needs another context and other
-known answers (tests/mdata/util/test_random_keys.py).
+A draw is f(key, index), and a key is a hash of a purpose and its parts, such as `derive_key("native-order", seed,
+corpus_id, epoch)`: no generator is advanced, so nothing depends on what was drawn before. The construction is BLAKE3 in
+its derive-key mode (O'Connor, Aumasson, Neves, Wilcox-O'Hearn, 2020) with the context below, which includes the
+version: a changed construction needs a new context and new known answers (tests/mdata/util/test_random_keys.py).
 
 Encoding of purpose and parts, each in turn: one byte for the kind (`i`, `s` or `b`), the number of bytes of
 the content as 8 bytes little endian, the content (an integer in decimal ASCII, a string in UTF-8). Lengths
@@ -37,7 +36,7 @@ class Key(NamedTuple):
     draw: int
 
     def below(self, m: int) -> int:
-        """Return an integer in [0, m): the same one each time, uniform over keys to within m / 2^128.
+        """An integer in [0, m): always the same one for a key, uniform over keys to within m / 2^128.
 
         Multiply-high reduction (D. Lemire, "Fast random integer generation in an interval", 2019).
         """
@@ -46,12 +45,12 @@ class Key(NamedTuple):
 
 
 def derive_key(purpose: str, *parts: int | str | bytes) -> Key:
-    """Derive the key of one use: other purposes, parts, kinds or orders of parts give unrelated keys."""
+    """Derive the key for one use; another purpose, part, kind or order of parts gives an unrelated key."""
     return KeyStem(purpose, *parts).key()
 
 
 class KeyStem:
-    """The keys of one purpose whose first parts are the same, which are hashed once.
+    """Keys of one purpose with common first parts, which are hashed once.
 
     Args:
         purpose, parts: as of `derive_key`.
@@ -61,7 +60,7 @@ class KeyStem:
         self._hasher = blake3.blake3(b"".join(map(_encode, (purpose, *parts))), derive_key_context=CONTEXT)
 
     def key(self, *parts: int | str | bytes) -> Key:
-        """What `derive_key` gives with these parts behind the others."""
+        """The key of `derive_key` with these parts appended."""
         hasher = self._hasher.copy()
         for part in parts:
             hasher.update(_encode(part))

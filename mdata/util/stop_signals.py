@@ -1,10 +1,10 @@
-"""Requests to stop: Ctrl-C and SIGTERM, and why none of them is lost inside a library.
+"""Stop requests: Ctrl-C and SIGTERM, handled so that none is lost inside a library.
 
-Python runs a signal's handler between two instructions of the main thread. What the handler raises may therefore come
-out of a library's call, a destructor or an import, each of which may drop it or turn it into an error of its own. So
-our handlers raise and also remember: `raise_pending_stop` raises again what was lost. It is called after each call of a
-library (`library_errors`) and between the pieces of long work. A request is no `Exception`, so that no handler of mdata
-catches it to go on (tests/test_house_rules.py). Not done: to interrupt a library in the middle of a call.
+Python runs a signal handler between two instructions of the main thread. An exception from the handler may therefore
+come out of a library call, a destructor or an import, each of which may drop it or turn it into its own error. So our
+handlers raise and also remember: `raise_pending_stop` raises a lost request again. It is called after each call of a
+library (`library_errors`) and between the steps of long work. A request is not an `Exception`, so that no handler of
+mdata catches it and continues (tests/test_house_rules.py). Not done: interrupting a library in the middle of a call.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _WATCHED = (signal.SIGINT, signal.SIGTERM)
 
 
 class RememberingHandler:
-    """A signal handler that raises, and knows afterwards that it did.
+    """A signal handler that raises, and remembers that it did.
 
     Args:
-        request: makes what is raised; not an Exception.
+        request: makes the exception; not a subclass of Exception.
     """
 
     def __init__(self, request: Callable[[], BaseException]) -> None:
@@ -34,22 +34,22 @@ class RememberingHandler:
         self._request = request
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """What Python calls."""
+        """Called by Python."""
         self.requested = True
         self.raise_request()
 
     def raise_request(self) -> None:
-        """Raise what was asked for, once more."""
+        """Raise the request again."""
         raise self._request()
 
 
 @contextmanager
 def stop_requests(stopped: Callable[[], StoppedError]) -> Iterator[None]:
-    """While the block runs, SIGTERM raises what `stopped` makes and Ctrl-C KeyboardInterrupt, and both are remembered.
+    """While the block runs, SIGTERM raises what `stopped` makes, Ctrl-C KeyboardInterrupt; both are remembered.
 
-    The block does not end as if nothing had been asked: a request that something has dropped, or has made an error of,
-    is raised at its end. Python's complaint about a destructor that drops one is left out. Signals that the process
-    ignores (nohup) stay ignored, and in another thread than the main one nothing is watched.
+    A request that some code dropped, or turned into another error, is raised at the end of the block. Python's warning
+    about a destructor that drops one is suppressed. Signals that the process ignores (nohup) stay ignored, and outside
+    the main thread nothing is handled.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -77,10 +77,10 @@ def stop_requests(stopped: Callable[[], StoppedError]) -> Iterator[None]:
 
 
 def raise_pending_stop() -> None:
-    """Raise a request to stop that has arrived. Threads get no signals, and the handlers of others are their own.
+    """Raise a stop request that has arrived; only in the main thread, and only with our own handlers.
 
     Raises:
-        KeyboardInterrupt, StoppedError: whatever the handler raises.
+        KeyboardInterrupt, StoppedError: as the handler raises.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -95,22 +95,22 @@ def _is_request(error: BaseException | None) -> bool:
 
 
 class LibraryError(Exception):
-    """What a library raised, in one line."""
+    """An error of a library, in one line."""
 
 
 class library_errors:
-    """Around a call of a library: what it raises is a LibraryError; a request to stop is what it is.
+    """Context around a library call: its errors become a LibraryError; stop requests stay stop requests.
 
     A class, because a generator costs too much around short calls.
 
     Args:
-        kinds: what the library is known to raise; by default any Exception, and what Rust raises for a bug of its own.
-        passed: kinds that are raised as they are.
-        chars: how much is kept of what it says.
+        kinds: exceptions that the library may raise; by default any Exception, and a panic in Rust.
+        passed: exceptions that pass through unchanged.
+        chars: how much of its message is kept.
 
     Raises:
-        LibraryError: one of the kinds was raised, and no request to stop is behind it.
-        KeyboardInterrupt, StoppedError: one arrived meanwhile, whatever the library has made of it.
+        LibraryError: one of the kinds was raised, and not because of a stop request.
+        KeyboardInterrupt, StoppedError: one arrived meanwhile, whatever the library raised.
     """
 
     def __init__(
@@ -140,5 +140,5 @@ class library_errors:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Whether a library in Rust met a bug of its own; PyO3 gives that its own kind, which is no Exception."""
+    """Whether this is a panic of a Rust library; PyO3 raises its own type for it, which is not an Exception."""
     return type(error).__name__ == "PanicException"

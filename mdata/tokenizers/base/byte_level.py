@@ -2,7 +2,7 @@
 
 GPT-2 writes bytes as printable characters: printable Latin-1 characters represent their own byte, the other bytes take
 U+0100, U+0101 ... in order. The patterns are those for which engines were compared: on every code point in many
-contexts, and on random texts, with a vocabulary whose merges make each split visible
+contexts, and on random texts, with a vocabulary whose merges reveal every split
 (tests/mdata/tokenizers/engines/test_libraries.py). A tokenizer with another pattern uses the exact engine.
 """
 
@@ -44,7 +44,7 @@ O200K = (
     rf"{_WORD}{_UPPER}*{_LOWER}+{_ENDING}|{_WORD}{_UPPER}+{_LOWER}*{_ENDING}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Megatron's TikTokenizer; the second is Mistral NeMo's too.
+# Megatron's TikTokenizer; the second is also Mistral NeMo's.
 TIK_V1 = r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 TIK_V2 = (
     rf"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*|\p{{N}}"
@@ -53,7 +53,7 @@ TIK_V2 = (
 
 _GPT2_FOR_TIKTOKEN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
-# As a tokenizer.json writes a pattern -> as tiktoken gets it: the same language, possessive where possible.
+# The pattern in a tokenizer.json -> the pattern for tiktoken: the same language, possessive where possible.
 FOR_TIKTOKEN = MappingProxyType(
     {
         GPT2: _GPT2_FOR_TIKTOKEN,
@@ -65,5 +65,5 @@ FOR_TIKTOKEN = MappingProxyType(
         TIK_V2: TIK_V2,
     }
 )
-# gigatoken 0.10 recognizes this pattern as cl100k's, and splits "\n\xa0" in another way than the pattern.
+# gigatoken 0.10 takes this pattern for cl100k's, and splits "\n\xa0" differently from the pattern.
 NOT_FOR_GIGATOKEN = frozenset({CL100K})

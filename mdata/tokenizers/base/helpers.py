@@ -1,7 +1,7 @@
 """Small functions that several tokenizer types and engines share: options, files, arrays of ids, refusals.
 
 The option `compat` has one value, "megatron-2023": the ids of a fork of Megatron-LM of 2023 where they differ from
-today's. What it changes is written in each type; types that the fork did not have do not take the option.
+today's. Each type documents what it changes; types that the fork did not have do not accept the option.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _Engine = TypeVar("_Engine")
 
 
 def plain_special_tokens(options: Mapping[str, Any]) -> bool:
-    """Whether special tokens spelled in a text are ordinary text.
+    """Whether special tokens that occur in a text are ordinary text.
 
     Raises:
-        UsageError: a value that `special_in_text` cannot have.
+        UsageError: an invalid value of `special_in_text`.
     """
     value = options.get("special_in_text", "special")
     if value not in _SPECIAL_IN_TEXT:
@@ -53,7 +53,7 @@ def whole_number(name: str, value: object, *, lowest: int, type: str) -> int:
     """The value of an option that is a whole number of 31 bits.
 
     Raises:
-        UsageError: it is not; names the tokenizer type and the option.
+        UsageError: it is not a whole number; names the tokenizer type and the option.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= LARGEST_ID:
         raise UsageError(f"{type}: {name}={value!r}", expected=f"a whole number from {lowest} to {LARGEST_ID}")
@@ -93,13 +93,13 @@ def hash_content(content: Mapping[str, Any]) -> str:
 
 
 def concatenate(arrays: Sequence[IdArray]) -> tuple[IdArray, LengthArray]:
-    """The ids of several texts as one array, and how many each has."""
+    """The ids of several texts as one array, and the number of ids of each."""
     lengths = np.fromiter(map(len, arrays), dtype=np.int64, count=len(arrays))
     return np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int32), lengths
 
 
 def batches(texts: Sequence[str], max_chars: int) -> Iterator[tuple[int, int]]:
-    """Runs (start, stop) of texts, each ended by the text with which it reaches `max_chars`."""
+    """Runs (start, stop) of texts; each ends with the text that reaches `max_chars`."""
     start = size = 0
     for stop, text in enumerate(texts, 1):
         size += len(text)
@@ -137,11 +137,11 @@ def fast_or_exact(
         found: the fast engine, or why it cannot be used.
         exact: its `name` is shown in the note.
         name: of the fast engine.
-        wanted: "auto", or the fast engine's name.
-        gives: what the engines make of texts.
+        wanted: "auto", or the name of the fast engine.
+        gives: what the engines produce, for messages.
 
     Raises:
-        UsageError: the fast engine was asked for by name and cannot be used.
+        UsageError: the fast engine was requested by name and cannot be used.
     """
     if not isinstance(found, str):
         return found, ()

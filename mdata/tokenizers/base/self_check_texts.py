@@ -1,9 +1,9 @@
-"""The fixed texts for which an engine must give the ids of the exact one before it is used.
+"""Fixed texts for which an engine must give the exact engine's ids before it is used.
 
-They hold what engines have been seen, or are likely, to disagree on: every kind of white space alone and in
-runs, contractions and letters that only lower case to them, numbers and digits of many scripts, combining
-marks, joined emoji, control characters, unassigned code points, every added token in difficult contexts, long
-runs, entries of the vocabulary glued together, and a sample of all code points.
+They contain what engines were seen to disagree on, or may disagree on: every kind of white space alone and in runs,
+contractions and letters that lowercase to them, numbers and digits of many scripts, combining marks, joined emoji,
+control characters, unassigned code points, every added token in difficult contexts, long runs, concatenated vocabulary
+entries, and a sample of all code points.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _common() -> list[str]:
 
 
 def _editions() -> Iterator[str]:
-    """What Unicode 8, which BERT's classes go by, says otherwise than later editions; marks that stay, in any order."""
+    """Characters that Unicode 8, BERT's edition, treats differently from later ones; kept marks, in any order."""
     for text in (_EDITIONS, _MARKS_IN_ORDER, _CASES):
         yield text
         yield text.replace(" ", "")
@@ -133,7 +133,7 @@ def _lengths() -> Iterator[str]:
 
 
 def _glued_words(entries: Sequence[str]) -> Iterator[str]:
-    """Entries side by side and stuck together, with what marks a part and without it."""
+    """Entries side by side and joined, with and without the prefix that marks a continuation."""
     words = entries[:: max(1, len(entries) // _MAX_ENTRIES)]
     bare = [word.lstrip("#") for word in words]
     for size in (1, 2, 3):
@@ -170,7 +170,7 @@ def _controls() -> Iterator[str]:
 
 
 def _sample() -> Iterator[str]:
-    """Some of every 256 code points, each in several contexts; without newer ones, which fast engines never get."""
+    """Some of every 256 code points, each in several contexts; without newer ones, which fast engines never receive."""
     wanted = [64 * page + (37 * page + 11) % 64 for page in range(0x3400 // 64)]
     wanted += [256 * page + (37 * page + 11) % 256 for page in range(0x34, 0x320)]
     wanted += [0xE0001, 0xE01EF, 0xF0000, 0x10FFFD]
@@ -182,7 +182,7 @@ def _sample() -> Iterator[str]:
 
 
 def _glued(entries: Sequence[str]) -> Iterator[str]:
-    """Entries of the vocabulary side by side: words that need many merges, and merges that compete."""
+    """Concatenated vocabulary entries: words that need many merges, and merges that compete."""
     step = max(1, len(entries) // _MAX_ENTRIES)
     words = []
     for entry in entries[::step]:

@@ -1,12 +1,12 @@
-"""How much longer the rules of a tokenizer.json can make a text.
+"""Computes how much longer the rules of a tokenizer.json can make a text.
 
-A chain of rules, each of which doubles what the one before it wrote, turns one character into billions, and the library
-does it in one call that nobody can bound. So the growth is worked out from the rules alone, from the last one back: a
-character becomes at most what the rules behind make of it, or its share of what it is replaced by. Only what rules in
-the file write is counted; what Unicode's own forms make of a text (once, at most 18 characters of one) is not.
+A chain of rules, each of which doubles the output of the previous one, turns one character into billions, and the
+library does it in one call that cannot be limited. So the growth is computed from the rules alone, from the last to the
+first: a character becomes at most what the later rules make of it, or its share of its replacement. Only text that
+rules in the file write is counted; the expansion by Unicode normalization (once, at most 18 characters for one) is not.
 
-A tokenizer that can make more than MOST_GROWTH of a character is refused; for others
-mdata/tokenizers/engines/long_text.py bounds the texts by it.
+A tokenizer that can make more than MOST_GROWTH characters of one is refused; for others,
+mdata/tokenizers/engines/long_text.py limits the length of texts accordingly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from mdata.errors import UsageError
 from mdata.tokenizers.base.tokenizer_json import Definition, components
 
-# Most tokenizers make one, or three (an ellipsis as three dots).
+# Most tokenizers make one character of one, or three (an ellipsis as three dots).
 MOST_GROWTH = 16
 _MOST_BEFORE = 1000
 _MOST_RULES = 1000
@@ -33,10 +33,10 @@ _PROPERTY = re.compile(r"\\[pP]\{[^{}]*\}|\\[hHRNO]|\[\[:\^?\w+:\]")
 
 
 def refuse_growth(definition: Definition) -> None:
-    """Refuse rules by which a short text becomes a very long one.
+    """Refuse rules that make a very long text of a short one.
 
     Raises:
-        UsageError: says of which part, and by how much.
+        UsageError: names the rule's part, and the growth.
     """
     decoders = [rule for rule in components(definition.get("decoder"), "decoders") if rule.get("type") == "Replace"]
     for part, rules in (("normalizer", _normalizers(definition)), ("decoder", decoders)):
@@ -52,19 +52,19 @@ def refuse_growth(definition: Definition) -> None:
 
 
 def growth_of(definition: Definition) -> float:
-    """The most characters that normalizing and cutting into words may make of one; at least 1."""
+    """The most characters that normalizing and splitting into words may make of one; at least 1."""
     return growth(_normalizers(definition))[0] * _by_bytes(_words(definition))
 
 
 def growth(rules: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """The most characters that rules, one after another, may make of one (at least 1), and put before every text."""
+    """The most characters that a sequence of rules may make of one (at least 1), and may put before every text."""
     of, other, before = dict.fromkeys(_named(rules), 1.0), 1.0, 0.0
     for rule in reversed(rules):
         if rule.get("type") == "Replace":
             of, other = _replaced(rule, of, other)
         elif rule.get("type") == "Prepend":
             before += _sum(str(rule.get("prepend")), of, other)
-        elif rule.get("type") != "Strip":  # inside a text it leaves what it takes away at the ends
+        elif rule.get("type") != "Strip":  # it removes characters at the ends of a text only, not inside
             of, other = _transformed(rule, of, other)
     return max(1.0, other, *of.values()) * _by_bytes(rules), before
 
@@ -88,7 +88,7 @@ def _words(definition: Definition) -> list[Mapping[str, Any]]:
 
 
 def _named(rules: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The characters that rules write or look for by name."""
+    """The characters that rules write or match explicitly."""
     return {
         character
         for rule in rules
@@ -109,7 +109,7 @@ def _sum(text: str, of: Mapping[str, float], other: float) -> float:
 
 
 def _replaced(rule: Mapping[str, Any], of: Mapping[str, float], other: float) -> tuple[dict[str, float], float]:
-    """Before a Replace: of a plain text, whose characters share what is made of it, or of a pattern's matches."""
+    """Before a Replace of a fixed text (its characters share the growth), or of a pattern's matches."""
     made = _sum(str(rule.get("content")), of, other)
     plain = _plain_pattern(rule)
     if plain is not None:
@@ -121,10 +121,10 @@ def _replaced(rule: Mapping[str, Any], of: Mapping[str, float], other: float) ->
 
 
 def _transformed(rule: Mapping[str, Any], of: Mapping[str, float], other: float) -> tuple[dict[str, float], float]:
-    """Before a rule of Unicode or a table: named characters as it takes them, others may become any that is named."""
+    """Before a Unicode rule or a table: named characters as it maps them; any other may become any named one."""
     result = {c: _sum(made, of, other) for c, made in _applied(rule, of).items()}
     for whole, value in of.items():
-        # It may be composed of others, which then share what becomes of it.
+        # It may be composed from other characters, which then share its growth.
         parts = unicodedata.normalize("NFD", whole)
         for part in parts if len(parts) > 1 else "":
             result[part] = max(result.get(part, 0.0), value / len(parts))
@@ -133,10 +133,10 @@ def _transformed(rule: Mapping[str, Any], of: Mapping[str, float], other: float)
 
 
 def _applied(rule: Mapping[str, Any], characters: Iterable[str]) -> dict[str, str]:
-    """What the library makes of each character by a rule.
+    """The library's output of a rule for each character.
 
     Raises:
-        UsageError: it does not know the rule, or fails on it.
+        UsageError: the library does not know the rule, or fails on it.
     """
     import orjson
     from tokenizers import Tokenizer as Library
@@ -155,7 +155,7 @@ def _applied(rule: Mapping[str, Any], characters: Iterable[str]) -> dict[str, st
 
 @cache
 def may_match_nothing(pattern: str) -> bool:
-    """Whether a match of a pattern may be empty; true where that is not plain to see."""
+    """Whether a match of a pattern may be empty; true if that is not obvious."""
     simple = _PROPERTY.sub("x", pattern)
     if _MAY_MATCH_NOTHING.search(simple):
         return True
@@ -166,12 +166,12 @@ def may_match_nothing(pattern: str) -> bool:
 
 
 def _by_bytes(rules: Sequence[Mapping[str, Any]]) -> float:
-    """Bytes written as characters, of which the next such rule makes two each."""
+    """Byte-level rules: bytes written as characters, each of which the next such rule turns into two."""
     return float(2 ** max(0, sum(rule.get("type") == "ByteLevel" for rule in rules) - 1))
 
 
 def _longest_replacement(charsmap: object) -> int:
-    """Characters of the longest text in a SentencePiece table of replacements; 0: it is none."""
+    """Length of the longest replacement in a SentencePiece table, in characters; 0: not such a table."""
     try:
         data = base64.b64decode(charsmap) if isinstance(charsmap, str) else b""
     except (binascii.Error, ValueError):

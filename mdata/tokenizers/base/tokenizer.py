@@ -1,7 +1,7 @@
-"""What every tokenizer is, whichever library does the work, and how a user names one.
+"""The interface of every tokenizer, whichever library does the work, and how a user names one.
 
-Ids are int32 and lengths int64 arrays, because a batch of texts becomes arrays once, where it is tokenized,
-and stays so until it is written. The ids of a text never depend on the texts before it.
+Ids are int32 and lengths int64 arrays: a batch of texts becomes arrays once, where it is tokenized, and stays arrays
+until it is written. The ids of a text never depend on earlier texts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LengthArray = npt.NDArray[np.int64]
 
 
 class TokenizerConfig(NamedTuple):
-    """All that `build_tokenizer` needs; unlike a tokenizer it can be sent to another process."""
+    """Everything that `build_tokenizer` needs; unlike a tokenizer it can be sent to another process."""
 
     name: str
     files: Mapping[str, bytes]
@@ -29,16 +29,16 @@ class TokenizerConfig(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSpec:
-    """Which tokenizer a user names.
+    """A tokenizer as the user names it.
 
     Args:
         type: Megatron's name of the type, or "ByteTokenizer".
-        model: a folder with tokenizer.json, or a file: such a one, of ranks, or of SentencePiece.
-        vocab_file, merge_file: vocab.json and merges.txt, or BERT's vocab.txt alone.
+        model: a folder with tokenizer.json, or a file: tokenizer.json, ranks, or a SentencePiece model.
+        vocab_file, merge_file: vocab.json and merges.txt, or only BERT's vocab.txt.
         options: further options of the type, as (name, value) pairs: `special_tokens` (a list),
             `special_in_text` ("special" or "plain"), `compat` ("megatron-2023"), and those of single types
             (docs/tokenizers.md): `include_special_tokens`, `vocab_size`, `eod_id`, `pattern`, `legacy` ...
-        engine: the library that gives the ids, or "auto" for the fastest that is equal to the exact one.
+        engine: the library that computes the ids, or "auto" for the fastest that gives the exact ids.
     """
 
     type: str
@@ -53,7 +53,7 @@ class TextRefused(Exception):
     """One text of a batch cannot be tokenized.
 
     Args:
-        index: which text of the batch.
+        index: of the text in the batch.
         reason: why, for the user.
     """
 
@@ -67,7 +67,7 @@ class TextRefused(Exception):
 
 @contextmanager
 def indices_in_batch(indices: Sequence[int] | LengthArray) -> Iterator[None]:
-    """Inside, texts of a larger batch are encoded, which have these indices there: a refusal names the one there."""
+    """Context for encoding some texts of a larger batch: a TextRefused gets the index in that batch."""
     try:
         yield
     except TextRefused as refused:
@@ -75,41 +75,41 @@ def indices_in_batch(indices: Sequence[int] | LengthArray) -> Iterator[None]:
 
 
 class TokenizerType(Protocol):
-    """The class of one type. It has the type's name, by which the registry finds it in its module."""
+    """The class of one type. The registry finds it in its module by its name, which is the type's name."""
 
     OPTIONS: tuple[str, ...]
 
     def load(self, spec: TokenizerSpec, options: Mapping[str, Any]) -> Tokenizer:
-        """Read and check the files that a user names; the exact engine gives the ids.
+        """Read and check the files that a user names; the exact engine is used.
 
         Raises:
-            UsageError: a file is not named, cannot be read, or is not what it should be.
+            UsageError: a file is not named, cannot be read, or has the wrong content.
         """
 
     def build(self, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Tokenizer:
-        """The tokenizer of files that were loaded before; its engine is not compared with the exact one again."""
+        """Build the tokenizer from files loaded before; its engine is not compared with the exact one again."""
 
 
 @runtime_checkable
 class SelectsEngine(Protocol):
-    """A tokenizer for which there are several engines."""
+    """A tokenizer with several engines."""
 
     def likely_engine(self, wanted: str) -> str:
-        """The engine that `select_engine` tries first; it may yet take another."""
+        """The engine that `select_engine` tries first; it may still select another."""
 
     def select_engine(self, wanted: str) -> None:
-        """Change to an engine, once it was found equal to the exact one; what the user should know goes to `notes`.
+        """Switch to an engine after comparing it with the exact one; adds to `notes` what the user should know.
 
         Args:
-            wanted: the name of an engine, or "auto" for the fastest that is equal.
+            wanted: the name of an engine, or "auto" for the fastest that gives the exact ids.
 
         Raises:
-            UsageError: there is no such engine, or the one that was named cannot be used.
+            UsageError: there is no such engine, or the named one cannot be used.
         """
 
 
 class Tokenizer(Protocol):
-    """Text to ids. `files` and `options` alone decide all ids, so two machines with the same ones agree."""
+    """Text to ids. Only `files` and `options` decide the ids, so two machines with equal ones agree."""
 
     @property
     def name(self) -> str:
@@ -117,7 +117,7 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Entries, added tokens included, padding not."""
+        """Number of entries, with added tokens, without padding."""
 
     @property
     def eod(self) -> int | None:
@@ -129,7 +129,7 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """BLAKE3 (hex) of the content that decides ids; paths and engines do not change it."""
+        """BLAKE3 (hex) of everything that decides ids; paths and engines do not change it."""
 
     @property
     def files(self) -> Mapping[str, bytes]:
@@ -137,37 +137,37 @@ class Tokenizer(Protocol):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The options on which ids depend; from these and `files` the tokenizer can be built again."""
+        """The options on which ids depend; with `files` they suffice to rebuild the tokenizer."""
 
     @property
     def engine(self) -> str:
-        """The name of the library that gives the ids; every engine that is used gives the same."""
+        """The name of the library that computes the ids; every engine that is used gives the same ids."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines for the user, such as why a faster engine is not used."""
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
-        """Ids of all texts, one after another (int32[sum of lengths]), and how many each gave (int64[n]).
+        """Ids of all texts, concatenated (int32[sum of lengths]), and the number of ids of each (int64[n]).
 
         Raises:
             TextRefused: a text that has no ids.
         """
 
     def special_in_text(self, ids: IdArray, num_texts: int) -> int:
-        """How many special tokens the texts themselves spelled.
+        """How many special tokens occurred in the texts themselves.
 
         Args:
-            ids: what `encode_batch` gave.
-            num_texts: how many texts it was given.
+            ids: from `encode_batch`.
+            num_texts: number of texts in that batch.
         """
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids, special tokens shown."""
+        """The text of some ids, including special tokens."""
 
 
 def token_id(tokenizer: Tokenizer, text: str) -> int | None:
-    """The id of the token with this text: a special token, else an entry, else a text that is one id; None: none is."""
+    """The id of the special token or entry with this text, or of a text that encodes to one id; otherwise None."""
     found = tokenizer.special_ids.get(text)
     id_of = getattr(tokenizer, "id_of", None)
     if found is None and id_of is not None:

@@ -1,9 +1,9 @@
-"""A tokenizer's files in a folder, written so that files of two tokenizers are never mixed there.
+"""A tokenizer's files in a folder, written so that files of two tokenizers are never mixed.
 
-A process that is killed between two files leaves a folder that lacks some: it is refused, and written anew by the
-same command, where a mixture would look whole and give wrong ids.
+A process that is killed between two files leaves an incomplete folder: it is refused, and the same command writes it
+again. A mixture would look complete and give wrong ids.
 
-Beside a corpus the folder is named by its content, so that all corpora of one tokenizer in one place share
+Beside a corpus the folder is named after its content, so that all corpora with the same tokenizer in one place share
 it.
 """
 
@@ -19,7 +19,7 @@ from mdata.util import atomic_io, file_lock
 
 
 def folder_name(files: Mapping[str, bytes]) -> str:
-    """The name under which these files are kept beside a corpus: the same files share one folder."""
+    """The name of the folder for these files beside a corpus; equal files share one folder."""
     content = blake3()
     for name in sorted(files):
         content.update(f"{name} {len(files[name])}\n".encode() + files[name])
@@ -27,20 +27,20 @@ def folder_name(files: Mapping[str, bytes]) -> str:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files that differ from what is there; on an error a folder made here is taken away again.
+    """Write the files that differ from existing ones; on an error, a folder that was created here is removed again.
 
     Raises:
-        OSError: what the file system said.
+        OSError: from the file system.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Runs that end at the same time share the folder: one writes, the others wait and find it there.
+    # Runs that end at the same time share the folder: one writes, the others wait and then find it.
     with file_lock.wait_for(folder.with_name(f".{folder.name}.lock")):
         made = not folder.exists()
         folder.mkdir(exist_ok=True)
         try:
             there = {name for name in files if (folder / name).is_file()}
             changed = [name for name in files if name not in there or (folder / name).read_bytes() != files[name]]
-            # tokenizer.json is a tokenizer by itself to some readers: it comes when the files beside it are there.
+            # Some readers load tokenizer.json alone, so it is written after the files beside it.
             changed.sort(key=lambda name: name == "tokenizer.json")
             atomic_io.atomic_writes({folder / name: files[name] for name in changed})
             atomic_io.sync_folder(folder.parent)

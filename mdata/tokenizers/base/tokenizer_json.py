@@ -1,8 +1,8 @@
-"""What a tokenizer.json says, read without any library: ids, added tokens, what is put around every text.
+"""Reads a tokenizer.json without any library: ids, added tokens, and the ids put around every text.
 
-Other formats, such as GPT-2's vocabulary and merges, are converted to this one, so that every engine is made from one
+Other formats, such as GPT-2's vocabulary and merges, are converted to this one, so that every engine is built from one
 kind of document. Unusual: the ids of added tokens are those that the `tokenizers` library gives them (the model's own
-id, else the next free one in the order of the file), because the library ignores the ids in the file.
+id, otherwise the next free one in file order), because the library ignores the ids in the file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONGEST_ADDED_CHARS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class AddedToken:
-    """A token that is matched in the raw text before anything else happens to it."""
+    """A token that is matched in the raw text before any other step."""
 
     id: int
     content: str
@@ -37,7 +37,7 @@ class AddedToken:
 
 
 def model_vocabulary(definition: Definition) -> dict[str, int]:
-    """The model's own entries, added tokens not counted."""
+    """The model's own entries, without added tokens."""
     model = definition.get("model")
     vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
     if isinstance(vocabulary, list):
@@ -56,7 +56,7 @@ def added_tokens(definition: Definition) -> list[AddedToken]:
             continue
         if content in found:
             id = found[content].id
-        else:  # tokens that the model knows already take no new id, wherever their ids are
+        else:  # tokens that the model already has take no new id, wherever their ids are
             id = vocabulary[content] if content in vocabulary else next(free)
         flags = {name: bool(entry.get(name)) for name in _ADDED_FLAGS}
         found[content] = AddedToken(id=id, content=content, **flags)
@@ -67,10 +67,10 @@ _ADDED_FLAGS = tuple(name for name in AddedToken.__dataclass_fields__ if name no
 
 
 def with_special_tokens(definition: Definition, contents: Sequence[str]) -> dict[str, Any]:
-    """The same with these special tokens added at the end; ones that are there already keep their id.
+    """The definition with these special tokens added at the end; existing ones keep their id.
 
     Raises:
-        UsageError: an empty one, or one whose id would be another entry's.
+        UsageError: an empty token, or one whose id would belong to another entry.
     """
     vocabulary = model_vocabulary(definition)
     known = {token.content for token in added_tokens(definition)}
@@ -94,13 +94,13 @@ def with_special_tokens(definition: Definition, contents: Sequence[str]) -> dict
 
 
 def without_special_tokens(definition: Definition) -> dict[str, Any]:
-    """The same where special tokens are not matched in the text; others that were added still are."""
+    """The definition without matching special tokens in the text; other added tokens are still matched."""
     kept = [entry for entry in definition.get("added_tokens") or () if not entry.get("special")]
     return {**definition, "added_tokens": kept}
 
 
 def unknown_id(definition: Definition) -> int | None:
-    """The id of what the model cannot spell; None where there is none."""
+    """The id for text that the model cannot spell; None if there is none."""
     model = definition.get("model")
     if not isinstance(model, Mapping):
         return None
@@ -110,7 +110,7 @@ def unknown_id(definition: Definition) -> int | None:
 
 
 def surrounding_ids(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The ids that the post-processor puts before and after every text; None: it is not a simple template."""
+    """The ids that the post-processor puts before and after every text; None: not a simple template."""
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     for processor in components(definition.get("post_processor"), "processors"):
@@ -139,7 +139,7 @@ def _sides_of(processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int,
 
 
 def components(part: Any, children: str) -> list[Mapping[str, Any]]:
-    """A component, or those inside of a Sequence of them."""
+    """The components of a Sequence, or the single component."""
     found, left = [], [part]
     while left:
         one = left.pop()
@@ -152,7 +152,7 @@ def components(part: Any, children: str) -> list[Mapping[str, Any]]:
 
 
 def split_pattern(definition: Definition) -> str | None:
-    """The pattern that splits texts into words, if engines were compared for it; else None."""
+    """The pattern that splits texts into words, if engines were compared for it; otherwise None."""
     parts = components(definition.get("pre_tokenizer"), "pretokenizers")
     if not parts or any(part.get("add_prefix_space", True) for part in parts if part.get("type") == "ByteLevel"):
         return None
@@ -167,7 +167,7 @@ def split_pattern(definition: Definition) -> str | None:
 
 
 def merge_parts(merges: Sequence[Any]) -> tuple[list[str], list[str]]:
-    """The left and the right part of every merge, written as "a b" or as a pair."""
+    """The left and the right part of every merge; merges are written as "a b" or as pairs."""
     if all(type(merge) is str for merge in merges):
         parts = " ".join(merges).split(" ") if merges else []
     else:
@@ -176,12 +176,12 @@ def merge_parts(merges: Sequence[Any]) -> tuple[list[str], list[str]]:
 
 
 def is_nfc_or_none(definition: Definition) -> bool:
-    """Whether texts are not normalized, or only composed (NFC), which changes few texts."""
+    """Whether texts are not normalized, or only composed (NFC, which changes few texts)."""
     return all(part.get("type") == "NFC" for part in components(definition.get("normalizer"), "normalizers"))
 
 
 def added_tokens_unsupported(definition: Definition) -> str | None:
-    """Why another engine of BPE may find added tokens elsewhere in a text."""
+    """Why another BPE engine may find added tokens at other positions."""
     tokens = added_tokens(definition)
     if reason := added_tokens_renumbered(definition):
         return reason
@@ -197,7 +197,7 @@ def added_tokens_unsupported(definition: Definition) -> str | None:
 
 
 def added_tokens_renumbered(definition: Definition) -> str | None:
-    """Why no other engine than the exact one may be used with these added tokens."""
+    """Why only the exact engine may be used with these added tokens."""
     tokens = added_tokens(definition)
     stated = {entry["content"]: entry.get("id") for entry in definition.get("added_tokens") or ()}
     if any(stated[token.content] != token.id for token in tokens):
@@ -206,5 +206,5 @@ def added_tokens_renumbered(definition: Definition) -> str | None:
 
 
 def _touch(first: str, second: str) -> bool:
-    """Whether `second` may begin inside of `first` (or is in it)."""
+    """Whether `second` may begin inside `first` (or is contained in it)."""
     return any(first[start:].startswith(second[: len(first) - start]) for start in range(len(first)))

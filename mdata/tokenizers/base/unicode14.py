@@ -1,9 +1,9 @@
-"""Code points that Unicode 14 (2021) had not assigned, and how to find them in texts fast.
+"""Code points that Unicode 14 (2021) had not assigned, and a fast search for them in texts.
 
-Libraries use different editions of Unicode and so split words differently around newer characters: gigatoken
-0.10 uses edition 17, tokenizers 0.23 and tiktoken 0.14 use 16, which differ in 4,657 code points. Every
-edition in use agrees on what edition 14 had, so texts with other code points are left to the exact engine.
-The table unicode14_unassigned.txt is generated: hexadecimal, the first code point of each gap and the first after it.
+Libraries use different editions of Unicode and so split words differently around newer characters: gigatoken 0.10 uses
+edition 17, tokenizers 0.23 and tiktoken 0.14 use 16, which differ in 4,657 code points. All editions in use agree on
+the code points of edition 14, so texts with other code points are left to the exact engine. The table
+unicode14_unassigned.txt is generated: in hexadecimal, the first code point of each gap and the first after it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy.typing as npt
 from mdata.tokenizers.base.helpers import batches
 
 _FIRST = 0x378
-# Small enough for a processor's cache, large enough that the cost of calls is small.
+# Small enough for the cache, large enough that the cost of calls is small.
 _GROUP_CHARS = 16 << 10
 
 
 @cache
 def unassigned() -> npt.NDArray[np.bool_]:
-    """For every code point whether edition 14 had not assigned it (surrogates count as assigned)."""
+    """For every code point: whether edition 14 had not assigned it (surrogates count as assigned)."""
     table = Path(__file__).with_name("unicode14_unassigned.txt").read_text(encoding="ascii")
     bounds = np.array([0, *(int(word, 16) for word in table.split()), 0x110000])
     flags = np.arange(len(bounds) - 1) % 2 == 1
@@ -32,7 +32,7 @@ def unassigned() -> npt.NDArray[np.bool_]:
 
 
 def texts_with_newer_characters(texts: Sequence[str]) -> list[int]:
-    """The indices of the texts with such a code point."""
+    """The indices of texts with an unassigned code point."""
     # A string knows whether it is ASCII.
     indices = [index for index, text in enumerate(texts) if not text.isascii()]
     others = [texts[index] for index in indices]

@@ -1,8 +1,9 @@
-"""The two families of BPE for which there are faster engines: byte-level, and that of Llama 2 and Gemma.
+"""The two families of BPE with faster engines: byte-level, and that of Llama 2 and Gemma.
 
 Llama's family is BPE over whole texts: every blank becomes U+2581, by a normalizer or by Metaspace, one may be put in
-front, and every byte has an entry such as <0x0A>. Merges may have one result in several ways, as files converted from
-SentencePiece models do. Not supported there: entries that count before merges, where gigatoken 0.10 was seen to differ.
+front, and every byte has an entry such as <0x0A>. Several merges may give the same result, as in files converted from
+SentencePiece models. Not supported there: entries that take precedence over merges (`ignore_merges`), for which
+gigatoken 0.10 was seen to differ.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from mdata.tokenizers.engines.long_text import word_splitter
 BLANK = "\u2581"
 _REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
 _PREPEND = {"type": "Prepend", "prepend": BLANK}
-# Splits at blanks, of which none is left by then.
+# Splits at blanks, none of which is left at that point.
 _NO_SPLIT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
 _SCHEMES = ("always", "first", "never")
 _OUTSIDE_ALPHABET = re.compile(f"[^{re.escape(''.join(ALPHABET))}]")
 
 
 def byte_level_unsupported(definition: Definition) -> str | None:
-    """Why this is not a byte-level BPE for which engines can be expected to agree."""
+    """Why engines cannot be expected to agree on this as a byte-level BPE."""
     model = definition.get("model") or {}
     tests = (
         (model.get("type", "BPE") != "BPE", f"its model is {model.get('type')}, not byte-level BPE"),
@@ -112,9 +113,9 @@ def _gigatoken_unsupported(definition: Definition, exact: Any) -> str | None:
 
 
 def _tiktoken_unsupported(definition: Definition, exact: Any) -> str | None:
-    """tiktoken has no list of merges: it joins any two parts of an entry, and a whole entry at once if it can.
+    """Why tiktoken differs: it has no list of merges, joins any two parts of an entry, and takes a whole entry at once.
 
-    That is the same if every entry is made, in the end, of its own two parts; training makes such vocabularies.
+    The ids are the same if merging each entry's text gives that entry; trained vocabularies are like that.
     """
     model = definition["model"]
     added = [token.content for token in added_tokens(definition)]
@@ -137,7 +138,7 @@ LLAMA = EngineFamily(
     self_check_texts=llama_texts,
     text_splitter=word_splitter,
 )
-# Every tokenizer that is of no other family comes nearest to this one.
+# A tokenizer of no other family is closest to this one.
 BYTE_LEVEL = EngineFamily(
     matches=lambda definition: True,
     unsupported=byte_level_unsupported,

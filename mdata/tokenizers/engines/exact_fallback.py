@@ -1,10 +1,10 @@
-"""A fast engine that leaves to the exact one the texts for which the two may give different ids.
+"""A fast engine that passes texts to the exact one if the two might give different ids.
 
-Such texts are rare: those with characters newer than what every edition of Unicode in use knows
-(mdata/tokenizers/base/unicode14.py), with an added token that counts as a whole word only, or, where the tokenizer
-composes texts (NFC), those that are not composed already. So the fast engine needs none of these rules. The exact
-engine takes a hundred times as long, so a long text is split where that changes no id
-(mdata/tokenizers/engines/long_text.py), and the exact engine gets only the parts that need it.
+Such texts are rare: those with characters newer than every Unicode edition in use (mdata/tokenizers/base/unicode14.py),
+those with an added token that counts as a whole word only, and, if the tokenizer composes texts (NFC), those that are
+not composed already. So the fast engine needs none of these rules. The exact engine takes a hundred times as long, so a
+long text is split at places that change no id (mdata/tokenizers/engines/long_text.py), and the exact engine gets only
+the parts that need it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class FallbackEngine:
     Args:
         name: of the fast engine.
         definition: a tokenizer.json of a family that the engine supports.
-        plain: special tokens spelled in a text are ordinary text.
-        exact: makes the exact engine, when the first text needs it.
+        plain: special tokens that occur in a text are ordinary text.
+        exact: builds the exact engine when the first text needs it.
     """
 
     def __init__(self, name: str, definition: Definition, *, plain: bool, exact: Callable[[], Engine]) -> None:
@@ -67,7 +67,7 @@ class FallbackEngine:
         return list(self._split(text, _PART_CHARS)) if self._split else [text]
 
     def _encode_parts(self, index: int, parts: Sequence[str]) -> Ids:
-        """Most parts are for the fast engine; one that cannot be split any more is for the exact one."""
+        """Most parts go to the fast engine; one that cannot be split further goes to the exact one."""
         with indices_in_batch([index] * len(parts)):
             return np.concatenate(self.encode(parts))
 

@@ -1,11 +1,11 @@
 """The engines for a tokenizer.json, with one interface: texts in, one array of ids for each.
 
-`tokenizers` is the exact one: it reads every tokenizer.json, and its ids are right by definition. The others are used
-only if mdata/tokenizers/types/engine_selection.py found them equal. None adds anything around a text.
-gigatoken remembers every word; when it has grown by _MAX_GROWTH_BYTES it is made anew, so a process stays small
-however much text it sees; its results are copied, because each holds a large buffer. Measured with gigatoken 0.10: it
-grew by 60 MB over 430 MB of prose and code, by less than 144 over 1,755 MB of C sources, by 10 MB for every MB of
-random words; a new one takes 0.1 to 0.2 s and knows no words.
+`tokenizers` is the exact engine: it reads every tokenizer.json, and its ids are right by definition. The others are
+used only if mdata/tokenizers/types/engine_selection.py found them equal. None adds ids around a text. gigatoken caches
+every word; after growing by _MAX_GROWTH_BYTES it is rebuilt, so a process stays small however much text it sees; its
+results are copied, because each holds a large buffer. Measured with gigatoken 0.10: it grew by 60 MB over 430 MB of
+prose and code, by less than 144 over 1,755 MB of C sources, by 10 MB for every MB of random words; rebuilding takes 0.1
+to 0.2 s and empties the cache.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from mdata.util.stop_signals import LibraryError, library_errors
 
 EXACT = "tokenizers"
 
-# A batch of the exact library takes 350 bytes of memory for every token until it has become an array.
+# A batch of the exact library takes 350 bytes of memory per token until it is converted to an array.
 _EXACT_BATCH_CHARS = 256 << 10
 # With 96 as with 144 a process had at most 360 MB over 100 MB of random words, with 160 it had 565. Over 300 and
 # 534 MB of tiny distinct documents a worker had 520 MB at its peak.
 _MAX_GROWTH_BYTES = 144 << 20
 _CHECK_EVERY_CHARS = 1 << 20
-# Where memory does not come back, making a new one again and again would not help.
+# If memory is not returned, rebuilding again and again would not help.
 _MIN_CHARS_OF_ONE = 8 << 20
 
 Ids = npt.NDArray[np.uint32]
@@ -54,7 +54,7 @@ class Engine(Protocol):
     name: str
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text, nothing added.
+        """The ids of each text, without added ids.
 
         Raises:
             TextRefused: the library fails on a text.
@@ -68,7 +68,7 @@ class FlatEngine(Engine, Protocol):
     def encode_flat(
         self, texts: Sequence[str], *, before: Sequence[int], after: Sequence[int]
     ) -> tuple[IdArray, LengthArray]:
-        """The ids of all texts, with `before` and `after` around each, and how many each gave."""
+        """The ids of all texts, with `before` and `after` around each, and the number of ids of each."""
 
 
 EngineMaker = Callable[..., Engine]
@@ -77,16 +77,16 @@ EngineMaker = Callable[..., Engine]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFamily:
-    """Tokenizers of one kind, and the engines for them that are faster than the exact one.
+    """Tokenizers of one kind, and the faster engines for them.
 
     Args:
         matches: whether a tokenizer.json is of this kind, by its model.
-        unsupported: why no engine can encode like a given tokenizer.json, by its structure alone; None: one can.
-        engines: name -> maker, the fastest first.
-        unsupported_by: name -> the same for a single engine; also gets the exact engine.
+        unsupported: why no fast engine supports a given tokenizer.json, judged by its structure; None: supported.
+        engines: name -> constructor, the fastest first.
+        unsupported_by: name -> the same for a single engine; also receives the exact engine.
         self_check_texts: (entries in the order of their ids, added tokens) -> texts for which ids are compared.
-        text_splitter: how to split long texts of a given tokenizer without changing an id; None: they are not split.
-        compare_words: (engine, exact engine) -> a text which they split into other words, if there is one.
+        text_splitter: splits long texts of a given tokenizer without changing an id; None: they are not split.
+        compare_words: (engine, exact engine) -> a text that they split into different words, if there is one.
     """
 
     matches: Callable[[Definition], bool]
@@ -112,7 +112,7 @@ class ExactEngine:
         return self.encode_with(texts, add_special_tokens=False)
 
     def encode_with(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Ids]:
-        """The same, with what the post-processor adds.
+        """The same, with the ids that the post-processor adds.
 
         Raises:
             TextRefused: the library fails on a text.
@@ -123,7 +123,7 @@ class ExactEngine:
         return out
 
     def _encode_each(self, texts: Sequence[str], first: int, *, special: bool) -> list[Ids]:
-        """The ids of texts of which the first has that index in its batch."""
+        """The ids of texts; `first` is the index of the first text in its batch."""
         try:
             return self._call(texts, special=special)
         except TextRefused:
@@ -135,7 +135,7 @@ class ExactEngine:
 
     def _call(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
         try:
-            # The caller explains what is wrong with a text itself.
+            # The caller explains errors in the text itself.
             with library_errors(passed=(UnicodeEncodeError, TypeError)):
                 # The fast call leaves out character offsets, which are not needed.
                 batch = self.library.encode_batch_fast(list(texts), add_special_tokens=special)
@@ -159,7 +159,7 @@ def _load_tokenizers_library(definition: Definition) -> Any:
 
 
 class GigatokenEngine:
-    """The Rust engine gigatoken, used one text at a time: its batches need another library for their arrays."""
+    """The Rust engine gigatoken, called with one text at a time: its batches need another library for their arrays."""
 
     name = "gigatoken"
 
@@ -179,7 +179,7 @@ class GigatokenEngine:
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """See Engine."""
         encode = self._encode
-        # Each result keeps a buffer of some kilobytes, however short the text: a batch of tiny texts took a gigabyte.
+        # Each result holds a buffer of some kilobytes, however short the text: a batch of tiny texts took a gigabyte.
         out = [encode(text).copy() for text in texts]
         self._chars_left -= sum(map(len, texts))
         if self._chars_left <= 0:
@@ -187,7 +187,7 @@ class GigatokenEngine:
             if self._bytes_before is None:
                 self._bytes_before = resident_bytes()
             elif resident_bytes() - self._bytes_before > _MAX_GROWTH_BYTES:
-                # The old one has to be gone before the new one takes memory.
+                # Free the old one before the new one allocates memory.
                 del encode, self._encode
                 self._encode = self._load()
                 self._chars_left = _MIN_CHARS_OF_ONE
@@ -239,7 +239,7 @@ def as_json(definition: Definition) -> bytes:
     return orjson.dumps(definition)
 
 
-# Those that a tokenizer.json alone makes, by their names.
+# Engines that need only a tokenizer.json, by name.
 LIBRARIES: Mapping[str, Callable[..., Engine]] = MappingProxyType(
     {"gigatoken": GigatokenEngine, "tiktoken": TiktokenEngine, EXACT: ExactEngine}
 )

@@ -1,9 +1,9 @@
-"""Long texts, split where that changes no id, and the length of a word beyond which a text is refused.
+"""Splits long texts at places that change no id, and refuses texts with words that are too long.
 
-Between a letter and a blank that is followed by a letter, and between a line that ends with no blank and one that
-begins with a letter (all ASCII), every known pattern ends a word, and byte-level BPE never looks beyond a word. So a
-text of any length can be encoded in parts with bounded memory. One word cannot be split: engines need up to 64 bytes of
-memory for each of its bytes, so a text with a word of more than LONGEST_WORD_CHARS is refused.
+Between a letter and a blank that is followed by a letter, and between a line that does not end with a blank and one
+that begins with a letter (all ASCII), every known pattern ends a word, and byte-level BPE never looks beyond a word. So
+a text of any length can be encoded in parts with bounded memory. A single word cannot be split: engines need up to 64
+bytes of memory for each of its bytes, so a text with a word of more than LONGEST_WORD_CHARS is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PART_CHARS = 1 << 20
 LONGEST_WORD_CHARS = 4 << 20
 # For tokenizers whose texts cannot be split.
 LONGEST_WHOLE_CHARS = 16 << 20
-# To which the tokenizer's rules may lengthen such a text.
+# Length to which the tokenizer's rules may expand such a text.
 LONGEST_GROWN_CHARS = 64 << 20
 
 _BLANK = re.compile("[ \t\n\r]")
@@ -39,7 +39,7 @@ _SPLIT = re.compile(r"[A-Za-z](?= [A-Za-z])|[!-~]\n(?=[A-Za-z])")
 
 
 def word_splitter(definition: Definition) -> Callable[..., Iterator[str]] | None:
-    """`split_at_words`, if no added token lies over such a place or depends on what is beyond it; else None."""
+    """`split_at_words`, if no added token spans such a place or depends on text beyond it; otherwise None."""
     if split_pattern(definition) is None or not is_nfc_or_none(definition):
         return None
     tokens = added_tokens(definition)
@@ -60,7 +60,7 @@ def _looks_around(token: AddedToken) -> bool:
 
 
 def split_at_words(text: str, part_chars: int = PART_CHARS) -> Iterator[str]:
-    """The text in parts of about `part_chars`; longer ones where it cannot be split.
+    """The text in parts of about `part_chars`, longer if it cannot be split there.
 
     Raises:
         TextRefused: a word is too long (the index is 0).
@@ -83,22 +83,22 @@ def _refuse_long_word(part: str) -> str:
 
 @cache
 def _long_word() -> re.Pattern[str]:
-    """A word is of letters, marks and numbers, of blanks, or of neither; a little wider than any pattern's words."""
+    """A word is of letters, marks and numbers, of blanks, or of neither; slightly wider than any pattern's words."""
     classes = (rf"[\w{_marks()}]", r"\s", r"[^\w\s]")
     return re.compile("|".join(f"{kind}{{{LONGEST_WORD_CHARS}}}" for kind in classes))
 
 
 def _marks() -> str:
-    """Combining marks, which some patterns count among the letters, as ranges of a character class."""
+    """Combining marks, which some patterns treat as letters, as ranges of a character class."""
     marks = [code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code))[0] == "M"]
     runs = (list(run) for _, run in groupby(enumerate(marks), lambda pair: pair[1] - pair[0]))
     return "".join(f"{chr(run[0][1])}-{chr(run[-1][1])}" for run in runs)
 
 
 def split_at_whitespace(text: str, part_chars: int = PART_CHARS) -> Iterator[str]:
-    """The same for tokenizers for which any blank or line end is the end of a word, and which drop it.
+    """The same for tokenizers that end a word at any blank or line end, and drop it.
 
-    A long word costs them only memory: it may have as many characters as a text that cannot be split.
+    A long word only costs memory there: it may be as long as a text that cannot be split.
 
     Raises:
         TextRefused: a word is too long (the index is 0).
@@ -123,7 +123,7 @@ def encode_long_texts(
     """The ids of each text of a batch; long texts are split where that is safe.
 
     Args:
-        engine: that gives them.
+        engine: computes the ids.
         texts: of a batch.
         splitter: splits a text without changing an id; None: texts cannot be split.
         growth: how many characters the tokenizer's rules may make of one.
@@ -142,7 +142,7 @@ def _encode_long(engine: Engine, text: str, *, index: int, splitter: Callable[[s
     with indices_in_batch([index]):
         if splitter is None:
             return engine.encode([text])[0]
-        # One after another: the memory of a part is free again before the next is begun, and ids are held once.
+        # One after another: the memory of a part is freed before the next is started, and ids are stored once.
         ids = bytearray()
         for part in splitter(text):
             ids += engine.encode([part])[0].astype(np.uint32, copy=False).tobytes()

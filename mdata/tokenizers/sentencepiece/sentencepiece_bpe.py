@@ -1,7 +1,7 @@
 """Our own engine for SentencePiece's BPE (mdata_cpp/sentencepiece.hpp); the twin is sentencepiece_reference.py.
 
-It is used for a model that it supports if it gives the library's ids for the self-check texts. It remembers words in
-at most 40 MB. mdata/tokenizers/types/sentencepiece.py registers it in one line.
+It is used for a supported model if it gives the library's ids for the self-check texts. It caches words in at most 40
+MB. mdata/tokenizers/types/sentencepiece.py registers it in one line.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class SentencePieceBpe:
     """The engine.
 
     Args:
-        model: one that is supported.
+        model: a supported one.
 
     Raises:
-        ValueError: its rules of normalization are damaged.
+        ValueError: the model's normalization rules are damaged.
     """
 
     name = "mdata"
@@ -63,7 +63,7 @@ class SentencePieceBpe:
 
     @classmethod
     def try_model(cls, model: SentencePieceModel, exact: SentencePieceLibrary) -> SentencePieceBpe | str:
-        """The engine, if it gives the library's ids for the self-check texts; else why it cannot be used."""
+        """The engine, if it gives the library's ids for the self-check texts; otherwise why it cannot be used."""
         if reason := cls.unsupported(model):
             return reason
         try:
@@ -72,7 +72,7 @@ class SentencePieceBpe:
             return f"it fails: {error}"
         texts = self_check_texts(model)
         theirs = exact.encode(texts)
-        for _ in range(2):  # the second time it remembers the words
+        for _ in range(2):  # the second pass reads words from the cache
             ours = engine.encode(texts)
             split = (np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in (ours, theirs))
             other = next((text for text, a, b in zip(texts, *split, strict=True) if not np.array_equal(a, b)), None)

@@ -1,7 +1,7 @@
 """The `sentencepiece` library, whose ids are right by definition.
 
-It gives the plain encoding, without BOS or EOS. It prints nothing about files that it refuses: its message becomes the
-text of an error.
+It gives the plain encoding, without BOS or EOS. When it refuses a file it prints nothing: its message goes into the
+error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SentencePieceLibrary:
             raise UsageError(f"{source}: the sentencepiece library refuses it", found=_message(error)) from error
 
     def encode(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
-        """The ids of all texts, one after another, and how many each has.
+        """The ids of all texts, concatenated, and the number of ids of each.
 
         Raises:
             TextRefused: a text that has no ids.

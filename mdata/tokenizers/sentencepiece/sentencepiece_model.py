@@ -1,10 +1,10 @@
-"""What a SentencePiece model file says, read without the library: pieces, scores, kinds, and how text is prepared.
+"""Reads a SentencePiece model file without the library: pieces, scores, kinds, and how text is prepared.
 
-The file is a protobuf message (ModelProto of sentencepiece_model.proto). Everything that the library would
-refuse, complain about on stderr or stumble over is refused here first, by name, so what is taken here loads there.
-A field that occurs again replaces the former, unknown fields are passed over, unknown kinds of pieces count as
-ordinary ones: as protobuf reads. Stricter than protobuf: pieces must be UTF-8, scores finite numbers, and groups
-(an encoding that no writer of such files uses) are not taken.
+The file is a protobuf message (ModelProto of sentencepiece_model.proto). Everything that the library would refuse,
+print a warning about on stderr or crash on is refused here first, with its name, so an accepted file also loads there.
+As in protobuf, a repeated field replaces the earlier value, unknown fields are skipped, and unknown kinds of pieces
+count as ordinary ones. Stricter than protobuf: pieces must be UTF-8, scores finite numbers, and groups (an encoding
+that no writer of such files uses) are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODEL_TYPES = MappingProxyType({1: "unigram", 2: "bpe", 3: "word", 4: "char"})
 ORDINARY = frozenset({NORMAL, USER_DEFINED, UNUSED})
 BLANK = "\u2581"
 
-# The library looks for at most so many user-defined pieces at one place, and beyond that reads foreign memory.
+# The library expects at most this many user-defined pieces at one position; with more it reads out of bounds.
 MOST_NESTED = 64
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -45,10 +45,10 @@ class SentencePieceModel:
         byte_fallback: characters that are not pieces become bytes.
         charsmap: the compiled rules of normalization; empty: none.
         add_dummy_prefix: a blank is put before every text.
-        remove_extra_whitespaces: blanks at the ends go, runs become one.
+        remove_extra_whitespaces: blanks at the ends are removed, runs become one.
         escape_whitespaces: blanks become U+2581.
-        whitespace_as_suffix: blanks belong to the word before.
-        roles: "unk", "bos", "eos", "pad" -> id, where the model has that role.
+        whitespace_as_suffix: a blank belongs to the preceding word.
+        roles: "unk", "bos", "eos", "pad" -> id, if the model has that role.
     """
 
     pieces: tuple[str, ...]
@@ -68,7 +68,7 @@ class SentencePieceModel:
         return [id for id, kind in enumerate(self.kinds) if kind in kinds]
 
     def id_of(self, piece: str) -> int:
-        """The id of a piece; that of unk where there is none."""
+        """The id of a piece; the id of unk if there is none."""
         return self.ids.get(piece, self.roles["unk"])
 
     @cached_property
@@ -78,7 +78,7 @@ class SentencePieceModel:
 
 
 class _BrokenError(Exception):
-    """Not a protobuf message of the wanted form; says why."""
+    """Not a protobuf message of the expected form; says why."""
 
 
 def read_model(content: bytes, name: str) -> SentencePieceModel:
@@ -86,10 +86,10 @@ def read_model(content: bytes, name: str) -> SentencePieceModel:
 
     Args:
         content: the file.
-        name: how to call it in errors.
+        name: of the file, for errors.
 
     Raises:
-        UsageError: it is no model, or one that the library refuses or cannot be trusted with.
+        UsageError: not a model, or one that the library refuses or handles incorrectly.
     """
     if not content:
         raise UsageError(f"{name}: an empty file", expected=_EXPECTED)
@@ -130,7 +130,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
 
 
 def _varint(data: memoryview, at: int, *, longest: int) -> tuple[int, int]:
-    """A whole number of 7 bits a byte, and where the next thing begins."""
+    """A whole number stored in 7 bits per byte, and the position after it."""
     value = 0
     for place in range(longest):
         if at + place >= len(data):
@@ -147,7 +147,7 @@ _RawPiece = tuple[bytes, float, int]
 
 @dataclass(frozen=True)
 class _Facts:
-    """The last value of each field of a part of the message, by number; those of both forms apart."""
+    """The last value of each field of a submessage, by number; numbers and bytes separately."""
 
     whole: dict[int, int]
     data: dict[int, bytes]
@@ -198,7 +198,7 @@ def _piece(data: memoryview) -> _RawPiece:
 def _checked(pieces: list[_RawPiece], trainer: _Facts, normalizer: _Facts) -> SentencePieceModel:
     if not pieces:
         raise _BrokenError("no pieces")
-    # An unknown value of an enumeration counts as not given.
+    # An unknown value of an enumeration counts as absent.
     model_type = MODEL_TYPES.get(trainer.whole.get(3, 1) & 0xFFFFFFFF, "unigram")
     texts = [_text(id, piece) for id, (piece, _, _) in enumerate(pieces)]
     kinds = bytes(kind for _, _, kind in pieces)
@@ -260,7 +260,7 @@ def _check_kinds(texts: Sequence[str], kinds: bytes, *, byte_fallback: bool, uni
 
 
 def _check_nesting(user_defined: list[str]) -> None:
-    """No more than MOST_NESTED of them are the beginnings of each other."""
+    """At most MOST_NESTED of them may be prefixes of each other."""
     chain: list[str] = []
     for text in sorted(user_defined):
         while chain and not text.startswith(chain[-1]):
@@ -273,11 +273,11 @@ def _check_nesting(user_defined: list[str]) -> None:
 
 
 def _roles(trainer: _Facts, texts: Sequence[str], kinds: bytes) -> dict[str, int]:
-    """Ids by role: the control piece of that name; unk is the one that there is."""
+    """Ids by role: the control piece with that name; unk is the only unknown piece."""
     roles = {"unk": kinds.index(UNKNOWN)}
     control = {text: id for id, text in enumerate(texts) if kinds[id] == CONTROL}
     for number, (role, default) in _ROLES.items():
-        # The library passes the name on as text that ends at its first NUL.
+        # The library passes the name as a string that ends at its first NUL.
         name = (trainer.data.get(number) or default).split(b"\0")[0].decode(errors="replace")
         if name in control:
             roles[role] = control[name]

@@ -1,8 +1,8 @@
-"""SentencePiece's BPE, slowly: the twin of mdata_cpp/sentencepiece.hpp.
+"""SentencePiece's BPE in plain Python: the slow twin of mdata_cpp/sentencepiece.hpp.
 
-A text becomes ids in three steps: it is prepared (rules of normalization, blanks), taken apart into characters and
-the pieces that are defined for users, and of all neighbours that together are a piece the pair with the highest score
-is joined, the leftmost of equals, until none is left. Not for models with unused pieces.
+A text becomes ids in three steps: it is prepared (normalization, blanks), split into characters and user-defined
+pieces, and then the adjacent pair with the highest score that forms a piece is merged (the leftmost of equals), until
+none is left. Not for models with unused pieces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def encode(model: SentencePieceModel, text: str) -> list[int]:
     """The ids of a text."""
     users = [model.pieces[id] for id in model.ids_of_kind(USER_DEFINED)]
     joined = {model.pieces[id]: model.scores[id] for id in model.ids_of_kind(NORMAL)}
-    # What a user's piece became is never joined.
+    # User-defined pieces are never merged.
     symbols = list(_parts(prepare(model, text, users=users), users))
     while True:
         pairs = [
@@ -42,7 +42,7 @@ def encode(model: SentencePieceModel, text: str) -> list[int]:
 
 
 def prepare(model: SentencePieceModel, text: str, *, users: Sequence[str]) -> str:
-    """The text after the rules of normalization, its blanks as U+2581."""
+    """The text after normalization, with blanks as U+2581."""
     steps = list(_steps(model, text, users))
     if model.remove_extra_whitespaces:
         while steps and steps[0] == " ":
@@ -61,7 +61,7 @@ def prepare(model: SentencePieceModel, text: str, *, users: Sequence[str]) -> st
 
 
 def _steps(model: SentencePieceModel, text: str, users: Sequence[str]) -> Iterator[str]:
-    """What each rule, or each character that has none, becomes; pieces of users stay."""
+    """The output of each rule, or of each character without a rule; user-defined pieces stay."""
     at = 0
     while at < len(text):
         if own := _longest(text, at, users):
@@ -85,7 +85,7 @@ def _longest(text: str, at: int, among: Sequence[str]) -> str:
 
 
 def _rule(charsmap: bytes, text: str) -> tuple[str, int] | None:
-    """The longest rule that the text begins with: what it becomes, and how many characters that replaces.
+    """The longest rule that matches the start of the text: its output, and the number of characters it replaces.
 
     The rules are a double-array trie over UTF-8; see Charsmap in mdata_cpp/sentencepiece_text.hpp.
     """

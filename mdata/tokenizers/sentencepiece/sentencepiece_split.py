@@ -1,4 +1,4 @@
-"""Texts split into parts that are encoded separately: at special tokens, or where blanks are to be kept.
+"""Splits texts into parts that are encoded separately: at special tokens, or to keep blanks.
 
 Megatron's tool does both around the SentencePiece library. All parts of a batch go to the engine at once.
 """
@@ -14,16 +14,16 @@ from mdata.tokenizers.base.token_matching import first_listed, pattern_of_any
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, indices_in_batch
 from mdata.util.arrays import running_sums
 
-# A symbol that is unlikely to be a piece; Megatron chose it.
+# A symbol that is unlikely to be a piece; Megatron's choice.
 MARK = "\u262f"
-# Between two blanks; a blank that begins the text; one that ends it, or comes before a last line feed.
+# Between two blanks; after a blank at the start of the text; at a blank at its end, or before a final line feed.
 _BLANKS_TO_KEEP = re.compile(r"(?<= )(?= )|^ | (?=\n?\Z)")
 
 Encode = Callable[[Sequence[str]], tuple[IdArray, LengthArray]]
 
 
 class TokenSplitter:
-    """Splits texts at tokens: the earliest first; of those that begin at one place, the one that was listed first.
+    """Splits texts at tokens: the earliest first; at the same position, the one that was listed first.
 
     Args:
         tokens: text -> id, in their order.
@@ -36,13 +36,13 @@ class TokenSplitter:
         self._pattern = pattern_of_any(first_listed(tokens))
 
     def encode(self, texts: Sequence[str], encode: Encode) -> tuple[IdArray, LengthArray]:
-        """The ids of all texts, those of the tokens between the parts, and how many each gave.
+        """The ids of all texts, including the tokens between the parts, and the number of ids of each.
 
         Raises:
             TextRefused: a text that has no ids.
         """
         parts: list[str] = []
-        # Of each text: how many parts, and the ids of the tokens between them.
+        # For each text: the number of parts, and the ids of the tokens between them.
         between: list[list[int]] = []
         for text in texts:
             found = list(self._pattern.finditer(text))
@@ -69,7 +69,7 @@ class TokenSplitter:
 
 
 def encode_parts(parts: Sequence[str], counts: Sequence[int], *, encode: Encode) -> tuple[IdArray, LengthArray]:
-    """What `encode` gives for the parts of several texts.
+    """Encode the parts of several texts with `encode`.
 
     Raises:
         TextRefused: a part has no ids; names its text.
@@ -79,13 +79,13 @@ def encode_parts(parts: Sequence[str], counts: Sequence[int], *, encode: Encode)
 
 
 def split_blanks(text: str) -> list[str]:
-    """The parts of a text, each with a mark as its last character, that together keep all of its blanks."""
+    """The parts of a text, each ending with a mark, so that all blanks are kept."""
     marked = _BLANKS_TO_KEEP.sub(f" {MARK} ", text).rstrip()
     return [part + MARK for part in marked.split(MARK) if part]
 
 
 def without_last(ids: IdArray, lengths: LengthArray, *, counts: Sequence[int]) -> tuple[IdArray, LengthArray]:
-    """The ids without the last of each part, and the lengths of texts of so many parts each."""
+    """The ids without the last of each part, and the lengths of the texts, given the number of parts of each."""
     keep = np.ones(len(ids), dtype=np.bool_)
     keep[(np.cumsum(lengths) - 1)[lengths > 0]] = False
     ends = running_sums(np.maximum(lengths - 1, 0))

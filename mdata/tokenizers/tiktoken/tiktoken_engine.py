@@ -1,8 +1,8 @@
 """tiktoken with any ranks and Megatron's two patterns, as the exact engine of TikTokenizer.
 
-tiktoken fails on a million blanks before a word or at an end. Those are split off first: the last blank belongs to
-the following word, all others are one word, which needs no pattern. `as_definition` writes the same tokenizer as a
-tokenizer.json, for engines that read that; it lists the merges, which tiktoken finds by itself.
+tiktoken fails on a million blanks before a word or at the end of a text. Those are split off first: the last blank
+belongs to the following word, all others are one word, which needs no pattern. `as_definition` writes the same
+tokenizer as a tokenizer.json, for engines that read that; it lists the merges, which tiktoken derives itself.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from mdata.tokenizers.engines.libraries import Ids
 PATTERNS = MappingProxyType({"v1": TIK_V1, "v2": TIK_V2})
 
 _LONG_RUN_CHARS = 500_000
-# Finding the parts of an entry takes the square of its length.
+# Finding the parts of an entry takes quadratic time in its length.
 _LONGEST_ENTRY_BYTES = 1000
-# White space but line ends; Python's own idea of white space has four characters more.
+# White space except line ends; Python's definition of white space has four more characters.
 _LONG_RUN = re.compile(rf"[\t\v\f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]{{{_LONG_RUN_CHARS},}}")
 
 
@@ -33,8 +33,8 @@ class RanksEngine:
     """See `mdata.tokenizers.engines.libraries.Engine`.
 
     Args:
-        tokens: bytes -> id; the order of the ids is that of the merges.
-        special: tokens that are matched in the text; none holds white space.
+        tokens: bytes -> id; ids are in the order of the merges.
+        special: tokens that are matched in the text; none contains white space.
         pattern: "v1" or "v2".
         plain: special tokens spelled in a text are ordinary text.
     """
@@ -65,7 +65,7 @@ class RanksEngine:
         for run in _LONG_RUN.finditer(text):
             if text[run.end() : run.end() + 1] in ("\r", "\n"):
                 continue
-            # Blanks at the end of the text or before a special token are one word with the last of them.
+            # Blanks at the end of the text or before a special token are one word, including the last.
             last = run.end() - (not self._ends(text, run.end()))
             parts += [self._encode(text[start : run.start()]), self._one_word.encode_to_numpy(text[run.start() : last])]
             start = last
@@ -76,13 +76,13 @@ class RanksEngine:
 
     @cached_property
     def _one_word(self) -> Any:
-        """The same without a pattern."""
+        """Encode a single word, without a pattern."""
         import tiktoken
 
         return tiktoken.Encoding("mdata", pat_str="(?s:.+)", mergeable_ranks=self._tokens, special_tokens={})
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids; an id that does not exist shows as U+FFFD."""
+        """The text of some ids; a nonexistent id becomes U+FFFD."""
         try:
             return self.library.decode(ids)
         except KeyError:
@@ -94,7 +94,7 @@ class RanksEngine:
 
 
 def as_definition(tokens: Mapping[bytes, int], special: Mapping[str, int], *, pattern: str) -> dict[str, Any] | str:
-    """The same as a tokenizer.json; or why it cannot be written as one that gives the same ids."""
+    """The same tokenizer as a tokenizer.json; or why no tokenizer.json gives the same ids."""
     merges = []
     if max(map(len, tokens)) > _LONGEST_ENTRY_BYTES:
         return "an entry is very long"
@@ -122,7 +122,7 @@ def as_definition(tokens: Mapping[bytes, int], special: Mapping[str, int], *, pa
 
 
 def _two_parts(token: bytes, tokens: Mapping[bytes, int]) -> list[bytes] | None:
-    """The parts that the last merge joins; None where entries of lower rank leave more than two."""
+    """The two parts that the last merge joins; None if entries of lower rank leave more than two parts."""
     parts = [token[at : at + 1] for at in range(len(token))]
     this = tokens[token]
     while len(parts) > 2:

@@ -1,8 +1,9 @@
-"""Files of ranks: Megatron's list of JSON objects, and the lines of base64 and rank that tiktoken reads.
+"""Reads files of ranks: Megatron's list of JSON objects, and tiktoken's lines of base64 and rank.
 
-Both give bytes -> rank. Of a list only the entries that are used are looked at, as in Megatron: each has exactly
-the keys rank, token_bytes and token_str, its rank is its place, and the first 256 are the single bytes in order.
-Lines may come in any order and leave ranks out. Neither may give one rank, or the same bytes, twice, or lack a byte.
+Both give bytes -> rank. As in Megatron, only the used entries of a list are checked: each has exactly the keys rank,
+token_bytes and token_str, its rank is its position, and the first 256 are the single bytes in order. Lines may be in
+any order and skip ranks. In both, a rank or the bytes of an entry must not occur twice, and no single byte may be
+missing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LARGEST_RANK = 2**31 - 1
 
 
 def is_list(content: bytes) -> bool:
-    """Whether this is to be read as JSON."""
+    """Whether the content is a JSON list."""
     return content.lstrip()[:1] in (b"[", b"{")
 
 
@@ -32,10 +33,10 @@ def read_list(content: bytes, name: str, *, used: int | None = None) -> Ranks:
     Args:
         content: of the file.
         name: of the file, for errors.
-        used: how many entries count; None: all. Later ones are not looked at.
+        used: number of entries that are used; None: all. Later ones are not checked.
 
     Raises:
-        UsageError: it is no such list; names the entry, counted from 0 as ranks are.
+        UsageError: not such a list; names the entry, counted from 0 like ranks.
     """
     ranks: Ranks = {}
     for place, entry in enumerate(_entries(content, name)[:used]):
@@ -57,7 +58,7 @@ def _entries(content: bytes, name: str) -> list[Any]:
         entries = json.loads(content.decode())
     except json.JSONDecodeError as error:
         raise UsageError(f"{name}:{error.lineno}: not a JSON list of ranks", found=str(error)) from error
-    # Bytes that are not UTF-8, numbers of thousands of digits, brackets in brackets.
+    # Bytes that are not UTF-8, numbers with thousands of digits, deeply nested brackets.
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{name}: not a JSON list of ranks", found=str(error)) from error
     if not isinstance(entries, list):
@@ -84,7 +85,7 @@ def read_lines(content: bytes, name: str) -> Ranks:
     """The ranks of a .tiktoken file.
 
     Raises:
-        UsageError: a line is not what it should be; names it.
+        UsageError: an invalid line; names it.
     """
     ranks: Ranks = {}
     lines: dict[int, int] = {}
@@ -116,7 +117,7 @@ def _line(line: bytes, place: str) -> tuple[bytes, int]:
 
 
 def _decoded(text: bytes) -> bytes:
-    """The bytes that base64 encodes; None where it is not base64."""
+    """The decoded bytes; None if the text is not base64."""
     try:
         return a2b_base64(text, strict_mode=True)
     except NotBase64:

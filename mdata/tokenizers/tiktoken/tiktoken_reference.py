@@ -1,7 +1,7 @@
 """TikTokenizer as Megatron defines it: words by class of character, then merges by rank, one at a time.
 
-The twin of mdata/tokenizers/tiktoken/tiktoken_engine.py. Unlike GPT-2's twin there is no list of merges: any two
-neighbours may become one whose bytes together have a rank, and a whole word that has a rank is taken at once.
+The twin of mdata/tokenizers/tiktoken/tiktoken_engine.py. Unlike GPT-2's twin it has no list of merges: any two
+neighbours whose joined bytes have a rank may be merged, and a whole word that has a rank becomes one token at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_WHITE = "\x1c\x1d\x1e\x1f"
 
 
 def encode(text: str, *, tokens: Mapping[bytes, int], special: Mapping[str, int], pattern: str) -> list[int]:
-    """The ids of a text; `special` are matched in it, and none begins another."""
+    """The ids of a text; `special` tokens are matched in it, and none is a prefix of another."""
     names = "|".join(map(re.escape, special))
     ids = []
     for part in re.split(f"({names})", text) if names else [text]:
@@ -34,7 +34,7 @@ def encode(text: str, *, tokens: Mapping[bytes, int], special: Mapping[str, int]
 
 
 def words(text: str, pattern: str) -> Iterator[str]:
-    """The words into which a pattern cuts a text."""
+    """The words into which a pattern splits a text."""
     classes = "".join(map(_class, text))
     for found in _WORDS[pattern].finditer(classes):
         yield text[found.start() : found.end()]

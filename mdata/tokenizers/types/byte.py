@@ -1,6 +1,6 @@
 """ByteTokenizer: the UTF-8 bytes of a text are its ids, and 256 ends a document.
 
-Ours, not Megatron's: no file, no training, nothing that a text could spell by accident.
+Ours, not Megatron's: it needs no file and no training, and no text can contain its special token.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ByteTokenizer:
 
     @classmethod
     def build(cls, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Self:
-        """The tokenizer; no text can spell its one special token, so `special_in_text` changes nothing."""
+        """Build the tokenizer; no text can contain its only special token, so `special_in_text` changes nothing."""
         plain_special_tokens(options)  # for its check
         return cls()
 
@@ -60,7 +60,7 @@ class ByteTokenizer:
         return 0
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See the protocol; bytes that are not UTF-8 show as U+FFFD, the end of document by its name."""
+        """See the protocol; bytes that are not UTF-8 become U+FFFD, the end of document its name."""
         out = []
         run = bytearray()
         for id in ids:

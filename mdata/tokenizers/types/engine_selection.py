@@ -1,8 +1,8 @@
-"""The engine that gives the ids of a tokenizer.json: the fastest one that was found equal to the exact one.
+"""Selects the engine for a tokenizer.json: the fastest one that gives the exact ids.
 
 A faster engine is tried only for the families of tokenizers that it supports, and used only if it gives the exact ids
-of the self-check texts. If it is not used, one line tells the user why. A room with an engine of its own (the
-WordPiece in mdata/tokenizers/wordpiece) is registered by one line of `FAMILIES`; without that line nothing needs it.
+for the self-check texts. If it is not used, one line tells the user why. An engine in a room of its own (WordPiece in
+mdata/tokenizers/wordpiece) is registered by one line of `FAMILIES`; no other code refers to it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mdata.tokenizers.engines.libraries import EXACT, Engine, EngineFamily
 from mdata.tokenizers.wordpiece.wordpiece_engine import WORDPIECE
 from mdata.util.stop_signals import LibraryError, library_errors
 
-# The first one that matches counts.
+# The first match is used.
 FAMILIES: tuple[EngineFamily, ...] = (WORDPIECE, LLAMA, BYTE_LEVEL)
 
 _LIBRARY_EXCEPTIONS = (ValueError, TypeError, KeyError, RuntimeError, OverflowError)
 
 
 def family_of(definition: Definition) -> EngineFamily:
-    """The family of a tokenizer.json, by its model; its engines may yet not support it."""
+    """The family of a tokenizer.json, by its model; its engines may still not support the file."""
     return next(family for family in FAMILIES if family.matches(definition))
 
 
@@ -37,10 +37,10 @@ def select_engine(definition: Definition, exact: Engine, *, wanted: str, plain: 
         definition: a tokenizer.json.
         exact: the exact engine of it.
         wanted: "auto", or the name of an engine.
-        plain: special tokens spelled in a text are ordinary text.
+        plain: special tokens that occur in a text are ordinary text.
 
     Raises:
-        UsageError: no such engine, or the engine that was named cannot be used.
+        UsageError: no such engine, or the named engine cannot be used.
     """
     known = dict.fromkeys(name for family in (BYTE_LEVEL, *FAMILIES) for name in family.engines)
     check_engine_name(wanted, (*known, EXACT), used_for="tokenizers")
@@ -69,7 +69,7 @@ def _notes(reasons: list[str], used: str) -> tuple[str, ...]:
 
 
 def make_engine(name: str, definition: Definition, *, plain: bool, exact: Callable[[], Engine]) -> Engine:
-    """A fast engine, which leaves texts that it may not encode exactly to the exact one.
+    """A fast engine that passes texts to the exact one if it might not encode them exactly.
 
     Raises:
         ImportError: it is not installed.
@@ -79,7 +79,7 @@ def make_engine(name: str, definition: Definition, *, plain: bool, exact: Callab
 
 
 def try_engine(name: str, definition: Definition, *, exact: Engine, plain: bool) -> Engine | str:
-    """The engine, if it is equal to the exact one; else why it cannot be used."""
+    """The engine, if it is equal to the exact one; otherwise why it cannot be used."""
     family = family_of(definition)
     try:
         if name in family.unsupported_by and (reason := family.unsupported_by[name](definition, exact)):
@@ -95,7 +95,7 @@ def try_engine(name: str, definition: Definition, *, exact: Engine, plain: bool)
 
 
 def first_difference(engine: Engine, exact: Engine, *, definition: Definition) -> str | None:
-    """The first self-check text for which the two do not agree."""
+    """The first self-check text for which the two differ."""
     vocabulary = model_vocabulary(definition)
     tokens = added_tokens(definition)
     entries = vocabulary.keys() - {token.content for token in tokens}

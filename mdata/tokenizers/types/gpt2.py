@@ -1,10 +1,10 @@
 """GPT2BPETokenizer: byte-level BPE from a vocabulary and a file of merges, as GPT-2 published them.
 
-Only the two files that the user names count. The first line of the merges is left out only
-if it begins with #version. A vocabulary without <|endoftext|> gets it as a new last id; further special
-tokens follow in the order given, and ones that are entries already keep their id. All are matched in the
-raw text, the longest first. A byte that has no entry in the vocabulary is dropped. `compat` (the fork of 2023):
-special tokens in a text are ordinary text, and files that the fork read differently, or failed on, are refused.
+Only the two files that the user names are read. The first line of the merges is skipped only if it begins with
+#version. A vocabulary without <|endoftext|> gets it as a new last id; further special tokens follow in the order given,
+and existing entries keep their id. All are matched in the raw text, the longest first. A byte that has no entry in the
+vocabulary is dropped. `compat` (the fork of 2023): special tokens in a text are ordinary text, and files that the fork
+read differently, or failed on, are refused.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def check_merges(content: bytes, vocabulary: Mapping[str, int], *, name: str) ->
 
 
 def _refuse_merges(merges: list[str], vocabulary: Mapping[str, int], *, name: str, first: int) -> None:
-    """Raise UsageError for the first wrong line; the caller has found, faster, that there is one."""
+    """Raise UsageError for the first wrong line; the caller has already found, in a faster way, that there is one."""
     for number, line in enumerate(merges, first):
         left, _, right = line.partition(" ")
         if not left or not right or " " in right:
@@ -96,7 +96,7 @@ def _refuse_merges(merges: list[str], vocabulary: Mapping[str, int], *, name: st
 def _check_2023(
     merges: bytes, vocabulary: Mapping[str, int], *, spec: TokenizerSpec, options: Mapping[str, Any]
 ) -> None:
-    """Refuse what the fork of 2023 did not have, failed on, or read differently."""
+    """Refuse options and files that the fork of 2023 did not have, failed on, or read differently."""
     missing = next((entry for entry in (END_OF_TEXT, *ALPHABET) if entry not in vocabulary), None)
     if missing is not None:
         what = f"{spec.vocab_file}: no entry {missing!r}, without which {MEGATRON_2023} fails"
@@ -141,7 +141,7 @@ class GPT2BPETokenizer(JsonTokenizer):
 
         parts = parts or (orjson.loads(files[VOCAB_FILE]), _merge_lines(files[MERGE_FILE].decode()))
         self._vocabulary, self._merges = parts
-        # The end of text comes before the special tokens that the user names.
+        # <|endoftext|> comes before the special tokens that the user names.
         in_definition = {**options, "special_tokens": [END_OF_TEXT, *options.get("special_tokens", ())]}
         if is_megatron_2023(options):
             in_definition["special_in_text"] = "plain"
@@ -178,7 +178,7 @@ def _merge_lines(text: str) -> list[str]:
 
 
 def _definition(vocabulary: Mapping[str, int], merges: list[str]) -> dict[str, Any]:
-    """The same as a tokenizer.json."""
+    """The same tokenizer as a tokenizer.json."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return {
         "version": "1.0",

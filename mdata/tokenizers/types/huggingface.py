@@ -1,10 +1,10 @@
 """HuggingFaceTokenizer: a folder with tokenizer.json.
 
-Ids are those of the ordinary call, including those that the post-processor adds; truncation and padding of
-the file are switched off, because a corpus needs whole texts. The end-of-document token is the eos
-token that tokenizer_config.json (or special_tokens_map.json) names, else its sep token; it is never guessed
-from the vocabulary. The fingerprint covers tokenizer.json without the parts that cannot change an id, so
-that reformatting the file or exchanging its decoder keeps a corpus compatible.
+Ids are those of the default call, including those that the post-processor adds; truncation and padding of the file are
+disabled, because a corpus needs whole texts. The end-of-document token is the eos token named in tokenizer_config.json
+(or special_tokens_map.json), otherwise its sep token; it is never guessed from the vocabulary. The fingerprint covers
+tokenizer.json without the parts that cannot change an id, so reformatting the file or replacing its decoder keeps a
+corpus compatible.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class HuggingFaceTokenizer(JsonTokenizer):
         """See TokenizerType.
 
         Args:
-            files: as a tokenizer has them.
-            options: `include_special_tokens`: whether the ids that the post-processor adds (BOS, CLS ...) are kept;
+            files: those of a tokenizer.
+            options: `include_special_tokens`: keep the ids that the post-processor adds (BOS, CLS ...);
                 `special_tokens`, `special_in_text`: see TokenizerSpec.
-            engine: as a tokenizer has it.
+            engine: that of a tokenizer.
 
         Raises:
-            UsageError: a file is not what its name says, or a special token is not in the vocabulary.
+            UsageError: a file has the wrong content, or a special token is not in the vocabulary.
         """
         return cls(files, options, engine=engine)
 
@@ -71,10 +71,10 @@ class HuggingFaceTokenizer(JsonTokenizer):
         _check_definition(definition, merges=engine == EXACT)
         self._config, self._special_map = (_json_object(files, name) if name in files else {} for name in CONFIG_FILES)
         kept = {"include_special_tokens": True, **options}
-        # transformers does with that field what our option does.
+        # In transformers that field has the effect of our option.
         plain = {"special_in_text": "plain"} if self._config.get("split_special_tokens") else {}
         if engine == EXACT:
-            # The library checks the form, on which the functions below rely.
+            # The library checks the structure, on which the functions below rely.
             checked = ExactEngine(definition, plain=bool(plain or options.get("special_in_text") == "plain"))
             _check_template(definition.get("post_processor"))
             _check_model(checked.library, definition)
@@ -94,7 +94,7 @@ class HuggingFaceTokenizer(JsonTokenizer):
         return _fingerprint(self._definition, self.eod, options=self.options, plain=self._plain)
 
     def _id_of_role(self, *roles: str) -> int | None:
-        """The id of the first of these roles for which a configuration file names a token."""
+        """The id for the first of these roles that has a token in a configuration file."""
         for role in roles:
             text = role_text(role, self._config, special_map=self._special_map)
             if text is not None:
@@ -113,7 +113,7 @@ class HuggingFaceTokenizer(JsonTokenizer):
 
 
 def _check_definition(definition: Definition, *, merges: bool) -> None:
-    """Refuse what the code below, or the library, would fail on; the library checks the rest."""
+    """Refuse definitions on which the code below or the library would crash; the library checks the rest."""
     added = definition.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(t, dict) and isinstance(t.get("content"), str) for t in added):
         raise UsageError(f"{MODEL_FILE} is not a tokenizer", found="added_tokens that are not a list of tokens")
@@ -131,7 +131,7 @@ def _check_definition(definition: Definition, *, merges: bool) -> None:
 
 
 def _check_merges(merges: list[Any], vocabulary: Mapping[str, Any], *, prefix: object) -> None:
-    """Refuse merges with which the library panics: their results must be entries, their second parts marked."""
+    """Refuse merges on which the library panics: results must be entries, second parts must have the prefix."""
     mark = prefix if isinstance(prefix, str) else ""
     for number, merge in enumerate(merges):
         parts = merge.split(" ") if isinstance(merge, str) else merge
@@ -149,7 +149,7 @@ def _check_merges(merges: list[Any], vocabulary: Mapping[str, Any], *, prefix: o
 
 
 def _check_template(part: object) -> None:
-    """Refuse a template with a token whose ids it does not give, because the library panics there."""
+    """Refuse a template with a token that has no ids in it: the library panics on it."""
     if not isinstance(part, dict):
         return
     for inner in part.get("processors") or ():
@@ -164,7 +164,7 @@ def _check_template(part: object) -> None:
 
 
 def _ids_of_empty(library: Any) -> list[int]:
-    """The ids of an empty text, which the post-processor adds."""
+    """The ids of an empty text, that is, those that the post-processor adds."""
     try:
         with library_errors():
             return list(library.encode("").ids)
@@ -173,7 +173,7 @@ def _ids_of_empty(library: Any) -> list[int]:
 
 
 def _check_model(library: Any, definition: Definition) -> None:
-    """Refuse a model with too large ids, or without an entry for unknown words (there the library fails late)."""
+    """Refuse a model with too large ids, or without an entry for unknown words (the library would fail later)."""
     # The ids of the post-processor need not be in the vocabulary.
     largest = max([*model_vocabulary(definition).values(), *_ids_of_empty(library)], default=0)
     if largest > LARGEST_ID:
@@ -215,7 +215,7 @@ def _fingerprint(definition: Definition, eod: int | None, *, options: Mapping[st
         "eod": eod,
         "include_special_tokens": options["include_special_tokens"],
     }
-    # Absent if it has its default, so that corpora of versions without the option keep their fingerprint.
+    # Left out if it has its default, so that corpora from before the option keep their fingerprint.
     if plain:
         content["special_in_text"] = "plain"
     return blake3(json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()).hexdigest()

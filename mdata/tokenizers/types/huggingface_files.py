@@ -1,6 +1,6 @@
-"""The files of a Hugging Face folder, and what to say where there is none or it holds another kind of tokenizer.
+"""The files of a Hugging Face folder, and the error if there is none or it holds another kind of tokenizer.
 
-Nothing is ever fetched: a name such as org/name is a path here, and where nothing lies there one line says so.
+Nothing is downloaded: a name such as org/name is a path here, and if nothing exists at it, one line says so.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from mdata.errors import UsageError, explain_os_error, few
 
 MODEL_FILE = "tokenizer.json"
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
-# Read for a note, not kept.
+# Read only for notes, not stored.
 ADDED_FILE = "added_tokens.json"
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SENTENCEPIECE = "--tokenizer-type SentencePieceTokenizer or Llama2Tokenizer, --tokenizer-model {}"
-# (files that tell another type, the words that load it), the first that is there counts.
+# (files that indicate another type, the arguments that load it); the first match is used.
 _OTHER_TYPES = (
     (("tokenizer.model",), _SENTENCEPIECE),
     (("spiece.model",), _SENTENCEPIECE),
@@ -33,14 +33,14 @@ _OTHER_ENDINGS = {
 
 
 def read_folder(name: str, type: str) -> dict[str, bytes]:
-    """The files that decide ids, of a folder, or of the folder around a tokenizer.json.
+    """The files that decide ids, from a folder or from the folder of a tokenizer.json.
 
     Args:
         name: as the user gave it.
         type: of the tokenizer, for errors.
 
     Raises:
-        UsageError: nothing is there, or not a tokenizer.json.
+        UsageError: nothing exists there, or no tokenizer.json.
     """
     model = Path(name)
     main = model / MODEL_FILE if model.is_dir() else model
@@ -74,7 +74,7 @@ def _listed(folder: Path) -> str:
 
 
 def _other_type(folder: Path) -> str | None:
-    """The words that load what lies there."""
+    """The arguments that load the tokenizer in this folder."""
     for names, words in _OTHER_TYPES:
         paths = [folder / name for name in names]
         if all(path.is_file() for path in paths):

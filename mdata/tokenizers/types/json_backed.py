@@ -1,7 +1,7 @@
-"""Tokenizers that a tokenizer.json defines, or that can be converted to one: what their types share.
+"""Shared code of types that are defined by a tokenizer.json, or can be converted to one.
 
-Facts (ids of names, sizes) are read from the definition. The exact library is asked only if the definition is of no
-family with faster engines, so a worker process with a fast engine loads just that.
+Facts (ids of names, sizes) are read from the definition. The exact library is used for them only if the definition
+belongs to no family with faster engines, so a worker process with a fast engine loads only that engine.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class JsonTokenizer:
     """See `mdata.tokenizers.base.tokenizer.Tokenizer`; types add `eod` and `fingerprint`.
 
     Args:
-        files: what is kept beside a corpus.
+        files: the files that are kept beside a corpus.
         definition: the tokenizer.json, without the special tokens of the options.
-        options: as in the manifest: only those that differ from their defaults, and those that a type always names.
-        engine: name of the library that gives the ids; it is not compared with the exact one.
+        options: as in the manifest: those that differ from their defaults, and those that a type always records.
+        engine: name of the library that computes the ids; it is not compared with the exact one.
     """
 
     name: str
@@ -61,7 +61,7 @@ class JsonTokenizer:
         self._surrounding = surrounding_ids(self._definition)
         self._family = family_of(self._definition)
         self._splitter = self._family.text_splitter(self._definition)
-        # A word that the model cannot spell has that id too, so it does not show a special token in a text.
+        # A word that the model cannot spell has that id too, so the id does not prove a special token in the text.
         unknown = unknown_id(self._definition)
         self._special_runs = _runs([token.id for token in self._added if token.special and token.id != unknown])
 
@@ -76,11 +76,11 @@ class JsonTokenizer:
         self.notes = (*notes, *self._file_notes())
 
     def _file_notes(self) -> list[str]:
-        """What the user should know of the files, besides the engine."""
+        """Notes for the user about the files."""
         return []
 
     def _check_added(self) -> None:
-        """The library must number added tokens as `added_tokens` does."""
+        """Check that the library numbers added tokens as `added_tokens` does."""
         for token in self._added:
             found = self._exact.library.token_to_id(token.content)
             if found != token.id:
@@ -138,7 +138,7 @@ class JsonTokenizer:
 
         if len(self._special_runs) <= _FEW_RUNS:
             return sum(count(first, last) for first, last in self._special_runs)
-        # Inside of a run an odd number of edges lies at or before an id.
+        # For an id inside a run, the number of edges at or before it is odd.
         edges = np.array([edge for first, last in self._special_runs for edge in (first, last + 1)])
         return int(np.count_nonzero(np.searchsorted(edges, ids, side="right") % 2))
 
@@ -172,7 +172,7 @@ class JsonTokenizer:
 
     @cached_property
     def _num_special_added(self) -> int:
-        """How many special ids the post-processor puts around a text."""
+        """Number of special ids that the post-processor puts around a text."""
         return self._count_special(self._assembled(self._encode([""]))[0])
 
     def _encode(self, texts: Sequence[str]) -> list[Ids]:
@@ -182,22 +182,22 @@ class JsonTokenizer:
         return encode_long_texts(self._engine, texts, splitter=self._splitter, growth=self._growth)
 
     def _assembled(self, arrays: list[Ids]) -> tuple[IdArray, LengthArray]:
-        """The arrays of the texts as one, with the ids that are put around every text."""
+        """The arrays of the texts joined, with the ids that are put around every text."""
         lengths = np.fromiter(map(len, arrays), dtype=np.int64, count=len(arrays))
         if self._surrounding is not None and self._add and any(self._surrounding):
             before, after = (np.array(ids, dtype=np.uint32) for ids in self._surrounding)
             arrays = [part for ids in arrays for part in (before, ids, after)]
             lengths += len(before) + len(after)
-        # A single long text is not copied again.
+        # Avoids another copy of a single long text.
         joined = arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, dtype=np.uint32), *arrays])
         assert joined.dtype == np.uint32, f"an engine gave {joined.dtype}"
-        # Ids are below 2**31, so the bytes of an unsigned array are those of a signed one.
+        # Ids are below 2**31, so unsigned and signed arrays have the same bytes.
         return joined.view(np.int32), lengths
 
 
 @contextmanager
 def errors_name(path: str) -> Iterator[None]:
-    """Errors inside begin with the path."""
+    """Prefix errors inside the block with the path."""
     try:
         yield
     except UsageError as error:

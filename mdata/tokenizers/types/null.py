@@ -1,8 +1,8 @@
 """NullTokenizer: texts that are ids already, written as whole numbers with single blanks between.
 
-A part is what Python's int() takes: "+8", "007", "1_000", other scripts' digits, white space around it. The
-end of document is the last id of the vocabulary unless another is named, and so may occur in a text; ids are
-not compared with the size of the vocabulary, only with what 32 bits hold (and later with the file's width).
+A number is anything Python's int() accepts: "+8", "007", "1_000", digits of other scripts, white space around it. The
+end of document is the last id of the vocabulary unless another is named, so it may occur in a text; ids are not
+compared with the size of the vocabulary, only with the range of 32 bits (and later with the file's token type).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class NullTokenizer:
 
     @classmethod
     def build(cls, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Self:
-        """A tokenizer of that many ids.
+        """Build a tokenizer with `vocab_size` ids.
 
         Args:
             files: none.
-            options: `vocab_size`, and `eod_id` where it is not the last one; `compat`: see TokenizerSpec.
-            engine: there is one.
+            options: `vocab_size`, and `eod_id` if it is not the last id; `compat`: see TokenizerSpec.
+            engine: there is only one.
 
         Raises:
             UsageError: no vocabulary size, or numbers out of range.

@@ -1,10 +1,10 @@
 """SentencePieceTokenizer, GPTSentencePieceTokenizer and Llama2Tokenizer: in today's Megatron they are the same.
 
-The ids are those of the library's plain encoding: no BOS, no EOS; control pieces (<s>, </s>) spelled in a text are
-ordinary text, user-defined pieces are matched. Three options change that. `legacy`: texts are
-split at the `special_tokens`, and there is no end of document. `ignore_extra_whitespaces=False`: runs of blanks are
-kept by a mark put between them. `compat="megatron-2023"`: what the types of the older fork did. The fingerprint
-is that of the model: types that give the same ids have the same one.
+The ids are those of the library's plain encoding: no BOS, no EOS; control pieces (<s>, </s>) in a text are ordinary
+text, user-defined pieces are matched. Three options change that. `legacy`: texts are split at the `special_tokens`, and
+there is no end of document. `ignore_extra_whitespaces=False`: runs of blanks are preserved by putting a mark between
+them. `compat="megatron-2023"`: the behaviour of the types in the older fork. The fingerprint is that of the model:
+types that give the same ids have the same one.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ from mdata.tokenizers.sentencepiece.sentencepiece_model import (
 )
 from mdata.tokenizers.sentencepiece.sentencepiece_split import TokenSplitter, encode_parts, split_blanks, without_last
 
-# Engines that are faster than the library; without them it encodes all models.
+# Engines that are faster than the library; without them the library encodes all models.
 FAST_ENGINES = (SentencePieceBpe,)
 
 MODEL_FILE = "tokenizer.model"
 
 
 class SentencePieceType:
-    """See `mdata.tokenizers.base.tokenizer.Tokenizer`; the three types differ in what the older fork did.
+    """See `mdata.tokenizers.base.tokenizer.Tokenizer`; the three types differ only in the behaviour of the older fork.
 
     Args:
         files: the model, under MODEL_FILE.
-        options: of OPTIONS.
+        options: those of OPTIONS.
         source: the model's name in errors.
 
     Raises:
-        UsageError: a model that cannot be used, or options that do not go together.
+        UsageError: an unusable model, or conflicting options.
     """
 
     name: str
     OPTIONS = ("legacy", "special_tokens", "ignore_extra_whitespaces", "special_in_text", "compat")
-    # Of the older fork: whether texts were split at tokens of its own, and whether BOS stood before each.
+    # In the older fork: whether texts were split at its own tokens, and whether BOS was put before each text.
     fork_splits = False
     fork_bos = False
 
@@ -157,7 +157,10 @@ class SentencePieceType:
         return ids, lengths
 
     def special_in_text(self, ids: IdArray, num_texts: int) -> int:
-        """See the protocol. Tokens of the options that are ordinary pieces are not counted: texts hold them anyway."""
+        """See the protocol.
+
+        Tokens of the options that are ordinary pieces are not counted: they occur in texts anyway.
+        """
         found = int(np.count_nonzero(np.isin(ids, self._counted))) if len(self._counted) else 0
         return found - num_texts if self._bos is not None else found
 
@@ -213,10 +216,10 @@ class SentencePieceType:
             raise UsageError(f"{self.name}: {' and '.join(sorted(given))} do not go together", fix="name one of them")
 
     def _added_tokens(self, forked: bool) -> dict[str, int]:
-        """The tokens at which texts are split, with their ids: new ones follow the pieces in the order given."""
+        """The tokens at which texts are split, with their ids: new ones follow the pieces, in the order given."""
         known = dict(self._model.ids)
         if self._legacy:
-            # A text that the library does not know is a new token, <unk> itself too.
+            # A text that the library does not know is a new token; so is <unk> itself.
             del known[self._model.pieces[self._model.roles["unk"]]]
             wanted = self.options.get("special_tokens", [])
         elif forked and self.fork_splits:
@@ -251,11 +254,11 @@ class SentencePieceType:
         return self._model.kinds[id] == USER_DEFINED and self._model.pieces[id] == text
 
     def _drops_blanks(self) -> bool:
-        """Whether the model drops blanks; only then is there anything to keep."""
+        """Whether the model drops blanks; only then must they be preserved."""
         return self._exact.pieces("x  y") == self._exact.pieces("x y")
 
     def _deciding(self) -> dict[str, Any]:
-        """What ids depend on besides the model; left out if it changes nothing."""
+        """The options on which ids depend besides the model; left out if they change nothing."""
         facts: dict[str, Any] = {"eod": self.eod}
         if self._added:
             facts["tokens"] = list(self._added.items())
@@ -269,20 +272,20 @@ class SentencePieceType:
 
 
 class SentencePieceTokenizer(SentencePieceType):
-    """Of the fork: texts were split at tokens of its own, of which <EOD> ended documents."""
+    """In the fork: texts were split at its own tokens, of which <EOD> ended documents."""
 
     name = "SentencePieceTokenizer"
     fork_splits = True
 
 
 class GPTSentencePieceTokenizer(SentencePieceType):
-    """Of the fork: the same ids as today's."""
+    """In the fork: the same ids as today."""
 
     name = "GPTSentencePieceTokenizer"
 
 
 class Llama2Tokenizer(SentencePieceType):
-    """Of the fork: BOS stood before every sentence, an empty one too."""
+    """In the fork: BOS was put before every sentence, even an empty one."""
 
     name = "Llama2Tokenizer"
     fork_bos = True
@@ -292,7 +295,7 @@ _DEFAULTS = {"legacy": False, "ignore_extra_whitespaces": True, "special_tokens"
 
 
 def _is_mark(piece: str) -> bool:
-    """Whether a user-defined piece is written like a special token; others are words, blanks or line ends."""
+    """Whether a user-defined piece looks like a special token; others are words, blanks or line ends."""
     return re.fullmatch(r"<.+>|\[.+\]", piece, re.DOTALL) is not None
 
 

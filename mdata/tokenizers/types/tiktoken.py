@@ -1,10 +1,10 @@
 """TikTokenizer: tiktoken's byte pairs from a file of ranks, numbered as Megatron does.
 
-Megatron's own form is a list in JSON whose first 256 entries are the bytes in order; an entry's id is its rank plus the
-number of special tokens, which come first. Plain .tiktoken files are taken too, and a note says which numbering
-is used: the same where the bytes are in order, else the file's own ranks with the special tokens after the last.
-Special tokens are matched in the text. A lone surrogate counts as U+FFFD, as in Megatron, though what reads
-records refuses it before.
+Megatron's format is a JSON list whose first 256 entries are the bytes in order; an entry's id is its rank plus the
+number of special tokens, which come first. Plain .tiktoken files are accepted too, and a note says which numbering is
+used: Megatron's if the bytes are in order, otherwise the file's own ranks with the special tokens after the last.
+Special tokens are matched in the text. A lone surrogate counts as U+FFFD, as in Megatron, although the reader of
+records already refuses it.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def _of_list(content: bytes, name: str, *, options: Mapping[str, Any], num_speci
 
 
 def _of_lines(content: bytes, name: str, *, options: Mapping[str, Any], num_special: int) -> tuple[Ranks, int]:
-    """The same of a plain file; its vocabulary is as large as the file unless said otherwise."""
+    """The same for a plain file; its vocabulary has the size of the file unless `vocab_size` is given."""
     ranks = read_lines(content, name)
     there = max(ranks.values()) + 1
     size = _vocab_size(options, there + num_special, num_special)

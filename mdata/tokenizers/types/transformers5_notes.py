@@ -1,9 +1,10 @@
-"""Notes for the user on where transformers 5, which Megatron uses, does not follow tokenizer.json.
+"""Notes for the user on where transformers 5, which Megatron uses, deviates from tokenizer.json.
 
-Seen with transformers 5.14.1. It adds special tokens that only the other files of the folder name; and for some
-classes that tokenizer_config.json may name it takes only the vocabulary from tokenizer.json and cuts words by rules of
-its own. Here tokenizer.json counts, and a line says so where that may show. Its fields add_bos_token and add_eos_token
-change nothing there either: beside a tokenizer.json they are dropped, and the post-processor counts.
+Observed with transformers 5.14.1. It adds special tokens that only the other files of the folder name; and for some
+classes that tokenizer_config.json may name, it takes only the vocabulary from tokenizer.json and splits words by its
+own rules. mdata follows tokenizer.json, and a note says so where the ids may differ. The fields add_bos_token and
+add_eos_token change nothing in transformers either: beside a tokenizer.json they are dropped, and the post-processor
+decides.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Config = Mapping[str, Any]
 
 _DECODER, _EXTRA, _ADDED_FILE = "added_tokens_decoder", ("additional_special_tokens", "extra_special_tokens"), "added"
 _FLAGS = ("special", "single_word", "lstrip", "rstrip", "normalized")
-# Built by their own rules: these are compared with tokenizer.json, the others are only known to be.
+# Classes built by their own rules: these are compared with tokenizer.json; of the others only that fact is known.
 _COMPARED = ("GPT2Tokenizer", "RobertaTokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer", "LlamaTokenizer",
              "CodeLlamaTokenizer", "BertTokenizer", "GemmaTokenizer")  # fmt: skip
 _OTHER_NAMES = """
@@ -35,7 +36,7 @@ _OTHERS = frozenset(_OTHER_NAMES.split())
 
 
 def role_text(role: str, config: Config, *, special_map: Config) -> object:
-    """The token of a role such as eos_token; the older file counts if the newer lacks the list of all added tokens."""
+    """The token of a role such as eos_token; from the older file if the newer lacks the list of added tokens."""
     first, second = (config, special_map) if _DECODER in config else (special_map, config)
     token = first.get(role)
     token = second.get(role) if token is None else token
@@ -47,7 +48,7 @@ def differences(definition: Definition, config: Config, *, special_map: Config, 
 
     Args:
         definition: tokenizer.json.
-        config, special_map, added: what tokenizer_config.json, special_tokens_map.json and added_tokens.json hold.
+        config, special_map, added: content of tokenizer_config.json, special_tokens_map.json and added_tokens.json.
     """
     notes = []
     name = str(config.get("tokenizer_class") or "").removesuffix("Fast")
@@ -75,7 +76,7 @@ def _named(config: Config) -> Iterator[str]:
         elif key == _ADDED_FILE:
             listed = list(value)
         else:
-            # Such as eos_token and image_token; add_bos_token is no text.
+            # Such as eos_token and image_token; add_bos_token is not a text.
             listed = [value] if key.endswith("_token") else []
         for token in listed:
             text = token.get("content") if isinstance(token, dict) else token
@@ -99,7 +100,7 @@ def _parts(definition: Definition) -> tuple[Any, Any]:
 
 
 def _plain(part: Any) -> Any:
-    """Without what changes no id; a sequence of one is that one."""
+    """Without parts that change no id; a sequence of one component becomes that component."""
     if not isinstance(part, dict):
         return None
     inner = part.get("normalizers", part.get("pretokenizers"))
@@ -121,7 +122,7 @@ _HAVING = {
 
 
 def _parts_of(name: str, config: Config) -> tuple[Any, Any]:
-    """Normalizer and pre-tokenizer as transformers 5 makes them for a class, in the form of `_parts`."""
+    """Normalizer and pre-tokenizer that transformers 5 builds for a class, in the form of `_parts`."""
     prefix = bool(config.get("add_prefix_space"))
     byte_level = {"type": "ByteLevel", "add_prefix_space": prefix, "use_regex": True}
     split = {"type": "Split", "invert": False}

@@ -1,10 +1,10 @@
 """BertWordPieceLowerCase and BertWordPieceCase: WordPiece from a vocab.txt, as BERT published it.
 
-Both are written as a tokenizer.json, so the exact engine is the `tokenizers` library. [PAD], [UNK], [CLS],
-[SEP] and [MASK] are matched in the raw text, in Case also <extra_id_0> to <extra_id_99>, which follow the
-vocabulary. [CLS] and [SEP] surround every sentence unless `include_special_tokens` is False; [SEP] ends
-documents. As in Megatron, LowerCase takes further special tokens and Case does not: a note says so.
-`compat="megatron-2023"` is another class (wordpiece_2023.py).
+Both are written as a tokenizer.json, so the exact engine is the `tokenizers` library. [PAD], [UNK], [CLS], [SEP] and
+[MASK] are matched in the raw text, in Case also <extra_id_0> to <extra_id_99>, which follow the vocabulary. [CLS] and
+[SEP] surround every sentence unless `include_special_tokens` is False; [SEP] ends documents. As in Megatron, LowerCase
+accepts further special tokens and Case does not: a note says so. `compat="megatron-2023"` is another class
+(wordpiece_2023.py).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BertWordPiece(JsonTokenizer):
     def build(cls, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Tokenizer:
         """See TokenizerType."""
         if is_2023(options):
-            # It has one engine of its own; EXACT is the default of `build_tokenizer`.
+            # It has only its own engine; EXACT is the default of `build_tokenizer`.
             return BertWordPiece2023(cls.name, files, options=options, engine="auto" if engine == EXACT else engine)
         return cls(files, options, engine=engine)
 
@@ -79,18 +79,18 @@ class BertWordPiece(JsonTokenizer):
 
 
 class BertWordPieceLowerCase(BertWordPiece):
-    """Letters lose their case and their accents."""
+    """Letters are lowercased and lose their accents."""
 
     name = LOWER
 
 
 class BertWordPieceCase(BertWordPiece):
-    """Letters stay as they are."""
+    """Letters are not changed."""
 
     name = CASE
 
 
 def _named_ids(vocabulary: Mapping[str, int]) -> dict[str, int]:
-    """The ids of the special tokens that every vocabulary of BERT's has, or gets."""
+    """The ids of the special tokens that every BERT vocabulary has, or gets."""
     definition = with_special_tokens({"model": {"vocab": vocabulary}}, NAMED)
     return {token.content: token.id for token in added_tokens(definition)}

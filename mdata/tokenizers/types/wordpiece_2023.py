@@ -1,11 +1,11 @@
-"""The two BERT types as a fork of Megatron-LM of 2023 had them: `compat="megatron-2023"`.
+"""The two BERT types as in a fork of Megatron-LM of 2023: `compat="megatron-2023"`.
 
-Another tokenizer than today's: nothing is added around a text, special tokens spelled in a text are plain text,
-words have 200 characters at most, and two ids follow the vocabulary ([BOS] and [EOS], which no text gives).
-There is no end of document, because the fork failed there. Plain Python, exact, 1 to 2 MB/s. Stated in the
-formats page: the above; found by the fork's own bytes: private use characters stay. Taken from BERT's first
-code, which the bytes do not show: U+2B820 to U+2B91F are CJK. Characters are classed by the Unicode of this
-Python, but for those newer than Unicode 14, which stay as unassigned ones do.
+It differs from today's tokenizer: nothing is added around a text, special tokens in a text are plain text, words have
+at most 200 characters, and two ids follow the vocabulary ([BOS] and [EOS], which no text produces). There is no end of
+document, because the fork failed there. Plain Python, exact, 1 to 2 MB/s. The formats page states the above; the fork's
+own output shows that private use characters stay. Taken from BERT's first code, because the output does not show it:
+U+2B820 to U+2B91F are CJK. Characters have the Unicode classes of this Python, except those newer than Unicode 14,
+which stay like unassigned ones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ASCII_MARKS = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
 def is_2023(options: Mapping[str, Any]) -> bool:
-    """Whether the fork's ids are asked for.
+    """Whether the fork's ids are requested.
 
     Raises:
         UsageError: another `compat`, or an option that the fork did not have.
@@ -58,9 +58,9 @@ class BertWordPiece2023:
 
     Args:
         name: BertWordPieceLowerCase or BertWordPieceCase.
-        files: with the vocabulary, as a tokenizer has them.
+        files: those of a tokenizer, with the vocabulary.
         options: with `compat`.
-        engine: "auto" or "mdata"; there is one.
+        engine: "auto" or "mdata"; there is only one.
     """
 
     def __init__(self, name: str, files: Mapping[str, bytes], *, options: Mapping[str, Any], engine: str) -> None:
@@ -81,7 +81,7 @@ class BertWordPiece2023:
 
     @cached_property
     def entries(self) -> Mapping[str, int]:
-        """The text of every entry and its id; the fork's two follow the vocabulary."""
+        """The text of every entry and its id; the fork's two extra ids follow the vocabulary."""
         ids = dict(self._vocabulary)
         for name in _NEW:
             ids.setdefault(name, max(ids.values()) + 1)
@@ -114,7 +114,7 @@ class BertWordPiece2023:
         return [id for word in text.translate(self._part).split() for id in self._pieces(word)]
 
     def _pieces(self, word: str) -> list[int]:
-        """The longest entry that begins the word, then the longest that goes on, and so forth."""
+        """The longest entry that starts the word, then the longest that continues it, and so on."""
         unknown = [self._vocabulary[UNKNOWN]]
         if len(word) > LONGEST_WORD_CHARS:
             return unknown
@@ -131,7 +131,7 @@ class BertWordPiece2023:
 
 
 class _Table(dict[int, str]):
-    """What becomes of a character, worked out when it is first met."""
+    """The replacement of each character, computed when it first occurs."""
 
     def __init__(self, rule: Callable[[str], str]) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def _category(character: str) -> str:
 
 
 def _cleaned(character: str) -> str:
-    """Control characters go, each kind of blank becomes one, CJK gets blanks around."""
+    """Control characters are removed, every kind of blank becomes a space, CJK characters get spaces around them."""
     code, category = ord(character), _category(character)
     if character in "\t\n\r" or category == "Zs":
         return " "
@@ -161,6 +161,6 @@ def _without_marks(character: str) -> str:
 
 
 def _parted(character: str) -> str:
-    """Punctuation gets blanks around."""
+    """Punctuation gets spaces around it."""
     mark = character in _ASCII_MARKS or _category(character).startswith("P")
     return f" {character} " if mark else character

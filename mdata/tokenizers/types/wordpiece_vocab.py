@@ -1,9 +1,9 @@
-"""The vocabulary file of WordPiece: one entry a line, the line's number (from 0) is its id.
+"""The vocabulary file of WordPiece: one entry per line; the line number (from 0) is its id.
 
-White space at a line's end is not part of the entry (so CR LF files are fine), and only LF ends a line. An
-empty line takes an id too; of a repeated entry the last line counts, which leaves a gap in the ids. A file
-without an entry for unknown words, or one that is not UTF-8, is refused by name and line. `as_definition`
-writes the same as a tokenizer.json, with the texts' treatment of BERT.
+White space at a line's end is not part of the entry (so CR LF files are fine), and only LF ends a line. An empty line
+takes an id too; for a repeated entry the last line counts, which leaves a gap in the ids. A file without an entry for
+unknown words, or one that is not UTF-8, is refused by name and line. `as_definition` writes the same as a
+tokenizer.json, with BERT's treatment of texts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from mdata.tokenizers.base.helpers import decode_text
 
 UNKNOWN, CLS, SEP = "[UNK]", "[CLS]", "[SEP]"
 PREFIX = "##"
-# Entries that a vocabulary does not have get the next ids in this order.
+# Entries that a vocabulary lacks get the next ids in this order.
 NAMED = (UNKNOWN, SEP, "[PAD]", CLS, "[MASK]")
 LONGEST_WORD_CHARS = 100
 
-# Unicode's White_Space; Python's own idea of it has U+001C to U+001F too.
+# Unicode's White_Space; Python's definition also has U+001C to U+001F.
 _BLANKS = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
 
@@ -32,7 +32,7 @@ def read_vocabulary(content: bytes, name: str) -> dict[str, int]:
         name: of the file, for messages.
 
     Raises:
-        UsageError: it is not UTF-8 text, or has no entry for unknown words.
+        UsageError: not UTF-8 text, or no entry for unknown words.
     """
     lines = decode_text(content, name).split("\n")
     if not lines[-1]:
@@ -52,7 +52,7 @@ def as_definition(vocabulary: Mapping[str, int], *, lower: bool, surrounding: tu
 
     Args:
         vocabulary: entry -> id.
-        lower: whether letters lose their case and their accents.
+        lower: whether letters are lowercased and lose their accents.
         surrounding: the ids of [CLS] and [SEP], which surround every text.
     """
     parts = [_special(CLS), {"Sequence": {"id": "A", "type_id": 0}}, _special(SEP)]

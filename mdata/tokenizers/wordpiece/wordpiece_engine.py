@@ -1,9 +1,9 @@
-"""Our own engine for WordPiece like BERT's: mdata_cpp/wordpiece.hpp; the twin is wordpiece_reference.py.
+"""Our own engine for WordPiece like BERT's (mdata_cpp/wordpiece.hpp); the slow twin is wordpiece_reference.py.
 
-Texts on which it might not be exact go to the exact engine one by one: those with characters that editions of
-Unicode in use treat differently (the C++ code reports them while it encodes, at no cost), and those with an added
-token that has further rules (whole words only, blanks beside it). `compare_words` compares the words of all
-characters at the borders of character classes with the library's, so that no vocabulary can hide a difference.
+Texts on which it might not be exact go to the exact engine one by one: those with characters that Unicode editions in
+use treat differently (the C++ code reports them while encoding, at no cost), and those with an added token that has
+further rules (whole words only, blanks beside it). `compare_words` compares the words for all characters at the borders
+of character classes with the library's, so that no vocabulary can hide a difference.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class WordPieceEngine:
     """See `mdata.tokenizers.engines.libraries.FlatEngine`.
 
     Args:
-        definition: a tokenizer.json that is supported.
-        plain: special tokens spelled in a text are ordinary text.
-        exact: makes the exact engine, when the first text needs it.
+        definition: a supported tokenizer.json.
+        plain: special tokens that occur in a text are ordinary text.
+        exact: builds the exact engine when the first text needs it.
     """
 
     name = "mdata"
@@ -89,7 +89,7 @@ class WordPieceEngine:
 
 
 def _borders(classes: dict[str, list[tuple[int, int]]]) -> Iterator[str]:
-    """Texts of the characters at the borders of all classes, without those that are left to the exact engine."""
+    """Texts with the characters at the borders of all classes, without those that go to the exact engine."""
     ranges = [pair for pairs in classes.values() for pair in pairs]
     codes = {code for first, last in ranges for code in (first - 1, first, last, last + 1)}
     starts = [first for first, _ in classes["unsettled"]]

@@ -15,7 +15,7 @@ Classes = Mapping[str, frozenset[str]]
 
 
 def words(text: str, *, treatment: tuple[bool, bool, bool, bool], classes: Classes) -> list[str]:
-    """The words of a text that are looked up; treatment: clean, set CJK apart, drop accents, lower case."""
+    """The words of a text that are looked up; treatment: clean, separate CJK, drop accents, lower case."""
     clean, cjk, strip, lower = treatment
     if clean:
         text = "".join(" " if c in classes["blank"] else c for c in text if c not in classes["dropped"])
@@ -24,7 +24,7 @@ def words(text: str, *, treatment: tuple[bool, bool, bool, bool], classes: Class
     if strip:
         text = "".join(c for c in unicodedata.normalize("NFD", text) if c not in classes["accent"])
     if lower:
-        # One by one: a sigma at the end of a word is no exception.
+        # Character by character, so that a sigma at the end of a word is not special.
         text = "".join(c.lower() for c in text)
     text = "".join(" " if c in classes["space_in_pretokenizer"] else c for c in text)
     text = "".join(f" {c} " if c in classes["punctuation"] else c for c in text)
@@ -32,7 +32,7 @@ def words(text: str, *, treatment: tuple[bool, bool, bool, bool], classes: Class
 
 
 def pieces(word: str, *, vocabulary: Mapping[str, int], unknown: int, prefix: str, most_chars: int) -> list[int]:
-    """The longest entry that begins a word, then the longest that goes on, and so forth; or the unknown one."""
+    """The longest entry that starts a word, then the longest that continues it, and so on; or the unknown entry."""
     ids: list[int] = []
     start = 0
     while start < len(word) <= most_chars:
@@ -46,7 +46,7 @@ def pieces(word: str, *, vocabulary: Mapping[str, int], unknown: int, prefix: st
 
 
 def around_tokens(text: str, added: Mapping[str, int]) -> list[str]:
-    """The parts of a text between added tokens and these, the longest of those that match first; -1 stays text."""
+    """The parts of a text between added tokens, and the tokens, the longest at each position; -1: text."""
     names = "|".join(re.escape(name) for name in sorted(added, key=len, reverse=True))
     parts = [""]
     for part in re.split(f"({names})", text) if names else [text]:

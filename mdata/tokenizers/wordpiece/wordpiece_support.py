@@ -1,4 +1,4 @@
-"""Whether our own engine supports a tokenizer.json, and the settings that it needs.
+"""Decides whether our own engine supports a tokenizer.json, and reads the settings that it needs.
 
 Supported: BertNormalizer with any of its flags, BertPreTokenizer, a WordPiece model with any name for unknown
 words, any prefix and any longest word, and a post-processor that puts fixed ids around a text. Added tokens
@@ -25,13 +25,13 @@ _FLAGS = ("clean_text", "handle_chinese_chars", "lowercase")
 
 @dataclass(frozen=True)
 class WordPieceSettings:
-    """What ids depend on besides the vocabulary and the added tokens.
+    """The settings on which ids depend besides the vocabulary and the added tokens.
 
     Args:
         prefix: of entries that continue a word.
-        max_chars: of a word; longer ones are unknown.
-        unknown: the id of words that no entries cover.
-        normalization: whether texts are cleaned, CJK characters separated, accents dropped, letters lowered.
+        max_chars: of a word; longer words are unknown.
+        unknown: the id of words that entries cannot cover.
+        normalization: whether texts are cleaned, CJK characters separated, accents dropped, letters lowercased.
     """
 
     prefix: str
@@ -41,7 +41,7 @@ class WordPieceSettings:
 
 
 def wordpiece_settings(definition: Definition) -> WordPieceSettings:
-    """The settings of a definition that is supported."""
+    """The settings of a supported definition."""
     model = definition["model"]
     normalizer = components(definition["normalizer"], "normalizers")[0]
     clean, cjk, lower = (bool(normalizer[name]) for name in _FLAGS)
@@ -57,7 +57,7 @@ def wordpiece_settings(definition: Definition) -> WordPieceSettings:
 
 
 def wordpiece_unsupported(definition: Definition) -> str | None:
-    """Why this is not WordPiece like BERT's."""
+    """Why this is not WordPiece like BERT's; None: it is."""
     model = definition.get("model") or {}
     if model.get("type") != "WordPiece":
         return f"its model is {model.get('type', 'BPE')}, not WordPiece"
