@@ -1,7 +1,7 @@
-"""The settings of a run, from their fields: type and range, default, and comment.
+"""Describes the settings of a run from their fields: type and range, default, and comment.
 
-The comments are read from the source of `sections.py`. `describe` gives all of them in order;
-`default_toml` is a configuration with every key and its comment, in which keys without a default are left to the user.
+The comments are read from the source of `sections.py`. `describe` gives all of them in order; `default_toml` is a
+configuration with every key and its comment; keys without a default are left for the user to set.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Key:
 
     Args:
         name: section.key.
-        default: None where it has to be set.
-        expected: its type and range, in words.
-        comment: what it is.
+        default: None if the user has to set it.
+        expected: its type and range, as text.
+        comment: its description.
     """
 
     name: str
@@ -41,7 +41,7 @@ def describe() -> tuple[Key, ...]:
 
 
 def section_texts() -> dict[str, str]:
-    """What each section is, in a line."""
+    """The description of each section, in one line."""
     hints = inspect.get_annotations(RunConfig, eval_str=True)
     return {name: " ".join((section.__doc__ or "").split()) for name, section in hints.items()}
 
@@ -78,7 +78,7 @@ def _section_keys(name: str, section: type) -> list[Key]:
 
 
 def _comment(source: str, name: str) -> str:
-    """The comment behind a field, which may stand on a later line of it."""
+    """The comment of a field, which may be on a later line of the field."""
     field = re.search(rf"^    {name}: .*?(?=^    [a-z]\w*: |\Z)", source, re.MULTILINE | re.DOTALL)
     assert field, f"{name} is a field of its section"
     found = re.findall(r"#\s*(.*)", field.group())

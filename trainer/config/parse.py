@@ -1,8 +1,8 @@
-"""A run's TOML file, read and checked: every problem of it at once.
+"""Reads and checks a run's TOML file, and reports all of its problems at once.
 
 `load_config` reads the file, applies `section.key=value` overrides and reports unknown sections and keys (with the
-nearest name), missing keys, wrong types and values out of range. Rules between sections are in `plan/check.py`.
-Reads files and nothing else; imports no torch.
+nearest name), missing keys, wrong types and values out of range. Rules between sections are in `plan/check.py`. Only
+reads files; imports no torch.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from mdata.util.option_synonyms import nearest
 from trainer.config.presets import PRESETS
 from trainer.config.sections import RunConfig
 
-# Rules between values need all of them: what is said to a user whose file has wrong ones.
+# Rules between values need all values: the note for a user whose file has wrong ones.
 AFTERWARDS = "correct this first; the sizes and the data are checked after that"
 
 
-_SHOWN = 200  # characters of a wrong value
+_SHOWN = 200  # characters of a wrong value that are shown
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -35,7 +35,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         overrides: `section.key=value`; the value is TOML, a bare word is a string.
 
     Raises:
-        UsageError: the file cannot be read, or all of its problems at once.
+        UsageError: the file cannot be read; or lists all of its problems.
     """
     tables = _read_toml(Path(path))
     problems = [problem for text in overrides if (problem := _apply_override(tables, text))]
@@ -46,7 +46,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]]:
-    """(configuration, problems) of parsed TOML; the configuration is None where there are problems."""
+    """(configuration, problems) from parsed TOML; the configuration is None if there are problems."""
     sections = _section_types()
     problems = [f"there is no section [{name}]{_suggestion(name, sections)}" for name in tables if name not in sections]
     values: dict[str, Any] = {}
@@ -65,7 +65,7 @@ def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]
 
 
 def _with_preset(table: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """The [model] section with the values of its preset where it gives none; the problem with its name, if any."""
+    """The [model] section, completed with the values of its preset; the problem with the preset's name, if any."""
     preset = table.get("preset", "")
     if not isinstance(preset, str) or not preset:
         return table, []
@@ -76,7 +76,7 @@ def _with_preset(table: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]
 
 
 def value_problems(config: RunConfig) -> list[str]:
-    """Wrong types and ranges of a configuration that was built in Python; load_config has checked its own."""
+    """Wrong types and ranges in a configuration that was built in Python; load_config has already checked its own."""
     return [
         problem
         for name, section in _section_types().items()
@@ -86,7 +86,7 @@ def value_problems(config: RunConfig) -> list[str]:
 
 
 def setting_problem(name: str, value: Any) -> str | None:
-    """Why section.key cannot have this value (there is no such key, a wrong type or range); None: it can."""
+    """Why section.key cannot have this value (unknown key, wrong type or range); None: it can."""
     section, _, key = name.partition(".")
     known = _section_types().get(section)
     if known is None:
@@ -98,13 +98,13 @@ def setting_problem(name: str, value: Any) -> str | None:
 
 
 def expected_value(name: str) -> str:
-    """The type and range of section.key, in words."""
+    """The type and range of section.key, as text."""
     section, _, key = name.partition(".")
     return _expectation(_hints(_section_types()[section])[key])
 
 
 def dump_config(config: RunConfig) -> str:
-    """The configuration as TOML, defaults and overrides included; load_config reads the same back."""
+    """The configuration as TOML, with defaults and overrides; load_config reads the same configuration back."""
     import tomli_w
 
     return tomli_w.dumps(dataclasses.asdict(config))
@@ -155,7 +155,7 @@ def _apply_override(tables: dict[str, Any], text: str) -> str | None:
 
 
 def _override_value(text: str, hint: Any) -> Any:
-    """A TOML value; text that is none, and every unquoted value of a string field, is the string itself."""
+    """Parse a TOML value; text that is not TOML, and every unquoted value of a string field, is the string itself."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -199,7 +199,7 @@ def _suggestion(name: str, known: Mapping[str, Any]) -> str:
 
 
 def _converted(value: Any, hint: Any) -> Any:
-    """TOML's value as the field stores it: whole numbers serve as floats, arrays become tuples."""
+    """A TOML value as the field stores it: integers are accepted as floats, arrays become tuples."""
     base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if base is float and _fits(value, int):
         return float(value)
@@ -213,7 +213,7 @@ def _value_problem(where: str, value: Any, hint: Any) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    """A value as it may stand in a message: hardly anybody wants to read all of a very long one."""
+    """A value shortened for a message."""
     if type(value) is int and not _fits(value, int):
         return f"a number of {value.bit_length()} bits"
     text = repr(list(value) if isinstance(value, tuple) else value)
@@ -235,7 +235,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
     if type(value) is not hint:
         return False
-    if hint is str:  # what cannot be written down: bytes of the command line that are not UTF-8
+    if hint is str:  # not printable: bytes of the command line that are not UTF-8
         return not any("\ud800" <= character <= "\udfff" for character in value)
     return hint is not int or -(1 << 63) <= value < 1 << 63
 

@@ -1,4 +1,4 @@
-"""Published models by name, as keys of the [model] section. A key that a run's file gives wins over its preset's.
+"""Published models by name, as keys of the [model] section. Keys in a run's file override those of its preset.
 
 Numbers are those of the models' papers and of the configurations beside their published weights. Dropout is 0: models
 of this size see their data about once.

@@ -1,4 +1,4 @@
-"""The configuration of a run: one frozen tree of dataclasses, a section each.
+"""The configuration of a run: one frozen tree of dataclasses, one class per section.
 
 The range of a field is in its type (`Annotated[int, Range(1)]`), and its comment is its documentation: `mtrain config`
 prints both. A 0 that means "derive it" stays a 0 here; derived numbers are in `plan.Plan`, and rules between sections

@@ -1,7 +1,7 @@
 """Causal self-attention with H query heads over G key-value heads (Ainslie et al. 2023 for G < H).
 
-Where there are fewer key-value heads than tp ranks, neighbouring ranks hold copies of one, in a projection of its own:
-the sum of their gradients is the head's.
+If there are fewer key-value heads than tp ranks, neighbouring ranks hold copies of one, in a separate projection: the
+gradient of the head is the sum of theirs.
 
 Shapes: B batch, S sequence, N = B * S tokens, D hidden, H and G local heads, K head width.
 """
@@ -27,7 +27,7 @@ from trainer.layers.shapes import AttentionShape
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Where documents begin and end in the N flat tokens; no token sees one of another document.
+    """Where documents begin and end in the N flat tokens; no token attends to another document.
 
     Args:
         bounds: int32, from 0 to N. longest: tokens of the longest document.
@@ -44,13 +44,13 @@ class Documents:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """How the tokens [N] of a microbatch are rows: B of S tokens each.
+    """How the tokens [N] of a microbatch form rows: B rows of S tokens.
 
     Args:
         rotation: of the tokens' positions; None for a model without rotary positions.
-        documents: None where each row is one.
+        documents: None if each row is one document.
         samples_B: int64[B], global sample numbers; None: nothing is dropped.
-        context: where rows are divided over ranks; documents are then those of whole rows. None: rows are whole.
+        context: if rows are divided over ranks; documents are then those of whole rows. None: rows are whole.
     """
 
     batch: int
@@ -101,7 +101,7 @@ class Attention(Layer):
         return self.out(y_BSHK.flatten(0, 1).flatten(1))
 
     def _heads(self, x_ND: Tensor, sequences: Sequences) -> tuple[Tensor, ...]:
-        """q, k and v, normalized and turned."""
+        """q, k and v, normalized and rotated."""
         shape, kernels, sizes = self.shape, self.kernels, self.sizes
         rows = (sequences.batch, sequences.length, -1, shape.head_dim)
         turn = None if shape.rotary is None else sequences.rotation
@@ -133,7 +133,7 @@ class Attention(Layer):
         return self.kernels.scored_attention(q_BSHK, k_BSGK, v_BSGK, scores, self._score_tensors(q_BSHK, sequences))
 
     def _score_tensors(self, q_BSHK: Tensor, sequences: Sequences) -> ScoreTensors:
-        """What this rank's heads add to, hide from and drop of the scores of these sequences."""
+        """The biases, masks and dropout of this rank's heads for the scores of these sequences."""
         scores, heads = self.shape.scores, self.sizes[0]
         dtype, device = torch.promote_types(q_BSHK.dtype, torch.float32), q_BSHK.device
         mine = slice(self.first_head, self.first_head + heads)

@@ -1,9 +1,8 @@
-"""What the layers share: main gradients, and how activations enter and leave a tensor-parallel region.
+"""Shared parts of the layers: main gradients, and how activations enter and leave a tensor-parallel region.
 
-A `Layer` may have a main gradient beside each parameter, of at least fp32 unless precision.gradients says otherwise.
-Its backward then adds into it and tells autograd that there is no gradient, so that nothing else is rounded on the way
-and no hook runs.
-Without one (a model that is only evaluated, or used with another optimizer) autograd gets ordinary gradients.
+A `Layer` may have a main gradient beside each parameter, in at least fp32 unless precision.gradients says otherwise.
+Its backward then adds into it and returns no gradient to autograd, so that nothing is rounded on the way and no hook
+runs. Without one (a model that is only evaluated, or used with another optimizer) autograd gets ordinary gradients.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from trainer.parallel.symmetric_products import JoinedProducts
 class MainGradients:
     """A layer's main gradients, by the names of its parameters: tensors of their shapes.
 
-    After an update they are stale: what they hold counts as zero. The first product of a step overwrites them, which
-    saves a pass that clears and another that reads; who can only add is given zeros.
+    After an update they are stale: their content counts as zero. The first product of a step overwrites them, which
+    saves a pass that clears and one that reads; code that can only add gets zeros.
 
     Attributes:
         add_product: the implementation of kernels.plain.add_product for weights.
-        later: where products of weights' gradients are put off to, for a backward pass that is split in two; None: they
+        later: collects postponed products of weights' gradients, for a backward pass that is split in two; None: they
             are computed at once.
     """
 
@@ -49,23 +48,23 @@ class MainGradients:
         self._stale: set[str] = set()
 
     def forget(self) -> None:
-        """All of them count as zero from here on."""
+        """Mark all of them as stale."""
         self._stale = set(self.tensors)
 
     def get(self, name: str) -> Tensor | None:
-        """A main gradient to add to; None where there is none."""
+        """A main gradient to add to; None if there is none."""
         if self.take_stale(name):
             self.tensors[name].zero_()
         return self.tensors.get(name)
 
     def take_stale(self, name: str) -> bool:
-        """Whether the caller has to overwrite the tensor rather than to add to it; true once after each `forget`."""
+        """Whether the caller must overwrite the tensor instead of adding to it; true once after each `forget`."""
         stale = name in self._stale
         self._stale.discard(name)
         return stale
 
     def settle(self) -> None:
-        """Clear what nothing was written to."""
+        """Clear tensors that are still stale."""
         for name in tuple(self._stale):
             self.get(name)
 
@@ -80,7 +79,7 @@ class Layer(nn.Module):
 
 @contextmanager
 def weights_later(layers: Sequence[Layer]) -> Iterator[list[Callable[[], None]]]:
-    """What backward in this block puts off: the products of the layers' weights, in the order in which to call them."""
+    """Collect the weight products that backward postpones in this block, in the order in which to call them."""
     later: list[Callable[[], None]] = []
     for layer in layers:
         layer.main_gradients.later = later
@@ -94,7 +93,7 @@ def weights_later(layers: Sequence[Layer]) -> Iterator[list[Callable[[], None]]]
 class Parallel:
     """A tensor-parallel axis, with or without sequence parallelism.
 
-    Between the parallel linears a rank holds all N tokens, or N / tp of them under sequence parallelism, which cuts
+    Between the parallel linears a rank holds all N tokens, or N / tp of them under sequence parallelism, which divides
     dim 0 (Korthikanti et al. 2022, "Reducing Activation Recomputation").
 
     Attributes:
@@ -111,15 +110,15 @@ class Parallel:
         return all_gather(x_ND, self.tp) if self.sequence_parallel else x_ND
 
     def reduce(self, partial_ND: Tensor) -> Tensor:
-        """The sum of all ranks' partial results, for the tokens that this rank holds; may write into its argument."""
+        """The sum of all ranks' partial results, for this rank's tokens; may write into its argument."""
         return reduce_scatter(partial_ND, self.tp) if self.sequence_parallel else all_reduce_(partial_ND, self.tp)
 
     def start_gather(self, x_ND: Tensor) -> Pending:
-        """`gather`, going on beside what is computed next."""
+        """`gather`, overlapped with the following computation."""
         return start_all_gather(x_ND, self.tp) if self.sequence_parallel else Pending(x_ND)
 
     def start_reduce(self, partial_ND: Tensor) -> Pending:
-        """`reduce`, going on beside what is computed next."""
+        """`reduce`, overlapped with the following computation."""
         start = start_reduce_scatter if self.sequence_parallel else start_all_reduce_
         return start(partial_ND, self.tp)
 
@@ -158,7 +157,7 @@ class Parallel:
 
 
 def add_weight_gradient(main: MainGradients, name: str, *, dy_NO: Tensor, x_NI: Tensor) -> Tensor | None:
-    """A weight's gradient dy^T x: [O, I], added to its main gradient, or returned where there is none."""
+    """A weight's gradient dy^T x: [O, I], added to its main gradient, or returned if there is none."""
     if name not in main.tensors:
         return dy_NO.t() @ x_NI
 
@@ -173,9 +172,9 @@ def add_weight_gradient(main: MainGradients, name: str, *, dy_NO: Tensor, x_NI: 
 
 
 def add_bias_gradient(main: MainGradients, dy_NO: Tensor) -> Tensor | None:
-    """The sum of dy over tokens, added to the bias's main gradient, or returned where there is none.
+    """The sum of dy over tokens, added to the bias's main gradient, or returned if there is none.
 
-    A bias is a weight whose input is 1; as a product it takes one pass, where a sum in fp32 takes two.
+    A bias is a weight whose input is 1; as a product it takes one pass, while a sum in fp32 takes two.
     """
     ones_N1 = dy_NO.new_ones(len(dy_NO), 1)
     if "bias" not in main.tensors:
@@ -195,7 +194,7 @@ def add_vector(main: Tensor | None, gradient: Tensor, *, dtype: torch.dtype) -> 
 def add_rows(main: Tensor | None, rows_N: Tensor, *, dy_ND: Tensor, like: Tensor) -> Tensor | None:
     """A table's gradient: dy[n] added to row rows[n] of `main`, or of a new tensor like the table, which is returned.
 
-    In a fixed order on both kinds of device, so that a repeated run gives the same bits.
+    The order is fixed on both kinds of device, so that a repeated run gives the same bits.
     """
     target = torch.zeros_like(like) if main is None else main
     if target.is_cuda:
@@ -206,7 +205,7 @@ def add_rows(main: Tensor | None, rows_N: Tensor, *, dy_ND: Tensor, like: Tensor
 
 
 def as_input(layer: Layer, name: str) -> Tensor:
-    """A small parameter as a tensor that plain functions may use; what it gets in backward goes where it belongs."""
+    """A small parameter as a tensor for plain functions; its gradient goes to its main gradient."""
     return _AsInput.apply(getattr(layer, name), layer.main_gradients, name)
 
 

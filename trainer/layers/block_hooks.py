@@ -1,8 +1,8 @@
-"""What happens at the borders of a model's blocks, forward and backward.
+"""Hooks at the borders of a model's blocks, forward and backward.
 
-The model says at which border it is, and knows no more: whoever spreads parameters or gradients over ranks puts its
-hooks there. Blocks are numbered as in ParamSpec: 0 before the first block, n the n-th, and so on. The borders between
-blocks are nodes of autograd's graph; those at the ends of a stage are called by who runs it.
+The model only says at which border it is: code that divides parameters or gradients over ranks puts its hooks there.
+Blocks are numbered as in ParamSpec: 0 before the first block, n the n-th, and so on. The borders between blocks are
+nodes of autograd's graph; the code that runs a stage calls the hooks at its ends.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class BlockHooks:
     """Hooks that do nothing.
 
     Attributes:
-        last_microbatch: whether the backward pass, or half of it, that runs is the last one of its stage in the step.
-        later: where what waits for the products of weights' gradients is put off to, for a backward pass that is split
-            in two; None: nothing is.
+        last_microbatch: whether the current backward pass (or half of it) is the last one of its stage in the step.
+        later: collects work that waits for the products of weights' gradients, for a backward pass that is split in
+            two; None: nothing is postponed.
     """
 
     def __init__(self) -> None:
@@ -54,10 +54,10 @@ class BlockHooks:
 def enter_block(
     hooks: BlockHooks, block: int, *, stream: tuple[Tensor, Tensor | None], adds: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Go from one block of a stage into the next: its hooks, in both directions.
+    """Call the hooks between one block of a stage and the next, in both directions.
 
     Args:
-        stream: what the block before gives.
+        stream: output of the previous block.
     """
     hooks.before_forward(block, adds=adds)
     if not stream[0].requires_grad:
@@ -67,7 +67,7 @@ def enter_block(
 
 
 def leave_block(hooks: BlockHooks, block: int, *, x: Tensor) -> Tensor:
-    """What a stage gives to somebody who runs its backward pass without telling: its hooks begin there."""
+    """The output of a stage whose backward pass is run by other code: its hooks begin here."""
     if not x.requires_grad:
         return x
     given, _ = _Border.apply(hooks, block + 1, x, None)

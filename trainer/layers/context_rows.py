@@ -1,7 +1,7 @@
-"""Context parallelism in attention: each rank has the queries of its own chunks, and the keys and values of all tokens.
+"""Context parallelism in attention: each rank has the queries of its own chunks, and keys and values of all tokens.
 
-Keys and values are gathered over the cp ranks; in backward their gradients are summed over them and scattered, the
-conjugate of it (parallel/collectives.py). With few key-value heads they are small beside what is computed, and every
+Keys and values are gathered over the cp ranks; in backward their gradients are summed and scattered, the conjugate
+operation (parallel/collectives.py). With few key-value heads they are small compared with the computation, and every
 form of attention stays one call on whole keys (Grattafiori et al. 2024, section 3.3.2).
 
 Shapes: B rows, S tokens of a row on this rank, T = cp * S of the whole row, G key-value heads, K head width.
@@ -24,7 +24,7 @@ class ContextRows:
     """The part of each row that this rank holds.
 
     Args:
-        cp: the ranks that hold the rest. columns_S: int64[S], places of this rank's tokens in their rows.
+        cp: the ranks that share the rows. columns_S: int64[S], positions of this rank's tokens in their rows.
     """
 
     cp: Group

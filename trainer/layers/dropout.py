@@ -1,9 +1,9 @@
-"""Dropout (Srivastava et al. 2014) whose masks are functions of the run's seed and of what they are applied to.
+"""Dropout (Srivastava et al. 2014) with masks that are functions of the run's seed and of the positions they apply to.
 
-A mask is never kept: backward, and recomputation of a block, make it again from the global sample number, layer, site,
-position and feature. So it is the same in every layout, and a run that continues from a checkpoint draws what it would
-have drawn. Nothing is dropped where no gradients are computed.
-Construction version 2: key = derive_key("mtrain dropout v2", seed, layer, site), low 64 bits; see kernels/philox.py.
+A mask is never stored: backward, and recomputation of a block, compute it again from the global sample number, layer,
+site, position and feature. So it is the same in every layout, and a run that continues from a checkpoint draws the same
+masks as an uninterrupted one. Nothing is dropped if no gradients are computed. Construction version 2: key =
+derive_key("mtrain dropout v2", seed, layer, site), low 64 bits; see kernels/philox.py.
 
 Shapes: B batch, S sequence, N tokens of this rank, D hidden, H heads of this rank.
 """
@@ -23,7 +23,7 @@ Site = Literal["embedding", "attention", "mlp", "weights"]
 
 
 class TokenPlaces(NamedTuple):
-    """The tokens of this rank: their global sample numbers and positions in those, int64[N] each."""
+    """The tokens of this rank: their global sample numbers and positions in the samples, int64[N] each."""
 
     sample_N: Tensor
     position_N: Tensor
@@ -33,7 +33,7 @@ def token_places(samples_B: Tensor, length: int, *, mine: slice, columns_S: Tens
     """The places of flat tokens [mine] of rows of one length.
 
     Args:
-        columns_S: int64[length], where those of a row stand in it under context parallelism; None: from 0 on.
+        columns_S: int64[length], their positions in the row under context parallelism; None: from 0 on.
     """
     token_N = torch.arange(mine.start, mine.stop, device=samples_B.device)
     position_N = token_N % length
@@ -44,7 +44,7 @@ class Dropout:
     """One site of one layer.
 
     Args:
-        probability: of an element to become 0; the others grow by 1 / (1 - probability).
+        probability: of an element to become 0; the others are multiplied by 1 / (1 - probability).
         seed: of the run. layer: its number in the whole model. site: which of the layer's sites.
     """
 
@@ -54,7 +54,7 @@ class Dropout:
         self._words, self._key_2 = (low & 0xFFFFFFFF, low >> 32), torch.empty(0, dtype=torch.int64)
 
     def __call__(self, x_ND: Tensor, places: TokenPlaces | None) -> Tensor:
-        """x with some elements dropped; x itself where nothing is learned."""
+        """x with some elements dropped; x itself if no gradients are computed."""
         if places is None or not self.probability or not torch.is_grad_enabled():
             return x_ND
         return _Dropout.apply(x_ND, places, self._key(x_ND.device), self)
@@ -63,7 +63,7 @@ class Dropout:
         """The weights of attention that are kept: bool[B, H, S, T], of global heads.
 
         Args:
-            length: T, tokens of a row. columns_S: int64[S], the places of the queries in it; None: all.
+            length: T, tokens of a row. columns_S: int64[S], the positions of the queries in it; None: all.
         """
         batch, device = len(samples_B), samples_B.device
         head = torch.arange(heads.start, heads.stop, device=device)
@@ -81,7 +81,7 @@ class Dropout:
 
 
 class _Dropout(torch.autograd.Function):
-    """Forward and backward are the same function; nothing but the places is kept."""
+    """Forward and backward are the same function; only the positions are saved."""
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, places: TokenPlaces, key_2: Tensor, site: Dropout) -> Tensor:

@@ -1,4 +1,4 @@
-"""Embeddings: rows of the vocabulary cut over tp, and learned positions.
+"""Embeddings: rows of the vocabulary divided over tp, and learned positions.
 
 Shapes: N tokens, D hidden, V local vocabulary rows.
 """
@@ -17,13 +17,13 @@ from trainer.parallel.params import vocabulary_range
 
 
 class VocabularyEmbedding(Layer):
-    """An id of another rank gives zeros, and the sum over tp the row.
+    """A rank returns zeros for ids of other ranks; the sum over tp is the row.
 
     Args:
         vocab_size: ids. padded_rows: rows over all ranks. width: D.
 
     Attributes:
-        first, stop: the ids [first, stop) whose rows this rank holds; rows behind them are padding.
+        first, stop: the ids [first, stop) whose rows this rank holds; rows after them are padding.
     """
 
     def __init__(self, vocab_size: int, padded_rows: int, *, width: int, parallel: Parallel) -> None:
@@ -58,7 +58,7 @@ class PositionEmbedding(Layer):
 
 
 class _Rows(torch.autograd.Function):
-    """Rows of a table, zeros where the mask is false; the gradient is added to the table's rows."""
+    """Rows of a table, zeros if the mask is false; the gradient is added to the table's rows."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, rows_N: Tensor, mine_N: Tensor | None, main: MainGradients) -> Tensor:

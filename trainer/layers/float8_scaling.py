@@ -1,10 +1,10 @@
-"""The scales of a model's FP8 matrix products: one for the input, the weight and the gradient of each linear layer.
+"""The scales of a model's FP8 matrix products: for input, weight and gradient of each linear layer.
 
-Delayed scaling takes them from the largest values of the last steps. Within a step they are fixed and largest values
-are only raised: layers that are computed again get the same bits and change nothing, and an evaluation, which raises
-nothing but those of weights, leaves no trace. `update` ends a step; a step that was skipped leaves the history as it
-was. All ranks keep the history of the whole model, so that a checkpoint of it fits every layout. While there is no
-history, and with current scaling always, each matrix is scaled by its own largest value.
+Delayed scaling computes them from the largest values of the last steps. Within a step scales are fixed and largest
+values only rise: recomputed layers get the same bits and change nothing, and an evaluation, which only raises those of
+weights, has no effect. `update` ends a step; a skipped step leaves the history unchanged. All ranks keep the history of
+the whole model, so that a checkpoint of it fits every layout. Without a history, and always with current scaling, each
+matrix is scaled by its own largest value.
 
 Shapes: H steps of history, L linear layers of the whole model, 3 roles.
 """
@@ -27,12 +27,12 @@ Role = Literal["input", "weight", "gradient"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Float8Recipe:
-    """How a model is computed in FP8; the words are those of Transformer Engine.
+    """How a model is computed in FP8; the terms are those of Transformer Engine.
 
     Args:
         delayed: whether scales come from earlier steps.
         gradients: the format of gradients, E5M2 ("hybrid") or E4M3. history: steps. margin: powers of two below it.
-        input_again: backward rounds a layer's input again, which some other layer keeps or computes again.
+        input_again: backward rounds a layer's input again, if another layer keeps or recomputes it.
     """
 
     delayed: bool
@@ -53,7 +53,7 @@ class Float8Scaling:
     """The scales of all linear layers of a model.
 
     Args:
-        names: of the layers of the whole model, in an order that all ranks know.
+        names: of the layers of the whole model, in the same order on all ranks.
 
     Attributes:
         history_HL3: fp32, the largest values of the last steps, newest first; 0: none.
@@ -71,11 +71,11 @@ class Float8Scaling:
         self.weights_version = 0
 
     def of(self, name: str) -> LayerScaling:
-        """What one layer uses."""
+        """The scaling of one layer."""
         return LayerScaling(self, self.names.index(name))
 
     def scaling(self, row: int, role: Role, *, record: bool) -> Scaling:
-        """Of one matrix; `record`: raise the largest value of this step."""
+        """The scaling of one matrix; `record`: update this step's largest value."""
         if not self.recipe.delayed:
             return Scaling(None, None)
         at = (row, slice(ROLES.index(role), ROLES.index(role) + 1))
@@ -83,7 +83,7 @@ class Float8Scaling:
 
     @torch.no_grad()
     def update(self, applied: Tensor, everyone: Group) -> None:
-        """End a step whose update changed the weights where `applied`; the same on all ranks. Does not wait."""
+        """End a step; `applied`: its update changed the weights. The same on all ranks. Does not wait."""
         self.forget_weights()
         if not self.recipe.delayed:
             return
@@ -94,17 +94,17 @@ class Float8Scaling:
         self._largest_L3.zero_()
 
     def forget_weights(self) -> None:
-        """The weights changed: layers round them anew."""
+        """The weights changed: layers round them again."""
         self.weights_version += 1
 
     def to_numbers(self) -> dict[str, Any]:
-        """What a checkpoint keeps: layer -> [H][3]; nothing for current scaling. Waits for the device."""
+        """The history for a checkpoint: layer -> [H][3]; empty for current scaling. Waits for the device."""
         if not self.recipe.delayed:
             return {}
         return dict(zip(self.names, self.history_HL3.transpose(0, 1).tolist(), strict=True))
 
     def load(self, numbers: dict[str, Any]) -> None:
-        """Continue; a history that is longer or shorter is cut or filled up, layers without one begin anew."""
+        """Load a history; a longer or shorter one is cut or padded, layers without one start empty."""
         self.forget_weights()
         history_HL3 = torch.zeros_like(self.history_HL3)
         for row, name in enumerate(self.names):
@@ -115,7 +115,7 @@ class Float8Scaling:
         self._has_history = bool(numbers) and self.recipe.delayed
 
     def _set(self, history_HL3: Tensor) -> None:
-        """The scales are a function of the history alone."""
+        """Set the scales, which are a function of the history alone."""
         self.history_HL3.copy_(history_HL3)
         largest_L3, margin = self.history_HL3.amax(dim=0), self.recipe.margin
         forward_L2 = scale_for(largest_L3[:, :2], dtype=E4M3, margin=margin)
@@ -125,7 +125,7 @@ class Float8Scaling:
 
 
 class LayerScaling:
-    """The matrices of one linear layer in FP8. The weight is rounded once after each update, and kept."""
+    """The matrices of one linear layer in FP8. The weight is rounded once after each update, and cached."""
 
     def __init__(self, model: Float8Scaling, row: int) -> None:
         self.model, self._row = model, row
@@ -140,10 +140,10 @@ class LayerScaling:
         return self._quantize(dy_NO, "gradient", record=True, columns=True)
 
     def weight(self, weight_OI: Tensor) -> Float8:
-        """The weight; its largest value counts in an evaluation, too, since it is the same one."""
+        """The weight; its largest value also counts in an evaluation, since it is the same weight."""
         version = self.model.weights_version
         if self._weight is None or self._weight[0] != version:
-            self._weight = None  # its memory serves for the new one
+            self._weight = None  # its memory is reused for the new one
             self._weight = version, self._quantize(weight_OI, "weight", record=True, columns=True)
         return self._weight[1]
 

@@ -1,9 +1,9 @@
-"""The head and its loss in one: logits of a chunk of tokens, their loss and its gradient, chunk after chunk.
+"""The output head and its loss together: logits of a chunk of tokens, their loss and its gradient, chunk after chunk.
 
-Whole logits never exist, neither over all tokens nor over the whole vocabulary: with tp ranks, the largest logit, and
-the sum of exponentials with the label's logit, are two reductions of a number a token (Shoeybi et al. 2019, section
-3). The gradient is made in the forward pass. That is possible because the loss is a plain sum, whose own gradient is
-1. Padding takes no part. Loss and softmax are computed in at least fp32.
+Full logits never exist, neither over all tokens nor over the whole vocabulary: with tp ranks, the largest logit, and
+the sum of exponentials with the label's logit, are two reductions of one number per token (Shoeybi et al. 2019, section
+3). The gradient is computed in the forward pass, which is possible because the loss is a plain sum, whose own gradient
+is 1. Padding is excluded. Loss and softmax are computed in at least fp32.
 
 Shapes: N tokens, C of a chunk, D hidden, V local vocabulary rows, padding included.
 """
@@ -21,7 +21,7 @@ from trainer.layers.base import add_weight_gradient
 from trainer.layers.embedding import VocabularyEmbedding
 from trainer.parallel.collectives import all_reduce_
 
-CHUNK_TOKENS = 2048  # bounds the logits that exist at a time; 4,096 were no faster (docs/design/one-gpu.md)
+CHUNK_TOKENS = 2048  # limits the logits that exist at the same time; 4,096 were no faster (docs/design/one-gpu.md)
 
 
 def head_loss(
@@ -40,14 +40,14 @@ def head_loss(
         x_ND: output of the last norm, this rank's tokens.
         rows: the layer whose weight is W.
         labels_N: int64, all tokens. weight_N: the loss mask, all tokens.
-        chunk_tokens: tokens whose logits exist at a time; decides nothing but memory and speed.
+        chunk_tokens: tokens whose logits exist at the same time; affects only memory and speed.
         softcap: c of c tanh(logit / c); 0: off.
 
     Returns:
         fp64 scalar; at least fp32[N], without a gradient.
 
-    The main gradient of W is added to in the forward pass, for a loss that counts once: a caller that multiplies the
-    loss before backward has to use a model without main gradients.
+    The forward pass adds to the main gradient of W, for a loss with factor 1: a caller that multiplies the loss before
+    backward has to use a model without main gradients.
     """
     how = (kernels, torch.is_grad_enabled(), chunk_tokens, softcap)
     loss, losses_N = _HeadLoss.apply(x_ND, rows.weight, labels_N, weight_N, rows, how)
@@ -108,7 +108,7 @@ class _HeadLoss(torch.autograd.Function):
 
 
 def capped(logits: Tensor, cap: float) -> Tensor:
-    """cap * tanh(logits / cap), computed in at least fp32 (Gemma 2); the logits themselves where cap is 0."""
+    """cap * tanh(logits / cap), computed in at least fp32 (Gemma 2); the logits themselves if cap is 0."""
     return ((logits.to(_wide(logits)) / cap).tanh() * cap).to(logits.dtype) if cap else logits
 
 

@@ -1,9 +1,9 @@
-"""Linear layers that own their backward pass.
+"""Linear layers with their own backward pass.
 
-Column-parallel: the outputs are cut over tp. Row-parallel: the inputs are, and the ranks' results are summed (Shoeybi
-et al. 2019, "Megatron-LM"). One autograd function serves both, because each is the other's backward. It saves this
-rank's part of the input only and gathers it again; in backward the communication of the input's gradient goes on
-beside the weight's product, which is added straight into the main gradient.
+Column-parallel: the outputs are divided over tp. Row-parallel: the inputs are, and the ranks' results are summed
+(Shoeybi et al. 2019, "Megatron-LM"). One autograd function serves both, because each is the other's backward. It saves
+only this rank's part of the input and gathers it again; in backward the communication of the input's gradient overlaps
+with the weight's product, which is added directly into the main gradient.
 
 Shapes: N tokens, I inputs and O outputs of this rank.
 """
@@ -22,12 +22,12 @@ from trainer.layers.linear_float8 import float8_linear
 
 
 class Linear(Layer):
-    """y = x W^T + b, this rank's part of it.
+    """This rank's part of y = x W^T + b.
 
     Args:
         inputs, outputs: local widths.
         parallel: the tensor-parallel axis. bias: whether there is one.
-        column: whether the outputs are cut over tp (or the inputs).
+        column: whether the outputs are divided over tp (otherwise the inputs).
 
     Attributes:
         float8: how its products are computed in FP8; None: in the dtype of the weight.
@@ -61,7 +61,7 @@ def column_product(x_ND: Tensor, layer: Layer, *, weight: Tensor, parallel: Para
 
 
 class _Column(torch.autograd.Function):
-    """Forward: gather, multiply. Backward: multiply and reduce, beside the weight's product."""
+    """Forward: gather, multiply. Backward: multiply and reduce, overlapped with the weight's product."""
 
     @staticmethod
     def forward(

@@ -1,8 +1,8 @@
 """The matrix products of a linear layer in FP8: y = x W^T, and in backward those for the input and for the weight.
 
-Communication, biases and results stay in the dtype of the activations, and the weight's gradient is added straight
-into the fp32 main gradient. Kept for backward is the transpose of the rounded input, half the bytes of the input
-itself; under sequence parallelism this rank's part of the input as it was, which is gathered and rounded again.
+Communication, biases and results stay in the dtype of the activations, and the weight's gradient is added directly into
+the fp32 main gradient. Saved for backward is the transpose of the rounded input, half the bytes of the input itself;
+under sequence parallelism it is this rank's part of the unrounded input, which is gathered and rounded again.
 
 Shapes: N tokens, I inputs and O outputs of this rank.
 """
@@ -49,7 +49,7 @@ class _Float8Linear(torch.autograd.Function):
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, how: _How) -> Tensor:
         _, parallel, column, scaling, record = how
         product = scaling.model.kernels.product
-        # Rounded again where that needs no memory: another layer keeps the input, or a part of it is all there is.
+        # Rounded again if that needs no memory: another layer keeps the input, or only a part of it is held.
         again = scaling.model.recipe.input_again or (column and parallel.sequence_parallel)
         whole_NI = parallel.gather(x_NI) if column else x_NI
         x8, w8 = scaling.input(whole_NI, record=record, columns=not again), scaling.weight(weight_OI)
@@ -91,7 +91,7 @@ class _Float8Linear(torch.autograd.Function):
 def _weight_gradient(
     main: MainGradients, product: Any, *, left: Factor, right: Factor, dtype: torch.dtype
 ) -> Tensor | None:
-    """dy^T x: [O, I], added to the main gradient, or returned where there is none."""
+    """dy^T x: [O, I], added to the main gradient, or returned if there is none."""
     if "weight" not in main.tensors:
         found: Tensor = product(left, right, dtype=dtype)
         return found

@@ -30,7 +30,7 @@ class MLP(Layer):
         self.down = Linear(inner, width, parallel=parallel, bias=shape.bias, column=False)
 
     def forward(self, x_ND: Tensor, *, recompute: bool = False) -> Tensor:
-        """With `recompute`, the nonlinearity's output is not kept for backward, but computed again."""
+        """With `recompute`, the nonlinearity's output is not saved for backward, but recomputed."""
         up_NF = self.up(x_ND)
         y_NF = self.activated(up_NF)
         if not recompute:
@@ -51,7 +51,7 @@ class MLP(Layer):
 
 
 class _ReLU(torch.autograd.Function):
-    """max(0, x), squared or not; keeps its input, so that the output may be computed again."""
+    """max(0, x), optionally squared; saves its input, so that the output can be recomputed."""
 
     @staticmethod
     def forward(ctx: Any, x_NF: Tensor, squared: bool) -> Tensor:

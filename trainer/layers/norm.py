@@ -1,7 +1,7 @@
-"""Norms, joined with the addition that comes before them.
+"""Norms, fused with the addition before them.
 
-A block's norm first adds what the block before it computed to the residual stream, so that the stream is read and
-written once. Statistics, the weight's product and the weight's gradient are computed in at least fp32.
+A block's norm first adds the output of the previous block to the residual stream, so that the stream is read and
+written once. Statistics, the product with the weight and the weight's gradient are computed in at least fp32.
 
 Shapes: N tokens, D hidden.
 """
@@ -35,7 +35,7 @@ class Norm(Layer):
         return _Norm.apply(x_ND, branch_ND, self.weight, self.bias, self)
 
     def again(self, sum_ND: Tensor) -> Tensor:
-        """The norm of a sum that `forward` returned, to the bit the one that it returned beside it."""
+        """Recompute the norm of a sum that `forward` returned, bitwise equal to the one it returned."""
         run = self.kernels.rms_norm if self.bias is None else self.kernels.layer_norm
         return run(sum_ND, None, self.weight, self.bias, self.epsilon)[1]
 
@@ -50,7 +50,7 @@ class _Norm(torch.autograd.Function):
         sum_ND = x_ND if branch_ND is None else sum_ND
         ctx.save_for_backward(sum_ND, weight_D, *statistics)
         ctx.layer, ctx.joined = layer, branch_ND is not None
-        ctx.set_materialize_grads(False)  # nobody reads the stream behind the last norm
+        ctx.set_materialize_grads(False)  # the stream after the last norm is not used
         return (x_ND.view_as(x_ND) if branch_ND is None else sum_ND), y_ND
 
     @staticmethod

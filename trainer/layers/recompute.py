@@ -1,7 +1,7 @@
-"""Computing again in backward what was not kept: single tensors, or whole functions (Chen et al. 2016).
+"""Recomputation in backward of values that were not saved: single tensors, or whole functions (Chen et al. 2016).
 
-What is computed again has the bits that it had: the same functions see the same inputs, and masks of dropout are
-functions of counters (dropout.py). No state of a random generator has to be put back.
+Recomputed values have the same bits: the same functions see the same inputs, and dropout masks are functions of
+counters (dropout.py). No state of a random generator has to be restored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def keep_input(run: Callable[..., Any], *inputs: Tensor | None) -> Any:
-    """run(*inputs), of which nothing but the inputs is kept for backward."""
+    """run(*inputs), of which only the inputs are saved for backward."""
     if not torch.is_grad_enabled():
         return run(*inputs)
     return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
@@ -25,7 +25,7 @@ def keep_input(run: Callable[..., Any], *inputs: Tensor | None) -> Any:
 
 @contextmanager
 def recomputed(x: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
-    """Whoever keeps x for backward in this block keeps `make` in its place, which computes it again."""
+    """Code in this block that saves x for backward saves `make` instead, which recomputes it."""
     known = (x.data_ptr(), x.shape, x.dtype)  # not x: autograd holds both functions below as long as what they packed
 
     def pack(kept: Tensor) -> Any:

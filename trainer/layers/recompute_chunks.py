@@ -1,6 +1,6 @@
 """Which blocks of a stage are recomputed together, from the numbers of the [recompute] section.
 
-Pure, no torch: the estimate of memory reads it as the model does.
+Pure, no torch: both the model and the memory estimate use it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Chunk(NamedTuple):
-    """Neighbouring blocks, and whether only their input is kept."""
+    """Neighbouring blocks, and whether only their input is saved."""
 
     blocks: range
     again: bool
@@ -19,7 +19,7 @@ def chunks(blocks: range, *, method: str, layers: int) -> list[Chunk]:
     """How the blocks of a stage are recomputed.
 
     Args:
-        method: "uniform": all, in chunks of `layers`; "block": the first `layers` of them, each for itself.
+        method: "uniform": all, in chunks of `layers`; "block": the first `layers` of them, one by one.
     """
     if method == "uniform":
         return [Chunk(blocks[first : first + layers], True) for first in range(0, len(blocks), layers)]

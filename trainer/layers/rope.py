@@ -1,7 +1,7 @@
 """Rotary positions (Su et al. 2021): tables, and the split of one projection into rotated heads.
 
-Pairs are (i, i + R/2) of a head's first R features, as Llama has them, or (2i, 2i + 1). Angles are computed in fp64
-and kept as cosines and sines in at least fp32.
+Pairs are (i, i + R/2) of a head's first R features, as in Llama, or (2i, 2i + 1). Angles are computed in fp64 and
+stored as cosines and sines in at least fp32.
 
 Shapes: B batch, S sequence, H query heads, G key-value heads, E heads of any kind, K head width, R rotated features.
 """
@@ -19,7 +19,7 @@ from trainer.layers.shapes import RopeShape
 
 
 class Rotation(NamedTuple):
-    """cos and sin of the angle of each position and pair: [S, R / 2], or [B, S, R / 2] with positions of one's own."""
+    """cos and sin of the angle of each position and pair: [S, R / 2]; [B, S, R / 2] if rows have own positions."""
 
     cosine: Tensor
     sine: Tensor
@@ -40,7 +40,7 @@ def rotation(
 
 
 def rotated_features(rope: RopeShape, head_dim: int) -> int:
-    """R: features of a head that turn."""
+    """R: features of a head that are rotated."""
     return int(head_dim * rope.fraction)
 
 
@@ -48,7 +48,7 @@ def frequencies(rope: RopeShape, head_dim: int) -> Tensor:
     """Radians a position of each pair, after scaling: fp64[R / 2]."""
     width = rotated_features(rope, head_dim)
     theta = rope.theta
-    if rope.scaling == "ntk":  # the slowest pair is stretched by the factor, the fastest not at all
+    if rope.scaling == "ntk":  # the slowest pair is scaled by the full factor, the fastest not at all
         theta *= rope.factor ** (width / (width - 2))
     frequency = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     if rope.scaling == "linear":  # Chen et al. 2023
@@ -64,15 +64,15 @@ def frequencies(rope: RopeShape, head_dim: int) -> Tensor:
 
 
 def magnitude(rope: RopeShape) -> float:
-    """What turned heads are multiplied by: 1, but for yarn (Peng et al. 2023, eq. 22)."""
+    """The factor for rotated heads: 1, except for yarn (Peng et al. 2023, eq. 22)."""
     return 0.1 * math.log(rope.factor) + 1 if rope.scaling == "yarn" and rope.factor > 1 else 1.0
 
 
 def _yarn_kept(rope: RopeShape, width: int) -> Tensor:
-    """Which part of each pair's frequency is kept: 1 for fast pairs, 0 for slow ones, a line between."""
+    """The part of each pair's frequency that is kept: 1 for fast pairs, 0 for slow ones, linear in between."""
 
     def pair(turns: float) -> float:
-        """The pair that turns so often in the original length."""
+        """The pair that makes this many turns in the original length."""
         return width * math.log(rope.original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low = max(math.floor(pair(rope.beta_fast)), 0)
@@ -97,12 +97,12 @@ def split_heads(
 
 
 def rotate(x_BSEK: Tensor, rotation: Rotation | None, *, interleaved: bool, kernels: Kernels) -> Tensor:
-    """Heads turned by the angles of their positions; themselves without a rotation."""
+    """Heads rotated by the angles of their positions; unchanged without a rotation."""
     return x_BSEK if rotation is None else _Rotate.apply(x_BSEK, rotation, interleaved, kernels)
 
 
 class _SplitHeads(torch.autograd.Function):
-    """Forward: copies, so that the projection's output can be let go. Backward: rotate back, joined in one tensor."""
+    """Forward: copies, so that the projection's output can be freed. Backward: rotate back, joined in one tensor."""
 
     @staticmethod
     def forward(
@@ -128,7 +128,7 @@ class _SplitHeads(torch.autograd.Function):
 
 
 class _Rotate(torch.autograd.Function):
-    """Forward: turn. Backward: turn back, and keep nothing but the table."""
+    """Forward: rotate. Backward: rotate back; only the table is saved."""
 
     @staticmethod
     def forward(ctx: Any, x_BSEK: Tensor, rotation: Rotation, interleaved: bool, kernels: Kernels) -> Tensor:

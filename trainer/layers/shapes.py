@@ -1,6 +1,6 @@
-"""Sizes and choices of the layers, over all ranks: all that a layer is given of its model.
+"""Sizes and choices of the layers, over all ranks: everything that a layer gets from its model.
 
-Pure, so that a plan can hold them where there is no torch.
+Pure, so that a plan can use them without torch.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ GATED = ("swiglu", "geglu", "geglu_tanh")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeShape:
-    """Rotary positions and how they are stretched to longer sequences.
+    """Rotary positions and their scaling to longer sequences.
 
     Args:
         theta: base of the frequencies.
-        fraction: of a head's features that turn, from the first on.
+        fraction: of a head's features that are rotated, from the first on.
         interleaved: pairs are (2i, 2i + 1) and not (i, i + half).
-        scaling: the rule by which frequencies are lowered. factor: how many times longer sequences become.
+        scaling: the rule by which frequencies are lowered. factor: how many times longer sequences may be.
         original_length: tokens of a sequence before that (yarn, llama3).
         low_freq_factor, high_freq_factor: llama3: waves longer than original_length / low are stretched, those
             shorter than original_length / high are not.
@@ -49,9 +49,9 @@ class AttentionShape:
     Args:
         width: D.
         bias: of the projection to q, k and v. out_bias: of the one back.
-        rotary: None: heads do not turn; else whether pairs are interleaved.
+        rotary: None: heads are not rotated; otherwise whether pairs are interleaved.
         qk_norm: kind of norm of each query and key head; "": none. norm_epsilon: of those.
-        scores: what happens to scores.
+        scores: how scores are changed.
     """
 
     width: int

@@ -1,4 +1,4 @@
-"""Arithmetic of sizes that are divided among ranks, for tables, plans and the remedies of messages.
+"""Arithmetic on sizes that are divided among ranks, for tables, plans and advice in messages.
 
 Whole numbers only. Pure.
 """
@@ -19,11 +19,11 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def common_divisors(*values: int) -> list[int]:
-    """The small ones: nobody has more ranks or heads, and sizes may be mistyped."""
+    """Small common divisors only: there are never more ranks or heads, and sizes may be mistyped."""
     common = math.gcd(*values)
     return [d for d in range(1, min(common, _MOST_PARTS) + 1) if common % d == 0]
 
 
 def listed(values: Iterable[int]) -> str:
-    """The first of them, for a message."""
+    """The first numbers as text, for a message."""
     return ", ".join(str(value) for value in itertools.islice(values, _MOST_SHOWN))

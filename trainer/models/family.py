@@ -1,7 +1,7 @@
-"""The families of models, by the name that `model.family` has; nothing outside this room names one of them.
+"""The families of models, by the value of `model.family`; no code outside this room names one of them.
 
 A family is ten functions: the rules of its configuration, its shape, the table of a rank's parameters, its operations
-per token, the memory of its activations, what a microbatch costs, what attention does in a block, and the building of a
+per token, the memory of its activations, the cost of a microbatch, the attention variant of a block, and building a
 stage. All but the last are pure and import no torch.
 """
 
@@ -19,7 +19,7 @@ from trainer.parallel.params import ParamSpec, Place
 
 
 class ModelShape(Protocol):
-    """What every family's shape has; a frozen dataclass."""
+    """The fields that every family's shape has; a frozen dataclass."""
 
     num_layers: int
     hidden_size: int
@@ -36,16 +36,16 @@ class Family:
     """One family of models.
 
     Args:
-        shape: (configuration, entries of the vocabulary) to all numbers that define the function.
-        problems: configuration to what clashes in it, a line each.
-        cut_by_tp: configuration to the sizes that tensor parallelism cuts, by the names that users know.
-        float8_sizes: configuration to rows and columns of the matrices of linear layers.
-        parameters: (shape, place) to the parameters of the rank there, in the order of the module tree.
-        flops_per_token: (shape, sequence length) to operations of forward and backward.
-        activation_bytes: (shape, place, tokens, element, recompute, float8) to the most that a microbatch holds.
-        stage_cost: (shape, place, **microbatch) to what its forward and backward pass cost a rank.
-        block_scores: (shape, number of a block) to what its attention does to scores.
-        build: (shape, place, **how) to a stage with uninitialized weights.
+        shape: (configuration, entries of the vocabulary) -> all numbers that define the function.
+        problems: configuration -> its conflicts, one line each.
+        cut_by_tp: configuration -> the sizes that tensor parallelism divides, by their setting names.
+        float8_sizes: configuration -> rows and columns of the matrices of linear layers.
+        parameters: (shape, place) -> the parameters of that rank, in the order of the module tree.
+        flops_per_token: (shape, sequence length) -> operations of forward and backward.
+        activation_bytes: (shape, place, tokens, element, recompute, float8) -> peak bytes of a microbatch.
+        stage_cost: (shape, place, **microbatch) -> the cost of its forward and backward pass on a rank.
+        block_scores: (shape, number of a block) -> how its attention changes scores.
+        build: (shape, place, **how) -> a stage with uninitialized weights.
     """
 
     shape: Callable[[RunConfig, int], Any]
@@ -66,7 +66,7 @@ def family_of(config: RunConfig) -> Family:
 
 
 def _build_gpt(*arguments: Any, **options: Any) -> Any:
-    from trainer.models.gpt import build_gpt  # torch is imported where a model is built, not where a run is planned
+    from trainer.models.gpt import build_gpt  # torch is imported when a model is built, not when a run is planned
 
     return build_gpt(*arguments, **options)
 

@@ -1,4 +1,4 @@
-"""Which layers of a model are computed in FP8: the linear ones of its blocks, but for the first and last ones if asked.
+"""Which layers are computed in FP8: the linear layers of blocks, optionally not of the first and last blocks.
 
 Embeddings, head, norms and attention stay in the dtype of the model.
 """
@@ -16,14 +16,14 @@ from trainer.layers.linear import Linear
 
 
 def use_float8(model: nn.Module, config: RunConfig, *, num_layers: int, device: torch.device) -> Float8Scaling | None:
-    """Compute a stage's linear layers as the configuration says; None: nothing in FP8.
+    """Compute a stage's linear layers in FP8 as configured; None: nothing is in FP8.
 
     Args:
         model: with its blocks as `blocks`, by their number in the whole model.
         num_layers: blocks of the whole model.
 
     Raises:
-        UsageError: the device cannot, or Transformer Engine is missing.
+        UsageError: the device has no FP8, or Transformer Engine is missing.
     """
     if config.precision.fp8 == "none":
         return None
@@ -45,7 +45,7 @@ def use_float8(model: nn.Module, config: RunConfig, *, num_layers: int, device: 
 
 
 def recipe_of(config: RunConfig) -> Float8Recipe:
-    """How the configuration wants it."""
+    """The FP8 recipe of a configuration."""
     precision = config.precision
     return Float8Recipe(
         delayed=precision.fp8 == "delayed",

@@ -1,8 +1,8 @@
-"""GPT: a decoder-only transformer, as its papers draw it.
+"""GPT: a decoder-only transformer, written like its papers.
 
-Covers the GPT-2 form (learned positions, LayerNorm, GELU, biases) and the Llama form (rotary positions, RMSNorm,
-SwiGLU, no biases, grouped key-value heads) and what lies between. The forward pass holds no parallel code: the
-layers know how to enter and leave a parallel region, and models/gpt_params.py says what each rank holds.
+Covers the GPT-2 form (learned positions, LayerNorm, GELU, biases), the Llama form (rotary positions, RMSNorm, SwiGLU,
+no biases, grouped key-value heads) and forms in between. The forward pass holds no parallel code: the layers enter and
+leave parallel regions themselves, and models/gpt_params.py says what each rank holds.
 
 Shapes: B batch, S sequence, N = B * S tokens, batch-major (N / tp of them between the parallel linears under sequence
 parallelism), D hidden, V local vocabulary rows.
@@ -43,14 +43,14 @@ LossFunction = Callable[[Tensor, Microbatch], Tensor]
 
 
 class Context(NamedTuple):
-    """What all blocks of a stage are given for one microbatch."""
+    """The data of one microbatch that all blocks of a stage use."""
 
     sequences: Sequences
     places: TokenPlaces | None
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); the second sum is left to the next norm.
+    """x + attention(norm(x)), then x + mlp(norm(x)); the next norm computes the second sum.
 
     Args:
         number: in the whole model, from 0.
@@ -91,15 +91,15 @@ class GPT(nn.Module):
     """One rank's part of one pipeline stage of the model.
 
     Args:
-        shape: what function it computes.
-        place: which part this is; blocks keep their number in the whole model as their name.
-        groups: the ranks along each axis: "tp", and "cp" where ranks share rows of tokens.
+        shape: of the function it computes.
+        place: which part this is; blocks are named by their number in the whole model.
+        groups: the ranks along each axis: "tp", and "cp" if ranks share rows of tokens.
         kernels: implementations of the small operations.
-        recompute: what backward computes again. seed: of the run, for dropout.
+        recompute: what backward recomputes. seed: of the run, for dropout.
 
     Attributes:
-        loss_function: of a user: (logits [B, S, vocab_size], batch) to the sum of the loss, or to the losses of tokens
-            [B, S], whose sum it is; None: the model's own.
+        loss_function: a user's function: (logits [B, S, vocab_size], batch) -> the sum of the loss, or the losses of
+            tokens [B, S], which are summed; None: the model's own.
         hooks: called at the borders of blocks.
     """
 
@@ -138,7 +138,7 @@ class GPT(nn.Module):
         self._rotation = functools.lru_cache(maxsize=8)(self._make_rotation)
 
     def forward(self, received: Tensors, batch: Microbatch) -> Tensors:
-        """The residual stream from stage to stage, [N or N / tp, D], what the last block adds to it included.
+        """Pass the residual stream from stage to stage, [N or N / tp, D], including what the last block adds to it.
 
         The first stage receives nothing; the last gives -log p(label) of the unmasked tokens, in nats: (sum, [N]).
         """
@@ -160,16 +160,16 @@ class GPT(nn.Module):
 
     @property
     def hooked(self) -> range:
-        """From 0, before the first block, to the one behind the last."""
+        """From 0, before the first block, to the border after the last."""
         blocks = self.place.blocks(self.shape.num_layers)
         return range(0 if self.place.is_first else blocks.start + 1, blocks.stop + 1 + self.place.is_last)
 
     def received(self, batch: Microbatch) -> Tensors:
-        """Where the residual stream of the stage before is put."""
+        """The buffer for the residual stream of the previous stage."""
         return () if self.place.is_first else self._stream(batch)
 
     def given(self, batch: Microbatch) -> Tensors:
-        """Where the gradient of the residual stream for the next stage is put."""
+        """The buffer for the gradient of the residual stream from the next stage."""
         return () if self.place.is_last else self._stream(batch)
 
     def _stream(self, batch: Microbatch) -> Tensors:
@@ -178,13 +178,13 @@ class GPT(nn.Module):
         return (torch.empty(tokens.stop - tokens.start, self.shape.hidden_size, dtype=like.dtype, device=like.device),)
 
     def logits(self, tokens_BS: Tensor) -> Tensor:
-        """Of a model of one stage, of this rank's vocabulary rows, padding included: int64[B, S] -> [B, S, V]."""
+        """Logits of a single-stage model for this rank's vocabulary rows, with padding: int64[B, S] -> [B, S, V]."""
         nothing = torch.zeros(0, device=tokens_BS.device)
         batch = Microbatch(tokens_BS=tokens_BS, labels_BS=nothing, loss_mask_BS=nothing)
         return self._local_logits(*self._through_blocks((), batch)).view(*tokens_BS.shape, -1)
 
     def whole_logits(self, batch: Microbatch) -> Tensor:
-        """Of a model of one stage, gathered over tp and without padding; differentiable: [B, S, vocab_size]."""
+        """Logits of a single-stage model, gathered over tp, without padding; differentiable: [B, S, vocab_size]."""
         logits_BSV = self._whole_logits(*self._through_blocks((), batch), batch)
         return leave_block(self.hooks, self.hooked[-1], x=logits_BSV)
 
@@ -199,7 +199,7 @@ class GPT(nn.Module):
         return capped(logits_NV, self.shape.logit_softcap)
 
     def _enter(self, batch: Microbatch, places: TokenPlaces | None) -> Tensor:
-        """The first residual stream, to which nothing is added yet."""
+        """The first residual stream."""
         tokens_BS = batch.tokens_BS
         x_ND = self.embedding(tokens_BS.flatten())
         if self.shape.position == "learned":
@@ -212,7 +212,7 @@ class GPT(nn.Module):
         return self.drop_embedding(x_ND, places)
 
     def _through_blocks(self, received: Tensors, batch: Microbatch) -> tuple[Tensor, Tensor | None]:
-        """The residual stream behind the last block, and what that adds to it; on the last stage at its head."""
+        """The residual stream after the last block, and what that block adds to it; the last stage enters its head."""
         context = self._context(batch)
         if not received:
             self.hooks.before_forward(0)
@@ -221,7 +221,7 @@ class GPT(nn.Module):
             run = functools.partial(self._run, chunk.blocks, context)
             stream = keep_input(run, *stream) if chunk.again else run(*stream)
         if self.place.is_last:
-            adds = torch.is_grad_enabled()  # the loss makes its gradient in its forward pass
+            adds = torch.is_grad_enabled()  # the loss computes its gradient in the forward pass
             stream = enter_block(self.hooks, self.hooked[-1], stream=stream, adds=adds)
         return stream
 
@@ -237,7 +237,7 @@ class GPT(nn.Module):
         return x_ND, branch_ND
 
     def _context(self, batch: Microbatch) -> Context:
-        """Positions, documents and draws of a microbatch, as the blocks use them."""
+        """Positions, documents and dropout draws of a microbatch, for the blocks."""
         (rows, length), device, places = batch.tokens_BS.shape, batch.tokens_BS.device, None
         turn = self._rotation(length * self.cp.size, device) if self.shape.position == "rope" else None
         where = batch.positions_BS if batch.positions_BS is not None else batch.columns_S
@@ -285,9 +285,9 @@ def build_gpt(
     """Allocate a stage with uninitialized weights directly in its dtype on its device.
 
     Args:
-        groups: axis -> ranks along it: "tp", and "cp" where rows are divided.
-        config: whose kernels, recomputation and seed apply; None: the fastest kernels, and nothing is recomputed.
-        allocate: False: its parameters stay on "meta", for others to replace.
+        groups: axis -> ranks along it: "tp", and "cp" if rows are divided.
+        config: for kernels, recomputation and seed; None: the fastest kernels, and nothing is recomputed.
+        allocate: False: parameters stay on "meta", to be replaced by the caller.
     """
     kernels = choose_kernels(device, dtype, config.kernels if config else None)
     recompute, seed = (config.recompute, config.run.seed) if config else (RecomputeSection(), 0)

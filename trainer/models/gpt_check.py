@@ -1,6 +1,6 @@
-"""The rules between the keys of [model] of a GPT, and what a layout cuts of it.
+"""Rules between the keys of [model] for a GPT, and the sizes that a layout divides.
 
-Each problem is one line with the values that clash and a remedy. Pure, no torch.
+Each problem is one line with the conflicting values and advice. Pure, no torch.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from trainer.models.gpt_shape import ffn_hidden_size, head_dim
 
 
 def model_problems(config: RunConfig) -> Iterator[str]:
-    """Every problem of the model's sizes and options, beside each other and the length of samples."""
+    """Every conflict among the model's sizes and options, and with the length of samples."""
     yield from _size_problems(config)
     yield from _option_problems(config.model)
 
 
 def cut_by_tp(config: RunConfig) -> dict[str, int]:
-    """The sizes that tensor parallelism cuts, by the names that the user knows."""
+    """The sizes that tensor parallelism divides, by their setting names."""
     model = config.model
     sizes = {"model.num_heads": model.num_heads}
     sizes["model.ffn_hidden_size" + ("" if model.ffn_hidden_size else " (derived)")] = ffn_hidden_size(config)
@@ -31,7 +31,7 @@ def cut_by_tp(config: RunConfig) -> dict[str, int]:
 
 
 def float8_sizes(config: RunConfig) -> dict[str, int]:
-    """Rows and columns of the matrices of linear layers on a rank, by what they are."""
+    """Rows and columns of the matrices of linear layers on a rank, by name."""
     model, train, tp = config.model, config.train, config.mesh.tp
     kv_heads = model.num_kv_heads or model.num_heads
     return {
@@ -85,7 +85,7 @@ def _size_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _option_problems(model: ModelSection) -> Iterator[str]:
-    """Options of the model that mean nothing, or something impossible, beside others."""
+    """Options of the model that have no effect, or are impossible, together with others."""
     preset = PRESETS.get(model.preset, {})
     needs: tuple[tuple[str, bool, str], ...] = (
         ("rope_fraction", model.position == "rope", 'model.position="rope"'),
@@ -104,7 +104,7 @@ def _option_problems(model: ModelSection) -> Iterator[str]:
     )
     for key, holds, what in needs:
         value = getattr(model, key)
-        # What a preset has is not what a user wrote.
+        # Values from a preset were not written by the user.
         if not holds and value not in (ModelSection.__dataclass_fields__[key].default, preset.get(key)):
             yield f"model.{key}={value!r} needs {what}; set that, or leave model.{key} out"
     if model.rope_scaling != "none" and model.rope_factor == 1:

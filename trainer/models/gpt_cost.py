@@ -1,7 +1,7 @@
-"""What a microbatch costs a GPT stage on one rank: operations, bytes moved, bytes sent. Pure, no torch.
+"""The cost of a microbatch on a GPT stage on one rank: operations, bytes moved, bytes sent. Pure, no torch.
 
-Counts what the kernels of this package do, forward and backward: products of linear layers, causal attention at half of
-its scores, and the passes over memory of everything between them. plan/devices.py says how long that takes.
+Counts the work of this package's kernels, forward and backward: products of linear layers, causal attention with half
+of its scores, and the memory traffic of everything between them. plan/devices.py converts this to time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trainer.models.gpt_params import num_parameters
 from trainer.models.gpt_shape import GPTShape, block_scores
 from trainer.parallel.params import Place
 
-BACKWARD_PRODUCTS, BACKWARD_ATTENTION = 2.0, 2.5  # operations of a backward pass, in those of its forward pass
+BACKWARD_PRODUCTS, BACKWARD_ATTENTION = 2.0, 2.5  # operations of a backward pass, relative to its forward pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,8 @@ class StageCost:
     Args:
         product_flops: of matrix products. attention_flops: of attention.
         moved_bytes: read and written by all other kernels.
-        sent_bytes: by collectives over tp that nothing hides.
-        passes: blocks that are run, forward or backward, recomputed ones included: each costs the host some time.
+        sent_bytes: by collectives over tp that are not overlapped.
+        passes: runs of a block, forward or backward, including recomputation: each costs the host some time.
     """
 
     product_flops: float
@@ -69,7 +69,7 @@ def stage_cost(
         if recompute.mode == "selective":
             moved += forward.norms / 2 + forward.activation
     width, e = shape.hidden_size, element
-    # Gradients of weights are added up in fp32: read and written once a microbatch.
+    # Gradients of weights are accumulated in fp32: read and written once per microbatch.
     weight_bytes = 8.0 * sum(_weights(shape, place) for _ in blocks)
     if place.is_last:
         rows = shape.padded_vocab_size / place.tp_size
@@ -107,7 +107,7 @@ def _forward(shape: GPTShape, place: Place, *, number: int, length: int) -> _For
 
 
 def _backward_moved(shape: GPTShape, forward: _Forward) -> float:
-    """Numbers moved by the backward passes of what lies between products."""
+    """Numbers moved by the backward passes of everything between products."""
     return forward.norms + forward.heads + forward.activation * (5 / 3 if shape.gated else 3 / 2)
 
 
@@ -119,7 +119,7 @@ def _weights(shape: GPTShape, place: Place) -> float:
 
 
 def _sent(shape: GPTShape, place: Place, *, runs: int, blocks: int) -> float:
-    """Numbers that a token costs on the wire of tp; the weight's product hides about 40 % of those in backward."""
+    """Numbers sent over tp per token; in backward the weight's product hides about 40 % of them."""
     once = shape.hidden_size * (place.tp_size - 1) / place.tp_size  # a gather, or a reduction to shares
     return once * (4 * runs + 6 * 0.6 * blocks)
 
@@ -127,9 +127,9 @@ def _sent(shape: GPTShape, place: Place, *, runs: int, blocks: int) -> float:
 def flops_per_token(shape: GPTShape, sequence_length: int) -> int:
     """Operations of forward and backward per token: 6 N + 12 L H S (Chowdhery et al. 2022, PaLM, appendix B).
 
-    N counts the parameters that are multiplied: all but the tables that are only looked up (learned
-    positions, an untied embedding). L layers, H = heads x head_dim, S = sequence length; the half of the
-    attention matrix that a causal mask hides is counted, as is usual, so that figures compare.
+    N counts the parameters that are multiplied: all except lookup tables (learned positions, an untied embedding). L
+    layers, H = heads x head_dim, S = sequence length; the half of the attention matrix that a causal mask hides is
+    counted, as is usual, so that figures are comparable.
     """
     lookups = shape.max_position * shape.hidden_size if shape.position == "learned" else 0
     lookups += 0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size

@@ -1,9 +1,9 @@
-"""What a GPT keeps for backward, in bytes, from its shape alone.
+"""The bytes that a GPT keeps for backward, from its shape alone.
 
-Counts what the layers of this package save: the inputs of linear layers (under sequence parallelism this rank's tokens
-only), sums and statistics of norms, heads as attention reads them with its output and the log of each softmax's sum,
-and what the nonlinearity reads and gives. Scores, which the plain path of attention options holds, are not counted.
-Within 1.5 % of what an H200 held (docs/design/one-gpu.md). Pure, no torch.
+Counts what the layers of this package save: the inputs of linear layers (under sequence parallelism only this rank's
+tokens), sums and statistics of norms, heads as attention reads them with its output and the log of each softmax's sum,
+and inputs and outputs of the nonlinearity. Scores, which the plain implementation of attention options keeps, are not
+counted. Within 1.5 % of what an H200 held (docs/design/one-gpu.md). Pure, no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from trainer.layers.recompute_chunks import Chunk, chunks
 from trainer.models.gpt_shape import GPTShape
 from trainer.parallel.params import Place
 
-HEAD_CHUNK_TOKENS = 2048  # tokens whose logits exist at a time, as in layers/head.py
+HEAD_CHUNK_TOKENS = 2048  # tokens whose logits exist at the same time, as in layers/head.py
 
 
 def activation_bytes(
@@ -26,7 +26,7 @@ def activation_bytes(
     cp: int = 1,
     float8: bool = False,
 ) -> int:
-    """Most bytes that one microbatch of a stage holds for backward on one rank.
+    """Peak bytes that one microbatch of a stage holds for backward on one rank.
 
     Args:
         tokens: of a microbatch on this rank. element: bytes of an activation. cp: ranks that share its rows.
@@ -63,7 +63,7 @@ def block_bytes(
     cp: int = 1,
     float8: bool = False,
 ) -> int:
-    """Bytes that one block keeps when it is not recomputed as a whole; keys and values are those of whole rows."""
+    """Bytes that one block keeps unless it is recomputed as a whole; keys and values are those of whole rows."""
     tp, wide = place.tp_size, max(element, 4)
     mine = tokens // tp if place.sequence_parallel else tokens
     heads, groups = shape.num_heads // tp, max(1, shape.num_kv_heads // tp)

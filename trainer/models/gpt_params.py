@@ -1,9 +1,9 @@
-"""How a GPT is split over tensor-parallel ranks and pipeline stages, as a table.
+"""How a GPT is divided over tensor-parallel ranks and pipeline stages, as a table.
 
-`parameter_table` is the one place that says which logical tensor is cut along which dim. Column-parallel tensors
-(q, k, v, gate, up and their biases, the vocabulary) are cut by rows, row-parallel ones (attention output, down) by
-columns; norms, positions and the biases of row-parallel layers are held by every rank. q, k, v and gate, up are
-separate logical tensors that lie in one local parameter, so that a layer is one matrix product. Pure, no torch.
+Only `parameter_table` says which logical tensor is divided along which dim. Column-parallel tensors (q, k, v, gate, up
+and their biases, the vocabulary) are divided by rows, row-parallel ones (attention output, down) by columns; norms,
+positions and the biases of row-parallel layers are held by every rank. q, k, v and gate, up are separate logical
+tensors in one local parameter, so that a layer is one matrix product. Pure, no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainer.parallel.params import ParamSpec, Piece, Place, num_elements, vocab
 
 
 def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
-    """Every parameter that the rank at a place holds, in the order of the module tree."""
+    """Every parameter of the rank at a place, in the order of the module tree."""
     width, std = shape.hidden_size, shape.init_std
     # Each block adds two terms to the residual stream: keep its variance (GPT-2, Radford et al. 2019).
     residual_std = std / (2 * shape.num_layers) ** 0.5
@@ -49,7 +49,7 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
 
 
 def num_parameters(shape: GPTShape) -> int:
-    """Elements of all logical tensors: padding and tensor-parallel copies not counted."""
+    """Elements of all logical tensors, without padding and tensor-parallel copies."""
     return num_elements(parameter_table(shape, Place()))
 
 
@@ -59,7 +59,7 @@ def _up(shape: GPTShape) -> list[tuple[str, int]]:
 
 
 class _Table:
-    """Appends rows; each method is one way to split.
+    """Appends rows to the table; each method is one way to divide a tensor.
 
     Attributes:
         block: number of the block that the next rows belong to.
@@ -72,10 +72,10 @@ class _Table:
         self.specs: list[ParamSpec] = []
 
     def heads(self, name: str, shape: GPTShape) -> None:
-        """What makes queries, keys and values of the residual stream.
+        """The projections to queries, keys and values.
 
-        Of fewer key-value heads than ranks, neighbouring ranks hold copies of one, whose gradients are parts: each
-        rank's queries ask it for something else.
+        If there are fewer key-value heads than ranks, neighbouring ranks hold copies of one; their gradients are
+        partial sums, because each rank has other queries.
         """
         q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         width, std, bias = shape.hidden_size, shape.init_std, bool(shape.bias)
@@ -88,7 +88,7 @@ class _Table:
             self.columns(f"{name}.qkv", [("q", q), ("k", kv), ("v", kv)], width, std=std, bias=bias)
         if shape.qk_norm:
             for part in ("q_norm", "k_norm"):
-                # Each rank sees its own heads only.
+                # Each rank sees only its own heads.
                 self.norm(f"{name}.{part}", shape, width=shape.head_dim, partial=("tp",) if self.tp_size > 1 else ())
 
     def columns(
@@ -101,11 +101,11 @@ class _Table:
         bias: bool,
         parts: int | None = None,
     ) -> None:
-        """Outputs cut over tp: each logical [n, width] by rows, one after the other in one local parameter.
+        """Outputs divided over tp: each logical [n, width] by rows, one after the other in one local parameter.
 
         Args:
             width: None: a vector, which is the parameter itself.
-            parts: into which the rows are cut; neighbouring ranks hold copies where they are fewer than ranks.
+            parts: into which the rows are divided; if fewer than ranks, neighbouring ranks hold copies.
         """
         parent, parts = name.rsplit(".", 1)[0], parts or self.tp_size
         number = self.tp_rank * parts // self.tp_size
@@ -130,7 +130,7 @@ class _Table:
             self._add(f"{name}{kind}", (row, *rest), pieces, **rules)
 
     def rows(self, name: str, rows: int, inputs: int, *, std: float, bias: bool) -> None:
-        """Inputs cut over tp: the logical [rows, inputs] by columns; the bias is added once, after the sum."""
+        """Inputs divided over tp: the logical [rows, inputs] by columns; the bias is added once, after the sum."""
         part = inputs // self.tp_size
         piece = Piece(
             name=f"{name}.weight",
@@ -145,7 +145,7 @@ class _Table:
     def vocabulary(
         self, name: str, shape: GPTShape, std: float, *, ends: tuple[str, ...] = (), again: int | None = None
     ) -> None:
-        """Rows cut over tp after padding, which belongs to no logical tensor; shared along the axes of `ends`."""
+        """Rows divided over tp after padding, which belongs to no logical tensor; shared along the axes of `ends`."""
         rows, width = shape.padded_vocab_size, shape.hidden_size
         first, stop = vocabulary_range(shape.vocab_size, rows, tp_size=self.tp_size, tp_rank=self.tp_rank)
         piece = Piece(name=name, shape=(shape.vocab_size, width), start=(first, 0), size=(stop - first, width))
@@ -170,7 +170,7 @@ class _Table:
         fill: float = 0.0,
         partial: tuple[str, ...] | None = None,
     ) -> None:
-        """Held by every rank of tp; its gradients are parts where each rank sees part of the tokens, or `partial`."""
+        """Held by every rank of tp; gradients are partial sums if a rank sees part of the tokens, or if `partial`."""
         piece = Piece(name=name, shape=size, start=tuple(0 for _ in size), size=size)
         rules = {"copies": ("tp",), "partial": self.partial if partial is None else partial}
         self._add(name, size, [piece], std=std, fill=fill, decay=decay, **rules)

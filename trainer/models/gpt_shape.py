@@ -1,6 +1,6 @@
-"""What function a GPT computes: all of its numbers and choices, derived from a configuration; no layout in it.
+"""The function that a GPT computes: all of its numbers and choices, derived from a configuration, without the layout.
 
-Pure, no torch. How it is split over ranks is gpt_params.py, its forward pass gpt.py.
+Pure, no torch. How it is divided over ranks is in gpt_params.py, its forward pass in gpt.py.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ VOCABULARY_MULTIPLE = 128  # rows per tp rank, as Megatron's --make-vocab-size-d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTShape:
-    """All numbers and choices that define the function; no layout in it.
+    """All numbers and choices that define the function, without the layout.
 
     Args:
         vocab_size: rows of the logical embedding. padded_vocab_size: rows over all ranks with padding.
         head_dim: elements of one head; num_heads of them may differ from hidden_size.
         max_position: rows of learned positions; longest sequence.
         bias: of all linear layers, or of the projections to q, k and v only.
-        rope_interval: every k-th block does not turn its heads; 0: all turn.
-        scores: what attention does to scores, in a block that window_interval does not except.
-        window_interval: every k-th block sees everything; 0: none.
+        rope_interval: every k-th block does not rotate its heads; 0: all blocks do.
+        scores: how attention changes scores, except in the blocks of window_interval.
+        window_interval: every k-th block attends to all tokens; 0: none.
         qk_norm: whether the heads of queries and keys are normalized.
         activation_clamp, activation_offset: see MLPShape. logit_softcap: c of c tanh(logit / c); 0: off.
-        hidden_dropout: probability in the embedding and in what each block adds.
+        hidden_dropout: probability in the embedding and in the output of each block.
     """
 
     num_layers: int
@@ -149,7 +149,7 @@ def mlp_shape(shape: GPTShape) -> MLPShape:
 
 
 def block_scores(shape: GPTShape, number: int) -> ScoreShape:
-    """What attention does to scores in one block, numbered from 0 in the whole model."""
+    """How attention changes scores in one block, numbered from 0 in the whole model."""
     sees_all = shape.window_interval and (number + 1) % shape.window_interval == 0
     return replace(shape.scores, window=0) if sees_all else shape.scores
 

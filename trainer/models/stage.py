@@ -1,7 +1,7 @@
-"""The interface of a model: a microbatch goes in, tensors go from stage to stage, a loss comes out.
+"""The interface of a model: microbatches in, tensors from stage to stage, a loss out.
 
-A model is one or more pipeline stages. Each is a function of tensors, so that whatever a family hands from one stage to
-the next (hidden states, those of an encoder beside them) passes in the same way.
+A model is one or more pipeline stages. Each is a function of tensors, so that whatever a family passes from one stage
+to the next (hidden states, and those of an encoder) is sent in the same way.
 
 Shapes: B rows, S tokens of a row, N = B * S, batch-major.
 """
@@ -30,14 +30,14 @@ class Microbatch:
 
     Args:
         tokens_BS, labels_BS: int64[B, S]. loss_mask_BS: fp32[B, S], the weight of each token's loss.
-        samples_B: int64[B], global sample numbers; None where nothing depends on them.
-        positions_BS: int64[B, S] where positions begin anew in each document; None: 0 to S - 1 in each row.
+        samples_B: int64[B], global sample numbers; None if nothing depends on them.
+        positions_BS: int64[B, S] if positions restart in each document; None: 0 to S - 1 in each row.
         bounds: int32, where documents begin and end in the N flat tokens, from 0 to N; None: each row is one.
         longest: tokens of the longest document between bounds.
-        columns_S: int64[S], places in their rows of the tokens that this rank holds under context parallelism; bounds
-            are then those of whole rows. None: whole rows.
+        columns_S: int64[S], positions in their rows of this rank's tokens under context parallelism; bounds are then
+            those of whole rows. None: whole rows.
         loss_tokens: fp32 scalar, the sum of the mask over whole rows; None: that of loss_mask_BS.
-        components_B: int64[B], which component of the blend each row is of; None: losses by component are not wanted.
+        components_B: int64[B], the blend component of each row; None: losses by component are not requested.
     """
 
     tokens_BS: Tensor
@@ -52,7 +52,7 @@ class Microbatch:
     components_B: Tensor | None = None
 
     def on_context_rank(self, cp: Group) -> Microbatch:
-        """What one of the ranks holds that share its rows; itself where there is one."""
+        """The part that one of the ranks that share its rows holds; itself if there is only one."""
         if cp.size == 1:
             return self
         length, device = self.tokens_BS.shape[1], self.tokens_BS.device
@@ -76,22 +76,22 @@ class Stage(Protocol):
 
     @property
     def hooked(self) -> range:
-        """The blocks of the stage, as its hooks know them."""
+        """The blocks of the stage, by their numbers in its hooks."""
         ...
 
     def __call__(self, received: Tensors, batch: Microbatch) -> Tensors:
-        """Tensors of the stage before (none: the first), to those of the next.
+        """Compute the tensors for the next stage from those of the previous one (none at the first).
 
-        The last gives (sum of the loss, losses of the N tokens); a user's loss may leave out the second.
+        The last returns (sum of the loss, losses of the N tokens); a user's loss may leave out the second.
         """
         ...
 
     def received(self, batch: Microbatch) -> Tensors:
-        """Empty tensors like those that the stage before gives for a microbatch; none at the first stage."""
+        """Empty tensors like those that the previous stage sends for a microbatch; none at the first stage."""
         ...
 
     def given(self, batch: Microbatch) -> Tensors:
-        """Empty tensors like those that this stage gives to the next; none at the last stage."""
+        """Empty tensors like those that this stage sends to the next; none at the last stage."""
         ...
 
     def modules(self) -> Iterator[nn.Module]: ...
@@ -102,10 +102,10 @@ class Stage(Protocol):
 
 
 def summed(loss: Tensor, batch: Microbatch) -> Tensors:
-    """What a user's loss function gave, as the last stage gives it.
+    """The result of a user's loss function, in the form that the last stage returns.
 
     Raises:
-        UsageError: it is neither a sum nor the losses of all tokens.
+        UsageError: the result is neither a sum nor the losses of all tokens.
     """
     if not loss.dim():
         return (loss,)
@@ -117,9 +117,9 @@ def summed(loss: Tensor, batch: Microbatch) -> Tensors:
 
 
 def joined(stages: Sequence[nn.Module]) -> nn.Module:
-    """The parameters of a rank's stages under the names that they have in the whole model.
+    """The parameters of a rank's stages under their names in the whole model.
 
-    What two stages have under one name, such as a tied embedding, they share from here on.
+    Parameters that two stages have under one name, such as a tied embedding, are shared from here on.
     """
     if len(stages) == 1:
         return stages[0]

@@ -1,6 +1,6 @@
-"""Which parameters are reduced, and gathered, at once: whole blocks, the last used first. Pure, no torch.
+"""Which parameters are reduced and gathered together: whole blocks, the last used first. Pure, no torch.
 
-A bucket's gradients are then complete while backward goes on below it, and its parameters can be gathered before
+A bucket's gradients are then complete while backward continues below it, and its parameters can be gathered before
 forward needs them.
 """
 
@@ -16,12 +16,12 @@ MOST_BUCKETS = 64  # of a model whose blocks are small beside the rest
 
 
 def cut_buckets(specs: Sequence[ParamSpec], *, bucket_size: int = 0) -> Iterator[list[ParamSpec]]:
-    """The parameters of each bucket, all of one shard axis: the order depends on the specs alone.
+    """The parameters of each bucket, which all have one shard axis; the order depends only on the specs.
 
-    What two pipeline stages share is complete last of all and stands alone.
+    A parameter that two pipeline stages share is complete last and gets its own bucket.
 
     Args:
-        bucket_size: least elements of a bucket, where there are any; 0: a 64th of all.
+        bucket_size: least elements of a bucket, if there are enough; 0: a 64th of all.
     """
     least = bucket_size or max(sum(spec.numel for spec in specs) // MOST_BUCKETS, MIN_BUCKET)
     ordered = sorted(specs, key=lambda spec: ("ends" in spec.partial, -spec.block))

@@ -1,9 +1,9 @@
 """Every collective of the trainer, each over an explicit group of ranks.
 
-Whoever audits communication reads this page: no other file calls torch.distributed for data. Over a group of one each
+No other file calls torch.distributed for data, so communication can be audited here. Over a group of one each function
 returns its input, so that one rank and many run the same code. Functions return new tensors; those that write into
-their argument end in `_`, and those that only begin, and give what may still be on its way, begin with `start_`.
-conjugates.py has those that autograd goes through.
+their argument end in `_`, and those that only start an operation and return a pending result begin with `start_`.
+conjugates.py has the collectives that autograd differentiates.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The ranks along one axis of the mesh, as one of them sees it.
+    """The ranks along one axis of the mesh, from the view of one of them.
 
     Args:
         name: of the axis.
         size: ranks in it.
-        rank: this rank's place in it.
+        rank: this rank's position in it.
         group: the process group; None when size is 1.
     """
 
@@ -72,7 +72,7 @@ def all_to_all(x: Tensor, *, send: Sequence[int], receive: Sequence[int], group:
     """Send elements of a flat tensor to each rank, and receive some of each: [sum of send] -> [sum of receive].
 
     Args:
-        send, receive: elements for, and of, each rank, in rank order; what one sends the other has to expect.
+        send, receive: number of elements for and from each rank, in rank order; the numbers of both sides must match.
     """
     if group.size == 1:
         return x
@@ -83,10 +83,10 @@ def all_to_all(x: Tensor, *, send: Sequence[int], receive: Sequence[int], group:
 
 @dataclass(slots=True)
 class Pending:
-    """A result that may still be on its way; communication goes on beside what is computed until `wait`.
+    """A result that may still be in transit; communication overlaps with computation until `wait`.
 
     Args:
-        finish: what is left to do once it has arrived.
+        finish: the work left once it has arrived.
     """
 
     result: Tensor
@@ -94,7 +94,7 @@ class Pending:
     finish: Callable[[], None] | None = None
 
     def wait(self) -> Tensor:
-        """The result; what is computed from here on comes after it."""
+        """The result; computation from here on is ordered after it."""
         if self.work is not None:
             self.work.wait()
         if self.finish is not None:
@@ -106,7 +106,7 @@ class Pending:
         """`wait`, but on CPUs no longer than this.
 
         Raises:
-            RuntimeError: the other side did not come, or is gone.
+            RuntimeError: the other side did not arrive, or has ended.
         """
         if self.work is not None:
             if self.result.is_cuda:
@@ -122,14 +122,14 @@ class Pending:
 
 
 def start_all_reduce_(x: Tensor, group: Group) -> Pending:
-    """Begin the sum over the group, written into x."""
+    """Start the sum over the group, written into x."""
     if group.size == 1:
         return Pending(x)
     return Pending(x, dist.all_reduce(x, group=group.group, async_op=True))
 
 
 def start_all_gather(x: Tensor, group: Group) -> Pending:
-    """Begin `all_gather`."""
+    """Start `all_gather`."""
     if group.size == 1:
         return Pending(x)
     out = x.new_empty((x.shape[0] * group.size, *x.shape[1:]))
@@ -137,7 +137,7 @@ def start_all_gather(x: Tensor, group: Group) -> Pending:
 
 
 def start_reduce_scatter(x: Tensor, group: Group) -> Pending:
-    """Begin `reduce_scatter`."""
+    """Start `reduce_scatter`."""
     if group.size == 1:
         return Pending(x)
     assert x.shape[0] % group.size == 0, f"dim 0 is {x.shape[0]}, not a multiple of {group.name}={group.size}"
@@ -146,7 +146,7 @@ def start_reduce_scatter(x: Tensor, group: Group) -> Pending:
 
 
 def start_all_gather_(buffer: Tensor, group: Group, *, own: Tensor) -> Pending:
-    """Begin to write every rank's part of dim 0, [n] of [n * size], into every rank's buffer.
+    """Start writing every rank's part of dim 0, [n] of [n * size], into every rank's buffer.
 
     Args:
         own: this rank's part: of the buffer, or another tensor; it must not change until `wait`.
@@ -161,13 +161,13 @@ def start_all_gather_(buffer: Tensor, group: Group, *, own: Tensor) -> Pending:
 
 
 def start_reduce_scatter_(buffer: Tensor, group: Group) -> Pending:
-    """Begin to sum over the group in place; gives this rank's part of dim 0, a view. The rest is then undefined."""
+    """Start a sum over the group in place; returns this rank's part of dim 0, a view. The rest is then undefined."""
     own = buffer.unflatten(0, (group.size, -1))[group.rank]
     return Pending(own) if group.size == 1 else _start_reduce_scatter(own, buffer, group)
 
 
 def start_sum_(buffer: Tensor, group: Group) -> Pending:
-    """Begin to sum over the group in place, to the bit what reduce-scatter and all-gather give on CPUs."""
+    """Start a sum over the group in place; on CPUs bitwise equal to reduce-scatter and all-gather."""
     if group.size == 1 or buffer.is_cuda:
         return start_all_reduce_(buffer, group)
     first = start_reduce_scatter_(buffer, group)
@@ -175,17 +175,17 @@ def start_sum_(buffer: Tensor, group: Group) -> Pending:
 
 
 def start_send(x: Tensor, link: Group) -> Pending:
-    """Begin to send to the other rank of a link; x must not change until `wait`.
+    """Start sending to the other rank of a link; x must not change until `wait`.
 
-    Messages of a link arrive in the order in which they were sent. A group of its own for each direction keeps what
-    goes there and back apart: where both neighbours are one rank, messages of equal shapes would be exchanged.
+    Messages of a link arrive in the order in which they were sent. Each direction has its own group: if both neighbours
+    are the same rank, messages of equal shapes could otherwise be mixed up.
     """
     work = dist.isend(x, group=link.group, group_dst=1 - link.rank)
     return Pending(x, work)
 
 
 def start_receive_(x: Tensor, link: Group) -> Pending:
-    """Begin to receive the next message of a link into x."""
+    """Start receiving the next message of a link into x."""
     return Pending(x, dist.irecv(x, group=link.group, group_src=1 - link.rank))
 
 
@@ -209,10 +209,10 @@ def _start_reduce_scatter(out: Tensor, x: Tensor, group: Group) -> Pending:
 
 
 def _start_exchange(x: Tensor, group: Group) -> tuple[Tensor, Any]:
-    """Part i of dim 0 goes to rank i; (what comes, in rank order; when it is there).
+    """Send part i of dim 0 to rank i; returns (received parts in rank order, pending work).
 
-    On CPUs the functions above are made of it: gloo's own take up to three times as long for the messages of a small
-    model, with a tail of 4 ms (benchmarks/collectives.py), and its sum has no fixed order.
+    On CPUs the functions above are built from it: gloo's own take up to three times as long for the messages of a small
+    model, with a tail of 4 ms (benchmarks/collectives.py), and gloo's sum has no fixed order.
     """
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     return out, dist.all_to_all_single(out, x.contiguous(), group=group.group, async_op=True)

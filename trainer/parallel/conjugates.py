@@ -1,4 +1,4 @@
-"""Collectives that autograd goes through: the backward pass of each is the collective that is its conjugate.
+"""Collectives that autograd differentiates: the backward pass of each is its conjugate collective.
 
 After Shoeybi et al. 2019, "Megatron-LM", and Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
 Transformer Models". Linear layers have their own backward pass and use none of these. Over a group of one each returns
@@ -31,7 +31,7 @@ def scatter_sequence(x: Tensor, group: Group) -> Tensor:
 
 
 def gather_columns(x: Tensor, group: Group) -> Tensor:
-    """Forward: all-gather along dim 1 of a matrix. Backward: this rank's columns, where all ranks compute the same."""
+    """Forward: all-gather along dim 1 of a matrix. Backward: this rank's columns; all ranks compute the same."""
     return x if group.size == 1 else _GatherColumns.apply(x, group)
 
 

@@ -1,8 +1,8 @@
 """Context parallelism: which tokens of a row a rank holds. Pure, no torch.
 
-A row is cut into 2 cp chunks of one length, and rank r holds chunks r and 2 cp - 1 - r: a token attends to all before
-it, so an early chunk is cheap and a late one dear, and each rank has one of both (as Megatron-LM and Llama 3 do it,
-Grattafiori et al. 2024, section 3.3.2). One rank holds chunks 0 and 1, the whole row.
+A row is divided into 2 cp chunks of equal length, and rank r holds chunks r and 2 cp - 1 - r: a token attends to all
+before it, so an early chunk is cheap and a late one expensive, and each rank has one of both (as in Megatron-LM and
+Llama 3, Grattafiori et al. 2024, section 3.3.2). A single rank holds chunks 0 and 1, the whole row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def chunks_of(rank: int, size: int) -> tuple[int, int]:
 
 
 def columns_of(length: int, *, rank: int, size: int) -> list[int]:
-    """The places in a row of `length` tokens, a multiple of 2 x size, of the tokens that the rank holds."""
+    """The positions of the rank's tokens in a row of `length` tokens, a multiple of 2 x size."""
     chunk = length // (2 * size)
     return [place for number in chunks_of(rank, size) for place in range(number * chunk, (number + 1) * chunk)]
 
@@ -27,6 +27,6 @@ def chunk_ends(length: int, *, rank: int, size: int) -> tuple[int, int]:
 
 
 def chunk_order(size: int) -> list[int]:
-    """Where chunk 0, 1, ... stand when the chunks of all ranks are laid end to end in the order of the ranks."""
+    """The positions of chunks 0, 1, ... in the concatenation of all ranks' chunks, in rank order."""
     held = [chunk for rank in range(size) for chunk in chunks_of(rank, size)]
     return [held.index(chunk) for chunk in range(2 * size)]

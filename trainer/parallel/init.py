@@ -1,10 +1,10 @@
-"""First values of the parameters: element = f(seed, logical name, flat index in the logical tensor).
+"""Initial values of the parameters: element = f(seed, logical name, flat index in the logical tensor).
 
-Counter-based (Philox4x64-10, Salmon et al. 2011, as numpy implements it), one 64-bit draw an element, turned into a
-normal number by the inverse of its distribution function in fp64. So every layout starts from the same numbers, and
-a rank makes only what it owns, on all cores that are its own. Always computed on the CPU, so that the device does not
-matter either.
-Construction version 1: key = derive_key("mtrain init v1", seed, name); element i takes 64-bit output i.
+Counter-based (Philox4x64-10, Salmon et al. 2011, as numpy implements it), one 64-bit draw per element, converted to a
+normal number by the inverse of its distribution function in fp64. So every layout starts from the same numbers, and a
+rank computes only the elements it owns, on all of its own cores. Always computed on the CPU, so that the device does
+not matter either. Construction version 1: key = derive_key("mtrain init v1", seed, name); element i takes 64-bit output
+i.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNK_ELEMENTS = 1 << 20  # bounds the fp64 scratch of a thread to some tens of
 
 
 class Run(NamedTuple):
-    """Elements [first, stop) of a flat local parameter, and the tensor of that length that gets their values."""
+    """Elements [first, stop) of a flat local parameter, and the tensor of that length that receives their values."""
 
     spec: ParamSpec
     first: int
@@ -45,7 +45,7 @@ def initialize_(runs: Iterable[Run], *, seed: int, threads: int = 1) -> None:
     """Fill runs of parameters in place; padding becomes 0.
 
     Args:
-        threads: that draw at a time; they change no number.
+        threads: that draw at the same time; they do not change the numbers.
     """
     before = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
@@ -67,7 +67,7 @@ def _finish(target: Tensor, drawn: Future[Tensor]) -> None:
 
 
 def _parts(runs: Iterable[Run]) -> Iterator[tuple[Tensor, Slice, float]]:
-    """Set constants and padding; yield (target, rectangle of some elements, std) of what is drawn."""
+    """Set constants and padding; yield (target, rectangle of some elements, std) for the elements to draw."""
     for spec, first, stop, target in runs:
         target.zero_()
         for whole in slices(spec, first=first, stop=stop):
@@ -89,9 +89,9 @@ def _draw(seed: int, part: Slice, std: float) -> Tensor:
 
 
 def _uniform_rows(seed: int, part: Slice) -> Iterator[np.ndarray]:
-    """Uniform numbers of a rectangle: whole rows are drawn, of which columns are taken, each row's draws being one run.
+    """Uniform numbers of a rectangle: draws whole rows, each one run of the stream, and selects columns.
 
-    Of more than two dims, the leading ones are walked.
+    With more than two dims, it loops over the leading ones.
     """
     shape, start, size = part.shape, part.start, part.size
     if size[1:] == shape[1:]:
@@ -110,7 +110,7 @@ def _uniform_rows(seed: int, part: Slice) -> Iterator[np.ndarray]:
 def _uniform(seed: int, name: str, first: int, count: int) -> np.ndarray:
     """Numbers (bits + 0.5) / 2^53 of outputs [first, first + count) of a logical tensor's stream: in (0, 1).
 
-    Neither end is reached, so no value is infinite. numpy's `random` is bits / 2^53, and lets other threads run.
+    Neither end is reached, so no value is infinite. numpy's `random` is bits / 2^53, and releases the GIL.
     """
     key = derive_key("mtrain init v1", seed, name)
     generator = np.random.Philox(key=np.array([key.low, key.high], dtype=np.uint64))

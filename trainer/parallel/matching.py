@@ -1,8 +1,8 @@
-"""Whether the ranks of a world understand each other: their records are run against each other.
+"""Checks that the communication of all ranks matches: their records are run against each other.
 
-A collective is done when all members of its group have come to it, and all have to be at the same one. Messages of a
-link arrive in the order in which they were sent, and the receive that takes one has to expect it; sends do not hold up
-the sender. Every group and every link of every rank takes part, though ranks that do the same share one record. Pure.
+A collective is done when all members of its group have reached it, and all must be at the same one. Messages of a link
+arrive in the order in which they were sent, and the receive that takes one must expect it; sends do not block the
+sender. Every group and every link of every rank takes part, though ranks that do the same share one record. Pure.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Group = tuple[int, ...]
 
 
 class Entry(NamedTuple):
-    """One thing that a rank does with others.
+    """One communication of a rank.
 
     Args:
-        kind: join: a collective. send, receive: a message; begun, not waited for. wait: for what a receive began.
+        kind: join: a collective. send, receive: a message; started, not waited for. wait: for a started receive.
         axis: of the rank's group or link.
-        what: has to be equal on all sides; of a message it names it, so that it can be waited for.
-        action: what the rank was doing, for people.
-        times: collectives that it stands for.
+        what: must be equal on all sides; for a message it is its name, so that it can be waited for.
+        action: what the rank was doing, for messages.
+        times: number of collectives that it represents.
     """
 
     kind: Literal["join", "send", "receive", "wait"]
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """What was done.
+    """The counts of a successful match.
 
     Args:
         collectives: joined by all of their groups. groups: of more than one rank that took part.
@@ -49,7 +49,7 @@ class Matched:
 
 
 class Mismatch(Exception):
-    """Ranks do not understand each other; the message names two of them and what they do."""
+    """The communication of ranks does not match; the message names two of them and what they do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +73,7 @@ def match(programs: Sequence[Sequence[Entry]], groups: Sequence[dict[Hashable, G
         programs: of each rank; ranks may share one. groups: of each rank, axis -> its members, or (sender, receiver).
 
     Raises:
-        Mismatch: two ranks are at different collectives or messages, or some wait for ever.
+        Mismatch: two ranks are at different collectives or messages, or some wait forever.
     """
     return _Matching(programs, groups).run()
 
@@ -118,7 +118,7 @@ class _Matching:
         )
 
     def _do(self, rank: int, entry: Entry, group: _Members) -> bool:
-        """Whether the rank goes on to its next entry."""
+        """Whether the rank advances to its next entry."""
         if entry.kind == "join":
             return self._join(rank, entry, group)
         if entry.kind == "wait":
@@ -163,7 +163,7 @@ class _Matching:
                 self.ready.append(self.waiting.pop(link))
 
     def _left(self) -> Iterator[str]:
-        """Ranks that did not come to their ends, those that stand at the earliest entry first; then messages."""
+        """Ranks that did not finish, those at the earliest entry first; then unreceived messages."""
         stuck = [rank for rank, program in enumerate(self.programs) if self.position[rank] < len(program)]
         for rank in sorted(stuck, key=lambda rank: self.position[rank]):
             entry = self.programs[rank][self.position[rank]]

@@ -1,8 +1,8 @@
 """The mesh: the coordinates of each rank, as arithmetic.
 
 Ranks are laid out with tp fastest, then cp, dp and pp: rank = ((pp_rank * dp + dp_rank) * cp + cp_rank) * tp + tp_rank.
-Ranks that talk most (tp) are therefore neighbours, which on one machine are joined by the fastest links. An axis is a
-tuple of factors (size, stride) of the rank's number; besides the four there are axes made of them:
+Ranks that communicate most (tp) are therefore neighbours, connected by the fastest links of a machine. An axis is a
+tuple of factors (size, stride) of the rank's number; besides these four there are derived axes:
 
     kv     the fastest part of tp: ranks with copies of one key-value head, where there are fewer heads than tp ranks
     data   cp x dp: gradients are summed over it, and the optimizer's state is divided over it
@@ -26,7 +26,7 @@ AXES = ("tp", "kv", "cp", "dp", "pp", "data", "ep", "edp", "stage", "ends", "wor
 
 
 class Coordinates(NamedTuple):
-    """A rank's place on each base axis of the mesh."""
+    """A rank's position on each base axis of the mesh."""
 
     tp: int
     cp: int
@@ -43,7 +43,7 @@ class Factor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """A grid of `world_size` ranks; dp is what tp, cp and pp leave.
+    """A grid of `world_size` ranks; dp = world_size / (tp cp pp).
 
     Args:
         kv: ranks with copies of one key-value head. ring: the last pipeline rank has a link to the first.
@@ -84,7 +84,7 @@ class Mesh:
         return self.world_size // (self.tp * self.cp * self.pp)
 
     def factors(self, axis: str) -> tuple[Factor, ...]:
-        """What an axis consists of, the fastest factor first."""
+        """The factors of an axis, the fastest first."""
         cp, dp = Factor(self.cp, self.tp), Factor(self.dp, self.tp * self.cp)
         stage = self.tp * self.cp * self.dp  # ranks of one pipeline stage
         of_axis = {
@@ -110,20 +110,20 @@ class Mesh:
         return size
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Where a rank stands; the inverse of `rank_of`."""
+        """The coordinates of a rank; the inverse of `rank_of`."""
         assert 0 <= rank < self.world_size, f"rank {rank} is outside a world of {self.world_size}"
         return Coordinates(*(self.index(axis, rank) for axis in Coordinates._fields))
 
     def rank_of(self, place: Coordinates) -> int:
-        """The rank at a place."""
+        """The rank at these coordinates."""
         return sum(i * self.factors(axis)[0].stride for axis, i in zip(Coordinates._fields, place, strict=True))
 
     def has(self, axis: str, rank: int) -> bool:
-        """Whether a rank is on an axis: all are, but for "ends"."""
+        """Whether a rank is on an axis: always, except for "ends"."""
         return axis != "ends" or self.index("pp", rank) in (0, self.pp - 1)
 
     def index(self, axis: str, rank: int) -> int:
-        """A rank's place on an axis that it is on."""
+        """A rank's position on an axis that it is on."""
         index, below = 0, 1
         for size, stride in self.factors(axis):
             index += rank // stride % size * below
@@ -131,7 +131,7 @@ class Mesh:
         return index
 
     def ranks_of(self, axis: str, rank: int) -> tuple[int, ...]:
-        """The ranks of `rank`'s group along an axis, itself included, in the order of that axis; none if not on it."""
+        """The ranks of `rank`'s group along an axis, with itself, in the order of the axis; empty if not on it."""
         if not self.has(axis, rank):
             return ()
         ranks = [rank]
@@ -143,7 +143,7 @@ class Mesh:
     def link_rounds(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Neighbours on the pipeline, (rank, next rank), in rounds in which each rank has at most one of them.
 
-        Each pair has two directed links. With two ranks both neighbours of a rank are the same one.
+        Each pair has two directed links. With two ranks, both neighbours of a rank are the same rank.
         """
         pairs = [(rank, rank + 1) for rank in range(self.pp - 1)]
         rounds = [tuple(pair for pair in pairs if pair[0] % 2 == color) for color in (0, 1)]
@@ -157,7 +157,7 @@ class Mesh:
 
 
 def mesh_of(config: RunConfig, world_size: int) -> Mesh:
-    """The mesh that a configuration asks for."""
+    """The mesh of a configuration."""
     mesh, kv_heads = config.mesh, config.model.num_kv_heads or config.model.num_heads
     kv = mesh.tp // kv_heads if kv_heads < mesh.tp and mesh.tp % kv_heads == 0 else 1
     return Mesh(world_size, mesh.tp, cp=mesh.cp, pp=mesh.pp, kv=kv, ring=mesh.schedule == "interleaved")

@@ -1,9 +1,9 @@
-"""Which parts of which logical tensors a rank's parameters are made of, and the rules that each follows.
+"""Which parts of which logical tensors make up a rank's parameters, and the rules for each.
 
-A *logical* tensor is what the model's mathematics names (`blocks.0.attention.q.weight`), whole and without padding.
-A *local* parameter is what one rank holds: rectangles of logical tensors, one after the other in memory, then perhaps
-padding. One tuple of `ParamSpec` describes a rank completely: allocation, initialization, the optimizer's buffers,
-reductions, the norm, checkpoints and `ranks.json` all read it. Pure: numbers in, frozen data out, no torch.
+A *logical* tensor is a tensor of the model's definition (`blocks.0.attention.q.weight`), whole and without padding. A
+*local* parameter is what one rank holds: rectangles of logical tensors, one after the other in memory, possibly
+followed by padding. One tuple of `ParamSpec` describes a rank completely: allocation, initialization, the optimizer's
+buffers, reductions, the norm, checkpoints and `ranks.json` all use it. Pure: numbers in, frozen data out, no torch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Place:
     Args:
         tp_rank, tp_size: of the tensor-parallel ranks.
         stage, num_stages: of the pipeline, whose ranks may have several stages each.
-        layers_per_stage: blocks of each stage; empty: as equal numbers as can be.
+        layers_per_stage: blocks of each stage; empty: as equal as possible.
         ends_apart: whether the first and the last stage are on different ranks.
-        sequence_parallel: whether what all tp ranks hold sees only part of the tokens on each.
+        sequence_parallel: whether parameters that all tp ranks hold see only part of the tokens on each.
     """
 
     tp_rank: int = 0
@@ -54,7 +54,7 @@ class Place:
 
 
 def equal_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Blocks of each stage: as equal numbers as can be, the longer stages in the middle.
+    """Blocks of each stage: as equal as possible, the longer stages in the middle.
 
     The last stage, which holds the head as well, is never a longer one.
     """
@@ -65,14 +65,14 @@ def equal_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A rectangle of a logical tensor that lies in a local parameter, row-major and contiguous.
+    """A rectangle of a logical tensor, stored row-major and contiguous in a local parameter.
 
     Args:
         name: the logical tensor.
         shape: its whole shape, without padding.
         start: first index of the rectangle in each dim.
         size: extent of the rectangle in each dim.
-        offset: number of the local parameter's element at which it begins.
+        offset: index of the local parameter's element at which it begins.
     """
 
     name: str
@@ -88,20 +88,20 @@ class ParamSpec:
 
     Args:
         name: its path in the module tree.
-        shape: its local shape, padding included.
-        pieces: what it is made of.
-        std: standard deviation of its first values; 0 with fill.
-        fill: the constant it starts as where std is 0.
+        shape: its local shape, with padding.
+        pieces: of which it consists.
+        std: standard deviation of its initial values; 0 with fill.
+        fill: its initial constant if std is 0.
         decay: whether weight decay applies.
-        matrix: whether its pieces are matrices of a block, which Muon makes orthogonal.
+        matrix: whether its pieces are matrices of a block, whose updates Muon orthogonalizes.
         block: when it is used in the forward pass: 0 before the first block, n in the n-th block, and so on. Buffers
-            are cut between blocks. again: the block in which it is used once more; None: there is none.
+            are divided between blocks. again: the block in which it is used a second time; None: there is none.
         copies: the axes along which ranks hold copies of it ("tp"; "ends" where the first and the last pipeline stage
-            share it). Along all others they hold different parts, or other parameters.
-        partial: those of `copies` along which each rank's gradient is a part of the whole and has to be summed; along
-            the rest the gradients are equal.
-        shard: the axis over which gradients are summed anyway, and which divides the optimizer's state: "data", for
-            the weights of experts "edp".
+            share it). Along all other axes ranks hold different parts, or other parameters.
+        partial: those of `copies` along which each rank's gradient is a partial sum; along the rest the gradients are
+            equal.
+        shard: the axis over which gradients are summed in any case, and which divides the optimizer's state: "data", or
+            "edp" for the weights of experts.
     """
 
     name: str
@@ -119,25 +119,25 @@ class ParamSpec:
 
     @property
     def numel(self) -> int:
-        """Elements held locally, padding included."""
+        """Elements held locally, with padding."""
         return math.prod(self.shape)
 
     @property
     def blocks(self) -> frozenset[int]:
-        """Where it is used."""
+        """The blocks in which it is used."""
         return frozenset({self.block} if self.again is None else {self.block, self.again})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """A rectangle of a logical tensor together with its place in a flat local parameter.
+    """A rectangle of a logical tensor and its position in a flat local parameter.
 
     Args:
         name: the logical tensor.
         shape: its whole shape.
         start: first index of the rectangle in each dim.
         size: its extent in each dim.
-        flat: number of the local parameter's element at which it begins; it is contiguous from there, row-major.
+        flat: index of the local parameter's element at which it begins; contiguous from there, row-major.
     """
 
     name: str
@@ -148,22 +148,22 @@ class Slice:
 
 
 def num_elements(specs: Iterable[ParamSpec]) -> int:
-    """Elements of all logical tensors that specs have a part of: padding and copies not counted."""
+    """Elements of all logical tensors in these specs, without padding and copies."""
     return sum({piece.name: math.prod(piece.shape) for spec in specs for piece in spec.pieces}.values())
 
 
 def is_first_copy(copies: tuple[str, ...], index: Callable[[str], int]) -> bool:
-    """Whether this rank is the first of those that hold the same parameter: it counts in the norm and stores it.
+    """Whether this rank is the first of those that hold a parameter: only its copy counts in norms and is saved.
 
     Args:
         copies: of the parameter.
-        index: axis -> this rank's place on it.
+        index: axis -> this rank's position on it.
     """
     return all(index(axis) == 0 for axis in copies)
 
 
 def slices(spec: ParamSpec, *, first: int, stop: int) -> Iterator[Slice]:
-    """The logical rectangles that cover elements [first, stop) of a flat local parameter; padding gives nothing."""
+    """The logical rectangles that cover elements [first, stop) of a flat local parameter; padding is skipped."""
     for piece in spec.pieces:
         low = max(first, piece.offset) - piece.offset
         high = min(stop, piece.offset + math.prod(piece.size)) - piece.offset
@@ -196,7 +196,7 @@ def rectangles(
 
 
 def vocabulary_range(vocab_size: int, padded_rows: int, *, tp_size: int, tp_rank: int) -> tuple[int, int]:
-    """The ids [first, stop) whose rows a rank holds; padding is not in it, so it may be empty.
+    """The ids [first, stop) whose rows a rank holds; without padding, so it may be empty.
 
     Args:
         padded_rows: rows over all ranks, a multiple of tp_size.

@@ -1,8 +1,8 @@
-"""A rank's world without other ranks: process groups that write down what is asked of them.
+"""A rank's world without other ranks: process groups that record the operations that are called on them.
 
-With tensors on the device "meta", which have shapes and no data, a step runs through the same code as on a cluster, in
-a moment and without its memory. What it asks of each group is kept in order; matching.py then holds the records of all
-ranks against each other. A receive is marked where it begins and where it is waited for.
+With tensors on the device "meta", which have shapes but no data, a step runs through the same code as on a cluster, in
+a moment and without its memory. The operations on each group are recorded in order; matching.py then compares the
+records of all ranks. A receive is recorded where it starts and where it is waited for.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Axis = str | tuple[int, int]  # of the mesh, or a directed link between two pipe
 
 
 class Event(NamedTuple):
-    """One thing that a rank asked of a group.
+    """One operation of a rank on a group.
 
     Args:
         action: what the rank was doing. axis: the group.
-        operation: of the process group; "wait": for a message that was begun before.
+        operation: of the process group; "wait": for a message that was started before.
         tensors: dtypes and shapes.
     """
 
@@ -36,11 +36,11 @@ class Event(NamedTuple):
 
 
 class Record:
-    """What a rank does, as it goes on.
+    """The record of a rank's operations.
 
     Attributes:
         events: in order. action: what the rank is doing now, set from outside.
-        answers: what a rank is told that gathers Python objects over an axis.
+        answers: the results for a rank that gathers Python objects over an axis.
     """
 
     def __init__(self, answers: Callable[[str, Any], list[Any]] | None = None) -> None:
@@ -49,16 +49,16 @@ class Record:
         self.answers = answers
 
     def add(self, axis: Axis, operation: str, *, tensors: tuple[Tensor, ...]) -> Event:
-        """Write down an operation."""
+        """Record an operation."""
         what = tuple((str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for tensor in tensors)
         self.events.append(Event(self.action, axis, operation, what))
         return self.events[-1]
 
 
 class RecordedGroup:
-    """Takes the place of a `dist.ProcessGroup`: every operation is written down, and is done at once.
+    """Replaces a `dist.ProcessGroup`: every operation is recorded, and finishes at once.
 
-    Operations are not listed here: whatever collectives.py calls is one.
+    Operations are not listed here: every method that collectives.py calls is one.
     """
 
     def __init__(self, record: Record, axis: Axis) -> None:
@@ -75,19 +75,19 @@ class RecordedGroup:
         return call
 
     def gather_objects(self, value: Any, group: Group) -> list[Any]:
-        """What all ranks would say."""
+        """The values of all ranks."""
         assert self.record.answers is not None, f"objects are gathered over {group.name}, and nobody answers"
         return self.record.answers(group.name, value)
 
 
 class RecordedWork:
-    """Takes the place of a `dist.Work` that is done."""
+    """Replaces a finished `dist.Work`."""
 
     def __init__(self, record: Record, event: Event) -> None:
         self.record, self.event = record, event
 
     def wait(self, *_: Any) -> bool:
-        """Write down that a message is waited for."""
+        """Record that a message is waited for."""
         if self.event.operation == "recv":
             self.record.events.append(self.event._replace(action=self.record.action, operation="wait"))
         return True
@@ -98,7 +98,7 @@ class RecordedWork:
 
 
 def recorded_world(mesh: Mesh, rank: int, *, record: Record) -> World:
-    """The world as `join_world` would give it to a rank, on the device "meta"."""
+    """The world that `join_world` would return for a rank, on the device "meta"."""
     groups = {}
     for axis in AXES:
         if ranks := mesh.ranks_of(axis, rank):

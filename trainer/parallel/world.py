@@ -1,9 +1,9 @@
-"""Joining the other ranks: where this process stands, which device it uses, its group on each axis.
+"""Joins the other ranks: this process's rank, its device, its group on each axis.
 
-The only file that makes or ends process groups (`collectives.py` is the only one that uses them). A process
-learns its place from torchrun's variables, else from Slurm's, else it is alone; a world of one rank makes
-no group at all and runs the same code. What is unusual: finding the place is a pure function of the
-environment, so that it is tested without starting anything.
+The only file that creates or destroys process groups (`collectives.py` is the only one that uses them). A process
+learns its rank from torchrun's variables, otherwise from Slurm's, otherwise it is alone; a world of one rank creates no
+group and runs the same code. What is unusual: finding the rank is a pure function of the environment, so that it is
+tested without starting anything.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from trainer.errors import LostRankError
 from trainer.parallel.collectives import Group, all_reduce_, start_receive_, start_send
 from trainer.parallel.mesh import AXES, Coordinates, Mesh
 
-JOIN_TIMEOUT = timedelta(minutes=10)  # for the other ranks to come; also of a single collective
+JOIN_TIMEOUT = timedelta(minutes=10)  # for the other ranks to join; also the timeout of a single collective
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited", "was aborted")
-FIRST_PORT, NUM_PORTS = 20000, 12000  # below the range from which systems hand out ports by themselves
+FIRST_PORT, NUM_PORTS = 20000, 12000  # below the range from which systems assign ports
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Where a launcher put this process.
+    """The position that a launcher gave this process.
 
     Args:
         rank, world_size: among all ranks.
         local_rank, local_world_size: among the ranks of this machine.
-        init_method: how the ranks find each other, as torch.distributed writes it.
-        own_device: the launcher shows each rank its own GPU only, as number 0.
+        init_method: how the ranks find each other, in the form of torch.distributed.
+        own_device: the launcher shows each rank only its own GPU, as number 0.
     """
 
     rank: int = 0
@@ -50,13 +50,13 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """All ranks as this one sees them.
+    """All ranks, from the view of this one.
 
     Args:
-        mesh: how they are laid out; coordinates: where this one stands in it.
+        mesh: their layout; coordinates: of this rank in it.
         device: where its tensors live.
         groups: axis -> the ranks along it, for each axis of the mesh that this rank is on.
-        links: (pipeline rank that sends, the one that receives) -> those two, for the links of this rank.
+        links: (sending pipeline rank, receiving one) -> the group of those two, for the links of this rank.
     """
 
     rank: int
@@ -76,10 +76,10 @@ class World:
 
 
 def find_placement(env: Mapping[str, str]) -> Placement | None:
-    """Where torchrun or Slurm put this process; None if neither did.
+    """The placement given by torchrun or Slurm; None if neither started this process.
 
     Raises:
-        UsageError: the launcher's variables are incomplete or no numbers.
+        UsageError: the launcher's variables are incomplete or not numbers.
     """
     if "RANK" in env and "WORLD_SIZE" in env:
         return _torchrun_placement(env)
@@ -91,30 +91,31 @@ def find_placement(env: Mapping[str, str]) -> Placement | None:
 
 
 def join_world(mesh: Mesh, *, placement: Placement | None = None, device_type: str | None = None) -> World:
-    """Join the other ranks and make the groups of each axis, this rank's own only.
+    """Join the other ranks and create this rank's groups on each axis.
 
     Args:
-        mesh: how the ranks are laid out; the same on all of them.
-        placement: where this process stands; default: what the environment says, else alone.
-        device_type: "cuda" or "cpu"; default: cuda where there is one. Decides between nccl and gloo.
+        mesh: the layout; the same on all ranks.
+        placement: of this process; default: from the environment, otherwise alone.
+        device_type: "cuda" or "cpu"; default: cuda if available. Decides between nccl and gloo.
 
     Raises:
         UsageError: the environment is inconsistent, or there are fewer GPUs than ranks.
-        ResourceError: the other ranks did not come.
+        ResourceError: the other ranks did not join in time.
     """
     place = placement or find_placement(os.environ) or Placement()
     assert mesh.world_size == place.world_size, f"mesh of {mesh.world_size} in a world of {place.world_size}"
     device = _device(place, device_type or ("cuda" if torch.cuda.is_available() else "cpu"))
-    # cuBLAS may otherwise round what it adds up in parts: of long sums that is seen in the loss.
+    # cuBLAS may otherwise round partial sums; for long sums this is visible in the loss.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     if device.type == "cpu" and place.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_world_size))
     if place.world_size > 1:
         _init_groups(place, device)
-    links = _links(mesh, place.rank)  # before the groups: only some ranks have one on "ends"
+    links = _links(mesh, place.rank)  # before the groups: only some ranks have a group on "ends"
     groups = _groups(mesh, place.rank)
-    # Nobody goes on, perhaps to leave at once, before all have come: gloo takes a rank that left for one that crashed.
+    # No rank continues (and perhaps leaves at once) before all have joined: gloo mistakes a rank that left for one that
+    # crashed.
     all_reduce_(torch.zeros(1, device=device), groups["world"])
     _open_links(links, mesh.index("pp", place.rank), device=device)
     return World(
@@ -132,14 +133,14 @@ def join_world(mesh: Mesh, *, placement: Placement | None = None, device_type: s
 
 @contextmanager
 def lost_ranks_named(world: World) -> Iterator[None]:
-    """Turn a connection that broke in the block into an error that says so, and is no fault of ours.
+    """Turn a connection that broke in the block into an error that says so.
 
     Raises:
         LostRankError: another rank has ended.
     """
     try:
         yield
-    except RuntimeError as error:  # of gloo a plain one, of nccl a DistError
+    except RuntimeError as error:  # gloo raises a plain one, nccl a DistError
         if world.world_size == 1 or not any(words in str(error) for words in LOST):
             raise
         raise LostRankError(
@@ -150,13 +151,13 @@ def lost_ranks_named(world: World) -> Iterator[None]:
 
 
 def leave_world() -> None:
-    """End every process group of this process; nothing happens where there is none."""
+    """Destroy every process group of this process; does nothing if there is none."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def shared_store() -> Any:
-    """The ranks' store of keys, over a connection of its own: calls over torch.distributed's wait for each other."""
+    """The ranks' key-value store, over a separate connection: calls over torch.distributed's own block each other."""
     store = dist.distributed_c10d._get_default_store()
     return store.clone() if hasattr(store, "clone") else store
 
@@ -249,7 +250,7 @@ def _groups(mesh: Mesh, rank: int) -> dict[str, Group]:
 
 
 def _process_group(ranks: tuple[int, ...], mesh: Mesh) -> dist.ProcessGroup | None:
-    """Made by its members alone, each of which comes here for its groups in the order of AXES."""
+    """Created by its members only; each calls this for its groups in the order of AXES."""
     if len(ranks) == 1:
         return None
     if ranks == tuple(range(mesh.world_size)):
@@ -258,10 +259,10 @@ def _process_group(ranks: tuple[int, ...], mesh: Mesh) -> dist.ProcessGroup | No
 
 
 def _links(mesh: Mesh, rank: int) -> dict[tuple[int, int], Group]:
-    """A group for each directed link of a rank, in the order in which they are made.
+    """A group for each directed link of a rank, in the order of creation.
 
-    torch names a group of its members after how many groups they have made so far: who has no link in a round makes
-    groups of itself alone, so that all keep the same number.
+    torch names a group by how many groups its members have created so far: a rank without a link in a round creates
+    groups of only itself, so that all ranks keep the same count.
     """
     links = {}
     line, own = mesh.ranks_of("pp", rank), mesh.index("pp", rank)
@@ -276,7 +277,7 @@ def _links(mesh: Mesh, rank: int) -> dict[tuple[int, int], Group]:
 
 
 def _open_links(links: Mapping[tuple[int, int], Group], own: int, *, device: torch.device) -> None:
-    """A first message on each link, so that all connections exist before the first step."""
+    """Send a first message on each link, so that all connections exist before the first step."""
     for (sender, _), link in links.items():
         first = torch.zeros(1, device=device)
         (start_send if sender == own else start_receive_)(first, link).wait()

@@ -1,9 +1,8 @@
-"""The only door to mdata: which corpora a run reads, what they say about themselves, and its batches.
+"""The only module of the trainer that reads data through mdata: the corpora of a run, their facts, and its batches.
 
-`open_data` opens the training blend and the validation corpora by name and checks that they were made with one
-tokenizer. `facts` is what plan.check compares with the model, before any GPU is touched; a foreign corpus without a
-manifest has no facts, so every batch's ids are checked instead. Everything on this side is numpy; `to_device` is
-where it becomes torch.
+`open_data` opens the training blend and the validation corpora by name and checks that they have one tokenizer.
+`plan.check` compares `facts` with the model before any GPU is used; a foreign corpus without a manifest has no facts,
+so the ids of every batch are checked instead. Everything here is numpy until `to_device` makes it torch.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ class RunData:
     """The data of a run.
 
     Args:
-        train: unbounded in the native order; in Megatron's as many samples as the run reads, or some more.
-        valid, test: name -> finite; in the native order in file order.
-        facts: what the training data says about itself.
+        train: endless in the native order; in Megatron's order as many samples as the run reads, or a few more.
+        valid, test: name -> finite set; in file order for the native order.
+        facts: of the training data, from its manifests.
     """
 
     train: mdata.Dataset
@@ -47,11 +46,11 @@ class RunData:
 
 
 def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
-    """Open what the configuration names.
+    """Open the data that the configuration names.
 
     Args:
         config: of the run.
-        progress: is notified of arrays that are built.
+        progress: receives notes on arrays that are built.
 
     Raises:
         UsageError: a file is missing, a corpus is too short, or two corpora have different tokenizers.
@@ -82,7 +81,7 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
 
 
 def _mock(config: RunConfig) -> RunData:
-    """Data of no file, of the model's vocabulary; nothing to evaluate on."""
+    """Mock data with the model's vocabulary; no evaluation sets."""
     size = config.model.vocab_size
     train = MockDataset(vocab_size=size, sequence_length=config.train.sequence_length, seed=config.run.seed)
     facts = DataFacts(vocab_size=size or None, largest_id=None, eod=None, fingerprint=None, num_tokens=0)
@@ -98,10 +97,10 @@ def training_batches(
     consumed: int,
     progress: Progress = SILENT,
 ) -> mdata.Loader:
-    """This rank's microbatches of every step from `consumed` samples on, read ahead.
+    """This rank's microbatches of every step after `consumed` samples, read ahead.
 
-    `progress` hears it when a step has to be waited for. Ranks along the tensor axis read the same rows, each for
-    itself: the file comes from the disk once a node (docs/design/loader.md).
+    `progress` is notified when a step has to wait for data. Ranks along the tensor axis read the same rows separately:
+    the file is read from disk once per node (docs/design/loader.md).
     """
     batches = BatchPlan(
         global_batch=plan.global_batch,
@@ -135,13 +134,13 @@ def to_device(
     """Check the ids and move one microbatch to the device.
 
     Args:
-        numbered: with the numbers of its samples. cp: the ranks that share its rows; None: the rows are whole.
-        components: int64[B], the component of each row, if it is to say them.
+        numbered: the microbatch with its sample numbers. cp: the ranks that share its rows; None: rows are whole.
+        components: int64[B], the component of each row, if the microbatch should have them.
 
     Raises:
-        UsageError: an id lies outside the model's vocabulary (only a foreign corpus can bring one).
+        UsageError: an id is outside the model's vocabulary (possible only in a foreign corpus).
     """
-    text = batch.rows.text  # tokens and labels are views of it: one look, and one copy
+    text = batch.rows.text  # tokens and labels are views of it: one check, one copy
     largest = int(text.max())
     if largest >= vocab_size or int(text.min()) < 0:
         raise UsageError(
@@ -166,11 +165,11 @@ def to_device(
 
 
 class DocumentPlaces(NamedTuple):
-    """Where the documents of some rows are.
+    """The positions of the documents in some rows.
 
     Args:
-        positions: int64[B, S], places of tokens in their documents. bounds: int32, where documents begin in the rows
-            laid end to end, then B S. longest: tokens of the longest.
+        positions: int64[B, S], positions of tokens in their documents. bounds: int32, where documents begin in the
+            concatenated rows, then B S. longest: tokens of the longest document.
     """
 
     positions: np.ndarray
@@ -179,7 +178,7 @@ class DocumentPlaces(NamedTuple):
 
 
 def documents_of(batch: mdata.Batch) -> DocumentPlaces | None:
-    """The documents that a batch keeps apart; None where each row is one."""
+    """The documents that a batch keeps apart; None if each row is one document."""
     rows, options = batch.rows, batch.rows.options
     by_id = options is not None and options.reset_attention_mask and options.reset_position_ids
     if rows.documents is None and not by_id:
@@ -188,15 +187,15 @@ def documents_of(batch: mdata.Batch) -> DocumentPlaces | None:
     assert positions is not None, "documents are told without positions"
     if rows.documents is not None:
         return DocumentPlaces(positions, *rows.documents)
-    # Megatron's rules tell no lengths; but with both of them a document begins where positions do.
+    # Megatron's rules give no lengths; but with both of them a document begins where positions restart.
     bounds = np.append(np.flatnonzero(positions == 0), positions.size).astype(np.int32)
     return DocumentPlaces(positions, bounds, int(np.diff(bounds).max()))
 
 
 def _moved(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A copy on the device: the batch's memory may be read into as soon as the batch is gone.
+    """A copy on the device: the batch's memory may be reused as soon as the batch is freed.
 
-    By way of pinned memory, from which a GPU copies without the host waiting for the steps before.
+    Uses pinned memory, from which a GPU copies without the host waiting for earlier steps.
     """
     if device.type != "cuda":
         return torch.from_numpy(values).clone()

@@ -1,11 +1,11 @@
-"""Runs that give the same bits when they are done again on the same GPUs: `run.deterministic`.
+"""Runs that give the same bits when they are repeated on the same GPUs: `run.deterministic`.
 
-On CPUs a run always does. On GPUs some kernels add in the order in which their threads come; PyTorch has others for
-most of them, and raises an error that names the operation where it has none. Libraries are asked by variables of the
-environment, which have to be set before their first use; what the user has set stays. What is unusual: torch.compile
-must make a kernel for each shape. By default a second shape makes it compile one for all shapes, which from then on
-runs for the first shape, too, and rounds differently: the first step after a start would not be that of a run that
-goes on.
+On CPUs every run does. On GPUs some kernels add in the order in which their threads finish; PyTorch has alternatives
+for most of them, and raises an error that names the operation if it has none. Libraries are configured by environment
+variables, which have to be set before their first use; values set by the user are kept. What is unusual: torch.compile
+must compile a kernel for each shape. By default it compiles one kernel for all shapes when it sees a second shape; from
+then on that kernel also runs for the first shape, and rounds differently, so the first step after a restart would
+differ from that of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ VARIABLES = MappingProxyType(
         "TORCHINDUCTOR_DETERMINISTIC": "1",  # no choice between kernels by their speed
     }
 )
-COMPILED_SHAPES = 4096  # of one function; more would run uncompiled
+COMPILED_SHAPES = 4096  # compiled versions of one function; further shapes would run uncompiled
 
 
 def make_deterministic(config: RunConfig) -> None:
-    """Choose deterministic kernels for this process where run.deterministic says so; before it uses a GPU."""
+    """Choose deterministic kernels for this process if run.deterministic is set; call before it uses a GPU."""
     if not config.run.deterministic:
         return
     for name, value in VARIABLES.items():
@@ -39,5 +39,5 @@ def make_deterministic(config: RunConfig) -> None:
     torch._dynamo.config.specialize_float = True
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = COMPILED_SHAPES
     torch.use_deterministic_algorithms(True)
-    # Filling memory that is written before it is read would only cost time.
+    # Filling memory that is written before it is read would only take time.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010, its stub has no such name

@@ -1,7 +1,7 @@
-"""Losses of the evaluation sets of a run, and how far an evaluation is.
+"""The losses of a run's evaluation sets, and the progress of an evaluation.
 
-Every data-parallel rank reads its share of the samples; the sums are put together once a set. The listener of the
-training shows how many samples are left, beside its steps: an evaluation has no progress of its own.
+Every data-parallel rank reads its share of the samples; the sums are reduced once per set. The progress of training
+shows how many samples are left, beside its steps: an evaluation has no separate progress.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def evaluate_sets(
     """Mean loss of each set, nats per token, on all ranks.
 
     Args:
-        splits: split -> name -> set. limit: samples of a set that are read, spread over it; 0: all.
-        progress: is notified of `to_evaluate`, the samples that are left over all ranks.
+        splits: split -> name -> set. limit: samples of a set to read, spread evenly over it; 0: all.
+        progress: receives `to_evaluate`, the remaining samples over all ranks.
     """
     chosen = {
         (split, name): evaluated_samples(dataset, limit)

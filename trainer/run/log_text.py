@@ -1,8 +1,8 @@
-"""What a run says of itself, in lines for people: a header, then each evaluation, checkpoint and skipped step.
+"""The log of a run for people: a header, then a line for each evaluation, checkpoint and skipped step.
 
-The same facts stand in metrics.jsonl and events.jsonl for programs; MetricsWriter says these lines as it writes those,
-so that a log never lacks what a file has. How fast it goes, and the loss of a step, is the progress's business
-(cli/progress.py). Pure but for the name of the device.
+metrics.jsonl and events.jsonl have the same facts for programs; MetricsWriter prints these lines as it writes those
+files, so the log always has the same content. Speed and the loss of a step are shown by the progress display
+(cli/progress.py). Pure except for the name of the device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def header(config: RunConfig, plan: Plan, *, start: Start, device: str) -> Iterator[str]:
-    """What is trained, on what, and from where.
+    """The model, the device and the data of a run, and where it starts.
 
     Args:
         device: of this rank, see `device_text`.
@@ -55,7 +55,7 @@ def losses_text(step: int, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def event_text(kind: str, facts: Mapping[str, Any]) -> str | None:
-    """An event of events.jsonl; None for one that has its say elsewhere."""
+    """The line for an event of events.jsonl; None for events that are reported elsewhere."""
     if kind == "saved":
         return f"step {facts['step']:,}: checkpoint {facts['checkpoint']} written in {facts['seconds']:.1f} s"
     if kind == "skipped" and facts.get("loss_tokens") == 0:

@@ -1,8 +1,7 @@
-"""What is measured of a step: its line of metrics.jsonl, and what the progress shows of it.
+"""The measurements of a step: its line in metrics.jsonl, and the values shown by the progress display.
 
 Losses by component of the blend come from the same sums over ranks as the loss of the step; a blend of one component
-has none beside that. How fast a run is, and how much of the device it uses, is measured over the steps since the last
-line.
+has none. Speed and use of the device are measured over the steps since the last line.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ class Measuring:
     """The measurements of a run on one rank.
 
     Args:
-        plan: of the run. engine: of the rank. dtype: precision.dtype. components: names of the blend's.
+        plan: of the run. engine: of the rank. dtype: precision.dtype. components: names of the blend's components.
 
     Attributes:
-        rate: of the steps; the loop tells it when they begin and end.
-        components: of those whose losses are measured, none where there is one alone.
+        rate: of the steps; the loop marks their beginnings and ends.
+        components: those whose losses are measured; empty if there is only one.
     """
 
     def __init__(self, plan: Plan, engine: Engine, *, dtype: str, components: Sequence[str]) -> None:
@@ -37,7 +36,7 @@ class Measuring:
         self.components = tuple(components) if len(components) > 1 else ()
 
     def line(self, consumed_samples: int, report: StepReport) -> dict[str, Any]:
-        """The line of metrics.jsonl, without losses of an evaluation."""
+        """The line of metrics.jsonl, without evaluation losses."""
         tokens_per_s, data_wait = self.rate.take()
         mfu, memory = self._usage.mfu(tokens_per_s), self._usage.memory_bytes()
         self._used = ({} if mfu is None else {"mfu": mfu}) | {"memory": memory}
@@ -58,11 +57,11 @@ class Measuring:
         }
 
     def shown(self, step: int, report: StepReport) -> dict[str, float]:
-        """What a step's progress shows beside tokens per second."""
+        """The values that the progress display shows beside tokens per second."""
         lr, norm = report.learning_rate, report.grad_norm
         return {"step": step, "loss": report.loss, "lr": lr, "grad_norm": norm, **self._used}
 
     def _losses(self, report: StepReport) -> dict[str, float]:
-        """Of the components of which the step read tokens that have loss."""
+        """Losses of the components from which the step read tokens with loss."""
         known = zip(self.components, report.component_losses, strict=True)
         return {name: loss for name, loss in known if not math.isnan(loss)}

@@ -1,10 +1,9 @@
-"""What a run writes down while it trains: metrics.jsonl, events.jsonl, ranks.json.
+"""The files that a run writes while it trains: metrics.jsonl, events.jsonl, ranks.json.
 
-One JSON object per line, written whole and at once, so that a reader may look at any time and a killed run
-loses at most the line being written. What is unusual: at a start, lines of steps that are about to be done
-again move to metrics-1.jsonl (or the next free number), so that a curve never holds a step twice and nothing that
-was measured is lost; events stay, because they did happen. Values that JSON does not know (NaN, infinities)
-become null.
+One JSON object per line, each written in one call, so that a reader may look at any time and a killed run loses at most
+the line being written. What is unusual: at a start, lines of steps that will be repeated move to metrics-1.jsonl (or
+the next free number), so that a curve never holds a step twice and no measurement is lost; events stay, because they
+did happen. Values that JSON cannot represent (NaN, infinities) become null.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ METRICS, EVENTS, RANKS = "metrics.jsonl", "events.jsonl", "ranks.json"
 
 
 class MetricsWriter:
-    """Appends to the metrics and events of a run folder; one rank of a run has one.
+    """Appends to the metrics and events of a run folder; used on one rank of a run.
 
     Args:
         folder: the run folder, which exists.
-        resumed_step: the finished steps that the run continues from; lines of later steps are put aside.
-            None: a new run, whose curve starts empty.
+        resumed_step: the number of finished steps from which the run continues; lines of later steps are put aside.
+            None: a new run with an empty curve.
         tell: called with each line for the terminal.
 
     Attributes:
-        put_aside: the file with the lines that are no part of this run's curve; None: there were none.
+        put_aside: the file with lines that do not belong to this run's curve; None: there were none.
 
     Raises:
-        OSError: what the file system said. DamageError: an earlier curve cannot be read.
+        OSError: from the file system. DamageError: an earlier curve cannot be read.
     """
 
     def __init__(
@@ -53,24 +52,24 @@ class MetricsWriter:
         self._events = _open_append(folder / EVENTS)
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl: the number of finished steps and what was measured then."""
+        """Write one line of metrics.jsonl: the number of finished steps and the measurements."""
         atomic_io.write_all(self._metrics, _line({"step": step, **values}))
         for text in losses_text(step, values):
             self._tell(text)
 
     def event(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """One line of events.jsonl: when (seconds since 1970), what happened, and its facts."""
+        """Write one line of events.jsonl: time (seconds since 1970), event, and its facts."""
         atomic_io.write_all(self._events, _line({"time_s": round(time.time(), 3), "event": kind, **facts}))
         if text := event_text(kind, facts):
             self._tell(text)
 
     def sync(self) -> None:
-        """Wait until what was written is on the device."""
+        """Wait until everything written is on disk."""
         for fd in (self._metrics, self._events):
             atomic_io.sync(fd)
 
     def close(self) -> None:
-        """Close both files; what was written is on the device then."""
+        """Sync and close both files."""
         self.sync()
         for fd in (self._metrics, self._events):
             os.close(fd)
@@ -85,7 +84,7 @@ class MetricsWriter:
 
 
 def write_ranks(folder: Path, ranks: Sequence[Mapping[str, Any]]) -> None:
-    """Write ranks.json: what each rank really holds, in rank order."""
+    """Write ranks.json: what each rank holds, in rank order."""
     atomic_io.atomic_write(folder / RANKS, (json.dumps(plain(ranks), indent=1) + "\n").encode())
 
 
@@ -93,7 +92,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl in order; empty if there are none yet. A torn last line is left out.
 
     Raises:
-        DamageError: a line that is no JSON object, or has no step.
+        DamageError: a line that is not a JSON object, or has no step.
     """
     lines = _read_lines(folder / METRICS)
     for line in lines:
@@ -104,12 +103,12 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """The lines of events.jsonl, as read_metrics."""
+    """The lines of events.jsonl; see read_metrics."""
     return _read_lines(folder / EVENTS)
 
 
 def _keep_until(folder: Path, resumed_step: int | None) -> Path | None:
-    """Move the lines of later steps to a file of their own, which is returned."""
+    """Move the lines of later steps to a separate file, which is returned."""
     path = folder / METRICS
     if resumed_step is None:
         if not path.exists() or path.stat().st_size == 0:
@@ -134,7 +133,7 @@ def _free_name(folder: Path) -> Path:
 
 
 def _drop_torn_end(path: Path) -> None:
-    """Remove a last line that was not written to its end, so that the next one does not continue it."""
+    """Remove an incomplete last line, so that the next line does not continue it."""
     content = path.read_bytes() if path.exists() else b""
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:
@@ -170,7 +169,7 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """The value with every number that JSON does not know as None."""
+    """The value, with None for every number that JSON cannot represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -181,7 +180,7 @@ def plain(value: Any) -> Any:
 
 
 def held_parameters(optimizer: Optimizer, stages: Iterable[int]) -> dict[str, Any]:
-    """What one rank holds, for ranks.json: stages, counts, bytes, and each parameter with its logical pieces."""
+    """The parameters of one rank, for ranks.json: stages, counts, bytes, and each parameter with its logical pieces."""
     layout, buffers = optimizer.buffers.layout, optimizer.buffers
     real = {slot.spec: sum(math.prod(piece.size) for piece in slot.spec.pieces) for slot in layout.slots}
     return {

@@ -1,8 +1,8 @@
-"""Whether a run that is interrupted ends with the same bits as one that is not: `mtrain prove`.
+"""`mtrain prove`: checks that an interrupted run ends with the same bits as an uninterrupted one.
 
-Two runs of the same configuration are made in folders of their own: one trains k + n steps at once, the other stops
-after k with a checkpoint, is started again, and ends there too. Their curves are compared step by step, and their
-last checkpoints slice by slice by the hashes that their indexes hold. Nothing of the user's run is touched.
+Two runs of the same configuration are made in separate folders: one trains k + n steps at once, the other stops after k
+with a checkpoint, is started again, and ends at the same step. Their curves are compared step by step, and their last
+checkpoints slice by slice, using the hashes in their indexes. The user's run is not touched.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from trainer.plan.lengths import given_lengths
 from trainer.run.metrics import read_metrics
 
 STRAIGHT, INTERRUPTED = "straight", "interrupted"
-# Of a line of metrics.jsonl, what is computed and not measured.
+# The fields of a metrics.jsonl line that are computed, not measured.
 COMPUTED = ("loss", "train", "grad_norm", "lr", "weight_decay", "loss_scale", "consumed_samples")
-# Of the state of a run, what has to be the same; its configuration differs in where it stops.
+# The parts of a run's state that have to be equal; the configurations differ in where they stop.
 STATE = ("step", "consumed_samples", "data_id", "optimizer_steps", "skipped_samples", "scaler", "float8")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that the two runs do not have alike, such as "loss of step 7", and its values."""
+    """One difference between the two runs, such as "loss of step 7", and both values."""
 
     what: str
     straight: str
@@ -38,10 +38,10 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Proof:
-    """What was compared.
+    """The result of the comparison.
 
     Args:
-        steps: whose curves were compared. slices: of tensors of the last checkpoint. differences: none: bitwise equal.
+        steps: compared in the curves. slices: compared in the last checkpoint. differences: empty: bitwise equal.
     """
 
     steps: int
@@ -53,11 +53,11 @@ def prove(config: RunConfig, folder: Path, *, restart: int, steps: int, train: C
     """Train both runs in a folder and compare them.
 
     Args:
-        restart: k, the step after which the second run is interrupted. steps: k + n, with which both end.
-        train: trains a configuration until it ends, in processes of its own or in this one.
+        restart: k, the step after which the second run is interrupted. steps: k + n, after which both end.
+        train: trains a configuration to its end, in separate processes or in this one.
 
     Raises:
-        UsageError: the numbers of steps do not fit each other or the run.
+        UsageError: the numbers of steps contradict each other or the run.
     """
     (unit, length), *_ = given_lengths(config.train).items()
     if not 0 < restart < steps:
@@ -74,10 +74,10 @@ def prove(config: RunConfig, folder: Path, *, restart: int, steps: int, train: C
 
 
 def compare(straight: Path, interrupted: Path, *, steps: int) -> Proof:
-    """Two run folders that ended after so many steps.
+    """Compare two run folders that ended after this many steps.
 
     Raises:
-        DamageError: a checkpoint is not whole.
+        DamageError: a checkpoint is incomplete.
     """
     curves = [{line["step"]: line for line in read_metrics(folder)} for folder in (straight, interrupted)]
     differences = [
@@ -98,7 +98,7 @@ def compare(straight: Path, interrupted: Path, *, steps: int) -> Proof:
 
 
 def _shortened(config: RunConfig, folder: Path, steps: int) -> RunConfig:
-    """The run with every step in its curve, ending after so many; its schedules are those of the whole run."""
+    """The configuration ending after this many steps, with each step logged and the schedules of the whole run."""
     train = dataclasses.replace(config.train, exit_interval=steps, log_interval=1, eval_interval=0)
     checkpoint = dataclasses.replace(config.checkpoint, interval=0, minutes=0.0, keep_best=0, folder="", load="latest")
     run = dataclasses.replace(config.run, folder=str(folder))
@@ -113,7 +113,7 @@ def _state_differences(one: Index, other: Index) -> Iterator[Difference]:
 
 
 def _hashes(index: Index) -> dict[str, str]:
-    """state/tensor to the hashes of its slices, by where they lie."""
+    """state/tensor -> the hashes of its slices, by position."""
     return {
         name: " ".join(sorted(f"{list(part.start)}:{str(part.hash)[:16]}" for part in tensor.slices))
         for name, tensor in index.tensors.items()

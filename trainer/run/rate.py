@@ -1,7 +1,7 @@
-"""How fast a run is: tokens per second, and how much of the time went into waiting for data.
+"""The speed of a run: tokens per second, and the share of time spent waiting for data.
 
-Only what lies inside `with rate:` counts, which is a step without what follows it: checkpoints and evaluations are no
-part of the speed of training. Rank 0's clock is the one that is written down.
+Only the time inside `with rate:` counts, that is, a step without the work after it: checkpoints and evaluations do not
+count. Rank 0's clock is the one that is recorded.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import mdata
 
 
 class Rate:
-    """Tokens per second, and the share of the time that went into waiting for data, over the steps since it was last
-    asked; what lies between steps does not count.
+    """Tokens per second and the share of time spent waiting for data, since the last `take`.
+
+    Time between steps does not count.
     """
 
     def __init__(self) -> None:
@@ -27,14 +28,14 @@ class Rate:
         self._seconds += time.perf_counter() - self._began
 
     def wait_for(self, batches: Iterator[list[mdata.Batch]]) -> list[mdata.Batch]:
-        """The next of them."""
+        """The next item, timed as waiting for data."""
         began = time.perf_counter()
         batch = next(batches)
         self._waited += time.perf_counter() - began
         return batch
 
     def take(self) -> tuple[float, float]:
-        """(tokens per second, share of waiting); counting starts anew."""
+        """(tokens per second, share of waiting); resets the counters."""
         found = (self.tokens / self._seconds, self._waited / self._seconds) if self._seconds else (0.0, 0.0)
         self.tokens, self._seconds, self._waited = 0, 0.0, 0.0
         return found

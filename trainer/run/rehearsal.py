@@ -1,10 +1,10 @@
-"""One step of any number of ranks in one process, without a GPU and without memory for the model.
+"""Runs one step of any number of ranks in one process, without a GPU and without memory for the model.
 
-An engine is built on the device "meta", where tensors have shapes and no data, and does a step through the code that
-trains: its forward and backward passes, its messages and its collectives, which parallel/recorded.py writes down. Ranks
-that do the same are run once: those of a pipeline rank whose parts of the optimizer have equal rules. Of the
-microbatches the first two and the last are run, and those between do what the second does. Then the records of all
-ranks are held against each other (parallel/matching.py), and their parameters are counted.
+An engine is built on the device "meta", where tensors have shapes but no data, and runs a step through the code that
+trains: forward and backward passes, messages and collectives, which parallel/recorded.py records. Ranks that do the
+same are run once: those of a pipeline rank whose parts of the optimizer have equal rules. Of the microbatches only the
+first two and the last are run; those in between repeat the second. Then the records of all ranks are matched against
+each other (parallel/matching.py), and their parameters are counted.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ UPDATE = "update"  # what a rank does behind its last action
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What a step of all ranks would be.
+    """The result of a rehearsed step of all ranks.
 
     Args:
-        num_runs: ranks that were run; each stands for those that do the same.
+        num_runs: ranks that were run; each represents all ranks that do the same.
         matched: collectives and messages.
-        parameters: of each pipeline rank, the most that one of its tp ranks holds, padding included.
-        state_bytes: of each pipeline rank, weights, gradients and the optimizer's state, the most of one of its ranks.
+        parameters: for each pipeline rank, the most that one of its tp ranks holds, with padding.
+        state_bytes: for each pipeline rank, the largest total of weights, gradients and optimizer state on one rank.
     """
 
     num_runs: int
@@ -55,7 +55,7 @@ class Rehearsal:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Program:
-    """What one rank does with others in a step, and the bytes that it holds."""
+    """One rank's communication in a step, and the bytes that it holds."""
 
     entries: tuple[Entry, ...]
     state_bytes: int
@@ -65,8 +65,8 @@ def rehearse(config: RunConfig, plan: Plan) -> Rehearsal:
     """Run a step of every rank of a plan.
 
     Raises:
-        Mismatch: ranks would wait for each other for ever, or understand each other wrongly.
-        AssertionError: the parameters of all ranks are not the model.
+        Mismatch: ranks would deadlock, or exchange data that does not match.
+        AssertionError: the parameters of all ranks do not make up the model.
     """
     mesh = mesh_of(config, plan.world_size)
     tables = _tables(config, plan)
@@ -116,7 +116,7 @@ def run_rank(config: RunConfig, plan: Plan, *, rank: int, schedule: Schedule) ->
 
 
 def shortened(schedule: Schedule) -> tuple[Schedule, tuple[int, ...]]:
-    """A schedule of the first two microbatches and the last, in the same order, and their numbers in the whole one."""
+    """The schedule of the first two microbatches and the last, in the same order, and their numbers in the full one."""
     count = schedule.num_microbatches
     numbers = tuple(sorted({*range(min(RUN - 1, count)), count - 1}))
     lists = (
@@ -127,7 +127,7 @@ def shortened(schedule: Schedule) -> tuple[Schedule, tuple[int, ...]]:
 
 
 def count_parameters(plan: Plan, tables: dict[tuple[int, int], tuple[ParamSpec, ...]]) -> int:
-    """The elements of the model, each held by some rank: boxes of all ranks, copies once, fill each tensor exactly."""
+    """Elements of the model, after checking that the pieces of all ranks, copies once, fill each tensor exactly."""
     boxes: dict[str, dict[tuple[Any, Any], int]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for table in tables.values():
@@ -144,7 +144,7 @@ def count_parameters(plan: Plan, tables: dict[tuple[int, int], tuple[ParamSpec, 
 
 
 def _tables(config: RunConfig, plan: Plan) -> dict[tuple[int, int], tuple[ParamSpec, ...]]:
-    """(pipeline rank, tp rank) -> the parameters there."""
+    """(pipeline rank, tp rank) -> its parameters."""
     sequence, family = config.mesh.sequence_parallel, family_of(config)
     return {
         (pp, tp): rank_parameters(
@@ -159,10 +159,10 @@ def _tables(config: RunConfig, plan: Plan) -> dict[tuple[int, int], tuple[ParamS
 def _keys(
     config: RunConfig, plan: Plan, mesh: Mesh, tables: dict[tuple[int, int], tuple[ParamSpec, ...]]
 ) -> dict[tuple[int, int], Hashable]:
-    """(pipeline rank, place on data) -> what is equal of ranks that do the same.
+    """(pipeline rank, position on data) -> a key that is equal for ranks that do the same.
 
-    The tp ranks of a stage hold tensors of equal shapes. Ranks along data own different runs of the buffers, and what
-    they sum over other axes depends on the rules of what is there.
+    The tp ranks of a stage hold tensors of equal shapes. Ranks along data own different runs of the buffers, and their
+    sums over other axes depend on the parameters in these runs.
     """
     keys: dict[tuple[int, int], Hashable] = {}
     sizes = {axis: mesh.size(axis) for axis in ("data", "edp")}
@@ -191,7 +191,7 @@ def _microbatch(config: RunConfig, plan: Plan, engine: Engine) -> Microbatch:
 
 
 def members(mesh: Mesh) -> list[dict[Hashable, Group]]:
-    """Of each rank: axis -> the ranks of its group, link -> sender and receiver; one object for each group."""
+    """For each rank: axis -> the ranks of its group, link -> sender and receiver; one shared object per group."""
     found: list[dict[Hashable, Group]] = [{} for _ in range(mesh.world_size)]
     for axis in AXES:
         for rank in range(mesh.world_size):
@@ -208,7 +208,7 @@ def members(mesh: Mesh) -> list[dict[Hashable, Group]]:
 
 
 def _entries(events: list[Event], schedule: Schedule, *, rank: int) -> Iterator[Entry]:
-    """The record of a few microbatches as that of all."""
+    """Expand the record of a few microbatches to all microbatches."""
     _, numbers = shortened(schedule)
     by_action: dict[str, list[Event]] = defaultdict(list)
     for event in events:
@@ -220,7 +220,7 @@ def _entries(events: list[Event], schedule: Schedule, *, rank: int) -> Iterator[
             if not isinstance(event.axis, str):
                 yield _message(schedule, action, event)
         joins = [event for event in done if isinstance(event.axis, str)]
-        for axis in dict.fromkeys(event.axis for event in joins):  # all of them in one: what stands for what is checked
+        for axis in dict.fromkeys(event.axis for event in joins):  # one entry for all: they repeat the checked one
             what = tuple(_what(event) for event in joins)
             yield Entry("join", axis, (str(action), what), str(action), sum(event.axis == axis for event in joins))
     for event in by_action[UPDATE]:
@@ -238,13 +238,13 @@ def _message(schedule: Schedule, action: Action, event: Event) -> Entry:
 
 
 def _what(event: Event) -> Hashable:
-    """What all members of a group have to say alike; over "stage" parts of matrices go, of many sizes."""
+    """What must be equal on all members of a group; over "stage", parts of matrices of many sizes are sent."""
     tensors = tuple(dtype for dtype, _ in event.tensors) if event.axis == "stage" else event.tensors
     return event.operation, tensors
 
 
 def _answers(config: RunConfig, plan: Plan, mesh: Mesh, rank: int) -> list[Any]:
-    """What every rank of a pipeline stage says that it holds of matrices."""
+    """The parts of matrices that every rank of a pipeline stage reports."""
     sizes, pp = {axis: mesh.size(axis) for axis in ("data", "edp")}, mesh.index("pp", rank)
     tables = _tables(config, plan)
     layouts = [make_layout(tables[pp, tp], sizes) for tp in range(plan.tp)]

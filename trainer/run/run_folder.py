@@ -1,6 +1,6 @@
-"""The files of a run folder, and of each of its checkpoints, that do not change during a run; and the folder's lock.
+"""The files of a run folder and of each checkpoint that do not change during a run; and the folder's lock.
 
-config.toml, plan.json, the tokenizer's files and its facts. What a run writes as it goes is metrics.py's.
+config.toml, plan.json, the tokenizer's files and its facts. The files that a run appends to are in metrics.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer.run.data import RunData
 
 @contextmanager
 def locked_folder(config: RunConfig, world: World) -> Iterator[None]:
-    """Rank 0 keeps other runs out of the folder: two would write each other's metrics and checkpoints."""
+    """Rank 0 locks the folder: two runs would overwrite each other's metrics and checkpoints."""
     if not world.is_main:
         yield
         return
@@ -38,7 +38,7 @@ def locked_folder(config: RunConfig, world: World) -> Iterator[None]:
 
 
 def write_run_files(config: RunConfig, plan: Plan, *, data: RunData) -> Path:
-    """Write what does not change during a run: config.toml, plan.json, tokenizer."""
+    """Write the files that do not change during a run: config.toml, plan.json, tokenizer."""
     folder = Path(config.run.folder)
     (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
     files = {
@@ -52,7 +52,7 @@ def write_run_files(config: RunConfig, plan: Plan, *, data: RunData) -> Path:
 
 
 def tokenizer_files(data: RunData) -> dict[str, bytes]:
-    """All that decides ids, by name in the folder, so that `generate` needs no corpus."""
+    """The files that decide ids, by name in the folder, so that `generate` needs no corpus."""
     files = {f"tokenizer/{name}": content for name, content in data.train.tokenizer_files.items()}
     if known := data.train.tokenizer:
         facts = {"type": known.type, "options": known.options, "fingerprint": known.fingerprint}
@@ -61,7 +61,7 @@ def tokenizer_files(data: RunData) -> dict[str, bytes]:
 
 
 def versions(world: World) -> dict[str, Any]:
-    """Which programs write a checkpoint, and in which layout: for people who look at it."""
+    """The programs that write a checkpoint, and the layout; for information only."""
     mesh = world.mesh
     layout = {axis: mesh.size(axis) for axis in ("tp", "cp", "pp", "dp")}
     return {"mtrain": __version__, "torch": torch.__version__, "ranks": world.world_size, **layout}

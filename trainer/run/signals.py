@@ -1,9 +1,9 @@
-"""Requests to stop a run: Ctrl-C and SIGTERM are remembered, and heard at the border of a step.
+"""Stop requests of a run: Ctrl-C and SIGTERM are remembered, and handled between steps.
 
 A step is a transaction and a checkpoint is written by all ranks at once, so a signal must not end one rank in the
 middle of either. What is unusual: repeated signals of one kind within a second count once, because a scheduler and the
-launcher below it both send theirs; a second Ctrl-C after that ends the process at once, as it would without us, while
-another SIGTERM changes nothing. Signals that the process ignores (nohup) stay ignored.
+launcher below it both send theirs; a second Ctrl-C after that ends the process at once, as it would without this
+module, while another SIGTERM changes nothing. Signals that the process ignores (nohup) stay ignored.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any, NoReturn
 
 from mdata import StoppedError
 
-SAME_REQUEST_S = 1.0  # between signals that one request sends
+SAME_REQUEST_S = 1.0  # between the signals of one request
 HEARD = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequests:
-    """While it is entered, what the process was asked for.
+    """A context that collects the stop requests of the process.
 
     Args:
-        clock: seconds, never going back.
+        clock: seconds, monotonic.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,11 +35,11 @@ class StopRequests:
         self._first: dict[int, float] = {}
 
     def __enter__(self) -> StopRequests:
-        if threading.current_thread() is threading.main_thread():  # whoever owns that one owns its signals
+        if threading.current_thread() is threading.main_thread():  # the owner of that handler also owns its signals
             for number in HEARD:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._hear)
-                    # mdata's handlers remember what they raised: an import, say, may have dropped it.
+                    # mdata's handlers remember what they raised: an import, for example, may have dropped it.
                     if getattr(self._before[number], "requested", False):
                         self._first.setdefault(number, self._clock())
         return self
@@ -51,7 +51,7 @@ class StopRequests:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """A block in which nothing is lost by ending: signals, also those that were heard, do what they did before."""
+        """A block that may end at any point: signals, including those already received, have their default effect."""
         watched = set(self._before)
         self.__exit__()
         try:
@@ -63,7 +63,7 @@ class StopRequests:
                 self.__enter__()
 
     def votes(self) -> tuple[float, float]:
-        """(1.0 for a SIGTERM that was heard, 1.0 for a Ctrl-C), else 0.0: for a sum over all ranks."""
+        """(1.0 if SIGTERM was received, 1.0 if Ctrl-C), otherwise 0.0: to be summed over all ranks."""
         return float(signal.SIGTERM in self._first), float(signal.SIGINT in self._first)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
@@ -74,11 +74,11 @@ class StopRequests:
 
 
 def stop(votes: tuple[float, float], *, where: str) -> NoReturn:
-    """End the run as the signal that was heard would.
+    """End the run in the way of the received signal.
 
     Args:
         votes: the sums over all ranks of `StopRequests.votes`; at least one is not 0.
-        where: what the run had done, for the message.
+        where: what the run has done, for the message.
 
     Raises:
         KeyboardInterrupt: Ctrl-C. StoppedError: SIGTERM.

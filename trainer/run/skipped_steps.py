@@ -1,7 +1,7 @@
-"""Steps that changed nothing, counted: too many of them in a row end a run.
+"""Counts steps that changed nothing: too many in a row end a run.
 
-A step is skipped where its gradient norm is not finite, and where none of its tokens has loss. The first may mean that
-the run has diverged; after the second the state is as sound as before.
+A step is skipped if its gradient norm is not finite, or if none of its tokens has loss. The first may mean that the run
+has diverged; after the second the state is as good as before.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from mdata import UsageError
 from trainer.run.step_report import StepReport
 
-MAX_SKIPPED = 10  # steps without a finite gradient norm, or without a token that has loss, one after another
+MAX_SKIPPED = 10  # consecutive steps without a finite gradient norm, or without a token that has loss
 
 
 class SkippedSteps:
     """How many steps in a row were skipped, and why.
 
     Args:
-        more: skipped steps that are allowed beyond MAX_SKIPPED while a loss scale is on its way down.
-        batch: what a step reads, for the message of a run without loss tokens.
+        more: skipped steps that are allowed beyond MAX_SKIPPED while the loss scale falls.
+        batch: description of a step's data, for the message of a run without loss tokens.
 
     Attributes:
-        not_finite: steps in a row whose gradient norm was not finite; those without loss tokens do not count.
-        without_loss: steps in a row without a token that has loss.
+        not_finite: consecutive steps whose gradient norm was not finite; those without loss tokens do not count.
+        without_loss: consecutive steps without a token that has loss.
     """
 
     def __init__(self, more: int, *, batch: str) -> None:
@@ -32,7 +32,7 @@ class SkippedSteps:
         """Count a step.
 
         Raises:
-            UsageError: it was one too many.
+            UsageError: too many steps in a row were skipped.
         """
         if report.num_tokens:
             self.not_finite = 0 if report.applied else self.not_finite + 1
@@ -48,11 +48,11 @@ class SkippedSteps:
             )
 
     def leaves_sound(self, report: StepReport) -> bool:
-        """Whether every update up to a step, the last that was counted, had finite gradients."""
+        """Whether every update up to this step, the last one counted, had finite gradients."""
         return report.applied or (report.num_tokens == 0 and self.not_finite == 0)
 
 
 def diverged(what: str, report: StepReport) -> UsageError:
-    """The error of a run whose loss is no longer worth continuing."""
+    """The error for a run that has diverged."""
     found = f"loss {report.loss}, gradient norm {report.grad_norm}"
     return UsageError(what, found=found, fix="lower optimizer.lr, or continue from an older checkpoint")

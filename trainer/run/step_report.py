@@ -1,6 +1,6 @@
-"""What a step did: numbers on the device until they are read, so that a GPU need not wait for the host.
+"""The report of a step: numbers stay on the device until they are read, so that a GPU need not wait for the host.
 
-`PendingReport` is made when a step was started and holds tensors; `StepReport` is made when somebody reads it and holds
+`PendingReport` is made when a step is started and holds tensors; `StepReport` is made when the report is read and holds
 Python numbers.
 """
 
@@ -20,11 +20,11 @@ class StepReport:
 
     Args:
         loss: mean over the step's loss tokens, nats per token; NaN without any. num_tokens: those tokens.
-        grad_norm: before clipping. applied: False where the step was skipped for a norm that is not finite, which it is
-            without loss tokens, too.
-        votes: the sums over all ranks of what each of them asked for.
-        component_losses: of each component of the blend, like loss; empty where they were not wanted.
-        learning_rate, weight_decay, loss_scale: with which the step was done.
+        grad_norm: before clipping. applied: False if the step was skipped because the norm is not finite (as it is
+            without loss tokens).
+        votes: sums over all ranks of their stop requests.
+        component_losses: for each component of the blend, like loss; empty if not requested.
+        learning_rate, weight_decay, loss_scale: used in the step.
     """
 
     loss: float
@@ -39,7 +39,7 @@ class StepReport:
 
 
 def reports_behind(device: torch.device) -> int:
-    """Steps that may be started before the report of one is read: a GPU is then never without work."""
+    """How many steps may be started before the report of one is read, so that a GPU always has work."""
     return 1 if device.type == "cuda" else 0
 
 
@@ -49,21 +49,21 @@ class PendingReport:
     Args:
         numbers: fp64 on the device: norm, applied, loss scale, totals of the microbatches, votes.
         rates: learning rate and weight decay of the step.
-        num_components: for which the totals have losses.
+        num_components: number of components with losses in the totals.
     """
 
     def __init__(self, numbers: Tensor, rates: tuple[float, float], *, num_components: int = 0) -> None:
         self._event, self._rates, self._num_components = None, rates, num_components
         self._numbers = numbers
         if numbers.is_cuda:
-            # Copied and marked now: a copy that is asked for later would wait for the steps behind this one as well.
+            # Copied now, with an event: a later copy would also wait for the steps after this one.
             self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record()
 
     def read(self) -> StepReport:
-        """Wait for the step and say what it did."""
+        """Wait for the step and return its report."""
         if self._event is not None:
             self._event.synchronize()
         grad_norm, applied, scale, loss_sum, num_tokens, *rest = self._numbers.tolist()
@@ -74,12 +74,12 @@ class PendingReport:
 
 
 def mean(total: float, count: float) -> float:
-    """NaN of nothing."""
+    """The mean; NaN for a count of 0."""
     return float(total / count) if count else math.nan
 
 
 def numbers_beside(numbers: Sequence[float], like: Tensor) -> Tensor:
-    """Numbers on a tensor's device and in its dtype, without waiting for what the device is doing."""
+    """Numbers on a tensor's device and in its dtype, without waiting for the device."""
     if like.is_cuda:
         return torch.tensor(numbers, dtype=like.dtype, pin_memory=True).to(like.device, non_blocking=True)
     return torch.tensor(numbers, dtype=like.dtype, device=like.device)

@@ -1,8 +1,8 @@
-"""How much of the hardware a run uses: model FLOP utilization, and the most memory that its rank has held.
+"""Use of the hardware: model FLOP utilization, and the peak memory of a rank.
 
-Utilization (MFU, Chowdhery et al. 2022) counts the model's own floating-point operations, `Plan.flops_per_token`, not
-what recomputation adds, against the dense peak of the device for the run's number format as its maker states it; it is
-not known for devices and formats that are not in the table, a CPU among them.
+Utilization (MFU, Chowdhery et al. 2022) counts the model's own floating-point operations, `Plan.flops_per_token`,
+without recomputation, relative to the dense peak of the device for the run's number format as its vendor states it; it
+is unknown for devices and formats that are not in the table, such as CPUs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HALF = ("bf16", "fp16")
 
 
 def peak_flops(device_name: str, dtype: str) -> float | None:
-    """Dense FLOP/s of a device for products of a number format; None where that is not known."""
+    """Dense FLOP/s of a device for products in a number format; None if unknown."""
     if dtype not in HALF:
         return None
     device = device_named(device_name)
@@ -27,7 +27,7 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
 
 
 class Usage:
-    """What one rank uses of its device.
+    """One rank's use of its device.
 
     Args:
         plan: of the run. dtype: precision.dtype. device: this rank's.
@@ -39,11 +39,11 @@ class Usage:
         self._peak = peak_flops(name, dtype)
 
     def mfu(self, tokens_per_s: float) -> float | None:
-        """The share of the peak of all ranks' devices at so many tokens per second of the run; None: not known."""
+        """Model FLOP utilization of all ranks' devices at this many tokens per second of the run; None: unknown."""
         return None if self._peak is None else tokens_per_s * self._flops_per_token / self._peak
 
     def memory_bytes(self) -> int:
-        """The most memory held so far: by tensors on a GPU, else by the whole process."""
+        """Peak memory so far: of tensors on a GPU, otherwise of the whole process."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,12 +1,12 @@
-"""Names the rank that all others wait for, instead of waiting until a collective's timeout.
+"""Names the rank that all others wait for, long before a collective times out.
 
-Every rank has a thread that gives a sign every few seconds: a number, where the main thread stands, and for how many
-signs it has stood there. Rank 0 reads them all. A rank that gives no new signs has died or was stopped; ranks that all
-wait, none of which moves, wait for each other. Either is an error that ends all ranks, with one message. A rank that is
-at something of its own while the others wait is only named in a note: it may compile, or read.
+Every rank has a thread that sends a sign of life every few seconds: a number, the position of the main thread, and for
+how many signs it has been there. Rank 0 reads them all. A rank that sends no new signs has died or was stopped; if all
+ranks wait and none moves, they wait for each other. Either is an error that ends all ranks, with one message. A rank
+that does work of its own while the others wait is only named in a note: it may be compiling, or reading.
 
-Silence is counted in ticks of who listens, not in seconds, so that a job which is suspended as a whole goes on. On a
-GPU the events of the device say what was done, because the host runs ahead. Nothing here is in the way of a step.
+Silence is counted in ticks of the listener, not in seconds, so that a job that is suspended as a whole continues. On a
+GPU device events show the progress, because the host runs ahead. Nothing here delays a step.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ _FRAMES, _SHOWN = 3, 4  # functions named of a rank; places named in a message
 
 
 class Store(Protocol):
-    """What is needed of torch.distributed's stores."""
+    """The methods used of torch.distributed's stores."""
 
     def set(self, key: str, value: str, /) -> Any:
         """Set a key."""
 
     def multi_get(self, keys: list[str], /) -> list[bytes]:
-        """The values of keys, which are there."""
+        """The values of existing keys."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Whether all keys are there."""
+        """Whether all keys exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What a rank says of itself.
+    """A rank's sign of life.
 
     Args:
-        number: of its signs so far. still: how many of them, the last included, found it where it was.
-        waits: for other ranks, or for its device. where: for people. left: it has ended in order.
+        number: of its signs so far. still: how many signs, including the last, found it at the same position.
+        waits: for other ranks, or for its device. where: for messages. left: it has ended normally.
     """
 
     number: int = 0
@@ -66,10 +66,10 @@ class Sign:
 
 
 def verdict(signs: Sequence[Sign], silent: Sequence[int]) -> tuple[str, str] | None:
-    """(what is wrong, what was found) if the run cannot go on; None: it may. A pure function.
+    """(problem, details) if the run cannot continue; None: it can. A pure function.
 
     Args:
-        signs: the last of each rank. silent: for how many ticks each has given no new one.
+        signs: the last of each rank. silent: for how many ticks each has sent no new one.
     """
     here = [rank for rank, sign in enumerate(signs) if not sign.left]
     lost = [rank for rank in here if silent[rank] >= SILENT_TICKS]
@@ -82,7 +82,7 @@ def verdict(signs: Sequence[Sign], silent: Sequence[int]) -> tuple[str, str] | N
 
 
 def held_up_by(signs: Sequence[Sign]) -> list[int]:
-    """The ranks that are at something of their own while all others have waited for long. A pure function."""
+    """The ranks that work on their own while all others have waited for a long time. A pure function."""
     here = [rank for rank, sign in enumerate(signs) if not sign.left]
     busy = [rank for rank in here if not signs[rank].waits]
     waiting = [rank for rank in here if signs[rank].waits]
@@ -90,7 +90,7 @@ def held_up_by(signs: Sequence[Sign]) -> list[int]:
 
 
 def places(signs: Sequence[tuple[int, Sign]], *, last: bool = False) -> str:
-    """Where ranks stand: those at one place together, of many places the rarest, where what differs is seen."""
+    """Where ranks are, grouped by position; of many positions the rarest, which show the difference."""
     ranks: dict[str, list[int]] = {}
     for rank, sign in signs:
         ranks.setdefault(sign.where, []).append(rank)
@@ -100,7 +100,7 @@ def places(signs: Sequence[tuple[int, Sign]], *, last: bool = False) -> str:
 
 
 def stands(frame: FrameType | None) -> tuple[bool, str]:
-    """(whether a thread waits, the functions of ours that it is in, innermost first)."""
+    """(whether a thread waits, our functions on its stack, innermost first)."""
     names, waits = list[str](), False
     while frame is not None and len(names) < _FRAMES:
         module = frame.f_globals.get("__name__", "")
@@ -117,10 +117,10 @@ def stands(frame: FrameType | None) -> tuple[bool, str]:
 def watching(
     world: World, *, end: Callable[[ResourceError], None], tell: Callable[[str], None]
 ) -> Iterator[Callable[[Action | None], None] | None]:
-    """A watchdog while the block runs: gives what has to hear of the actions of a step; None on one rank.
+    """Run a watchdog during the block; yields the function to call with each action of a step; None on one rank.
 
     Args:
-        end: ends this process with an error; it does not return. tell: a line for people.
+        end: ends this process with an error; does not return. tell: prints a line for the user.
     """
     if world.world_size == 1:
         yield None
@@ -131,14 +131,14 @@ def watching(
 
 
 class Watchdog:
-    """The thread of a rank that gives signs; that of rank 0 reads them as well.
+    """The thread of a rank that sends signs; on rank 0 it also reads them.
 
     Args:
         rank, world_size: of this rank, and how many there are.
-        store: shared by all ranks; used by this object alone, because its calls wait for each other.
+        store: shared by all ranks; used only by this object, because its calls block each other.
         end: ends this process with an error; it does not return.
         tell: a line for people, on rank 0.
-        device: of the main thread's work.
+        device: on which the main thread works.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Watchdog:
         return f"mtrain/sign/{rank}"
 
     def note(self, action: Action | None) -> None:
-        """The main thread begins an action of a step; None: the step's last one is done."""
+        """Note that the main thread begins an action of a step; None: the step's last action is done."""
         text = "" if action is None else f"at {action} of the schedule, "
         if self.on_gpu:
             event = torch.cuda.Event()
@@ -244,7 +244,7 @@ class Watchdog:
 
 @contextmanager
 def _store_may_be_gone() -> Iterator[None]:
-    """Rank 0 may have ended before, and the store with it."""
+    """Ignore errors of the store: rank 0 may have ended, and the store with it."""
     try:
         yield
     except RuntimeError:
@@ -258,7 +258,7 @@ def _error(what: str, found: str) -> ResourceError:
 
 
 def _fingerprint(frame: FrameType | None) -> Iterator[tuple[int, int]]:
-    """What changes when a thread goes on: its frames and where in them it is."""
+    """A value that changes when a thread moves: its frames and the positions in them."""
     while frame is not None:
         yield id(frame), frame.f_lasti
         frame = frame.f_back
