@@ -1,10 +1,10 @@
 """Errors of the trainer: out of memory, with the phase that ran out and the amount, and a lost rank.
 
-PyTorch reports running out of memory as a RuntimeError of its own on a GPU, as a plain RuntimeError with a sentence on
-a CPU and in libraries below it, numpy as MemoryError. `out_of_memory_in` marks a function or a block as a phase and
-turns all of them into a ResourceError (exit code 5). The innermost phase is the one reported. A rank that the system
-kills without a message is handled in run/launch.py. Imports no torch: a rank that was stopped while it imported torch
-cannot import it a second time, and has to write its report.
+On a GPU PyTorch reports out of memory with its own RuntimeError type, on a CPU (as do libraries below it) with a plain
+RuntimeError and a message, numpy with MemoryError. `out_of_memory_in` marks a function or a block as a phase and turns
+all of them into a ResourceError (exit code 5). The innermost phase is reported. run/launch.py handles a rank that the
+system kills without a message. Imports no torch: a rank that was stopped while importing torch cannot import it again,
+and still has to write its report.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def amount_asked(text: str) -> str | None:
-    """What was asked for, from an allocator's sentence: "2.00 GiB"; None where it does not say."""
+    """The requested amount in an allocator's message: "2.00 GiB"; None if it has none."""
     found = re.search(r"allocate (\d[\d.]*) ?(bytes|[KMGTPE]i?B)", text)
     if found is None:
         return None
@@ -43,10 +43,10 @@ def amount_asked(text: str) -> str | None:
 
 
 class OutOfMemoryError(ResourceError):
-    """Memory ran out; the parts of the message, so that more can be said by who knows more.
+    """Memory ran out; has the parts of the message, so that callers can add to them.
 
     Attributes:
-        phase: what was going on. found: what was asked for. fix: what the user can change.
+        phase: what was being done. found: the requested amount. fix: what the user can change.
     """
 
     phase = found = fix = ""
@@ -54,14 +54,14 @@ class OutOfMemoryError(ResourceError):
 
 @contextmanager
 def out_of_memory_in(phase: str, *, fix: str) -> Iterator[None]:
-    """Turn running out of memory in a block, or in a function that this decorates, into an error that says so.
+    """Turn out-of-memory errors in a block, or in a decorated function, into an OutOfMemoryError.
 
     Args:
         phase: "the forward and backward passes".
         fix: what the user can change.
 
     Raises:
-        OutOfMemoryError: the block ran out of memory; other errors go through.
+        OutOfMemoryError: the block ran out of memory; other errors pass through.
     """
     try:
         yield
@@ -72,7 +72,7 @@ def out_of_memory_in(phase: str, *, fix: str) -> Iterator[None]:
 
 
 def found_text(error: BaseException) -> str:
-    """What was asked for, what a GPU had left and what was held, if the message has them; else the message."""
+    """The requested, free and held amounts, if the message has them; otherwise the message."""
     reason = " ".join(str(error).split())
     asked = amount_asked(reason)
     free = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", reason)
@@ -83,7 +83,7 @@ def found_text(error: BaseException) -> str:
 
 
 def size_text(count: int) -> str:
-    """Bytes in the unit that people would take."""
+    """Bytes in a readable unit."""
     value, unit = float(count), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if value < 1024:
@@ -93,11 +93,11 @@ def size_text(count: int) -> str:
 
 
 def out_of_memory_error(phase: str, *, found: str, fix: str, needs: str | None = None) -> OutOfMemoryError:
-    """The error for a phase in which memory ran out; `needs`: what has to fit."""
+    """The error for a phase that ran out of memory; `needs`: what has to fit."""
     error = OutOfMemoryError(phase, found=found, expected=f"room for {needs}" if needs else None, fix=fix)
     error.phase, error.found, error.fix = phase, found, fix
     return error
 
 
 class LostRankError(ResourceError):
-    """Another rank is gone: the cause is in its report, this rank only cannot continue."""
+    """Another rank has ended: the cause is in its report; this rank only cannot continue."""

@@ -1,8 +1,8 @@
 """NVIDIA apex behind the interface of this room: norms, AdamW, and weight gradients added to fp32.
 
 apex is built from its repository (https://github.com/NVIDIA/apex, with --cuda_ext and --distributed_adam); the package
-of that name on PyPI is another one. Each of its extensions is a module of its own, imported at the first use. Nothing
-of it is faster than what a run uses otherwise (docs/design/one-gpu.md); it is here for comparison.
+with that name on PyPI is a different one. Each of its extensions is a separate module, imported at its first use. None
+of it is faster than the default kernels of a run (docs/design/one-gpu.md); it is here for comparison.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 NAME = "NVIDIA apex"
-CHUNK = 2048 * 32  # elements of a tensor that one block of threads updates, as apex itself asks for
+CHUNK = 2048 * 32  # elements of a tensor per block of threads, apex's own choice
 ADAMW_MODE = 1  # decoupled weight decay
 EXTENSIONS = {
     "norm": "fused_layer_norm_cuda",
@@ -25,7 +25,7 @@ EXTENSIONS = {
 
 
 def missing(operation: str, device: torch.device) -> str:
-    """Why an operation of the section [kernels] cannot be apex's; empty: it can."""
+    """Why apex cannot serve an operation of the section [kernels]; empty: it can."""
     if importlib.util.find_spec(EXTENSIONS[operation]) is None:
         return f"its extension {EXTENSIONS[operation]} is not installed"
     return "" if device.type == "cuda" else "it runs on GPUs only"
@@ -38,7 +38,7 @@ def _extension(operation: str) -> Any:
 def rms_norm(
     x_ND: Tensor, branch_ND: Tensor | None, weight_D: Tensor, bias_D: None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See plain.rms_norm; the addition is a pass of its own."""
+    """See plain.rms_norm; the addition is a separate pass."""
     sum_ND = x_ND if branch_ND is None else x_ND + branch_ND
     y_ND, scale_N = _extension("norm").rms_forward_affine(sum_ND, weight_D.shape, weight_D, epsilon)
     return sum_ND, y_ND, scale_N.unsqueeze(1)
@@ -57,7 +57,7 @@ def rms_norm_backward(
 def layer_norm(
     x_ND: Tensor, branch_ND: Tensor | None, weight_D: Tensor, bias_D: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See plain.layer_norm; the addition is a pass of its own."""
+    """See plain.layer_norm; the addition is a separate pass."""
     sum_ND = x_ND if branch_ND is None else x_ND + branch_ND
     y_ND, mean_N, scale_N = _extension("norm").forward_affine(sum_ND, weight_D.shape, weight_D, bias_D, epsilon)
     return sum_ND, y_ND, mean_N.unsqueeze(1), scale_N.unsqueeze(1)
@@ -67,7 +67,7 @@ def layer_norm_backward(
     dsum_ND: Tensor | None, dy_ND: Tensor, sum_ND: Tensor, weight_D: Tensor, mean_N1: Tensor, scale_N1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See plain.layer_norm_backward; gradients of weight and bias are rounded to the weight's dtype."""
-    like_bias = weight_D  # the kernel only looks at its shape and dtype
+    like_bias = weight_D  # the kernel only uses its shape and dtype
     dx_ND, dweight_D, dbias_D = _extension("norm").backward_affine(
         dy_ND.contiguous(), mean_N1.squeeze(1), scale_N1.squeeze(1), sum_ND, weight_D.shape, weight_D, like_bias, 0.0,
         False,
@@ -82,7 +82,7 @@ def adamw_(
     applied: Tensor,
     constants: tuple[float, float, float, float | Tensor],
 ) -> None:
-    """See plain.adamw_; one pass over memory. A weight decay that is scheduled is read from the device."""
+    """See plain.adamw_; one pass over memory. A scheduled weight decay is read from the device."""
     weight, first, second, parameter = state
     beta1, beta2, epsilon, decay = constants
     _extension("optimizer").multi_tensor_fused_adam_capturable(

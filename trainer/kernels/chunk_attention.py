@@ -1,11 +1,11 @@
-"""Causal attention of a chunk of each row on cuDNN's kernels, as context parallelism needs it.
+"""Causal attention for a chunk of each row on cuDNN's kernels, for context parallelism.
 
 cuDNN's fused attention has no causal mask for fewer queries than keys. So a chunk attends twice, to the keys before it
-without a mask and to its own with one, and the two results are merged by the logarithms of their sums (Rabe and Staats
-2021; Liu et al. 2023). Backward gives each half the merged result and sum, which makes its weights those of the whole
-softmax. What is unusual: it calls operations that PyTorch uses beneath scaled_dot_product_attention, since that does
-not tell the sums. Other dtypes, wider heads, deterministic runs, and GPUs for which PyTorch does not prefer cuDNN keep
-the path of plain.py.
+without a mask and to its own with one, and the two results are merged using the logarithms of their sums (Rabe and
+Staats 2021; Liu et al. 2023). Backward gives each half the merged result and sum, so that its weights are those of the
+whole softmax. What is unusual: it calls the operations that PyTorch uses below scaled_dot_product_attention, which does
+not return the sums. Other dtypes, wider heads, deterministic runs, and GPUs for which PyTorch does not prefer cuDNN use
+the implementation of plain.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HOPPER, BLACKWELL = 9, 10  # compute capabilities for which PyTorch prefers cuDN
 
 
 class Attended(NamedTuple):
-    """What an attention kernel gives: y_BHSK, the logarithms of the softmax's sums [B, H, S, 1], and what it keeps."""
+    """The result of an attention kernel: y_BHSK, the logarithms of the softmax's sums [B, H, S, 1], and saved state."""
 
     y_BHSK: Tensor
     sums_BHS1: Tensor
@@ -30,21 +30,21 @@ class Attended(NamedTuple):
 
 
 class AttentionKernel(Protocol):
-    """A fused kernel, forward and backward, of [B, H, S, K] queries and [B, G, T, K] keys and values."""
+    """A fused kernel, forward and backward, for [B, H, S, K] queries and [B, G, T, K] keys and values."""
 
     @staticmethod
     def forward(heads: tuple[Tensor, Tensor, Tensor], *, causal: bool, scale: float | None) -> Attended:
-        """Attention; `causal` only where there are as many queries as keys."""
+        """Attention; `causal` requires as many queries as keys."""
 
     @staticmethod
     def backward(
         dy_BHSK: Tensor, heads: tuple[Tensor, Tensor, Tensor], *, found: Attended, causal: bool, scale: float | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of queries, keys and values, for what `found` says of the whole softmax."""
+        """The gradients of queries, keys and values, given the result and sums of the whole softmax in `found`."""
 
 
 class CuDnn:
-    """NVIDIA cuDNN's, as PyTorch calls it."""
+    """NVIDIA cuDNN's kernel, called through PyTorch's operations."""
 
     @staticmethod
     def forward(heads: tuple[Tensor, Tensor, Tensor], *, causal: bool, scale: float | None) -> Attended:
@@ -92,7 +92,7 @@ def chunks_of_rows(
     ends: tuple[int, ...],
     kernel: type[AttentionKernel],
 ) -> Tensor:
-    """What `attention` does for chunks, with this kernel."""
+    """`attention` for chunks, with this kernel."""
     k_BGTK, v_BGTK = k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
     parts = [
         _Chunk.apply(q.transpose(1, 2), k_BGTK[:, :, :end], v_BGTK[:, :, :end], scale, kernel).transpose(1, 2)
@@ -113,7 +113,7 @@ class _Chunk(torch.autograd.Function):
         y, sums, kept = own.y_BHSK, own.sums_BHS1, [own.kept]
         if before:
             other = kernel.forward((q_BHSK, k_BGTK[:, :, :before], v_BGTK[:, :, :before]), causal=False, scale=scale)
-            share = torch.sigmoid(other.sums_BHS1 - own.sums_BHS1)  # of the softmax, that is before the chunk
+            share = torch.sigmoid(other.sums_BHS1 - own.sums_BHS1)  # of the softmax before the chunk
             y = torch.lerp(y.to(share.dtype), other.y_BHSK.to(share.dtype), share).to(y.dtype)
             sums = torch.logaddexp(own.sums_BHS1, other.sums_BHS1)
             kept.append(other.kept)

@@ -1,10 +1,10 @@
 """Matrices in FP8 with one scale each, in plain PyTorch: the twin of Transformer Engine's kernels.
 
-Values are multiplied by a scale, rounded to 8 bits, and kept with the inverse of the scale. The scale is given (delayed
-scaling, from what was seen in earlier steps) or made from the largest value (current scaling). A product multiplies the
-8-bit numbers, adds in fp32 and takes the inverses out (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"). Both
-factors lie with the dimension that is summed over last, as the matrix units of GPUs want it: whoever needs the other
-order keeps the transpose as well. What runs here is slow; a CPU run with FP8 uses it.
+Values are multiplied by a scale, rounded to 8 bits, and stored with the inverse of the scale. The scale is given
+(delayed scaling, from earlier steps) or computed from the largest value (current scaling). A product multiplies the
+8-bit numbers, adds in fp32 and applies the inverses (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"). In
+both factors the summed dimension is last, as the matrix units of GPUs require; code that needs the other order also
+keeps the transpose. This implementation is slow; a CPU run with FP8 uses it.
 
 Shapes: R rows, C columns; M, N rows of the factors, K the dimension that is summed over.
 """
@@ -27,8 +27,8 @@ class Float8(NamedTuple):
     """A matrix in FP8.
 
     Args:
-        rows_RC: its values. columns_CR: their transpose, contiguous; None where nobody asked for it.
-        inverse_1: fp32[1], what the values are multiplied by to get the matrix.
+        rows_RC: its values. columns_CR: their transpose, contiguous; None if not requested.
+        inverse_1: fp32[1], the factor that turns the values into the matrix.
     """
 
     rows_RC: Tensor
@@ -41,7 +41,7 @@ class Scaling(NamedTuple):
 
     Args:
         scale_1: fp32[1]; None: the largest value of the matrix becomes the largest of the format.
-        largest_1: fp32[1], raised to the largest absolute value of the matrix; None: not recorded.
+        largest_1: fp32[1], raised to at least the largest absolute value of the matrix; None: not recorded.
     """
 
     scale_1: Tensor | None
@@ -49,24 +49,24 @@ class Scaling(NamedTuple):
 
 
 class Factor(NamedTuple):
-    """One side of a product: values with the dimension that is summed over last, and their inverse scale."""
+    """One side of a product: values with the summed dimension last, and their inverse scale."""
 
     values_RK: Tensor
     inverse_1: Tensor
 
 
 def scale_for(largest: Tensor, *, dtype: torch.dtype, margin: int = 0) -> Tensor:
-    """What values up to `largest` are multiplied by, 2^margin below the limit; 1 where that is 0 or not finite."""
+    """The scale for values up to `largest`, 2^margin below the limit; 1 if `largest` is 0 or not finite."""
     scale = LARGEST[dtype] / largest / 2**margin
     usable = (largest > 0) & largest.isfinite() & scale.isfinite()
     return torch.where(usable, scale, 1.0)
 
 
 def float8_quantize(x_RC: Tensor, dtype: torch.dtype, *, scaling: Scaling, columns: bool) -> Float8:
-    """x in FP8; what does not fit becomes the largest value.
+    """x in FP8; values out of range become the largest value.
 
     Args:
-        dtype: E4M3 or E5M2. columns: whether the transpose is needed as well.
+        dtype: E4M3 or E5M2. columns: whether to compute the transpose too.
     """
     wide_RC, limit, scale_1 = x_RC.float(), LARGEST[dtype], scaling.scale_1
     if scale_1 is None or scaling.largest_1 is not None:
@@ -93,8 +93,8 @@ def float8_product(
 
     Args:
         dtype: of the result. bias_N: added to each row.
-        out: where the result goes; add: it is added to what is there.
-        fast: whether a GPU may add in less than fp32 (which the forward pass bears); no difference here.
+        out: receives the result; add: add to its content.
+        fast: whether a GPU may add in less than fp32 (accurate enough for the forward pass); no effect here.
     """
     product_MN = (left.values_RK.float() * left.inverse_1) @ (right.values_RK.float() * right.inverse_1).t()
     if bias_N is not None:

@@ -1,8 +1,8 @@
-"""Attention that PyTorch's fused kernels for whole causal rows cannot serve, on a GPU.
+"""Attention on a GPU in cases that PyTorch's fused kernels for whole causal rows do not cover.
 
-Documents inside rows go to variable-length flash attention where the dtype allows; everything else to FlexAttention,
-compiled once for each set of options (Dong et al. 2024). Dropout of weights is left to the plain path, which holds all
-scores. Each function has the signature of its plain twin.
+Documents inside rows use variable-length flash attention if the dtype allows; everything else uses FlexAttention,
+compiled once for each set of options (Dong et al. 2024). Dropout of weights is left to the plain implementation, which
+holds all scores. Each function has the signature of its plain twin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.kernels import plain
 from trainer.kernels.plain import DocumentBounds, ScoreTensors
 from trainer.kernels.scores import ScoreShape
 
-FLEX_VARIANTS = 64  # lengths and options that are compiled, before PyTorch falls back to whole matrices of scores
+FLEX_VARIANTS = 64  # lengths and options that are compiled before PyTorch falls back to full matrices of scores
 
 
 def document_attention(
@@ -50,11 +50,11 @@ def document_attention(
 def chunk_bounds(bounds: Tensor, length: int, *, end: int, chunk: int) -> tuple[Tensor, Tensor]:
     """The documents' bounds among the queries of a chunk of each row, and among the row's tokens up to its end.
 
-    A document's queries are the last of its keys, which is how flash attention aligns a causal mask where the lengths
-    differ; documents before the chunk have none.
+    A document's queries correspond to the last of its keys, as flash attention aligns a causal mask if the lengths
+    differ; documents before the chunk have no queries.
 
     Args:
-        bounds: int32, of documents in rows of `length` tokens laid end to end; rows' own bounds are among them.
+        bounds: int32, of documents in concatenated rows of `length` tokens; includes the bounds of rows.
         end: of the chunk in the row. chunk: its tokens.
     """
     if end == chunk == length:
@@ -95,7 +95,7 @@ def scored_attention(
         return_aux=AuxRequest(lse=True),
     )
     if tensors.sink_H is not None:
-        # A softmax with one more logit is the softmax without it, times the share of what is not the sink.
+        # A softmax with one more logit is the softmax without it, times the share that the sink does not take.
         share = (beside.lse - tensors.sink_H.view(1, -1, 1)).sigmoid()
         y_BHSK = (y_BHSK * share.unsqueeze(-1)).to(q.dtype)
     return y_BHSK.transpose(1, 2)
@@ -129,7 +129,7 @@ def _changed(softcap: float, slope_H: Tensor | None, place_S: Tensor | None) -> 
 def _flex() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # Compiled for each length by itself: with symbolic lengths a score function that captures tensors fails to compile
+    # Compiled separately for each length: with symbolic lengths a score function that captures tensors fails to compile
     # (PyTorch 2.11). A model has one set of options, and few lengths.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FLEX_VARIANTS)
     return torch.compile(flex_attention, dynamic=False)
@@ -137,7 +137,7 @@ def _flex() -> Callable[..., Any]:
 
 @functools.cache
 def _flex_options() -> dict[str, Any]:
-    """Keywords that forbid its kernel for short queries, meant for decoding, which 127 queries are too many for."""
+    """Keywords that disable FlexAttention's decoding kernel for short queries, which cannot handle 127 queries."""
     from torch.nn.attention import flex_attention
 
     named = "BACKEND" in flex_attention.FlexKernelOptions.__annotations__

@@ -1,7 +1,7 @@
-"""Operations for which PyTorch has kernels of its own that are faster on a CPU than the plain form.
+"""Operations for which PyTorch has its own kernels that are faster on a CPU than the plain form.
 
 Each has the signature of its plain twin in plain.py; tests/trainer/kernels compares them. For fp32 and fp64 activations
-only: in half precision these kernels round on the way, which the plain functions do not.
+only: in half precision these kernels round intermediate results, which the plain functions do not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def layer_norm_backward(
     dsum_ND: Tensor | None, dy_ND: Tensor, sum_ND: Tensor, weight_D: Tensor, mean_N1: Tensor, scale_N1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See plain.layer_norm_backward."""
-    like_bias = weight_D  # the kernel only looks at its shape
+    like_bias = weight_D  # the kernel only uses its shape
     dx_ND, dweight_D, dbias_D = torch.ops.aten.native_layer_norm_backward(
         dy_ND.contiguous(), sum_ND, weight_D.shape, mean_N1, scale_N1, weight_D, like_bias, [True, True, True]
     )

@@ -1,8 +1,7 @@
 """Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") in integer arithmetic of torch.
 
-A draw is a function of a counter and a key, and of nothing else: the same on every device, in every layout and each
-time it is asked for. Words of 32 bits are held in int64, whose products wrap; that is harmless, because only their
-bits are used.
+A draw is a function of only a counter and a key: the same on every device, in every layout and at each call. Words of
+32 bits are held in int64, whose products overflow; that is harmless, because only their bits are used.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key_2: Tensor) -> tup
 def keep(
     sample_N: Tensor, position_N: Tensor, head_N: Tensor | None, *, features: int, key_2: Tensor, probability: float
 ) -> Tensor:
-    """Which of the features of each row dropout keeps: bool[N, features]; one draw an element.
+    """Which features of each row dropout keeps: bool[N, features]; one draw per element.
 
     Args:
         sample_N: int64, below 2^48. position_N: int64, in the sample. head_N: int64, below 2^16; None: 0.

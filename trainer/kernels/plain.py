@@ -1,8 +1,8 @@
-"""The small operations in plain PyTorch: what each computes, and the twin of every faster implementation.
+"""The small operations in plain PyTorch: their definition, and the twin of every faster implementation.
 
-Each is a pure function of tensors, but for those whose name ends in `_`. Arithmetic is in at least fp32; results have
-the dtype of the activations, gradients of weights stay wide. Backward functions are written out, because the layers
-own their backward passes.
+Each is a pure function of tensors, except those whose name ends in `_`. Arithmetic is in at least fp32; results have
+the dtype of the activations, gradients of weights stay in the wider dtype. Backward functions are written explicitly,
+because the layers have their own backward passes.
 
 Shapes: N tokens, D hidden, F feed-forward, I inputs, O outputs, V local vocabulary rows, B batch, S sequence, E heads
 of any kind, H query heads, G key-value heads, K head width.
@@ -127,7 +127,7 @@ def _value_and_slope(activation: str, x: Tensor) -> tuple[Tensor, Tensor]:
 def split_heads(
     qkv_BSEK: Tensor, cosine_SR: Tensor, sine_SR: Tensor, heads: int, groups: int, interleaved: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of E = H + 2G heads, q and k turned by the angle of their position; contiguous."""
+    """q, k and v of E = H + 2G heads, q and k rotated by the angle of their position; contiguous."""
     q_BSHK, k_BSGK, v_BSGK = qkv_BSEK.split((heads, groups, groups), dim=2)
     turned = (rotate(x, cosine_SR, sine_SR, interleaved) for x in (q_BSHK, k_BSGK))
     return *turned, v_BSGK.contiguous()
@@ -139,7 +139,7 @@ def join_heads_(
     rotation_SR: tuple[Tensor, Tensor] | None,
     interleaved: bool = False,
 ) -> None:
-    """Write the gradients of q, k and v, the first two turned back, into three parts of one tensor."""
+    """Write the gradients of q, k and v, the first two rotated back, into three parts of one tensor."""
     dq, dk, dv = gradients
     if rotation_SR is not None:
         cosine_SR, sine_SR = rotation_SR
@@ -149,7 +149,7 @@ def join_heads_(
 
 
 def rotate(x_BSEK: Tensor, cosine_SR: Tensor, sine_SR: Tensor, interleaved: bool = False) -> Tensor:
-    """Pairs of a head's first 2R features turned; pairs are (i, i + R), or (2i, 2i + 1).
+    """Rotate pairs of a head's first 2R features; pairs are (i, i + R), or (2i, 2i + 1).
 
     Args:
         cosine_SR, sine_SR: of each position and pair, [S, R] or [B, S, R].
@@ -173,8 +173,8 @@ def attention(
 
     Args:
         scale: of scores, default 1 / sqrt(K).
-        ends: under context parallelism the queries are as many chunks of one length, each the tokens of the row before
-            one of these; None: as many queries as keys.
+        ends: under context parallelism the queries are chunks of equal length, one ending at each of these positions in
+            the row; None: as many queries as keys.
     """
     if ends is not None:
         parts = [_attend(q, k_BTGK[:, :end], v_BTGK[:, :end], scale) for q, end in query_chunks(q_BSHK, ends)]
@@ -189,7 +189,7 @@ def query_chunks(q_BSHK: Tensor, ends: tuple[int, ...]) -> Iterator[tuple[Tensor
 
 
 def chunk_columns(q_BSHK: Tensor, ends: tuple[int, ...]) -> Tensor:
-    """int64[S]: the place of each query in its row."""
+    """int64[S]: the position of each query in its row."""
     chunk = q_BSHK.shape[1] // len(ends)
     return torch.cat([torch.arange(end - chunk, end, device=q_BSHK.device) for end in ends])
 
@@ -197,7 +197,7 @@ def chunk_columns(q_BSHK: Tensor, ends: tuple[int, ...]) -> Tensor:
 def _attend(q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scale: float | None) -> Tensor:
     """Causal attention of the last S of T tokens."""
     q_BHSK, k_BGTK, v_BGTK = (x.transpose(1, 2) for x in (q_BSHK, k_BTGK, v_BTGK))
-    # SDPA's is_causal is top-left aligned: right only where there are as many keys as queries.
+    # SDPA's is_causal is top-left aligned: correct only for as many keys as queries.
     same, grouped = q_BHSK.shape[2] == k_BGTK.shape[2], q_BHSK.shape[1] != k_BGTK.shape[1]
     mask = None if same else causal_lower_right(q_BHSK.shape[2], k_BGTK.shape[2])
     y_BHSK = F.scaled_dot_product_attention(
@@ -218,12 +218,12 @@ class DocumentBounds(Protocol):
 
 
 class ScoreTensors(NamedTuple):
-    """What belongs to the heads and tokens of a call; None: nothing of the kind.
+    """Tensors for the heads and tokens of a call; None: option not used.
 
     Args:
         sink_H: the additional logit of each head's softmax. slope_H: of ALiBi.
         document_BS: the document of each token of the row. keep_BHST: bool, the weights that dropout keeps.
-        column_S: int64, the place of each query in its row; None: there are as many queries as keys.
+        column_S: int64, the position of each query in its row; None: there are as many queries as keys.
     """
 
     sink_H: Tensor | None = None
@@ -281,9 +281,9 @@ def scored_attention(
 
 
 def add_product(target: Tensor, dy_NO: Tensor, *, x_NI: Tensor, overwrite: bool = False) -> None:
-    """dy^T x, [O, I], added to `target` or written over it.
+    """dy^T x, [O, I], added to `target`, or overwriting it.
 
-    On CUDA one matrix product accumulates in the wider dtype; elsewhere the factors are widened first.
+    On CUDA a single matrix product accumulates in the wider dtype; elsewhere the factors are converted first.
     """
     left, right = dy_NO.t(), x_NI
     wider = target.dtype != dy_NO.dtype
@@ -297,9 +297,9 @@ def add_product(target: Tensor, dy_NO: Tensor, *, x_NI: Tensor, overwrite: bool 
 
 
 def dropout(x_NF: Tensor, sample_N: Tensor, position_N: Tensor, key_2: Tensor, probability: float) -> Tensor:
-    """x / (1 - probability) where dropout keeps it, else 0; its own backward function.
+    """x / (1 - probability) where dropout keeps it, otherwise 0; also its own backward function.
 
-    The draws are those of `philox.keep`: of the token's sample and place, the feature and the key.
+    The draws are those of `philox.keep`: from the token's sample and position, the feature and the key.
     """
     kept = keep(sample_N, position_N, None, features=x_NF.shape[1], key_2=key_2, probability=probability)
     return torch.where(kept, _widen(x_NF) / (1 - probability), 0.0).to(x_NF.dtype)
@@ -309,8 +309,8 @@ def logit_statistics(logits_NV: Tensor, column_N: Tensor, real: int) -> tuple[Te
     """(largest logit, sum of exp(logit - largest), the label's logit) of each token over this rank's columns.
 
     Args:
-        column_N: the label's column here; -1 where another rank holds it, whose logit then counts as 0.
-        real: columns that are not padding; a rank of padding alone has -inf, 0 and 0.
+        column_N: the label's column on this rank; -1 if another rank holds it: the logit then counts as 0.
+        real: columns that are not padding; a rank with only padding has -inf, 0 and 0.
     """
     x_NV = _widen(logits_NV[:, :real])
     if not real:
@@ -322,7 +322,7 @@ def logit_statistics(logits_NV: Tensor, column_N: Tensor, real: int) -> tuple[Te
 
 
 def logits_to_gradient_(logits_NV: Tensor, log_total_N: Tensor, column_N: Tensor, weight_N: Tensor, real: int) -> None:
-    """Overwrite logits by the loss's gradient: (softmax - one hot of the label) * weight, 0 in padding."""
+    """Overwrite logits with the loss's gradient: (softmax - one hot of the label) * weight, 0 in padding."""
     x_NV = _widen(logits_NV)
     ids_V = torch.arange(logits_NV.shape[1], device=logits_NV.device)
     probability_NV = (x_NV - log_total_N.unsqueeze(1)).exp() - (ids_V == column_N.unsqueeze(1)).to(x_NV.dtype)

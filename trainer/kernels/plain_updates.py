@@ -1,7 +1,7 @@
-"""The updates of parameters in plain PyTorch: what each rule computes, and the twin of every faster implementation.
+"""The parameter updates in plain PyTorch: they define each rule, and are the twin of every faster implementation.
 
-Arguments are flat tensors, written in place, but for the matrices of Muon. Nothing waits for the device: a step that is
-not to be applied is computed, and dropped. Which parameters a rule is for is said in updates.py.
+Arguments are flat tensors, written in place, except the matrices of Muon. Nothing waits for the device: a step that
+must not be applied is computed and discarded. updates.py says which parameters a rule applies to.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-MUON_EPSILON = 1e-7  # least norm by which a matrix is divided before Newton-Schulz
+MUON_EPSILON = 1e-7  # smallest norm by which a matrix is divided before Newton-Schulz
 
 
 def adamw_(
@@ -76,11 +76,11 @@ def sgd_(
 def muon_momentum_(
     first: Tensor, gradient: Tensor, factor: Tensor, applied: Tensor, constants: tuple[float, bool]
 ) -> Tensor:
-    """Count a gradient into its running mean, and give the direction that is to be made orthogonal; flat tensors.
+    """Add a gradient to its running mean, and return the direction to be orthogonalized; flat tensors.
 
     Args:
-        first: the mean of gradients. gradient: undivided. factor: what the gradient is multiplied by, a scalar.
-        applied: bool scalar; where it is False the mean stays as it is.
+        first: the mean of gradients. gradient: undivided. factor: scalar by which the gradient is multiplied.
+        applied: bool scalar; if False, the mean does not change.
         constants: decay of the mean; whether the direction looks ahead (Nesterov's) or is the mean.
     """
     momentum, nesterov = constants
@@ -103,8 +103,8 @@ def muon_apply_(
 def orthogonalize(matrix: Tensor, dtype: torch.dtype, coefficients: Sequence[tuple[float, float, float]]) -> Tensor:
     """A matrix with the singular vectors of this one and singular values near 1: [rows, columns].
 
-    Newton-Schulz iterations x <- a x + (b x x^T + c (x x^T)^2) x, with polynomials whose slope at 0 is steep (Jordan
-    et al. 2024), and products in `dtype`. A matrix of zeros stays one.
+    Newton-Schulz iterations x <- a x + (b x x^T + c (x x^T)^2) x, with polynomials whose slope at 0 is steep (Jordan et
+    al. 2024), and products in `dtype`. A zero matrix stays zero.
 
     Args:
         coefficients: (a, b, c) of each iteration.

@@ -1,6 +1,6 @@
-"""What attention does to scores, the products of queries and keys, before and in the softmax.
+"""Options of attention that change scores (the products of queries and keys), before and in the softmax.
 
-Numbers and choices alone: the arithmetic is `plain.scored_attention`, and that of a GPU in gpu.py. Pure, no torch.
+Numbers and choices only: the arithmetic is in `plain.scored_attention`, and in gpu.py for a GPU. Pure, no torch.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Operation = Literal["attention", "document_attention", "scored_attention"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreShape:
-    """The choices of one attention layer; in the order in which they apply.
+    """The options of one attention layer, in the order in which they apply.
 
     Args:
-        scale: what scores are multiplied by; 0: 1 / sqrt(head width).
+        scale: factor of scores; 0: 1 / sqrt(head width).
         softcap: c of c tanh(score / c) (Gemma 2); 0: off.
         alibi: each head subtracts its slope times the distance (Press et al. 2022).
-        window: newest tokens that a query sees, its own included; 0: all.
-        sinks: one more logit in each softmax that takes weight and gives nothing: 0, or learned for each head.
+        window: number of newest tokens that a query attends to, including its own; 0: all.
+        sinks: one more logit in each softmax, which takes weight but adds no value: 0, or learned for each head.
         dropout: probability with which a weight becomes 0.
     """
 
@@ -36,7 +36,7 @@ class ScoreShape:
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether this is a causal softmax of scaled scores, which libraries have kernels for."""
+        """Whether this is a causal softmax of scaled scores, for which libraries have kernels."""
         return not (self.softcap or self.alibi or self.window or self.dropout or self.sinks != "none")
 
     def operation(self, *, documents: bool) -> Operation:
@@ -46,12 +46,12 @@ class ScoreShape:
         return "document_attention" if documents else "attention"
 
     def factor(self, width: int) -> float:
-        """What scores of heads of this width are multiplied by."""
+        """The factor of scores for heads of this width."""
         return self.scale or 1 / math.sqrt(width)
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """The slope of each head: 2^(-8 i / n), i from 1; where n is no power of two, every other one of 2n fills up."""
+    """The slope of each head: 2^(-8 i / n), i from 1; other n also take every second slope of 2n."""
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
     between = [2 ** (-4 * i / power) for i in range(1, 2 * power + 1, 2)]

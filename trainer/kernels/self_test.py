@@ -1,9 +1,9 @@
-"""Kernels of other libraries compared with the plain ones on small inputs, forward and backward, when a run starts.
+"""Compares kernels of other libraries with the plain ones on small inputs, forward and backward, when a run starts.
 
-A library may be built for another version of PyTorch, of CUDA or of itself, and then gives numbers that are wrong
-rather than none. A result passes if ||found - plain|| <= tolerance ||plain||, with the plain one computed in fp32. What
-torch.compile makes is not tested here: it is compiled for the shapes of its first call, and small ones would make it
-slower for those of the run.
+A library may be built for another version of PyTorch, of CUDA or of itself, and then compute wrong numbers without an
+error. A result passes if ||found - plain|| <= tolerance ||plain||, with the plain one computed in fp32. Kernels from
+torch.compile are not tested here: they are compiled for the shapes of their first call, and small shapes would make
+them slower for those of the run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from trainer.kernels import plain, plain_updates
 from trainer.kernels.float8 import E4M3, E5M2, Factor, Scaling, float8_product, float8_quantize
 
-# Of a result in that dtype; a few roundings to 8, 11 or 24 bits.
+# Tolerance of a result in that dtype: a few roundings to 8, 11 or 24 bits.
 TOLERANCES = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 TOKENS, WIDTH, HEADS, GROUPS, HEAD, LENGTH = 64, 256, 4, 2, 64, 129
 Results = Iterator[tuple[str, Tensor]]
@@ -110,14 +110,14 @@ EXAMPLES: dict[str, Callable[[Any, Callable[..., Tensor], torch.dtype], Results]
 
 
 def float8_differences(quantize: Callable[..., Any], product: Callable[..., Tensor], *, device: torch.device) -> str:
-    """How rounding to FP8 and products of it differ from the plain ones; empty: not at all."""
+    """How FP8 rounding and products differ from the plain ones; empty: no difference."""
     try:
         found = list(_float8(quantize, product, _draws(device)))
     except (RuntimeError, TypeError, AttributeError, ImportError, AssertionError) as error:
         return f"its self-test failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     expected = _float8(float8_quantize, float8_product, _draws(device))
     for (name, got), (_, right) in zip(found, expected, strict=True):
-        # Results are rounded to bf16. Values are the same but where a scale that differs in its last bit moved one.
+        # Results are rounded to bf16. Values are equal, except where a scale that differs in its last bit changed one.
         if problem := _difference(name, got, right, tolerance=2e-3 if "value" in name else 1e-2):
             return problem
     return ""

@@ -1,11 +1,11 @@
-"""Which implementation of each small operation a run uses.
+"""Chooses the implementation of each small operation of a run.
 
-`plain.py` and `plain_updates.py` say what each operation computes. On a GPU the pointwise ones are the same functions
-compiled by torch.compile, each for itself: fused into one or two passes over memory, with the plain function as twin.
-On a CPU they are PyTorch's own kernels where it has some (library.py). The section [kernels] may name another
-implementation for a group of operations; one of another library (transformer_engine.py, apex.py) is compared with the
-plain one first (self_test.py), and refused where it differs. A model is given one `Kernels`; it never asks what device
-it is on.
+`plain.py` and `plain_updates.py` define what each operation computes. On a GPU the pointwise ones are the same
+functions compiled by torch.compile, one by one: fused into one or two passes over memory, with the plain function as
+twin. On a CPU they are PyTorch's own kernels if it has some (library.py). The section [kernels] may name another
+implementation for a group of operations; one from another library (transformer_engine.py, apex.py) is compared with the
+plain one first (self_test.py), and refused if it differs. A model gets one `Kernels` and never asks what device it is
+on.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ APEX = Kernels(
     add_product=apex.add_product,
 )
 # Key of the section [kernels] -> the operations that it decides. Documents and options of scores are not among them:
-# for those gpu.py is all there is.
+# only gpu.py implements those.
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "norm": ("rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward"),
@@ -92,15 +92,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "weight_gradient": ("add_product",),
     }
 )
-# Calls into a library, or with a file of their own for GPUs.
+# Calls into a library, or operations with a separate file for GPUs.
 NOT_COMPILED = ("attention", "document_attention", "scored_attention", "orthogonalize", "add_product")
-# Recomputed from the stored sum; without this the first pass would normalize the sum before it was rounded.
+# Computed from the stored sum; otherwise the first pass would normalize the sum before it was rounded.
 ROUNDED = ("rms_norm", "layer_norm")
 
 
 @functools.cache
 def compiled() -> Kernels:
-    """The pointwise operations compiled, at their first call for the shapes of that call."""
+    """The pointwise operations, compiled at their first call for the shapes of that call."""
     names = [field.name for field in dataclasses.fields(Kernels) if field.name not in NOT_COMPILED]
     options: dict[str, dict[str, Any]] = {name: {"emulate_precision_casts": True} for name in ROUNDED}
     made = {name: torch.compile(getattr(PLAIN, name), options=options.get(name)) for name in names}
@@ -113,13 +113,13 @@ def compiled() -> Kernels:
 
 
 def choose_kernels(device: torch.device, dtype: torch.dtype, wanted: KernelsSection | None = None) -> Kernels:
-    """What `wanted` names, tested; else the fastest ones.
+    """The kernels that `wanted` names, tested; otherwise the fastest ones.
 
-    That is compiled ones on a GPU; on a CPU PyTorch's own where it has them, but the plain ones for activations of 16
-    bits.
+    The fastest are compiled ones on a GPU; on a CPU PyTorch's own if it has them, but the plain ones for 16-bit
+    activations.
 
     Raises:
-        UsageError: a kernel that is named is not there, or computes something else.
+        UsageError: a named kernel is not available, or computes something else.
     """
     if device.type == "cuda":
         chosen = compiled()
@@ -154,7 +154,7 @@ def _refused(group: str, name: str, reason: str) -> UsageError:
 
 
 def float8_kernels(device: torch.device) -> tuple[Kernel, Kernel]:
-    """Rounding to FP8, and products of what it gives: Transformer Engine's on a GPU, on a CPU the plain ones.
+    """The kernels for rounding to FP8 and for FP8 products: Transformer Engine's on a GPU, the plain ones on a CPU.
 
     Raises:
         UsageError: the GPU has no FP8, or the library is missing or computes something else.

@@ -1,7 +1,8 @@
-"""NVIDIA Transformer Engine behind the interface of this room; its kernels exist on NVIDIA GPUs only.
+"""NVIDIA Transformer Engine behind the interface of this room; its kernels run on NVIDIA GPUs only.
 
-Imported at the first use: it takes seconds to load and need not be installed. Only what several of its versions share
-is called (seen with 2.11), and every run compares what it calls with the plain twins first (self_test.py).
+Imported at the first use: it takes seconds to load and need not be installed. Only functions that several of its
+versions share are called (tested with 2.11), and every run first compares the ones it uses with the plain twins
+(self_test.py).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def missing(device: torch.device) -> str:
         return "it runs on GPUs only"
     try:
         _library()
-    except (ImportError, AssertionError, OSError, RuntimeError) as error:  # what its own checks raise
+    except (ImportError, AssertionError, OSError, RuntimeError) as error:  # raised by its own checks
         return f"it does not load: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     return ""
 
@@ -71,9 +72,9 @@ class _Library:
 def _share_cudnn() -> None:
     """Make the library use the cuDNN that PyTorch has loaded, all of its parts.
 
-    By itself it takes one of the system first. Two versions in a process mix: loading fails with an undefined symbol,
-    or PyTorch sees the older one and gives up cuDNN's attention, which took 10 % of a step. PyTorch loads the parts
-    only when it first needs them, and the library is linked to each of them by name; so all are loaded here.
+    By default it prefers one from the system. Two versions in a process get mixed: loading fails with an undefined
+    symbol, or PyTorch sees the older one and stops using cuDNN's attention, which cost 10 % of a step. PyTorch loads
+    the parts only when it first needs them, and the library links to each of them by name; so all are loaded here.
     """
     if "CUDNN_HOME" in os.environ or "CUDNN_PATH" in os.environ:
         return
@@ -101,7 +102,7 @@ def _storage_class() -> Any:
 
 
 def float8_quantize(x_RC: Tensor, dtype: torch.dtype, *, scaling: Scaling, columns: bool) -> Float8:
-    """See float8.float8_quantize; with a given scale one pass over x, else two."""
+    """See float8.float8_quantize; with a given scale one pass over x, otherwise two."""
     library = _library()
     options: dict[str, Any] = {"rowwise": True, "columnwise": columns}
     if scaling.scale_1 is None:
@@ -127,7 +128,7 @@ def float8_product(
     add: bool = False,
     fast: bool = False,
 ) -> Tensor:
-    """See float8.float8_product; one product of cuBLAS, which adds to `out` itself."""
+    """See float8.float8_product; a single cuBLAS product, which adds to `out` itself."""
     library = _library()
     found: Tensor = library.gemm(
         _stored(right, library),
@@ -152,7 +153,7 @@ def _stored(factor: Factor, library: _Library) -> Any:
 def rms_norm(
     x_ND: Tensor, branch_ND: Tensor | None, weight_D: Tensor, bias_D: None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See plain.rms_norm; the addition is a pass of its own."""
+    """See plain.rms_norm; the addition is a separate pass."""
     sum_ND, library = x_ND if branch_ND is None else x_ND + branch_ND, _library()
     y_ND, _, scale_N = library.extension.rmsnorm_fwd(
         sum_ND, weight_D, epsilon, None, None, library.wide[x_ND.dtype], 0, False
@@ -173,7 +174,7 @@ def rms_norm_backward(
 def layer_norm(
     x_ND: Tensor, branch_ND: Tensor | None, weight_D: Tensor, bias_D: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See plain.layer_norm; the addition is a pass of its own."""
+    """See plain.layer_norm; the addition is a separate pass."""
     sum_ND, library = x_ND if branch_ND is None else x_ND + branch_ND, _library()
     y_ND, mean_N, scale_N = library.extension.layernorm_fwd(
         sum_ND, weight_D, bias_D, epsilon, None, None, library.wide[x_ND.dtype], 0, False
@@ -194,7 +195,7 @@ def layer_norm_backward(
 def attention(
     q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, scale: float | None = None, ends: tuple[int, ...] | None = None
 ) -> Tensor:
-    """See plain.attention; cuDNN's or flash-attention's kernels, as the library chooses."""
+    """See plain.attention; the library chooses cuDNN's or flash-attention's kernels."""
     assert ends is None, "mesh.cp > 1 with kernels.attention is refused by plan/check_precision.py"
     layer = _attention_layer(q_BSHK.shape[2], k_BSGK.shape[2], q_BSHK.shape[3], scale)
     y_BSE: Tensor = layer(q_BSHK, k_BSGK, v_BSGK)

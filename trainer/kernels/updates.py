@@ -1,7 +1,7 @@
-"""The update rules by name, which parameters each is for, and the tensors that each keeps beside the main weight.
+"""The update rules by name, the parameters of each, and the tensors that each keeps beside the main weight.
 
-They are the names in a checkpoint ("exp_avg/blocks.0..."), and how many there are decides the memory of a run, so this
-imports no torch. The functions are in plain_updates.py under the rule's name with an underscore.
+The tensor names are those in a checkpoint ("exp_avg/blocks.0..."), and their number decides the memory of a run, so
+this imports no torch. The functions are in plain_updates.py under the rule's name with an underscore.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def rule_of(name: str, *, matrix: bool) -> str:
-    """The rule by which a parameter is updated: under "muon" only matrices of blocks are, all others by AdamW.
+    """The rule that updates a parameter: "muon" applies to matrices of blocks only, all others use AdamW.
 
     Args:
         name: optimizer.name. matrix: whether the parameter is a matrix of a block.

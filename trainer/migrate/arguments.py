@@ -1,7 +1,7 @@
-"""Words of a command line, read by the table of arguments as Megatron-LM's parser reads them.
+"""Parses the words of a command line with the table of arguments, like Megatron-LM's parser.
 
-Every problem is found, not the first one only. Of an argument that is given twice the last one counts, as there;
-shortened names are not accepted, as there.
+All problems are reported, not only the first. As in Megatron-LM, if an argument is given twice the last one counts, and
+abbreviated names are not accepted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Given:
     """The arguments of a run.
 
     Args:
-        values: the value of every mapped argument, Megatron's default where it was not given; None: none.
-        texts: what was given, by the argument's (first) name, as it was written.
+        values: the value of every mapped argument, or Megatron's default; None: no value.
+        texts: the given arguments as written, by their (first) name.
         problems: wrong words, one line each.
     """
 
@@ -37,7 +37,7 @@ class Given:
 
 
 def read_arguments(words: Sequence[str], table: Mapping[str, Flag]) -> Given:
-    """Read the words behind pretrain_gpt.py."""
+    """Read the words after pretrain_gpt.py."""
     values = {name: _default(flag) for name, flag in table.items() if not flag.same_as}
     texts: dict[str, str] = {}
     problems: list[str] = []
@@ -77,7 +77,7 @@ def _unknown_word(name: str, table: Mapping[str, Flag]) -> str:
 
 
 def _value(flag: Flag, words: list[str]) -> tuple[Any, str | None]:
-    """(value, problem) of the words behind an argument."""
+    """(value, problem) from the words after an argument."""
     if flag.kind == "switch":
         return True, f"takes no value, but {words[0]!r} follows it" if words else None
     if flag.kind == "texts":

@@ -1,8 +1,8 @@
 """The arguments of Megatron-LM's pretrain_gpt.py that become settings of ours: one table.
 
-A row: name | what follows it | Megatron's default | our key | how. Behind `=` the value is copied as it is; otherwise a
-rule of `rules_model.py` or `rules_run.py` makes the setting. `switch`: nothing follows; `texts`: one or more values.
-A second name of one argument stands as `same as --NAME`. The other arguments are in `other_flags.py`.
+A row: name | kind of its value | Megatron's default | our key | how. With `=` the value is copied; otherwise a rule of
+`rules_model.py` or `rules_run.py` makes the setting. `switch`: no value; `texts`: one or more values. A second name of
+an argument is written as `same as --NAME`. The other arguments are in `other_flags.py`.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ class Flag:
         use: "mapped", "not needed" or "refused".
         key: the setting of ours; "": none.
         copied: the value is the key's as it is.
-        note: how it is mapped, why it is not needed, or why it is refused and what comes nearest.
-        same_as: the argument whose second name this is.
+        note: how it is mapped, why it is not needed, or why it is refused and what is closest.
+        same_as: the argument of which this is a second name.
     """
 
     name: str
@@ -179,7 +179,7 @@ class Flag:
 
 
 def flag_table() -> dict[str, Flag]:
-    """Every argument that is known, by its name."""
+    """Every known argument, by name."""
     table: dict[str, Flag] = {}
     for line in _TABLE.strip().splitlines():
         name, kind, *rest = (cell.strip() for cell in line.split("|"))

@@ -1,7 +1,7 @@
-"""The command that starts pretrain_gpt.py, found among the commands of a script, and the number of ranks it starts.
+"""Finds the command of a script that starts pretrain_gpt.py, and the number of ranks it starts.
 
-Read are torchrun, torch.distributed.launch, srun and mpirun, and `sh -c "..."` behind them. A number of ranks that
-depends on something unknown is None.
+Understands torchrun, torch.distributed.launch, srun and mpirun, and `sh -c "..."` after them. A number of ranks that
+depends on an unknown value is None.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _SHELLS = frozenset({"sh", "bash"})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Launch:
-    """Arguments of pretrain_gpt.py, and the number of ranks; None: not known."""
+    """Arguments of pretrain_gpt.py, and the number of ranks; None: unknown."""
 
     arguments: tuple[str, ...]
     world_size: int | None
 
 
 def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
-    """The one command of a bash text that starts pretrain_gpt.py.
+    """The only command of a bash text that starts pretrain_gpt.py.
 
     Args:
         text: a command line or a script.
@@ -57,7 +57,7 @@ def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
 
 
 def _inner(command: list[str]) -> list[list[str]]:
-    """A command, or those of its `sh -c`, each with the launcher's words in front."""
+    """A command, or those of its `sh -c`, each preceded by the launcher's words."""
     for at in range(1, len(command) - 1):
         if command[at] in ("-c", "-lc") and PurePath(command[at - 1]).name in _SHELLS and SCRIPT in command[at + 1]:
             return [command[: at - 1] + inner for inner in read_commands(command[at + 1])]

@@ -1,7 +1,7 @@
-"""Text of bash, split into simple commands of raw words; nothing is expanded and nothing is run.
+"""Splits bash text into simple commands of raw words; nothing is expanded and nothing is run.
 
 A raw word keeps its quotes and its dollar signs; `NAME=( ... )` is one raw word, newlines included. Comments and
-redirections are left out. A placeholder as in Megatron-LM's examples, `<Specify path>`, is part of its word. What
+redirections are left out. A placeholder as in Megatron-LM's examples, `<Specify path>`, is part of its word. Text that
 cannot be split (an open quote, a here-document) is a ShellError with its line.
 """
 
@@ -18,7 +18,7 @@ _CLOSING = {"'": "'", '"': '"', "`": "`", "(": ")", "{": "}"}
 
 
 class ShellError(ValueError):
-    """Bash that this reader does not read; the text says line and reason."""
+    """Bash that this reader does not support; the message has line and reason."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Statement:
 
 
 def split_statements(text: str) -> list[Statement]:
-    """The simple commands of a script in their order.
+    """The simple commands of a script, in order.
 
     Raises:
         ShellError: an open quote or bracket, or a here-document.
@@ -66,7 +66,7 @@ def split_statements(text: str) -> list[Statement]:
 
 
 def _word_end(text: str, at: int, line: int) -> int:
-    """Where the raw word ends that begins here."""
+    """The end of the raw word that begins here."""
     start = at
     while at < len(text):
         mark = text[at]
@@ -90,7 +90,7 @@ def _word_end(text: str, at: int, line: int) -> int:
 
 
 def closing(text: str, at: int, *, line: int = 0) -> int:
-    """The place behind the bracket or quote that closes the one here.
+    """The position after the bracket or quote that closes the one here.
 
     Raises:
         ShellError: nothing closes it.

@@ -1,8 +1,8 @@
-"""A run of Megatron-LM as a configuration of ours: every argument mapped, not needed, or refused by name.
+"""Converts a run of Megatron-LM to our configuration: every argument is mapped, not needed, or refused by name.
 
-`migrate` is a pure function of the words; `as_toml` writes what it found, with a comment for every argument. Whether
-this version has a setting, and with that value, is looked up in the sections when it is asked for: an argument whose
-key does not exist is refused, and is mapped as soon as the key is there.
+`migrate` is a pure function of the words; `as_toml` writes the result, with a comment for every argument. The sections
+are consulted at run time for whether this version has a setting, and accepts that value: an argument whose key does not
+exist is refused, and is mapped as soon as the key exists.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _NO_EFFECT = "no effect with the other arguments, in Megatron-LM or here"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Migration:
-    """What became of the arguments.
+    """The result for all arguments.
 
     Args:
-        settings: of ours, each key once.
+        settings: our settings, each key once.
         mapped: (arguments as given, "key = value") of each setting that an argument decided.
         not_needed: (argument as given, reason).
-        refused: one line each; where there are any, the settings are not to be used.
+        refused: one line each; if there are any, the settings must not be used.
     """
 
     settings: tuple[Setting, ...]
@@ -50,11 +50,11 @@ class Migration:
 
 
 def migrate(words: Sequence[str], world_size: int | None) -> Migration:
-    """What becomes of the words behind pretrain_gpt.py.
+    """Map the words after pretrain_gpt.py.
 
     Args:
         words: arguments of core 0.12 to 0.16 and of the versions around them.
-        world_size: the number of ranks; None: not known.
+        world_size: the number of ranks; None: unknown.
     """
     table = flag_table()
     given = read_arguments(words, table)
@@ -99,8 +99,8 @@ def as_toml(migration: Migration, *, title: str, world_size: int | None) -> str:
 
     Args:
         migration: without anything refused.
-        title: where it came from, for the first line.
-        world_size: ranks, for the line that says how to start; None: not known.
+        title: the source, for the first line.
+        world_size: ranks, for the line that says how to start; None: unknown.
     """
     ranks = "RANKS" if world_size is None else str(world_size)
     lines = [f"From Megatron-LM: {title}", f"Start it with: mtrain train run.toml --nproc {ranks}", "", "Mapped:"]
@@ -123,7 +123,7 @@ def as_toml(migration: Migration, *, title: str, world_size: int | None) -> str:
 
 
 def _mock_problem(setting: Setting) -> str | None:
-    """Tokens without a file are a value of a key that takes any text, so what the key says of itself decides."""
+    """Mock data is a value of a key that accepts any text, so the key's description decides whether it is supported."""
     if (setting.key, setting.value) != ("data.blend", "mock"):
         return None
     says = next(key.comment for key in describe() if key.name == setting.key)
@@ -131,7 +131,7 @@ def _mock_problem(setting: Setting) -> str | None:
 
 
 def _found(given: Given, table: Mapping[str, Flag], world_size: int | None) -> list[Setting | Refusal]:
-    """Settings and refusals: values that are copied, then those of the rules; a rule's word on a key is the last."""
+    """Settings and refusals: copied values, then those of the rules, which take precedence."""
     found: dict[object, Setting | Refusal] = {}
     neutral = {"model.attention_dropout": 0.0, "model.hidden_dropout": 0.0}
     for flag in table.values():
@@ -154,7 +154,7 @@ def _is_refused(flag: Flag, given: Given) -> bool:
 
 
 def _same(text: str, flag: Flag) -> bool:
-    """The text as given says the default."""
+    """Whether the given text is the default."""
     value, default = text.partition(" ")[2], flag.default or ""
     try:
         return float(value) == float(default)

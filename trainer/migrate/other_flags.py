@@ -1,8 +1,7 @@
 """Arguments of Megatron-LM's pretrain_gpt.py that need no setting of ours, and those that are refused: two tables.
 
 A row: the reason, then the arguments as `flag_table` of `flags.py` reads them. `--name`: nothing follows; `--name=1`:
-one value, 1 if it is left out; `--name=*p2p`: one or more. A refused argument passes with the value it has when it is
-left out.
+one value, 1 if it is left out; `--name=*p2p`: one or more. A refused argument is accepted if it has its default value.
 """
 
 NOT_NEEDED: tuple[tuple[str, str], ...] = (

@@ -1,7 +1,7 @@
 """Rules that make the [model] section of a run from Megatron-LM's arguments. Pure.
 
-Where Megatron-LM chooses a function by a speed option, the function is chosen here: its fused bias and GELU compute the
-tanh form, and the fusion is on unless it is switched off or the linear layers have no bias.
+If a speed option of Megatron-LM also changes the function, that function is chosen here: its fused bias and GELU
+compute the tanh form, and the fusion is on unless it is disabled or the linear layers have no bias.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _mlp(a: Given) -> Iterator[Setting | Refusal]:
 
 
 def _vocabulary(a: Given) -> Iterator[Setting | Refusal]:
-    """Megatron-LM's loss runs over the padding rows too, so here they are rows of the vocabulary."""
+    """Megatron-LM's loss includes the padding rows, so here they are rows of the vocabulary."""
     kind = a["--tokenizer-type"]
     if a["--padded-vocab-size"]:
         yield Setting("model.vocab_size", a["--padded-vocab-size"], ("--padded-vocab-size",))

@@ -1,7 +1,7 @@
 """Rules that make the sections besides [model] from Megatron-LM's arguments. Pure.
 
-What Megatron-LM does otherwise is asked for by name: its order of data, its average of losses over microbatches, and a
-learning rate that counts the steps before the update.
+Settings select Megatron-LM's behaviour where ours differs: its order of data, its average of losses over microbatches,
+and a learning rate that counts the steps before the update.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHARDINGS = {
 
 
 def run_rules(a: Given, world_size: int | None) -> Iterator[Setting | Refusal]:
-    """Settings of all sections besides [model]; `world_size`: ranks, None: not known."""
+    """Settings of all sections besides [model]; `world_size`: ranks, None: unknown."""
     yield from _folder(a)
     yield from _data(a)
     yield from _mesh(a)
@@ -53,7 +53,7 @@ def _first_weights(a: Given) -> Iterator[Setting | Refusal]:
     elif elsewhere:
         yield Setting("checkpoint.init_from", a["--load"], ("--load",))
         yield Setting("checkpoint.init_data", True, ("--load",), False)
-        # Megatron-LM's scheduler comes with the optimizer: without it the learning rate begins anew.
+        # Megatron-LM's scheduler is loaded with the optimizer: without it the learning rate starts again.
         note = "the learning rate begins anew, as there" if a["--no-load-optim"] else ""
         for key in ("init_optimizer", "init_schedule"):
             flags = ("--load", "--no-load-optim")
@@ -118,7 +118,7 @@ def _mesh(a: Given) -> Iterator[Setting | Refusal]:
 
 
 def _stages(a: Given) -> Iterator[Setting | Refusal]:
-    """How layers are spread over pipeline stages; ranks of Megatron's layouts hold equal numbers where none are set."""
+    """How layers are divided into pipeline stages; by default ranks in Megatron's layouts hold equal numbers."""
     pp, layers = a["--pipeline-model-parallel-size"], a["--num-layers"] or 0
     per_stage, per_rank = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
     chunks = a[per_rank] or (layers // (pp * a[per_stage]) if a[per_stage] else 1)
@@ -147,7 +147,7 @@ def _stages(a: Given) -> Iterator[Setting | Refusal]:
 def _layers_per_stage(
     layers: int, pp: int, *, ends: tuple[int | None, int | None], counted: tuple[bool, bool]
 ) -> tuple[int, ...]:
-    """Layers of each stage: those of the ends where they are given, and equal numbers in all others."""
+    """Layers of each stage: the given numbers at the ends, and equal numbers in all others."""
     if any(counted):
         each = (layers + sum(map(bool, counted))) // pp
         split = [each] * pp
@@ -187,7 +187,7 @@ def _train(a: Given, world_size: int | None) -> Iterator[Setting | Refusal]:
         yield Setting("run.deterministic", True, ("--deterministic-mode",))
     if a["--eval-interval"]:
         yield Setting("train.eval_interval", a["--eval-interval"], ("--eval-interval",))
-    # Without masked tokens both averages are the same number.
+    # Without masked tokens both averages are equal.
     average = "token" if a["--calculate-per-token-loss"] else "megatron"
     yield Setting("train.loss_average", average, ("--calculate-per-token-loss",), average)
 
@@ -207,7 +207,7 @@ def _optimizer(a: Given) -> Iterator[Setting | Refusal]:
 
 
 def _sharding(a: Given) -> Iterator[Setting | Refusal]:
-    """The numbers are the same with each; what is always sharded here needs no argument."""
+    """All choices give the same numbers; state that is always sharded here needs no argument."""
     strategy = "--data-parallel-sharding-strategy"
     if a["--use-torch-fsdp2"]:
         yield Setting("optimizer.sharding", "parameters", ("--use-torch-fsdp2",))

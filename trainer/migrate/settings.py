@@ -1,6 +1,6 @@
-"""What a rule of the migration says: a setting of ours, or why an argument is refused.
+"""The results of a migration rule: a setting of ours, or the reason why an argument is refused.
 
-Rules are generators of these two; who calls them decides what this version can do with a setting.
+Rules are generators of these two; the caller decides whether this version supports a setting.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ class Setting:
 
     Args:
         key: section.key.
-        value: what it is set to.
+        value: its new value.
         flags: the arguments that decided it; given or not.
-        neutral: the value that a version without this key has anyway; None: it has none.
-        note: what a reader should know besides.
+        neutral: the value that has the same effect as a missing key; None: there is none.
+        note: additional information for the reader.
     """
 
     key: str
@@ -30,7 +30,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refusal:
-    """An argument that cannot be mapped, and why, with what comes nearest."""
+    """An argument that cannot be mapped, with the reason and the closest alternative."""
 
     flag: str
     reason: str

@@ -1,8 +1,8 @@
 """A reader of bash scripts such as Megatron-LM's examples: variables, arrays, arithmetic, `if` on strings.
 
-Nothing is run. Of the script only assignments are followed; the commands come out as words, in order. What is
-unknown here (a variable that is not set, the output of a command, a file that may exist) becomes a word `<NAME>`,
-so that only an argument that needs it has to be refused. Loops, functions and `case` are not read.
+Nothing is run. Only assignments of the script are followed; the result is the commands as words, in order. An unknown
+value (a variable that is not set, the output of a command, a file that may exist) becomes a word `<NAME>`, so that only
+an argument that needs it has to be refused. Loops, functions and `case` are not supported.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def read_commands(text: str, arguments: Sequence[str] = ()) -> list[list[str]]:
         arguments: the script's own, `$1` and on.
 
     Raises:
-        ShellError: bash that is not read, with its line.
+        ShellError: unsupported bash, with its line.
     """
     return _Reader(arguments).read(text)
 
 
 def unknown(word: str) -> str | None:
-    """The first `<NAME>` in a word, if any: what could not be known."""
+    """The first `<NAME>` in a word, if any: an unknown value."""
     found = re.search(r"<[^<>]+>", word)
     return found.group() if found else None
 
@@ -73,7 +73,7 @@ class _Reader:
         return self._commands
 
     def _statement(self, statements: list[Statement], at: int) -> int:
-        """Follow one statement (or the head of an `if`); the place of the next."""
+        """Follow one statement (or the head of an `if`); returns the position of the next."""
         words, line = list(statements[at].words), statements[at].line
         if words[0] in _UNREAD or (words[0].endswith("(") and words[0] != "("):
             raise ShellError(f"line {line}: `{' '.join(words)[:40]}`: loops, functions and case are not read")
@@ -92,7 +92,7 @@ class _Reader:
         return at + 1
 
     def _chained(self, statements: list[Statement], at: int, words: list[str]) -> int:
-        """What stands behind `&&` or `||`: done where the test before it says so; commands are taken to succeed."""
+        """A command after `&&` or `||`: followed if the test before it says so; commands are assumed to succeed."""
         is_test = bool(words) and words[0] in ("[", "[[")
         done = self._truth(words) if is_test else True
         if statements[at].after == "||" and done is not None:
@@ -135,7 +135,7 @@ class _Reader:
         return result
 
     def _simple(self, raw: list[str], *, sure: bool) -> None:
-        """Assignments and commands; where it is not sure that they run, an assigned value becomes unknown."""
+        """Assignments and commands; if it is uncertain that they run, an assigned value becomes unknown."""
         start = 1 if raw[0] in _DECLARES else 0
         assigned = 0
         for word in raw[start:]:
@@ -169,7 +169,7 @@ class _Reader:
             self._values[name] = ["".join(self._values.get(name, [])) + text] if plus else [text]
 
     def expand(self, raw: str) -> list[str]:
-        """The fields of a raw word: quotes removed, variables put in, split at blanks where bash does."""
+        """The fields of a raw word: quotes removed, variables expanded, split at blanks as in bash."""
         fields: list[str] = []
         current: str | None = None
         for values, quoted in self._parts(raw, quoted=False):
@@ -185,7 +185,7 @@ class _Reader:
         return [*fields, current] if current is not None else fields
 
     def _parts(self, raw: str, *, quoted: bool) -> Iterator[tuple[list[str], bool]]:
-        """(values, whether they stay whole) of each part of a raw word."""
+        """(values, whether they stay unsplit) of each part of a raw word."""
         at = 0
         while at < len(raw):
             mark = raw[at]
@@ -219,7 +219,7 @@ class _Reader:
                 at += 1
 
     def _substituted(self, raw: str, at: int) -> tuple[list[str], bool]:
-        """Arithmetic as its value, the output of a command as unknown."""
+        """The value of arithmetic; the output of a command is unknown."""
         end = closing(raw, at + (raw[at] == "$"))
         inside = raw[at:end]
         if inside.startswith("$((") and inside.endswith("))"):
@@ -232,7 +232,7 @@ class _Reader:
         return ["<output_of_" + re.sub(r"\W+", "_", inside.strip("$()`"))[:24] + ">"], True
 
     def _value(self, reference: str) -> list[str]:
-        """The value of what stands in braces: NAME, NAME[@], NAME:-default, @, 1."""
+        """The value of an expression in braces: NAME, NAME[@], NAME:-default, @, 1."""
         match = _BRACES.fullmatch(reference)
         if not match:
             return (
@@ -252,7 +252,7 @@ class _Reader:
         return given
 
     def _truth(self, tokens: Sequence[str]) -> bool | None:
-        """A condition of tests on strings and numbers, joined by && and ||; None: not known."""
+        """A condition of tests on strings and numbers, joined by && and ||; None: unknown."""
         result: bool | None = None
         joint, atom = "", []  # type: str, list[str]
         for token in [*tokens, ";"]:
@@ -273,7 +273,7 @@ class _Reader:
         words = [" ".join(self.expand(word)) for word in raw]
         known = not any(unknown(word) for word in words)
         if len(words) == 2 and words[0] in ("-z", "-n"):
-            # A variable that is not set counts as empty here: scripts ask for just that.
+            # A variable that is not set counts as empty here: scripts test for that.
             empty = not words[1] or bool(re.fullmatch(r"<\w+>", words[1]))
             return empty == (words[0] == "-z")
         if len(words) != 3 or not known:
@@ -287,7 +287,7 @@ class _Reader:
 
 
 def _reference(raw: str, at: int) -> tuple[str, int] | None:
-    """(what is referred to, the place behind it) of the dollar sign here."""
+    """(referenced name, position after it) for the dollar sign here."""
     if raw.startswith("${", at):
         end = closing(raw, at + 1)
         return raw[at + 2 : end - 1], end

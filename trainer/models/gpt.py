@@ -212,7 +212,7 @@ class GPT(nn.Module):
         return self.drop_embedding(x_ND, places)
 
     def _through_blocks(self, received: Tensors, batch: Microbatch) -> tuple[Tensor, Tensor | None]:
-        """The residual stream after the last block, and what that block adds to it; the last stage enters its head."""
+        """The residual stream after the last block, and what that adds to it; enters the head on the last stage."""
         context = self._context(batch)
         if not received:
             self.hooks.before_forward(0)

@@ -1,9 +1,9 @@
-"""Memory of a rank's parameters and main gradients: flat tensors, whole or of the runs that the rank owns.
+"""Memory of a rank's parameters and main gradients: flat tensors, whole or only the runs that the rank owns.
 
-A model's parameters are views of one flat tensor a bucket, in their dtype, and its layers' main gradients of another,
-of at least fp32 unless it is told otherwise, to which backward adds. Where a rank keeps its own runs only (see
-`optimizer.sharding`), a bucket's tensor has memory while it is in use: its storage is resized, so that the views, those
-that autograd keeps included, stay what they are (as in PyTorch's FSDP).
+A model's parameters are views of one flat tensor per bucket, in their dtype, and its layers' main gradients are views
+of another, of at least fp32 by default, to which backward adds. If a rank keeps only its own runs (see
+`optimizer.sharding`), a bucket's tensor has memory only while it is in use: its storage is resized, so that the views,
+including those that autograd keeps, stay valid (as in PyTorch's FSDP).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from trainer.optim.layout import Bucket, BufferLayout, Ownership
 
 
 class Flat(NamedTuple):
-    """Runs of the buffers, one after the other in a flat tensor."""
+    """Runs of the buffers, concatenated in a flat tensor."""
 
     runs: Ownership
     values: Tensor
 
     def view(self, start: int, stop: int) -> Tensor:
-        """Elements [start, stop) of the buffers, which lie in one run."""
+        """Elements [start, stop) of the buffers, which must be in one run."""
         first = self.runs.place(start)
         return self.values[first : first + stop - start]
 
@@ -34,15 +34,15 @@ class Buffers:
     """A model's parameters and main gradients.
 
     Args:
-        model: its parameters are replaced by views; what they were is dropped, so they may be on "meta".
-        layout: where each goes. owned: this rank's runs of it.
-        device: of the buffers. sharding: as in the configuration; what is not sharded is whole on each rank.
+        model: its parameters are replaced by views; their values are dropped, so they may be on "meta".
+        layout: position of each parameter. owned: this rank's runs of it.
+        device: of the buffers. sharding: as in the configuration; tensors that are not sharded are whole on each rank.
         in_params_dtype: whether gradients have the parameters' dtype.
 
     Attributes:
         main_dtype: of main weights and moments: fp32, or fp64 for an fp64 model.
-        sharding: "none" where no axis divides anything.
-        parameters, gradients: what the rank keeps from step to step.
+        sharding: "none" if no axis divides anything.
+        parameters, gradients: kept by the rank from step to step.
         bucket_parameters, bucket_gradients: [size] of each bucket, by its number; see `has_memory`.
     """
 
@@ -74,40 +74,40 @@ class Buffers:
             of_bucket = [tensors[number] for tensors in (self.bucket_parameters, self.bucket_gradients)]
             sharded = [flat for flat in of_bucket if not has_memory(flat)]
             for flat in sharded:
-                give_memory(flat)  # there is no view of a tensor without
+                give_memory(flat)  # a tensor without memory cannot be viewed
             self._adopt(model, number)
             for flat in sharded:
                 take_memory(flat)
 
     @property
     def shards_parameters(self) -> bool:
-        """Whether the rank keeps its own runs of the parameters only."""
+        """Whether the rank keeps only its own runs of the parameters."""
         return self.sharding == "parameters"
 
     @property
     def shards_gradients(self) -> bool:
-        """Whether the rank keeps its own runs of the gradients only."""
+        """Whether the rank keeps only its own runs of the gradients."""
         return self.sharding in ("gradients", "parameters")
 
     def forget(self, number: int | None = None) -> None:
-        """All gradients of a bucket, or of all of them, count as zero, whatever the buffers hold."""
+        """Mark the gradients of one bucket, or of all, as zero, whatever the buffers hold."""
         for mains in self._main_gradients if number is None else [self._main_gradients[number]]:
             for main in mains:
                 main.forget()
 
     def settle(self, number: int) -> None:
-        """Make the tensor of a bucket hold its gradients: what backward did not come to is zero."""
+        """Make the tensor of a bucket hold its gradients: zero where backward added nothing."""
         for main in self._main_gradients[number]:
             main.settle()
 
     def clear_gaps(self, number: int) -> None:
-        """What lies between and behind the gradients of a bucket is zero."""
+        """Set the padding between and after the gradients of a bucket to zero."""
         bucket, gradients = self.layout.buckets[number], self.bucket_gradients[number]
         for start, stop in gaps(bucket):
             gradients[start - bucket.start : stop - bucket.start].zero_()
 
     def _allocate(self, own: bool, dtype: torch.dtype, device: torch.device) -> tuple[Flat, list[Tensor]]:
-        """What is kept, and the tensor of each bucket."""
+        """Allocate the kept tensor, and the tensor of each bucket."""
         buckets = self.layout.buckets
         if own:
             kept = Flat(self.owned, torch.zeros(self.owned.size, dtype=dtype, device=device))
@@ -116,7 +116,7 @@ class Buffers:
         return Flat(self.layout.everything(), whole), [whole[bucket.start : bucket.stop] for bucket in buckets]
 
     def _adopt(self, model: nn.Module, number: int) -> None:
-        """Put a bucket's parameters and their main gradients into its tensors."""
+        """Replace a bucket's parameters and main gradients by views of its tensors."""
         bucket = self.layout.buckets[number]
         mains: dict[str, MainGradients] = {}
         for slot in bucket.slots:
@@ -125,7 +125,8 @@ class Buffers:
             layer = model.get_submodule(owner)
             assert isinstance(layer, Layer), f"{slot.spec.name} belongs to {type(layer).__name__}, not to a Layer"
             flat, shape = self.bucket_parameters[number], slot.spec.shape
-            # Of its own version, which autograd compares: gathers write to what forward passes have kept.
+            # With a version counter of its own, which autograd compares: gathers write to tensors that forward passes
+            # saved.
             setattr(layer, name, nn.Parameter(_view(flat, where, shape).data))
             layer.main_gradients.tensors[name] = _view(self.bucket_gradients[number], where, shape)
             mains[owner] = layer.main_gradients
@@ -133,7 +134,7 @@ class Buffers:
 
 
 def gaps(bucket: Bucket) -> Iterator[tuple[int, int]]:
-    """Elements [start, stop) of the buffers that no parameter of the bucket has."""
+    """Elements [start, stop) of the bucket that belong to no parameter."""
     at = bucket.start
     for slot in bucket.slots:
         if at < slot.start:
@@ -149,13 +150,13 @@ def has_memory(flat: Tensor) -> bool:
 
 
 def give_memory(flat: Tensor) -> None:
-    """Memory, with whatever it holds, for the tensor of a bucket that has none."""
+    """Allocate uninitialized memory for the tensor of a bucket that has none."""
     assert not has_memory(flat), "a bucket that is in use"
     flat.untyped_storage().resize_(flat.nbytes)
 
 
 def take_memory(flat: Tensor) -> None:
-    """The memory of a bucket's tensor is free for others. On a GPU, for what is launched later on this stream."""
+    """Free the memory of a bucket's tensor. On a GPU it can be reused by later work on this stream."""
     flat.untyped_storage().resize_(0)
 
 

@@ -1,9 +1,9 @@
-"""Whole parameters where a block needs them: gathered from the ranks that own runs of them.
+"""Gathers whole parameters, when a block needs them, from the ranks that own runs of them.
 
-Where a rank keeps whole parameters, each bucket is gathered once after an update, in the order of use, while the next
-forward pass goes on; a block waits for its own. Where it keeps its own runs, a bucket has memory while one of its
-blocks is computed, forward or backward, and that of the next block is gathered meanwhile (Rajbhandari et al. 2020,
-"ZeRO", stage 3; Zhao et al. 2023, "PyTorch FSDP"). The last one used stays until another is needed.
+If a rank keeps whole parameters, each bucket is gathered once after an update, in the order of use, overlapped with the
+next forward pass; a block waits for its own. If it keeps only its own runs, a bucket has memory while one of its blocks
+is computed, forward or backward, and that of the next block is gathered meanwhile (Rajbhandari et al. 2020, "ZeRO",
+stage 3; Zhao et al. 2023, "PyTorch FSDP"). The last one used stays until another is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ParameterGathers:
     """Gathers of parameters.
 
     Args:
-        overlap: whether they go on beside computation, or are waited for where they begin.
+        overlap: whether they overlap with computation, or are waited for at once.
     """
 
     def __init__(self, buffers: Buffers, groups: Mapping[str, Group], *, overlap: bool) -> None:
@@ -36,8 +36,8 @@ class ParameterGathers:
 
     @torch.no_grad()
     def before_forward(self, block: int) -> None:
-        """The block's parameters are used next. In a backward pass they are those of what is computed again."""
-        if block == 0:  # never computed again; who runs backward by himself does not say where it ends
+        """The block's parameters are used next; in a backward pass, for recomputation."""
+        if block == 0:  # never recomputed; code that runs backward itself does not say where it ends
             self._backward = None
         if self._backward is None:
             self._use({block}, {block + 1})
@@ -56,26 +56,26 @@ class ParameterGathers:
 
     @torch.no_grad()
     def updated(self, number: int) -> None:
-        """The own run of a bucket has changed, and so has that of the other ranks."""
+        """This rank's run of a bucket has changed, and so have those of the other ranks."""
         if self.buffers.shards_parameters or self.buffers.sharding == "none":
             return
         self._start(number)
 
     @torch.no_grad()
     def wait(self) -> None:
-        """Wait for all that is on its way."""
+        """Wait for all gathers in progress."""
         for number in tuple(self._pending):
             self._wait(number)
 
     @torch.no_grad()
     def release(self) -> None:
-        """Wait for all that is on its way; sharded parameters give their memory back."""
+        """Wait for all gathers in progress, and free the memory of sharded parameters."""
         self.wait()
         self._release_but(())
 
     @torch.no_grad()
     def whole(self) -> None:
-        """All parameters have memory and are those of the last update, until a block is computed."""
+        """Give all parameters memory and the values of the last update, until a block is computed."""
         self._use(self._of_block.keys(), ())
 
     def _use(self, blocks: Iterable[int], next_blocks: Iterable[int]) -> None:

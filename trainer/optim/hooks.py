@@ -1,6 +1,6 @@
 """The data-parallel hooks of a model's blocks: gathers of parameters and sums of gradients.
 
-Says which of the two has to know of which border; what each does about it is in gathers.py and reducer.py.
+Forwards each border to the one that needs it; gathers.py and reducer.py do the work.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from trainer.optim.reducer import GradientReducer
 
 
 class DataParallelHooks(BlockHooks):
-    """Blocks wait for their parameters, and tell when their gradients are complete."""
+    """Blocks wait for their parameters, and report when their gradients are complete."""
 
     def __init__(self, gathers: ParameterGathers, reducer: GradientReducer) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class DataParallelHooks(BlockHooks):
             self.reducer.before_gradients(block)
 
     def before_backward(self, block: int) -> None:
-        """Wait for the parameters, which sharded ranks gave back."""
+        """Wait for the parameters, whose memory sharded ranks had freed."""
         self.gathers.before_backward(block)
         super().before_backward(block)
 
@@ -38,5 +38,5 @@ class DataParallelHooks(BlockHooks):
         self.reducer.before_gradients(block)
 
     def after_gradients(self, block: int) -> None:
-        """Begin to sum what is complete."""
+        """Start summing complete gradients."""
         self.reducer.after_gradients(block, last=self.last_microbatch)

@@ -1,10 +1,10 @@
-"""Where each parameter lies in the flat buffers, and which parts of them a rank owns.
+"""The position of each parameter in the flat buffers, and the parts of the buffers that a rank owns.
 
-Pure: specs and axis sizes in, frozen numbers out. The buffers are cut into buckets at the borders of blocks
-(parallel/buckets.py). Inside a bucket parameters with equal rules are neighbours: a rule then covers one range, a
-`Segment`, and not a list of tensors. A bucket is padded so that its shard axis divides it; rank r of n owns the r-th
-n-th of it, whatever tensors that cuts (Rajbhandari et al. 2020, "ZeRO"). Parameters, gradients, main weights and
-moments all share this one layout; of which of them a rank keeps its own runs only is decided in buffers.py.
+Pure: specs and axis sizes in, frozen numbers out. The buffers are divided into buckets at the borders of blocks
+(parallel/buckets.py). Inside a bucket, parameters with equal rules are neighbours: a rule then covers one range, a
+`Segment`, instead of a list of tensors. A bucket is padded so that its shard axis divides it; rank r of n owns the r-th
+of n equal parts, regardless of tensor boundaries (Rajbhandari et al. 2020, "ZeRO"). Parameters, gradients, main weights
+and moments all share this layout; buffers.py decides for which of them a rank keeps only its own runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from trainer.parallel.buckets import cut_buckets
 from trainer.parallel.params import ParamSpec, ShardAxis, Slice, slices
 
-ALIGNMENT = 128  # elements; matrix kernels want operands at multiples of 16 bytes, caches of 64 or 128
+ALIGNMENT = 128  # elements; matrix kernels prefer operands at multiples of 16 bytes, caches of 64 or 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Slot:
 
 
 class Rules(NamedTuple):
-    """What parameters of one segment have in common; see ParamSpec."""
+    """The rules that the parameters of a segment share; see ParamSpec."""
 
     decay: bool
     copies: tuple[str, ...]
@@ -39,7 +39,7 @@ class Rules(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Elements [start, stop) that share one set of rules."""
+    """Elements [start, stop) with one set of rules."""
 
     start: int
     stop: int
@@ -48,7 +48,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Elements [start, stop) that are reduced, and gathered, at once.
+    """Elements [start, stop) that are reduced and gathered together.
 
     Args:
         shard: the axis that divides it; shard_size: ranks along it.
@@ -104,7 +104,7 @@ class BufferLayout:
         return tuple(slot for bucket in self.buckets for slot in bucket.slots)
 
     def owned(self, index: Mapping[str, int]) -> Ownership:
-        """What the rank owns that has these places on the shard axes."""
+        """The runs owned by the rank at these positions on the shard axes."""
         runs, first = [], 0
         for bucket in self.buckets:
             start, stop = bucket.run(index[bucket.shard])
@@ -137,7 +137,7 @@ class Ownership:
         return sum(run.stop - run.start for run in self.runs)
 
     def only(self, *, matrix: bool) -> Ownership:
-        """What of it are matrices of blocks, or what is not, as a state of its own."""
+        """Only the matrices of blocks, or only the rest, as a separate state."""
         runs, first = [], 0
         for run, segment in self.segments():
             if segment.rules.matrix == matrix:
@@ -146,7 +146,7 @@ class Ownership:
         return Ownership(tuple(runs))
 
     def within(self, others: Ownership) -> Ownership:
-        """What of it lies in the runs of others as well, where it is in this one's state."""
+        """The parts that are also in another ownership, with their positions in this one's state."""
         runs = []
         for run, other in itertools.product(self.runs, others.runs):
             start, stop = max(run.start, other.start), min(run.stop, other.stop)
@@ -155,13 +155,13 @@ class Ownership:
         return Ownership(tuple(runs))
 
     def place(self, element: int) -> int:
-        """Where an owned element of the buffer lies in the state."""
+        """The position of an owned element of the buffer in the state."""
         run = self.runs[bisect.bisect_right(self.runs, element, key=lambda run: run.start) - 1]
         assert run.start <= element < run.stop, f"element {element} is not owned"
         return run.first + element - run.start
 
     def segments(self) -> Iterator[tuple[OwnedRun, Segment]]:
-        """The segments cut to each run, empty ones left out."""
+        """The segments, cut to each run, without empty ones."""
         for run in self.runs:
             for segment in run.bucket.segments:
                 low, high = max(segment.start, run.start), min(segment.stop, run.stop)
@@ -169,7 +169,7 @@ class Ownership:
                     yield run, Segment(low, high, segment.rules)
 
     def parameters(self) -> Iterator[tuple[Slot, int, int, int]]:
-        """(slot, first and last + 1 of its own elements, where they begin in the state) of what lies in each run."""
+        """(slot, first and last + 1 of its elements, their position in the state) of each parameter in each run."""
         for run in self.runs:
             for slot in run.bucket.slots:
                 low, high = max(slot.start, run.start), min(slot.start + slot.spec.numel, run.stop)
@@ -177,14 +177,14 @@ class Ownership:
                     yield slot, low - slot.start, high - slot.start, run.first + low - run.start
 
     def slices(self) -> Iterator[OwnedSlice]:
-        """The logical rectangles of all that is owned."""
+        """The logical rectangles of everything owned."""
         for slot, first, stop, at in self.parameters():
             for part in slices(slot.spec, first=first, stop=stop):
                 yield OwnedSlice(slot.spec, part, at + part.flat - first)
 
 
 def make_layout(specs: Sequence[ParamSpec], sizes: Mapping[str, int], *, bucket_size: int = 0) -> BufferLayout:
-    """Place the parameters; the order depends on the specs alone.
+    """Lay out the parameters; the order depends only on the specs.
 
     Args:
         sizes: ranks along each shard axis. bucket_size: least elements of a bucket; 0: see `cut_buckets`.

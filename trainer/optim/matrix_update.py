@@ -1,7 +1,7 @@
-"""Muon's part of an update: momentum and weights where they are, orthogonal updates by exchange (muon.py).
+"""The matrices' part of a Muon update: momentum and weights stay in place, orthogonal updates are exchanged (muon.py).
 
-Everything that a rank holds of a matrix is updated in its own runs of the buffers; only directions and orthogonal
-updates travel. The exchanges are planned once, from what every rank of the pipeline stage says that it holds.
+A rank updates its parts of a matrix in its own runs of the buffers; only directions and orthogonal updates are sent.
+The exchanges are planned once, from the parts that every rank of the pipeline stage reports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MatrixUpdate:
     Args:
         buffers: of the model. settings: of Muon.
         held: the runs of matrices whose weights and momentum this rank holds.
-        groups: axis -> ranks along it; all ranks of the group "stage" make one together.
+        groups: axis -> ranks along it; the ranks of the group "stage" orthogonalize together.
 
     Attributes:
         rounds: the exchanges of an update.
@@ -53,10 +53,10 @@ class MatrixUpdate:
         rates: tuple[Tensor, float | Tensor],
         applied: Tensor,
     ) -> None:
-        """Change weights, momentum and parameters, where `applied`.
+        """Update weights, momentum and parameters if `applied`.
 
         Args:
-            view: (name, start, stop) to a tensor of the state for these elements of the buffers.
+            view: (name, start, stop) -> a tensor of the state for these elements of the buffers.
             factor: by which gradients are multiplied. rates: learning rate and weight decay.
         """
         settings, buffers, kernels, (rate, decay) = self._settings, self._buffers, self._kernels, rates

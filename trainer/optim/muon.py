@@ -1,11 +1,11 @@
-"""Muon (Jordan et al. 2024): a matrix is updated by its momentum made orthogonal, which needs the whole matrix.
+"""Muon (Jordan et al. 2024): a matrix is updated by its orthogonalized momentum, which needs the whole matrix.
 
-A rank holds parts of matrices: rectangles that lie somewhere in its runs of the buffers. Momentum and weights are
-updated where they are. In between each matrix is sent to one rank of its pipeline stage, which makes it orthogonal and
-sends every part back: about twice a rank's own share of the matrices travels, whatever the number of ranks. This goes
-in rounds of one matrix a rank, the most expensive first, so that what is held besides is a matrix or two, and the
-ranks of a round have about equally much to do. A matrix is always computed by itself, as a whole and in one piece,
-so its bits do not depend on the layout. The plan of the rounds is pure; docs/design/muon.md has the reasons.
+A rank holds parts of matrices: rectangles somewhere in its runs of the buffers. Momentum and weights are updated in
+place. In between, each matrix is sent to one rank of its pipeline stage, which orthogonalizes it and sends every part
+back: about twice a rank's own share of the matrices is sent, whatever the number of ranks. This is done in rounds of
+one matrix per rank, the most expensive first, so that a rank holds only a matrix or two in addition, and the ranks of a
+round have about equal work. A matrix is always computed alone, as a whole and in one piece, so its bits do not depend
+on the layout. The plan of the rounds is pure; docs/design/muon.md has the reasons.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainer.parallel.collectives import Group, all_to_all
 from trainer.parallel.params import is_first_copy, slices
 
 # (a, b, c) of successive Newton-Schulz iterations, repeated: that of Jordan et al., and that of NVIDIA's
-# emerging_optimizers, which Megatron-LM takes unless it is told otherwise.
+# emerging_optimizers, Megatron-LM's default.
 COEFFICIENTS: Mapping[str, tuple[tuple[float, float, float], ...]] = {
     "simple": ((3.4445, -4.7750, 2.0315),),
     "quintic": (
@@ -42,10 +42,10 @@ class Part(NamedTuple):
     """A rectangle of a logical matrix that a rank holds.
 
     Args:
-        name: of the matrix; q, k, v, gate and up are matrices of their own. shape: of the whole matrix.
+        name: of the matrix; q, k, v, gate and up are separate matrices. shape: of the whole matrix.
         start, size: rows and columns of the rectangle.
-        counts: whether it is the first of its copies: the one that is sent.
-        element: number of the buffer's element at which it begins, row-major.
+        counts: whether it is the first of its copies, which is the one that is sent.
+        element: index of the buffer's element at which it begins, row-major.
     """
 
     name: str
@@ -71,11 +71,11 @@ Parts = tuple[Part, ...]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One exchange, as one rank sees it: rank i makes the i-th matrix of the round orthogonal.
+    """One exchange, from the view of one rank: rank i orthogonalizes the i-th matrix of the round.
 
     Args:
         mine: by rank, this rank's parts of that rank's matrix.
-        theirs: by rank, its parts of this rank's matrix; all empty where there are fewer matrices than ranks.
+        theirs: by rank, its parts of this rank's matrix; all empty if there are fewer matrices than ranks.
     """
 
     mine: tuple[Parts, ...]
@@ -83,10 +83,10 @@ class Round:
 
 
 def parts_of(owned: Ownership, index: Callable[[str], int], *, copies: tuple[str, ...] = ()) -> Parts:
-    """What a rank holds of matrices.
+    """The parts of matrices that a rank holds.
 
     Args:
-        owned: its runs of matrices. index: axis -> its place on it.
+        owned: its runs of matrices. index: axis -> its position on it.
         copies: axes along which ranks hold copies of everything.
     """
     found = []
@@ -100,7 +100,7 @@ def parts_of(owned: Ownership, index: Callable[[str], int], *, copies: tuple[str
 
 
 def make_rounds(parts: Sequence[Parts], rank: int) -> tuple[Round, ...]:
-    """The exchanges of a step, the same list on every rank but for whose eyes it is seen through.
+    """The exchanges of a step: the same on every rank, each from the view of one rank.
 
     Args:
         parts: of each rank.
@@ -129,7 +129,7 @@ def _cost(shape: tuple[int, int]) -> int:
 
 
 def update_scale(settings: OptimizerSection, shape: tuple[int, int]) -> float:
-    """What the orthogonal matrix of a shape [outputs, inputs] is multiplied by."""
+    """The factor of the orthogonal matrix for a shape [outputs, inputs]."""
     outputs, inputs = shape
     scale = {
         "spectral": max(outputs, inputs),  # Liu et al. 2025, "Muon is scalable", section 2.2, with a factor of 0.2
@@ -148,10 +148,10 @@ def iterations(settings: OptimizerSection) -> tuple[tuple[float, float, float], 
 def exchanged(
     one: Round, direction: Callable[[Part], Tensor], *, update: Callable[[Tensor], Tensor], like: Tensor, group: Group
 ) -> Iterator[tuple[Part, Tensor]]:
-    """Do a round: each part of this rank's, and its part of the update as a flat tensor.
+    """Run a round: yields each part of this rank, and its part of the update as a flat tensor.
 
     Args:
-        direction: a part's flat tensor, asked for once for every part. update: of a whole matrix.
+        direction: gives a part's flat tensor; called once per part. update: computes that of a whole matrix.
         like: a tensor of their dtype and device.
     """
     asked = [[(part, direction(part)) for part in parts] for parts in one.mine]

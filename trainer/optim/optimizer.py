@@ -1,13 +1,13 @@
 """The distributed optimizer: three phases, reduce, update, gather, over the flat buffers (buffers.py).
 
 `Optimizer.step`
-1. reduces: waits until each bucket of gradients is summed over its data-parallel ranks (reducer.py), and sums what
-   copies along other axes hold partial gradients of;
+1. reduces: waits until each bucket of gradients is summed over its data-parallel ranks (reducer.py), and sums partial
+   gradients of copies along other axes;
 2. updates: the main weights by the rule of the settings (under Muon matrices by matrix_update.py). Division by the
    number of loss tokens, which no rank had to know before backward, and clipping by the global norm are one factor;
-3. gathers: begins to gather the new parameters of each bucket, in place (gathers.py); blocks wait for their own.
-Main weights and moments are those of the runs that a rank owns, or of all under `sharding = "none"`. A step is a
-transaction: when the norm is not finite nothing changes. All of it is decided on the device: nothing here waits for the
+3. gathers: starts to gather the new parameters of each bucket, in place (gathers.py); blocks wait for their own.
+A rank has the main weights and moments of the runs that it owns, or all of them under `sharding = "none"`. A step is a
+transaction: if the norm is not finite nothing changes. All of this is decided on the device: nothing here waits for the
 host.
 """
 
@@ -37,12 +37,12 @@ from trainer.parallel.params import is_first_copy
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step did, as tensors on the device: reading one waits for the step.
+    """The result of a step, as tensors on the device: reading one waits for the step.
 
     Args:
         grad_norm: fp64 scalar, global L2 norm before clipping, of the mean loss's gradient.
-        applied: bool scalar, False where the norm was not finite and nothing was changed.
-        totals: fp64, what the ranks gave, summed over all of them.
+        applied: bool scalar, False if the norm was not finite and nothing was changed.
+        totals: fp64, the totals given by the ranks, summed over all of them.
     """
 
     grad_norm: Tensor
@@ -60,11 +60,11 @@ class Optimizer:
         kernels: the implementation of the update.
 
     Attributes:
-        holds: name -> the runs of the buffers that a tensor of the state is for: of all parameters, or under Muon of
+        holds: name -> the runs of the buffers that a tensor of the state covers: all parameters, or under Muon the
             matrices, or the rest.
-        owns: name -> those of them that are this rank's; the others hold copies.
-        state: name -> flat tensor of what it holds, run after run (fp32, or fp64 for an fp64 model): "weight" are
-            the main weights, the others those of the rule (kernels/updates.py).
+        owns: name -> those of them that this rank owns; the others are copies.
+        state: name -> flat tensor of these runs, concatenated (fp32, or fp64 for an fp64 model): "weight" has the main
+            weights, the others belong to the rule (kernels/updates.py).
         hooks: of the model's blocks.
     """
 
@@ -89,7 +89,7 @@ class Optimizer:
         self._segments = [
             [segment for run, segment in rest.segments() if run.bucket is bucket] for bucket in buffers.layout.buckets
         ]
-        # A sum over many ranks may be too large for fp16, as in Megatron the ranks' mean is taken instead.
+        # A sum over many ranks may be too large for fp16; as in Megatron, the ranks' mean is used instead.
         self._shrunk = groups["data"].size if buffers.gradients.values.dtype == torch.float16 else 1
         self._steps = torch.zeros((), dtype=torch.float64, device=self.state["weight"].device)
         self.gathers = ParameterGathers(buffers, groups, overlap=settings.overlap_param_gather)
@@ -100,7 +100,7 @@ class Optimizer:
 
     @property
     def owned(self) -> Ownership:
-        """What this rank owns of the main weights."""
+        """The part of the main weights that this rank owns."""
         return self.owns["weight"]
 
     @property
@@ -116,9 +116,9 @@ class Optimizer:
         """Reduce, update, gather.
 
         Args:
-            learning_rate, weight_decay: for this step; a weight decay of None is that of the settings.
-            totals: fp64 [1 + any], what this rank adds to sums over all ranks; by the first the gradient is divided:
-                its number of loss tokens, or of microbatches for a mean of their means.
+            learning_rate, weight_decay: for this step; a weight decay of None means that of the settings.
+            totals: fp64 [1 + any], this rank's part of sums over all ranks; the gradient is divided by the first: its
+                number of loss tokens, or of microbatches for a mean of their means.
             scale: fp64 scalar by which gradients were multiplied; None: 1.
         """
         self.gathers.release()
@@ -136,13 +136,13 @@ class Optimizer:
         return StepResult(norm, applied, sums[1:])
 
     def loaded(self, steps: int) -> None:
-        """Continue from what was read into `state`, after so many updates; parameters become the rounded weights."""
+        """Continue from the values in `state`, after this many updates; parameters become the rounded weights."""
         self._steps.fill_(steps)
         self.publish()
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Round the main weights and gather: the model's parameters become those of all ranks."""
+        """Round the main weights and gather the model's parameters from all ranks."""
         self.gathers.release()
         for run in self.holds["weight"].runs:
             weight = self.state["weight"][run.first : run.first + run.stop - run.start]
@@ -154,7 +154,7 @@ class Optimizer:
             self.gathers.updated(number)
 
     def _square(self) -> Tensor:
-        """This rank's share of the squared norm: of several copies one counts."""
+        """This rank's share of the squared norm: only one of several copies counts."""
         square = self._steps.new_zeros(())
         for _, segment in self.owned.segments():
             if is_first_copy(segment.rules.copies, lambda axis: self.groups[axis].rank):
@@ -164,7 +164,8 @@ class Optimizer:
     def _update(self, factor: Tensor, rates: tuple[float, float], applied: Tensor) -> None:
         settings, dtype, (learning_rate, weight_decay) = self.settings, self.buffers.main_dtype, rates
         rate = torch.full_like(factor, learning_rate)
-        # A number that changes from step to step has to be a tensor, or torch.compile would compile it in.
+        # A number that changes from step to step has to be a tensor, because torch.compile would treat it as a
+        # constant.
         scheduled = settings.weight_decay_schedule != "constant"
         decay = torch.full_like(rate, weight_decay) if scheduled else weight_decay
         if self._rule == "adamw":
@@ -199,5 +200,5 @@ class Optimizer:
 
 
 def owned_runs(layout: BufferLayout, groups: Mapping[str, Group]) -> Ownership:
-    """What the rank owns that sees these groups."""
+    """The runs owned by the rank with these groups."""
     return layout.owned({axis: groups[axis].rank for axis in ("data", "edp")})

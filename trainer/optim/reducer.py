@@ -1,11 +1,11 @@
-"""Sums of gradients over data-parallel ranks, a bucket at a time, while backward goes on.
+"""Sums gradients over data-parallel ranks, bucket by bucket, overlapped with backward.
 
-Where a rank keeps whole gradients they are summed once, in the last backward pass of a stage, each bucket when the last
-of its blocks is complete. Where it keeps its own runs (`optimizer.sharding`), each microbatch is: a bucket's gradients
-have memory from the first block of it that backward comes to until they were reduced and added to the own run; at most
-one bucket is on its way while the next is filled (Rajbhandari et al. 2020, "ZeRO", stage 2). What was not begun by then
-is done in `finish`, so that a step without a backward pass is one whose gradient is zero. `finish` also sums what
-copies of parameters along other axes hold partial gradients of.
+If a rank keeps whole gradients they are summed once, in the last backward pass of a stage, each bucket when the last of
+its blocks is complete. If it keeps only its own runs (`optimizer.sharding`), they are summed for each microbatch: a
+bucket's gradients have memory from the first of its blocks that backward reaches until they are reduced and added to
+the rank's run; at most one bucket is in transit while the next is filled (Rajbhandari et al. 2020, "ZeRO", stage 2).
+Sums that were not started by then are done in `finish`, so a step without a backward pass has a zero gradient. `finish`
+also sums partial gradients of copies of parameters along other axes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class GradientReducer:
     """The sums of one step after another.
 
     Args:
-        held: the runs of which the sum is needed here.
-        overlap: whether sums go on beside backward, or are waited for where they begin.
-        shrink: what gradients are divided by first, so that sums of half precision stay finite.
+        held: the runs whose sum is needed on this rank.
+        overlap: whether sums overlap with backward, or are waited for at once.
+        shrink: divisor of gradients before the sum, so that sums in half precision stay finite.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class GradientReducer:
                 self._of_block.setdefault(block, []).append(number)
         self._missing = [set(bucket.blocks) for bucket in self._buckets]  # blocks, by bucket
         self._pending: dict[int, Pending] = {}
-        self._reduced: set[int] = set()  # buckets of which the own run has a part of this step's gradient
+        self._reduced: set[int] = set()  # buckets whose own run already has part of this step's gradient
 
     @torch.no_grad()
     def before_gradients(self, block: int) -> None:
@@ -60,7 +60,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def after_gradients(self, block: int, *, last: bool) -> None:
-        """A microbatch has added to the block's gradients, for this step the last one of its stage or not."""
+        """A microbatch has added to the block's gradients; it may be the stage's last one in this step."""
         if not (last or self.buffers.shards_gradients):
             return
         for number in self._of_block.get(block, ()):
@@ -70,7 +70,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """The kept gradients become those of the loss's sum; what of them lies outside the held runs may not."""
+        """Complete the sums: kept gradients become those of the loss's sum, at least in the held runs."""
         for number in range(len(self._buckets)):
             if number not in self._pending and self._is_left(number):
                 self._start(number)
@@ -93,7 +93,7 @@ class GradientReducer:
         return number not in self._reduced
 
     def _start(self, number: int) -> None:
-        """Begin to sum a bucket; with sharded gradients the one before is waited for."""
+        """Start to sum a bucket; with sharded gradients, waits for the previous one."""
         buffers, group = self.buffers, self.groups[self._buckets[number].shard]
         flat = buffers.bucket_gradients[number]
         assert number not in self._pending, "a bucket that is being summed"

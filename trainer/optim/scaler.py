@@ -1,8 +1,8 @@
-"""The loss scale of fp16: what the loss is multiplied by so that small gradients do not become zero.
+"""The loss scale of fp16: the loss is multiplied by it, so that small gradients do not become zero.
 
-The state of a dynamic scale is one small tensor on the device, and its next state a pure function of it and of whether
-the step's gradient overflowed, so no host waits for either. The rules are Megatron's: an overflow uses up one of
-`hysteresis`; when none is left this and every further overflow halves the scale, never below the smallest; `window`
+The state of a dynamic scale is one small tensor on the device, and its next state is a pure function of it and of
+whether the step's gradient overflowed, so the host waits for neither. The rules are Megatron's: an overflow uses up one
+of `hysteresis`; when none is left this and every further overflow halves the scale, never below the smallest; `window`
 good steps in a row double it, and only that restores the hysteresis.
 """
 
@@ -26,7 +26,7 @@ class ScaleRule:
     """How a loss scale changes.
 
     Args:
-        initial: the first scale. dynamic: whether it changes at all. smallest: below which it never falls.
+        initial: the first scale. dynamic: whether it changes at all. smallest: lower bound of the scale.
         window: good steps in a row after which it doubles. hysteresis: overflows until it halves.
     """
 
@@ -38,7 +38,7 @@ class ScaleRule:
 
     @property
     def most_overflows(self) -> int:
-        """Steps in a row that may overflow until the scale is as small as it gets."""
+        """Most consecutive overflows until the scale reaches its lower bound."""
         if not self.dynamic:
             return 0
         return self.hysteresis + max(0, math.ceil(math.log2(self.initial / self.smallest)))
@@ -89,11 +89,11 @@ class LossScaler:
 
     @property
     def scale(self) -> Tensor:
-        """fp64 scalar: what the loss is multiplied by; a view, so take what is needed of it before `update_`."""
+        """fp64 scalar, the factor of the loss; a view, so read it before `update_`."""
         return self.state[0]
 
     def update_(self, found_inf: Tensor, *, counts: Tensor) -> None:
-        """Take notice of a step, see `next_state`; does not wait for the device.
+        """Update the state after a step, see `next_state`; does not wait for the device.
 
         Args:
             counts: bool scalar; a step that does not count changes nothing.
@@ -101,10 +101,10 @@ class LossScaler:
         self.state.copy_(torch.where(counts, next_state(self.state, found_inf, rule=self.rule), self.state))
 
     def to_numbers(self) -> dict[str, float]:
-        """What a checkpoint keeps, by STATE_NAMES; waits for the device."""
+        """The state for a checkpoint, by STATE_NAMES; waits for the device."""
         return dict(zip(STATE_NAMES, self.state.tolist(), strict=True))
 
     def load(self, numbers: Mapping[str, float]) -> None:
-        """Go on from `to_numbers`; a scale that is constant stays as it is set."""
+        """Continue from `to_numbers`; a constant scale keeps its configured value."""
         if self.rule.dynamic:
             self.state.copy_(torch.tensor([numbers[name] for name in STATE_NAMES], dtype=torch.float64))

@@ -1,8 +1,8 @@
-"""Learning rate and weight decay as functions of what is done.
+"""Learning rate and weight decay as functions of the work done.
 
-Pure: numbers in, numbers out; what is not stored cannot go wrong when a run continues. The shapes and their order of
-precedence are Megatron's, and with `warmup_count = "before"` its numbers, too. By default a step's place in the warmup
-is that after it, so that the first update has lr / warmup_steps and not 0, and the last one lr.
+Pure: numbers in, numbers out; there is no stored state that could be wrong when a run continues. The shapes and their
+order of precedence are Megatron's, and with `warmup_count = "before"` its numbers, too. By default a step's position in
+the warmup is counted after the step, so that the first update has lr / warmup_steps and not 0, and the last one lr.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer.plan.lengths import ScheduleLengths
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """What an update is done with; the weight decay is that of the parameters that have any."""
+    """The rates of an update; the weight decay is that of parameters with weight decay."""
 
     learning_rate: float
     weight_decay: float
@@ -29,7 +29,7 @@ class Rates:
 
 
 def rates(optimizer: OptimizerSection, lengths: ScheduleLengths, *, steps: int, samples: int, batch: int) -> Rates:
-    """Learning rate and weight decay of the update of `batch` samples that follows so many steps and samples."""
+    """Learning rate and weight decay of an update of `batch` samples, given the steps and samples before it."""
     before, after = lengths.span(steps=steps, samples=samples, batch=batch)
     return Rates(
         learning_rate=learning_rate(optimizer, lengths, before=before, after=after),
@@ -66,7 +66,7 @@ def learning_rate(optimizer: OptimizerSection, lengths: ScheduleLengths, *, befo
 
 
 def weight_decay(optimizer: OptimizerSection, lengths: ScheduleLengths, *, before: float) -> float:
-    """The weight decay of an update before which the counter of `lengths` stood at `before`."""
+    """The weight decay of an update; `before`: the counter of `lengths` before it."""
     start, end = optimizer.weight_decay, optimizer.weight_decay_end
     if optimizer.weight_decay_schedule == "constant":
         return start
@@ -76,7 +76,7 @@ def weight_decay(optimizer: OptimizerSection, lengths: ScheduleLengths, *, befor
     return start + (end - start) * (1.0 - share)
 
 
-# What is left of the whole way at a part of it, 0 to 1: from 1 to 0.
+# Remaining fraction (1 to 0) as a function of progress (0 to 1).
 SHAPES: Mapping[str, Callable[[float], float]] = MappingProxyType(
     {
         "linear": lambda part: 1.0 - part,

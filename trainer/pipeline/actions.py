@@ -1,10 +1,10 @@
 """Pipeline schedules as data: what each rank does in a step, in order.
 
-An action is (kind, stage, microbatch) with a text form such as `0F3`: stage 0, forward, microbatch 3. A schedule is
-one list of actions per pipeline rank beside the rank of each stage, so that any placement of stages fits: stages in
-turn, several of them per rank, or a V in which the first rank has the last stage as well. generators.py makes
-schedules of computation, lower.py adds sends and receives, validate.py proves that a schedule can be run, simulate.py
-times it, render.py draws it and executor.py runs it. Pure, no torch.
+An action is (kind, stage, microbatch) with a text form such as `0F3`: stage 0, forward, microbatch 3. A schedule is one
+list of actions per pipeline rank beside the rank of each stage, so that any placement of stages fits: stages in turn,
+several of them per rank, or a V in which the first rank also has the last stage. generators.py makes schedules of
+computation, lower.py adds sends and receives, validate.py proves that a schedule can be run, simulate.py times it,
+render.py draws it and executor.py runs it. Pure, no torch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _TEXT = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)", re.ASCII)
 
 
 class Action(NamedTuple):
-    """One thing that a rank does for a microbatch and one of its stages.
+    """One action of a rank, for a microbatch and one of its stages.
 
-    F: forward. B: backward, which is I (the gradient of the stage's input) and then W (those of its weights).
-    SEND_F: the stage's output to the next stage. RECV_F: its input, from the stage before. SEND_B: the gradient of its
-    input to the stage before. RECV_B: the gradient of its output, from the next stage.
+    F: forward. B: backward, which is I (the gradient of the stage's input) and then W (those of its weights). SEND_F:
+    the stage's output to the next stage. RECV_F: its input, from the previous stage. SEND_B: the gradient of its input
+    to the previous stage. RECV_B: the gradient of its output, from the next stage.
     """
 
     kind: Kind
@@ -37,7 +37,7 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """The action that `str` wrote.
+        """Parse the text form of an action.
 
         Raises:
             ValueError: the text is not an action.
@@ -49,7 +49,7 @@ class Action(NamedTuple):
 
     @property
     def is_message(self) -> bool:
-        """Whether it communicates (or computes)."""
+        """Whether it communicates (otherwise it computes)."""
         return len(self.kind) > 1
 
 
@@ -75,20 +75,20 @@ class Schedule:
         return len(self.stage_ranks)
 
     def link(self, action: Action) -> Link:
-        """The directed link that a message takes."""
+        """The directed link of a message."""
         own, step = self.stage_ranks[action.stage], 1 if action.kind in ("SEND_F", "RECV_B") else -1
         other = self.stage_ranks[action.stage + step]
         return (own, other) if action.kind.startswith("SEND") else (other, own)
 
     def partner(self, action: Action) -> Action:
-        """The receive that takes what a send gives, or the other way round."""
+        """The receive that matches a send, or the send that matches a receive."""
         way, direction = action.kind.split("_")
         step = 1 if action.kind in ("SEND_F", "RECV_B") else -1
         kind = f"{'RECV' if way == 'SEND' else 'SEND'}_{direction}"
         return Action(cast(Kind, kind), action.stage + step, action.microbatch)
 
     def input_message(self, action: Action) -> Action | None:
-        """The receive that brings what a computation reads; None: nothing, or another stage of the same rank."""
+        """The receive of a computation's input; None: no input, or from another stage of the same rank."""
         needs = {
             "F": ("RECV_F", action.stage - 1),
             "B": ("RECV_B", action.stage + 1),
@@ -100,7 +100,7 @@ class Schedule:
         return Action(cast(Kind, kind), action.stage, action.microbatch)
 
     def output_message(self, action: Action) -> Action | None:
-        """The send that takes away what a computation gives; None: nothing, or another stage of the same rank."""
+        """The send of a computation's output; None: no output, or to another stage of the same rank."""
         gives = {
             "F": ("SEND_F", action.stage + 1),
             "B": ("SEND_B", action.stage - 1),
@@ -128,7 +128,7 @@ def stages_of(stage_ranks: Sequence[int], rank: int) -> tuple[int, ...]:
 
 
 def needs(action: Action, num_stages: int) -> Iterator[tuple[Action, ...]]:
-    """The computations that come before one, each as the actions that would do."""
+    """The computations that must come before one; for each, the alternative actions."""
     kind, stage, microbatch = action
     if kind == "F" and stage > 0:
         yield (Action("F", stage - 1, microbatch),)
@@ -141,10 +141,10 @@ def needs(action: Action, num_stages: int) -> Iterator[tuple[Action, ...]]:
 
 
 def peak_live(actions: Sequence[Action], sizes: Mapping[int, int] | None = None) -> int:
-    """The most that a rank keeps for backward at once, from each forward to its backward, W included.
+    """The peak that a rank keeps for backward, from each forward to its backward, including W.
 
     Args:
-        sizes: what a pass through each stage keeps; None: 1, so that passes are counted.
+        sizes: how much a pass through each stage keeps; None: 1, so that passes are counted.
     """
     live = peak = 0
     for action in actions:

@@ -1,8 +1,8 @@
-"""Runs a lowered schedule on one rank: the one place where forward and backward passes happen.
+"""Runs a lowered schedule on one rank: all forward and backward passes happen here.
 
-Knows nothing of the order of actions (generators.py) or of updates (optimizer.py). Gradients of the *sum* of the loss
-accumulate; nothing is divided here, because how many tokens the step has is only known when all of it was seen. Only
-for a mean of microbatch means, each microbatch's sum is divided by its own tokens.
+Does not decide the order of actions (generators.py) or updates (optimizer.py). Gradients of the *sum* of the loss
+accumulate; nothing is divided here, because the number of tokens of the step is known only at its end. Only for a mean
+of microbatch means, each microbatch's sum is divided by its own number of tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Key = tuple[int, int]  # stage, microbatch
 
 @dataclasses.dataclass(slots=True)
 class _Kept:
-    """What a forward pass leaves for its backward pass: where gradients enter, and where they come out."""
+    """The state that a forward pass keeps for its backward pass: tensors where gradients enter and leave."""
 
     outputs: tuple[GradientEdge, ...]
     inputs: Tensors
@@ -43,10 +43,10 @@ class Executor:
     Args:
         stages: by their numbers. rank: on the pipeline.
         links: as in World.
-        wait_s: on CPUs, the longest wait for a message but in the first run.
+        wait_s: on CPUs, the longest wait for a message, except in the first run.
 
     Attributes:
-        watch: is called with each action before it is done, and with None when the last one is.
+        watch: called with each action before it runs, and with None after the last one.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Executor:
         scale: Tensor | None = None,
         num_components: int = 0,
     ) -> Tensor:
-        """Do the rank's actions in order; the layers add gradients to their main gradients.
+        """Run the rank's actions in order; the layers add gradients to their main gradients.
 
         Args:
             schedule: lowered. Without backward passes it should be run without gradients.
-            own_means: gradients are those of the sum of microbatch means; what is returned stays the same.
-            scale: scalar by which gradients are multiplied; what is returned stays the same. None: 1.
-            num_components: of the blend; 0: losses by component are not wanted.
+            own_means: gradients are those of the sum of microbatch means; the returned values do not change.
+            scale: scalar by which gradients are multiplied; the returned values do not change. None: 1.
+            num_components: of the blend; 0: no losses by component.
 
         Returns:
             fp64[2 + 2 num_components] on the device: the sum of the loss and the number of loss tokens of this rank's
@@ -80,7 +80,7 @@ class Executor:
             stage.
 
         Raises:
-            LostRankError: a peer is gone, or gave no message in time; the action and the peer are named.
+            LostRankError: a peer has ended, or sent no message in time; names the action and the peer.
         """
         wait_s = self.wait_s if self._runs else FIRST_WAIT_S
         run = _Run(self, schedule, microbatches, num_components=num_components, wait_s=wait_s)
@@ -99,7 +99,7 @@ class Executor:
 
 
 class _Run:
-    """One step on its way."""
+    """One step in progress."""
 
     def __init__(
         self,
@@ -120,10 +120,10 @@ class _Run:
         self.kept: dict[Key, _Kept] = {}
         self.weights: dict[Key, list[Callable[[], None]]] = {}
         ends = (action for action in schedule.actions[executor.rank] if action.kind in ("B", "W"))
-        self.last = {action.stage: action for action in ends}  # of each stage, what completes its gradients
+        self.last = {action.stage: action for action in ends}  # for each stage, the action that completes its gradients
 
     def do(self, action: Action) -> None:
-        """One action of this rank."""
+        """Run one action of this rank."""
         if action.kind.startswith("SEND"):
             self.messages.send(action)
         elif action.kind.startswith("RECV"):
@@ -139,10 +139,10 @@ class _Run:
             self._backward(action)
 
     def finish(self) -> None:
-        """Wait until everything that was sent has left."""
+        """Wait until all sends have finished."""
         self.messages.finish()
         for stage in self.executor.stages.values():
-            stage.hooks.last_microbatch = False  # a backward pass of somebody else does not end a step
+            stage.hooks.last_microbatch = False  # a backward pass run by other code does not end a step
         left = [*self.kept, *self.weights]
         assert not left, f"the schedule left {left[:4]} without what follows"
 
@@ -165,7 +165,7 @@ class _Run:
         mask_BS, tokens = batch.loss_mask_BS, batch.loss_mask_BS.sum()
         whole = tokens if batch.loss_tokens is None else batch.loss_tokens
         factor = loss_factor(whole, own_means=self.own_means, scale=self.scale)
-        if factor is not None:  # the loss makes its gradient in its forward pass: only the mask reaches it
+        if factor is not None:  # the loss computes its gradient in its forward pass: only the mask can scale it
             outputs = stage(inputs, dataclasses.replace(batch, loss_mask_BS=mask_BS.double() * factor))
         else:
             outputs = stage(inputs, batch)
@@ -190,13 +190,13 @@ class _Run:
             self.messages.give(Action("SEND_B", number, microbatch), tuple(_gradient(tensor) for tensor in kept.inputs))
 
     def _hooks(self, action: Action) -> BlockHooks:
-        """Those of an action's stage, which learn whether its gradients are complete after it."""
+        """The hooks of an action's stage, informed whether gradients are complete after it."""
         hooks = self.executor.stages[action.stage].hooks
         hooks.last_microbatch = self.last.get(action.stage) == action
         return hooks
 
     def _buffers(self, receive: Action) -> Tensors:
-        """Where what arrives is put."""
+        """The buffers for a received message."""
         stage, batch = self.executor.stages[receive.stage], self.microbatches[receive.microbatch]
         return stage.received(batch) if receive.kind == "RECV_F" else stage.given(batch)
 
@@ -204,7 +204,7 @@ class _Run:
 def _backward(
     outputs: tuple[GradientEdge, ...], gradients: Sequence[Tensor | None], *, hooks: BlockHooks, blocks: range
 ) -> None:
-    """The backward pass of a stage; its borders in between are called by autograd."""
+    """The backward pass of a stage; autograd calls the borders in between."""
     hooks.before_backward(blocks[-1])
     torch.autograd.backward(outputs, gradients)
     hooks.after_backward(blocks[0])

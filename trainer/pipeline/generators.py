@@ -1,10 +1,10 @@
-"""Generators of schedules: who computes what, in which order, without communication.
+"""Generators of schedules: which rank computes what, in which order, without communication.
 
 gpipe (Huang et al. 2019), 1f1b (Narayanan et al. 2019, PipeDream-Flush), interleaved (Narayanan et al. 2021), and two
 that split backward so that weights' gradients fill the bubble: zb_h1 (Qi et al. 2023, "Zero Bubble Pipeline
-Parallelism"), zb_v (Qi et al. 2024, "Pipeline Parallelism with Controllable Memory"). All take any number of ranks and
-microbatches that `impossible` does not refuse. Microbatches pass through each stage in their order, forward and
-backward, so that gradients are summed in one order whatever the schedule. Pure, no torch.
+Parallelism"), zb_v (Qi et al. 2024, "Pipeline Parallelism with Controllable Memory"). All accept any number of ranks
+and microbatches that `impossible` does not refuse. Microbatches pass through each stage in order, forward and backward,
+so that gradients are summed in the same order in every schedule. Pure, no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb_h1", "zb_v")
 
 
 def default_chunks(name: str) -> int:
-    """Stages of a rank where none are asked for."""
+    """The default number of stages of a rank."""
     return 2 if name in ("interleaved", "zb_v") else 1
 
 
@@ -29,7 +29,7 @@ def placement(name: str, num_ranks: int, *, chunks: int) -> tuple[int, ...]:
 
 
 def impossible(name: str, *, num_ranks: int, chunks: int, num_microbatches: int) -> str:
-    """Why there is no such schedule, as an equation with its numbers; empty: there is one."""
+    """Why there is no such schedule, as a formula with its numbers; empty: there is one."""
     if name in ("1f1b", "gpipe", "zb_h1") and chunks != 1:
         return f"{name} has 1 stage per rank, not {chunks}"
     if name == "zb_v" and chunks != 2:
@@ -50,10 +50,10 @@ def make_schedule(name: str, *, num_ranks: int, num_microbatches: int, chunks: i
     """A schedule of computations.
 
     Args:
-        name: one of SCHEDULES. chunks: stages of a rank; 0: as many as the schedule usually has.
+        name: one of SCHEDULES. chunks: stages of a rank; 0: the schedule's default.
 
     Raises:
-        ValueError: there is none; the message is that of `impossible`.
+        ValueError: there is no such schedule; the message is that of `impossible`.
     """
     chunks = chunks or default_chunks(name)
     if problem := impossible(name, num_ranks=num_ranks, chunks=chunks, num_microbatches=num_microbatches):
@@ -68,7 +68,7 @@ def make_schedule(name: str, *, num_ranks: int, num_microbatches: int, chunks: i
 
 
 def forward_only(stage_ranks: tuple[int, ...], num_microbatches: int) -> Schedule:
-    """The schedule of an evaluation: microbatches in their order, each through all stages of a rank."""
+    """The schedule of an evaluation: microbatches in order, each through all stages of a rank."""
     lists = tuple(
         tuple(Action("F", s, m) for m in range(num_microbatches) for s, at in enumerate(stage_ranks) if at == rank)
         for rank in range(max(stage_ranks) + 1)
@@ -95,7 +95,7 @@ def _interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Itera
 
 
 def _alternating(forward: list[tuple[int, int]], backward: list[tuple[int, int]], warmup: int) -> Iterator[Action]:
-    """Some forward passes, then one forward and one backward in turn, then what backward is left."""
+    """Some forward passes, then one forward and one backward in turn, then the remaining backward passes."""
     warmup = min(warmup, len(forward))
     yield from (Action("F", *at) for at in forward[:warmup])
     for ahead, behind in zip(forward[warmup:], backward, strict=False):
@@ -117,7 +117,7 @@ def _zb_h1(rank: int, ranks: int, microbatches: int, _chunks: int) -> Iterator[A
 
 
 def _zb_v(rank: int, ranks: int, microbatches: int, _chunks: int) -> Iterator[Action]:
-    """The hand-made order of the paper's figure, for at least 2 ranks - 1 microbatches; those that are none are left.
+    """The hand-made order of the paper's figure, for at least 2 ranks - 1 microbatches; surplus ones are left out.
 
     Below, d is the stage on the way down and u the one on the way up.
     """

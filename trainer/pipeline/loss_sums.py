@@ -1,6 +1,6 @@
-"""The sums of a step's loss, of all tokens and of those of each component of the blend.
+"""The sums of a step's loss, over all tokens and over those of each component of the blend.
 
-Sums and counts are kept, never means: what a mean is divided by is known when all ranks have said theirs. All of it
+Sums and counts are kept, never means: the divisor of a mean is known only after all ranks have reported. Everything
 stays on the device.
 """
 
@@ -15,7 +15,7 @@ from trainer.models.stage import Microbatch, Tensors
 
 
 def loss_factor(tokens: Tensor, *, own_means: bool, scale: Tensor | None) -> Tensor | None:
-    """What the loss of a microbatch is multiplied by; None: 1."""
+    """The factor of a microbatch's loss; None: 1."""
     if not own_means:
         return scale
     share = 1 / tokens.clamp(min=1).double()
@@ -23,10 +23,10 @@ def loss_factor(tokens: Tensor, *, own_means: bool, scale: Tensor | None) -> Ten
 
 
 def loss_sums(outputs: Tensors, batch: Microbatch, *, factor: Tensor | None, num_components: int) -> Tensor:
-    """What a microbatch adds to the totals of Executor.run, or to the first of them."""
+    """A microbatch's part of the totals of Executor.run, or of the first of them."""
     (loss, *losses), mask_BS = outputs, batch.loss_mask_BS
     pairs = [(loss.detach().double().view(1), mask_BS.sum().double().view(1))]
-    if num_components:  # a user's loss may say only its sum
+    if num_components:  # a user's loss may return only its sum
         add_up = partial(by_component, batch=batch, num_components=num_components)
         pairs += [(add_up(losses_N), add_up(mask_BS)) for losses_N in losses]
     scaled = ((sums if factor is None else sums / factor, tokens) for sums, tokens in pairs)
@@ -36,7 +36,7 @@ def loss_sums(outputs: Tensors, batch: Microbatch, *, factor: Tensor | None, num
 def by_component(values: Tensor, batch: Microbatch, *, num_components: int) -> Tensor:
     """Sums of values of tokens, [N] or [B, S], over the rows of each component: fp64[num_components].
 
-    Not index_add_: on a GPU its order of sums is another in each run, and times zero a NaN stays one.
+    Not index_add_: on a GPU its order of additions differs between runs; and NaN times zero stays NaN.
     """
     assert batch.components_B is not None, "rows do not say their component"
     rows_B = values.reshape(len(batch.components_B), -1).sum(1, dtype=torch.float64)

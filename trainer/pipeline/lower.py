@@ -1,9 +1,10 @@
 """Adds sends and receives to a schedule of computations.
 
-A send comes right after the computation that made its tensors. Receives of one link stand in the order of its sends,
-whatever needs them first, because messages of a link do not overtake each other. A receive only begins: what needs
-the tensors waits for them. So that they travel beside computation, and that a send never waits long for its receive,
-each begins some messages before it is needed: one, or as few more as let the schedule run where sends block. Pure.
+A send comes right after the computation that made its tensors. Receives of one link are in the order of its sends,
+whatever needs them first, because messages of a link do not overtake each other. A receive only starts: the computation
+that needs the tensors waits for them. To overlap communication with computation, and so that a send never waits long
+for its receive, each receive starts some messages before it is needed: one, or as few more as the schedule needs if
+sends block. Pure.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from dataclasses import replace
 from trainer.pipeline.actions import Action, Link, Schedule
 from trainer.pipeline.validate import validate
 
-MOST_AHEAD = 8  # messages of one link that are on their way before one is needed
+MOST_AHEAD = 8  # messages of one link that are in transit before one is needed
 
 
 def lower(schedule: Schedule) -> Schedule:
     """The schedule with its communication; it passes `validate`.
 
     Raises:
-        ValueError: the computations cannot be run in this order.
+        ValueError: the computations cannot run in this order.
     """
     problems: list[str] = []
     for ahead in range(1, MOST_AHEAD + 1):
@@ -52,7 +53,7 @@ def _with_messages(schedule: Schedule, ahead: int) -> Schedule:
 
 
 def _receives(schedule: Schedule, rank: int, sent: dict[Link, list[Action]], ahead: int) -> dict[int, list[Action]]:
-    """Position -> the receives that begin before the computation there."""
+    """Position -> the receives that start before the computation there."""
     used = {need: at for at, action in enumerate(schedule.actions[rank]) if (need := schedule.input_message(action))}
     begun: dict[int, list[Action]] = defaultdict(list)
     for link, sends in sorted(sent.items()):

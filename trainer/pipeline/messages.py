@@ -1,7 +1,7 @@
-"""Tensors on their way between pipeline stages, in one step on one rank.
+"""Tensors in transit between pipeline stages, in one step on one rank.
 
-Sends do not hold up computation, and receives begin where the schedule says, before their tensors are needed. On CPUs
-each message is preceded by its action, so that one that was taken for another is an error and not a wrong number.
+Sends do not block computation, and receives start where the schedule says, before their tensors are needed. On CPUs
+each message is preceded by its action, so that a mix-up is an error instead of a wrong number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KINDS = ("SEND_F", "SEND_B")
 
 
 class Messages:
-    """What the stages of one rank give to others, and what they are given.
+    """The tensors that the stages of one rank send and receive.
 
     Args:
         schedule: lowered. rank: on the pipeline. links: as in World.
@@ -31,18 +31,18 @@ class Messages:
 
     def __init__(self, schedule: Schedule, rank: int, *, links: Mapping[Link, Group], wait_s: float) -> None:
         self.schedule, self.rank, self.links, self.wait_s = schedule, rank, links, wait_s
-        self._ready: dict[Action, Tensors] = {}  # by the receive that brings them, or would if they had to travel
+        self._ready: dict[Action, Tensors] = {}  # by the receive that brings them, or would
         self._coming: dict[Action, list[Pending]] = {}
         self._leaving: deque[tuple[Action, Pending]] = deque()
 
     def give(self, send: Action, tensors: Tensors) -> None:
-        """Tensors for another stage: as they are to one of this rank, else until they are sent."""
+        """Store tensors for another stage: passed directly within this rank, otherwise kept until they are sent."""
         receive = self.schedule.partner(send)
         local = self.schedule.stage_ranks[receive.stage] == self.rank
         self._ready[receive if local else send] = tensors
 
     def take(self, receive: Action) -> Tensors:
-        """What another stage has for this one."""
+        """The tensors from another stage for this one."""
         if receive not in self._coming:
             return self._ready.pop(receive)
         head, *parts = self._coming.pop(receive)
@@ -53,7 +53,7 @@ class Messages:
         return tuple(self._wait(receive, part) for part in parts)
 
     def send(self, send: Action) -> None:
-        """Start to send what was given for it."""
+        """Start sending the tensors stored for it."""
         link = self.links[self.schedule.link(send)]
         while self._leaving and self._leaving[0][1].is_done:  # its memory is free again
             self._wait(*self._leaving.popleft())
@@ -64,7 +64,7 @@ class Messages:
             self._leaving += [(send, start_send(tensor.contiguous(), link)) for tensor in tensors]
 
     def begin_receive(self, receive: Action, buffers: Tensors) -> None:
-        """Start to receive into buffers."""
+        """Start receiving into buffers."""
         link = self.links[self.schedule.link(receive)]
         with _named(self, receive):
             said, first = torch.zeros(3, dtype=torch.int64), buffers[0]
@@ -72,7 +72,7 @@ class Messages:
             self._coming[receive] = [head, *(start_receive_(buffer, link) for buffer in buffers)]
 
     def finish(self) -> None:
-        """Wait until everything that was sent has left."""
+        """Wait until all sends have finished."""
         while self._leaving:
             self._wait(*self._leaving.popleft())
         left = [*self._coming, *self._ready]
@@ -85,7 +85,7 @@ class Messages:
 
 @contextmanager
 def _named(messages: Messages, action: Action) -> Iterator[None]:
-    """Say which message an error of a connection is about, and whose."""
+    """Name the message and the peer in an error of a connection."""
     try:
         yield
     except RuntimeError as error:

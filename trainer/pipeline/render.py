@@ -1,6 +1,6 @@
 """Draws a timed schedule: as text, and as SVG for the report.
 
-A row is a rank, a column a unit of time; numbers are microbatches. Neither draws messages. Pure.
+A row is a rank, a column a unit of time; numbers are microbatches. Messages are not drawn. Pure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def render_svg(timeline: Timeline, *, unit: float = 1.0) -> str:
     """The grid as an SVG element of an HTML page, with a title on each action.
 
     Args:
-        unit: time of a cell of the usual width.
+        unit: time of a cell of default width.
     """
     scale = CELL / unit
     width, height = round(timeline.step * scale) + 70, ROW * len(timeline.spans) + 8

@@ -1,6 +1,6 @@
-"""Times a schedule from the cost of each action, without running it: the step, its bubble, each rank's idle time.
+"""Computes the time of a schedule from the cost of each action: the step, its bubble, each rank's idle time.
 
-Computations of a rank follow each other; a message takes its time on its directed link, one after the other, beside
+Computations of a rank run one after another; messages run one after another on each directed link, in parallel with
 computation. Pure.
 """
 
@@ -42,7 +42,7 @@ class Costs:
 
 
 class Span(NamedTuple):
-    """A computation, and when it runs."""
+    """A computation, with its start and end."""
 
     action: Action
     start: float
@@ -51,7 +51,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A step as it was timed: the computations of each rank, in order."""
+    """The simulated step: the computations of each rank, in order."""
 
     spans: tuple[tuple[Span, ...], ...]
 
@@ -62,18 +62,18 @@ class Timeline:
 
     @property
     def idle(self) -> tuple[float, ...]:
-        """Time of the step in which each rank computes nothing."""
+        """Time in the step during which each rank computes nothing."""
         return tuple(self.step - sum(span.stop - span.start for span in spans) for spans in self.spans)
 
     @property
     def bubble(self) -> float:
-        """Idle time over busy time, of the rank that is busiest: (p - 1) / m for 1F1B."""
+        """Idle time divided by busy time, of the busiest rank: (p - 1) / m for 1F1B."""
         busy = self.step - min(self.idle)
         return min(self.idle) / busy if busy else 0.0
 
 
 def simulate(schedule: Schedule, costs: Costs) -> Timeline:
-    """Time a lowered schedule that passes `validate`."""
+    """Simulate a lowered schedule that passes `validate`."""
     clock, position = [0.0] * len(schedule.actions), [0] * len(schedule.actions)
     free: dict[Link, float] = defaultdict(float)
     stops: dict[Action, float] = {}  # of computations; of sends: when the message has arrived
@@ -99,7 +99,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
 
 
 def _earliest(schedule: Schedule, action: Action, stops: dict[Action, float]) -> float | None:
-    """When everything that an action needs is there; None: something was not done yet."""
+    """The time at which all inputs of an action are available; None: some are not computed yet."""
     if action.is_message:
         return 0.0
     times = [0.0]

@@ -1,8 +1,8 @@
-"""Proves that a lowered schedule can be run, or says everything that is wrong with it.
+"""Proves that a lowered schedule can be run, or lists everything that is wrong with it.
 
 Each computation happens once, on the rank of its stage; a backward is whole or split; each message is sent once and
-received once, in one order on each directed link; and with sends that block until their receive has begun, which is
-less than what executor.py needs, all ranks come to the end. Pure.
+received once, in one order on each directed link; and with sends that block until their receive has started, a stricter
+condition than executor.py needs, all ranks reach the end. Pure.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from trainer.pipeline.actions import Action, Kind, Link, Schedule, needs
 
 
 def validate(schedule: Schedule) -> list[str]:
-    """Every problem of a lowered schedule; empty: it runs to the end, and does each thing once.
+    """Every problem of a lowered schedule; empty: it runs to the end, with each action once.
 
-    Whether it ends is only asked of a schedule without other problems.
+    Whether it ends is only checked if there are no other problems.
     """
     problems = [*_wrong_counts(schedule), *_wrong_links(schedule)]
     return problems or list(_stuck(schedule))
 
 
 def _wrong_counts(schedule: Schedule) -> Iterator[str]:
-    """Computations that are missing, repeated, or at the wrong place."""
+    """Computations that are missing, repeated, or on the wrong rank."""
     done: Counter[Action] = Counter()
     for rank, actions in enumerate(schedule.actions):
         for position, action in enumerate(actions):
@@ -45,14 +45,14 @@ def _wrong_counts(schedule: Schedule) -> Iterator[str]:
 
 
 def _wrong_links(schedule: Schedule) -> Iterator[str]:
-    """Messages that nobody takes or gives, and links on which both sides have another order."""
+    """Messages without a receive or a send, and links whose two sides have different orders."""
     sent: dict[Link, list[Action]] = defaultdict(list)
     received: dict[Link, list[Action]] = defaultdict(list)
     wanted: Counter[Action] = Counter()
     for actions in schedule.actions:
         for action in actions:
             if not 0 <= action.stage < schedule.num_stages:
-                continue  # told already
+                continue  # already reported
             if not action.is_message:
                 both = (schedule.input_message(action), schedule.output_message(action))
                 wanted.update(message for message in both if message)
@@ -77,7 +77,7 @@ def _wrong_links(schedule: Schedule) -> Iterator[str]:
 
 
 def _stuck(schedule: Schedule) -> Iterator[str]:
-    """Where each rank stands when none can go on; nothing if all come to the end."""
+    """The position of each rank when none can continue; empty if all reach the end."""
     position = [0] * len(schedule.actions)
     done: set[Action] = set()
     moved = True
@@ -96,7 +96,7 @@ def _stuck(schedule: Schedule) -> Iterator[str]:
 
 
 def _waits_for(schedule: Schedule, action: Action, done: set[Action]) -> Action | None:
-    """What has to be done before an action, and is not; None: it can be done."""
+    """An unfinished action that another one waits for; None: it can run."""
     if action.kind.startswith("RECV"):
         return None
     if action.kind.startswith("SEND"):

@@ -1,7 +1,7 @@
-"""Every rule between the sections of a configuration, its ranks and its data.
+"""All rules between the sections of a configuration, its ranks and its data.
 
-`check` lists all problems of a configuration for a number of ranks and, where known, the facts of the data. Each is
-one line with the values that clash and a remedy. Pure.
+`check` lists all problems of a configuration for a number of ranks and, if known, the facts of the data. Each is one
+line with the conflicting values and advice. Pure.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from trainer.plan.lengths import batch_sizes, training_samples
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DataFacts:
-    """What the training data says about itself; None where it does not know (a prefix without a manifest).
+    """The facts of the training data; None if the data does not record one (a prefix without a manifest).
 
     Args:
-        vocab_size: entries of the tokenizer, added tokens included.
+        vocab_size: entries of the tokenizer, with added tokens.
         largest_id: largest token id that occurs in the files.
         eod: id of the end-of-document token.
         fingerprint: content hash of the tokenizer.
         num_tokens: training tokens over all components.
         components: (name, training tokens) of each component.
-        num_samples: of the training data; None: without end.
+        num_samples: of the training data; None: endless.
     """
 
     vocab_size: int | None
@@ -47,7 +47,7 @@ class DataFacts:
 
 
 def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> list[str]:
-    """Every problem of a configuration on `world_size` ranks; without facts, none of those with the data.
+    """Every problem of a configuration on `world_size` ranks; without facts, problems with the data are not checked.
 
     Each problem is one line with the values that clash and a remedy.
     """
@@ -76,7 +76,7 @@ def _first_state_problems(config: RunConfig) -> Iterator[str]:
 
 
 def layout_problems(config: RunConfig, world_size: int) -> list[str]:
-    """Every problem of the mesh, the pipeline and the microbatches: what nearest_layout.py can mend."""
+    """Every problem of the mesh, the pipeline and the microbatches: those that nearest_layout.py can solve."""
     return [*_mesh_problems(config, world_size), *pipeline_problems(config, world_size)]
 
 
@@ -176,7 +176,7 @@ def _order_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _mock_problems(config: RunConfig) -> Iterator[str]:
-    """What mock data lacks, and settings that are about files."""
+    """Settings that mock data does not support, and settings that apply only to files."""
     if not config.model.vocab_size:
         yield 'data.blend="mock" has no tokenizer, so it needs model.vocab_size; set it, such as to 50257'
     for field in dataclasses.fields(config.data):
@@ -205,7 +205,7 @@ def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
         )
     if facts.num_samples is not None and training_samples(config) > facts.num_samples:
         yield _too_few_samples(config, facts.num_samples)
-    # Others pad, or read a corpus again before its end.
+    # Other kinds pad, or repeat a corpus before its end.
     runs = config.data.order == "native" and config.data.kind == "gpt"
     for name, tokens in facts.components or ((config.data.blend, facts.num_tokens),):
         if runs and tokens < length + 1:

@@ -1,6 +1,6 @@
-"""The rules between the keys of the update rule, and of the gradients that it is given.
+"""Rules between the keys of the update rule, and for the gradients that it gets.
 
-Each problem is one line with the values that clash and a remedy. Pure.
+Each problem is one line with the conflicting values and advice. Pure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The rules between the layers of a model, the microbatches of a step and the pipeline.
+"""Rules between the layers of a model, the microbatches of a step and the pipeline.
 
-Each problem is one line with the values that clash and a remedy. Pure.
+Each problem is one line with the conflicting values and advice. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OTHER_CHUNKS = 'set mesh.virtual_pipeline to 0, or mesh.schedule="interleaved"'
 
 
 def pipeline_problems(config: RunConfig, world_size: int) -> Iterator[str]:
-    """Every problem of the pipeline; those of its microbatches where the ranks can be divided."""
+    """Every problem of the pipeline; those of its microbatches only if the ranks can be divided."""
     mesh = config.mesh
     if mesh.pp == 1:
         yield from _without_effect(mesh)
@@ -70,7 +70,7 @@ def _schedule_problems(config: RunConfig, chunks: int, part: int) -> Iterator[st
     """
     mesh, train = config.mesh, config.train
     sizes = [train.global_batch]
-    with suppress(UsageError):  # a ramp that cannot be read is a problem of its own
+    with suppress(UsageError):  # an invalid ramp is reported separately
         sizes = sorted({*sizes, *batch_sizes(config).sizes})
     for size in sizes:
         if size % part:

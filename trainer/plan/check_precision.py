@@ -1,6 +1,7 @@
-"""The rules of [precision] and [kernels]: what FP8 needs, and which kernels serve the run.
+"""Rules of [precision] and [kernels]: requirements of FP8, and which kernels fit the run.
 
-Whether the machine has the libraries is not asked here: a run that names one finds out when it starts. Pure, no torch.
+Whether the machine has the libraries is not checked here: a run that names one finds out when it starts. Pure, no
+torch.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from trainer.config.sections import PrecisionSection, RunConfig
 from trainer.models.arithmetic import round_up
 from trainer.models.family import family_of
 
-MULTIPLE = 16  # of every dimension of a product of FP8 matrices: cuBLAS asks for it
+MULTIPLE = 16  # of every dimension of a product of FP8 matrices: required by cuBLAS
 DELAYED_KEYS = ("fp8_amax_history_len", "fp8_margin")
 FP8_KEYS = ("fp8_format", "fp8_first_last_bf16", *DELAYED_KEYS)
 
 
 def precision_problems(config: RunConfig) -> Iterator[str]:
-    """One line for each setting of [precision] that does not fit the others, the model or the batch."""
+    """One line for each setting of [precision] that conflicts with others, the model or the batch."""
     precision, default = config.precision, PrecisionSection()
     idle = FP8_KEYS if precision.fp8 == "none" else DELAYED_KEYS if precision.fp8 == "current" else ()
     for key in idle:
@@ -48,7 +49,7 @@ def precision_problems(config: RunConfig) -> Iterator[str]:
 
 
 def kernel_problems(config: RunConfig) -> Iterator[str]:
-    """One line for each kernel that is named for something that it does not serve."""
+    """One line for each named kernel that does not support its use in this run."""
     kernels, family = config.kernels, family_of(config)
     if kernels.optimizer == "apex" and config.optimizer.name != "adamw":
         yield (

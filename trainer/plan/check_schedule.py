@@ -1,7 +1,7 @@
-"""The rules between the length of a run and the lengths and values of its schedules.
+"""Rules between the length of a run and the lengths and values of its schedules.
 
-Each problem is one line with the values that clash and a remedy. Lengths may be in different units: they are compared
-as the schedules count them (lengths.py). Pure.
+Each problem is one line with the conflicting values and advice. Lengths may be in different units: they are compared in
+the unit in which the schedules count (lengths.py). Pure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def schedule_problems(config: RunConfig) -> Iterator[str]:
         yield f"{_settings('train.', run)} are set; a run has one length, keep one of them"
     yield from unclear
     if len(run) == 1 and not unclear:
-        with suppress(UsageError):  # a ramp that cannot be read is a problem of its own
+        with suppress(UsageError):  # an invalid ramp is reported separately
             yield from _length_problems(config, schedule_lengths(config), run_length(config))
     yield from _value_problems(config.optimizer)
 

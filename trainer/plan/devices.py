@@ -1,6 +1,6 @@
-"""What GPUs can do, by their makers' data sheets, and which shares of it this trainer has been measured to reach.
+"""GPUs by their vendors' data sheets, and the fractions of their rates that this trainer was measured to reach.
 
-The shares are of an H200 (docs/design/one-gpu.md) and are assumed for the others. Imports no torch.
+The fractions were measured on an H200 (docs/design/one-gpu.md) and are assumed for the others. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class Device:
 
     Args:
         name: part of the name that CUDA gives.
-        flops: dense, of bf16 and fp16 products, a second.
-        memory_bytes: what it has. bandwidth: bytes of it a second.
-        link: bytes a second to the GPUs of the same machine, one direction.
+        flops: dense, of bf16 and fp16 products, per second.
+        memory_bytes: total. bandwidth: of the memory, bytes per second.
+        link: bytes per second to the GPUs of the same machine, one direction.
     """
 
     name: str
@@ -49,10 +49,10 @@ STEP_S = 3e-3  # the same, once a step
 
 
 def device_named(name: str) -> Device | None:
-    """The entry of a device by the name that CUDA gives; None where it is not known."""
+    """The entry of a device by its CUDA name; None if unknown."""
     return next((device for device in DEVICES if device.name in name), None)
 
 
 def attention_share(head_dim: int) -> float:
-    """Of the flops, for heads of any width: that of the nearest measured width from below, or of the least."""
+    """The fraction of flops in attention for a head width: of the next smaller measured width, or the smallest."""
     return ATTENTION[max((width for width in ATTENTION if width <= head_dim), default=min(ATTENTION))]

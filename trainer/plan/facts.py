@@ -1,6 +1,6 @@
-"""A plan with what follows from it, as JSON types: memory per rank, recomputation, kernels.
+"""A plan with everything that follows from it, as JSON types: memory per rank, recomputation, kernels.
 
-This is what `mtrain plan --json` prints and what a run's plan.json holds.
+`mtrain plan --json` prints this, and a run's plan.json holds it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which kernels a run uses on a CPU and on a GPU, with the reason for each, and for each that is not used.
 
 The choices themselves are made in kernels/table.py, kernels/gpu.py and `ScoreShape.operation`; this module describes
-them, and tests/trainer/plan/test_kernel_choice.py compares the two. It looks which libraries are installed, and imports
-neither them nor torch: whether one loads and passes its self-test is seen when a run starts.
+them, and tests/trainer/plan/test_kernel_choice.py compares the two. It checks which libraries are installed, but
+imports neither them nor torch: only a run's start shows whether one loads and passes its self-test.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ POINTWISE = {
 ATTENTION, WEIGHT_GRADIENT, LINEAR = "attention", "weight gradients", "products of linear layers"
 TENSOR_PARALLEL = "communication of tensor parallelism"
 GPU_LIBRARIES = ("transformer_engine", "apex")
-# Modules that are there where an operation's library is, and the key of [kernels] that selects it.
+# Modules that exist if an operation's library is installed, and the key of [kernels] that selects it.
 LIBRARIES = {
     "pointwise": ((TRANSFORMER_ENGINE, "transformer_engine", "norm"), (APEX, "fused_layer_norm_cuda", "norm")),
     ATTENTION: ((TRANSFORMER_ENGINE, "transformer_engine", "attention"),),
@@ -59,8 +59,8 @@ class Choice:
     """The kernel of one operation.
 
     Args:
-        operation: such as "attention", with the layers that it serves where these differ.
-        kernel: what runs. reason: why.
+        operation: such as "attention", with its layers if these differ.
+        kernel: the one that runs. reason: why.
         others: (kernel, why it is not used).
     """
 
@@ -71,7 +71,7 @@ class Choice:
 
 
 def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Choice, ...]:
-    """The kernels of attention, in all its forms in the model, of linear layers, and of the pointwise operations."""
+    """The kernels of every form of attention in the model, of linear layers, and of the pointwise operations."""
     dtype, family = config.precision.dtype, family_of(config)
     forms: dict[ScoreShape, list[int]] = {}
     for block in range(plan.shape.num_layers):
@@ -90,7 +90,7 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
 
 
 def chunks_by_cudnn(config: RunConfig, plan: Plan) -> bool:
-    """Whether a GPU's cuDNN computes the chunks of rows that context parallelism gives a rank (chunk_attention.py)."""
+    """Whether cuDNN on a GPU computes the chunks of rows of context parallelism (chunk_attention.py)."""
     half = config.precision.dtype in ("bf16", "fp16")
     return plan.cp > 1 and half and plan.head_dim <= WIDEST_CUDNN_HEAD and not config.run.deterministic
 
@@ -106,7 +106,7 @@ def _named_attention(choice: Choice, kernels: KernelsSection, device: Device) ->
 
 
 def linear_choices(config: RunConfig, device: Device) -> tuple[Choice, ...]:
-    """Products of linear layers, and what adds a weight's gradient to its sum."""
+    """The kernels for products of linear layers, and for adding a weight's gradient to its sum."""
     precision, kernels, not_gpu = config.precision, config.kernels, device == "cpu"
     products = Choice(LINEAR, PRODUCT, f"in {precision.dtype}", ((TRANSFORMER_ENGINE, 'precision.fp8="none"'),))
     if precision.fp8 != "none":
@@ -139,7 +139,7 @@ def tensor_parallel_choices(config: RunConfig, plan: Plan, *, device: Device) ->
 
 
 def library_reasons(operation: str, why: str) -> tuple[tuple[str, str], ...]:
-    """Why libraries that serve an operation are not used."""
+    """Why libraries with a kernel for an operation are not used."""
     return tuple(
         (name, f"{why}; kernels.{key} can name it" if importlib.util.find_spec(module) else "it is not installed")
         for name, module, key in LIBRARIES[operation]
@@ -156,7 +156,7 @@ def _named(operation: str, key: str, name: str, device: Device) -> Choice:
 def attention_choice(
     scores: ScoreShape, device: Device, *, dtype: str, documents: bool = False, chunks: bool = False
 ) -> Choice:
-    """Attention of one form; `documents`: rows hold several that must not mix; `chunks`: see chunks_by_cudnn."""
+    """The kernel of one form of attention; `documents`: rows hold several; `chunks`: see chunks_by_cudnn."""
     operation = scores.operation(documents=documents)
     keys = " and ".join(option_names(scores))
     if operation == "attention" and chunks:
@@ -185,7 +185,7 @@ def _others_than_sdpa(device: Device) -> tuple[tuple[str, str], ...]:
 
 
 def option_names(scores: ScoreShape) -> list[str]:
-    """The settings for which a fused kernel of causal attention does not do, in the order in which they apply."""
+    """The settings that rule out a fused kernel of causal attention, in the order in which they apply."""
     named = {
         "model.attention_softcap": scores.softcap,
         'model.position = "alibi"': scores.alibi,
@@ -197,7 +197,7 @@ def option_names(scores: ScoreShape) -> list[str]:
 
 
 def pointwise_choices(kernels: KernelsSection, device: Device, *, dtype: str) -> tuple[Choice, ...]:
-    """What the section names, each for itself, and the rest together."""
+    """The kernels that the section names, one by one, and the rest together."""
     named = {key: getattr(kernels, key) for key in POINTWISE if getattr(kernels, key) != "auto"}
     choices = [_named(POINTWISE[key], key, name, device) for key, name in named.items()]
     if rest := [name for key, name in POINTWISE.items() if key not in named]:

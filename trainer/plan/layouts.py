@@ -1,8 +1,8 @@
-"""Which layouts a run could have on so many GPUs: how fast each would be, and why the others do not work.
+"""The possible layouts of a run on a number of GPUs: how fast each would be, and why the others do not work.
 
-For each mesh the fastest choice of microbatch, recomputation and schedule that fits into memory is kept; the schedules
-but 1f1b are tried with its best choice of the rest. Speed and memory are the estimates of step_time.py and memory.py;
-the rules are those of check.py. Pure.
+For each mesh the fastest choice of microbatch, recomputation and schedule that fits into memory is kept; schedules
+other than 1f1b are tried with the best choice of the rest. Speed and memory are the estimates of step_time.py and
+memory.py; the rules are those of check.py. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainer.plan.memory import activation_bytes_per_stage, state_bytes_per_stag
 from trainer.plan.plan import make_plan
 from trainer.plan.step_time import NETWORK, StepTime, step_time
 
-USABLE = 0.94  # of a GPU's memory: CUDA, NCCL and gaps between tensors have the rest
+USABLE = 0.94  # usable part of a GPU's memory: CUDA, NCCL and fragmentation take the rest
 RECOMPUTE = (RecomputeSection(), RecomputeSection(mode="selective"), RecomputeSection(mode="full"))
 LARGEST_MICRO_BATCH = 16
 SCHEDULES = ("interleaved", "zb_h1", "zb_v")  # beside 1f1b
@@ -28,8 +28,8 @@ class Hardware:
     """The machines of a run.
 
     Args:
-        gpus: of all of them. nodes: machines that share them. device: kind of GPU.
-        memory_bytes: of a GPU. network: bytes a second of a GPU to other machines.
+        gpus: in total. nodes: number of machines. device: kind of GPU.
+        memory_bytes: of a GPU. network: bytes per second of a GPU to other machines.
     """
 
     gpus: int
@@ -50,9 +50,9 @@ class Layout:
 
     Args:
         config: of the run with this layout.
-        memory_bytes: of a rank, estimated. time: of a step, estimated; None where it cannot run.
-        tokens_per_s: of all GPUs; 0 where it cannot run.
-        problem: why it cannot; "": it can.
+        memory_bytes: of a rank, estimated. time: of a step, estimated; None if it cannot run.
+        tokens_per_s: of all GPUs; 0 if it cannot run.
+        problem: why it cannot run; "": it can.
     """
 
     config: RunConfig
@@ -69,14 +69,14 @@ def find_layouts(config: RunConfig, hardware: Hardware, *, facts: DataFacts | No
 
 
 def problems_of_every_layout(config: RunConfig, hardware: Hardware, *, facts: DataFacts | None) -> list[str]:
-    """What no layout of these GPUs mends: the problems without parallelism that are not about the ranks."""
+    """The problems that no layout solves: those that remain without parallelism and do not concern the ranks."""
     alone = dataclasses.replace(config, mesh=MeshSection())
     of_layout = layout_problems(alone, hardware.gpus)
     return [problem for problem in check(alone, hardware.gpus, facts=facts) if problem not in of_layout]
 
 
 def _meshes(config: RunConfig, hardware: Hardware) -> Iterator[RunConfig]:
-    """The run on each mesh whose axes are powers of two; tp does not leave a machine."""
+    """The run on each mesh whose axes are powers of two; tp stays within a machine."""
     tp = 1
     while tp <= hardware.gpus_per_node and hardware.gpus % tp == 0:
         cp = 1

@@ -1,8 +1,8 @@
-"""The length of a run and of its schedules: given in steps, samples or tokens, resolved to one counter.
+"""The length of a run and of its schedules: given in steps, samples or tokens, converted to one counter.
 
-Samples that a step reads may grow (train.batch_ramp) and may differ after a resume, so lengths in samples and lengths
-in steps are two scales. `ScheduleLengths` counts in steps where every length of the schedules is in steps, else in
-samples, where a length in steps stands for the samples that the run's first so many steps read. Pure.
+The samples per step may grow (train.batch_ramp) and may differ after a resume, so lengths in samples and in steps are
+not interchangeable. `ScheduleLengths` counts in steps if every length of the schedules is in steps, otherwise in
+samples; a length in steps then becomes the number of samples in that many first steps of the run. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCHEDULE_LENGTHS = ("warmup_", "decay_", "wsd_decay_", "weight_decay_")  # prefi
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunLength:
-    """Steps and samples of a whole run, what is done already included."""
+    """Steps and samples of a whole run, including those already done."""
 
     steps: int
     samples: int
@@ -43,7 +43,7 @@ class ScheduleLengths:
     weight_decay: float
 
     def span(self, *, steps: int, samples: int, batch: int) -> tuple[int, int]:
-        """The counter before and after the step of `batch` samples that follows so many steps and samples."""
+        """The counter before and after a step of `batch` samples, given the steps and samples before it."""
         return (steps, steps + 1) if self.counter == "steps" else (samples, samples + batch)
 
 
@@ -56,7 +56,7 @@ def batch_sizes(config: RunConfig) -> BatchSizes:
     """Samples of each step, by the samples consumed before it.
 
     Raises:
-        UsageError: a ramp that cannot be read, or that does not arrive at the global batch.
+        UsageError: an invalid ramp, or one that never reaches the global batch.
     """
     ramp = config.train.batch_ramp
     try:
@@ -66,10 +66,10 @@ def batch_sizes(config: RunConfig) -> BatchSizes:
 
 
 def run_length(config: RunConfig, *, steps: int = 0, samples: int = 0) -> RunLength:
-    """The length of a run in which so many steps have read so many samples.
+    """The length of a run, given the steps and samples already done.
 
-    A length in steps is that number. One in samples or tokens ends with the last step that reads no further, so a run
-    that goes on with another batch still ends at the same sample.
+    A length in steps is that number. One in samples or tokens ends with the last step that does not exceed it, so a run
+    that continues with another batch size still ends at the same sample.
 
     Raises:
         UsageError: as `batch_sizes`.
@@ -83,13 +83,13 @@ def run_length(config: RunConfig, *, steps: int = 0, samples: int = 0) -> RunLen
 
 
 def training_samples(config: RunConfig) -> int:
-    """Samples that the order of the data has to be able to give; a ramp reads fewer of them."""
+    """Samples that the order of the data has to provide; a ramp reads fewer of them."""
     train = config.train
     return train.steps * train.global_batch or train.samples or train.tokens // train.sequence_length
 
 
 def schedule_lengths(config: RunConfig) -> ScheduleLengths:
-    """The lengths of [optimizer]; where no end of a decay is set it is that of the run.
+    """The lengths of [optimizer]; a decay without an end of its own ends with the run.
 
     Raises:
         UsageError: as `batch_sizes`.
@@ -124,10 +124,10 @@ def schedule_lengths(config: RunConfig) -> ScheduleLengths:
 
 
 def horizon(config: RunConfig, before: RunConfig | None, *, prefix: str) -> dict[str, int]:
-    """The keys `prefix`steps, `prefix`samples and `prefix`tokens of [optimizer], written out.
+    """The keys `prefix`steps, `prefix`samples and `prefix`tokens of [optimizer], with derived values filled in.
 
-    They are the configuration's own; else those of the run so far; else the run's length, in its own unit. All are 0
-    where the run's length is given twice, which is a problem of its own.
+    They are the configuration's own; otherwise those of the run so far; otherwise the run's length, in its own unit.
+    All are 0 if the run's length is given twice, which is reported separately.
     """
     found = given_lengths(config.optimizer, prefix)
     if not found and before is not None:

@@ -1,4 +1,4 @@
-"""Memory of one rank: bytes of its state and of activations, and errors of memory that ran out with both.
+"""Memory of one rank: bytes of its state and of activations; and out-of-memory errors that name both.
 
 The bytes of weights, gradients and optimizer state follow from the table of parameters, those of activations from the
 shape of the model.
@@ -28,7 +28,7 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}  # of an element of the mod
 
 @contextmanager
 def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
-    """Add the rank and both estimates to an error of memory that ran out in the block."""
+    """Add the rank and both estimates to an out-of-memory error in the block."""
     try:
         with out_of_memory_in("training", fix=FEWER_TOKENS):
             yield
@@ -47,7 +47,7 @@ def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
 
 
 def _less_memory(config: RunConfig, plan: Plan) -> str:
-    """The settings that make activations smaller, with the estimate for each, and what else helps."""
+    """The settings that reduce activations, with the estimate for each, and other advice."""
     tries = {}
     for size in [n for n in common_divisors(plan.micro_batch * plan.num_microbatches) if n < plan.micro_batch][-1:]:
         tries[f"train.micro_batch={size}"] = activation_bytes(config, dataclasses.replace(plan, micro_batch=size))
@@ -59,9 +59,9 @@ def _less_memory(config: RunConfig, plan: Plan) -> str:
 
 
 def state_bytes(config: RunConfig, plan: Plan) -> int:
-    """Bytes of a rank's weights, gradients, main weights and moments: what it needs beside activations.
+    """Bytes of a rank's weights, gradients, main weights and moments: its memory without activations.
 
-    Of the pipeline rank that needs most.
+    For the pipeline rank that needs most.
     """
     return max(state_bytes_per_stage(config, plan))
 
@@ -92,9 +92,9 @@ def kept_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> 
 
 
 def in_use_bytes(config: RunConfig, table: Sequence[ParamSpec]) -> int:
-    """Most bytes of whole buckets beside what is kept: the one that is computed, and one on its way.
+    """Peak bytes of whole buckets in addition to `kept_bytes`: the one in use, and one in transit.
 
-    With a backward pass in two halves gradients are in use from the first to the second: all of them.
+    With a backward pass in two halves, all gradients are in use from the first half to the second.
     """
     sharding, optimizer = config.optimizer.sharding, config.optimizer
     sizes = [sum(spec.numel for spec in group) for group in cut_buckets(table, bucket_size=optimizer.bucket_size)]
@@ -113,7 +113,7 @@ def element_bytes(config: RunConfig) -> tuple[int, int]:
 
 
 def float8_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> int:
-    """Bytes of the weights in FP8 that a rank keeps through a step: each, and its transpose."""
+    """Bytes of the FP8 weights that a rank keeps during a step: each, and its transpose."""
     precision, num_layers = config.precision, plan.shape.num_layers
     if precision.fp8 == "none":
         return 0
@@ -129,7 +129,7 @@ def symmetric_bytes(config: RunConfig, plan: Plan) -> int:
 
 
 def activation_bytes(config: RunConfig, plan: Plan) -> int:
-    """Most bytes that the microbatches on their way hold for backward on a rank, as the model's family counts them."""
+    """Peak bytes that the microbatches in progress hold for backward on a rank, as the model's family counts them."""
     return max(activation_bytes_per_stage(config, plan))
 
 
@@ -155,5 +155,5 @@ def activation_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]
 
 
 def _steady(plan: Plan) -> int:
-    """Microbatches after which a schedule keeps no more; gpipe keeps all of them."""
+    """Number of microbatches after which a schedule's memory no longer grows; gpipe keeps all of them."""
     return plan.num_microbatches if plan.pipeline.schedule == "gpipe" else 4 * plan.pp

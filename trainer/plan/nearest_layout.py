@@ -1,9 +1,9 @@
-"""The nearest layout that works, for a configuration whose layout does not.
+"""Finds the nearest layout that works, for a configuration whose layout does not.
 
-The search tries few changed keys before many, and small changes before large ones; the first layout that passes
-`check` is the answer. A layout is the mesh and the microbatch. train.global_batch changes what is trained, so it is
-changed only where no layout keeps it. Model, data and number of ranks stay as they are. Memory is not considered:
-`mtrain plan --gpus` does that. Pure and bounded: of each key only the nearest values are tried.
+The search tries few changed keys before many, and small changes before large ones; the first layout that passes `check`
+is the answer. A layout is the mesh and the microbatch. train.global_batch changes the training itself, so it is changed
+only if no layout keeps it. Model, data and number of ranks stay the same. Memory is not considered: `mtrain plan
+--gpus` does that. Pure and bounded: only the nearest values of each key are tried.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.models.arithmetic import common_divisors, round_up
 from trainer.plan.check import DataFacts, check, layout_problems
 from trainer.plan.lengths import batch_sizes
 
-# In the order in which equally near layouts are preferred: the earlier key is changed.
+# Among equally near layouts, the one that changes the earlier key is preferred.
 AXES = ("mesh.tp", "mesh.cp", "mesh.pp")
 RESETS = ("mesh.schedule", "mesh.virtual_pipeline", "mesh.stage_balance", "mesh.layers_per_stage")
 KEYS = (*AXES, *RESETS, "mesh.sequence_parallel", "train.micro_batch", "train.global_batch")
@@ -35,7 +35,7 @@ Changes = dict[str, Any]
 def nearest_layout(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> Changes:
     """The settings to change, by section.key, so that the layout works; {}: the layout works, or none was found.
 
-    Problems that have nothing to do with the layout may remain; no new one comes.
+    Problems unrelated to the layout may remain; no new ones appear.
     """
     if value_problems(config) or not layout_problems(config, world_size):
         return {}
@@ -50,7 +50,7 @@ def nearest_layout(config: RunConfig, world_size: int, *, facts: DataFacts | Non
 
 
 def nearest_layout_text(changes: Mapping[str, Any]) -> str | None:
-    """The changes as a user writes them on the command line; None where there are none."""
+    """The changes in command-line form; None if there are none."""
     if not changes:
         return None
     shown = (f"{name}={_value_text(value)}" for name, value in changes.items())
@@ -84,7 +84,7 @@ def candidates(config: RunConfig, world_size: int) -> Iterator[Changes]:
 
 
 def distance(config: RunConfig, changes: Changes) -> tuple[Any, ...]:
-    """How far changes go: whether the batch is another, how many keys, by how many factors of two, which keys."""
+    """The size of changes, for sorting: whether the batch changes, number of keys, factors of two, which keys."""
     factors = sum(_factors(_setting(config, name), value) for name, value in changes.items())
     return "train.global_batch" in changes, len(changes), factors, [KEYS.index(name) for name in changes]
 
@@ -103,7 +103,7 @@ def alternatives(config: RunConfig, world_size: int, *, name: str) -> list[Any]:
 
 
 def batch_alternatives(config: RunConfig, world_size: int) -> list[int]:
-    """The multiples of what a step of this layout reads that are next to the asked batch."""
+    """The multiples of this layout's samples per step that are next to the requested batch."""
     mesh, batch = config.mesh, config.train.global_batch
     ranks, others = divmod(world_size, mesh.tp * mesh.cp * mesh.pp)
     if others:
@@ -113,7 +113,7 @@ def batch_alternatives(config: RunConfig, world_size: int) -> list[int]:
 
 
 def _with_batch(config: RunConfig, world_size: int, changes: Changes, *, wanted: bool) -> Iterator[Changes]:
-    """The changes as they are, or with each other batch."""
+    """The changes unchanged, and with each alternative batch."""
     if not wanted:
         yield changes
         return
@@ -122,15 +122,15 @@ def _with_batch(config: RunConfig, world_size: int, changes: Changes, *, wanted:
 
 
 def _batch_unit(config: RunConfig) -> int:
-    """What divides each batch of the run; the microbatches of all data-parallel ranks have to divide it."""
+    """A number that divides each batch of the run; the microbatches of all data-parallel ranks have to divide it."""
     sizes = [config.train.global_batch]
-    with suppress(UsageError):  # a ramp that cannot be read is a problem of its own
+    with suppress(UsageError):  # an invalid ramp is reported separately
         sizes += batch_sizes(config).sizes
     return math.gcd(*sizes)
 
 
 def _divides(config: RunConfig, world_size: int, changes: Changes, *, unit: int) -> bool:
-    """Whether axes divide the ranks, and microbatches each batch: what nearly all candidates fail at."""
+    """Whether axes divide the ranks, and microbatches each batch: almost all candidates fail at this."""
     model = math.prod(changes.get(name, _setting(config, name)) for name in AXES)
     if world_size % model:
         return False

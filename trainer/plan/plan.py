@@ -1,7 +1,7 @@
-"""Every derived number of a run, computed once.
+"""All derived numbers of a run, computed once.
 
-`make_plan` turns a sound configuration into a frozen `Plan`. Nothing derived is written back into the configuration,
-and nobody computes these numbers a second time. Pure.
+`make_plan` turns a valid configuration into a frozen `Plan`. Derived numbers are not written back into the
+configuration, and no other code computes them a second time. Pure.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Plan:
     """All derived numbers of a run.
 
     Args:
-        world_size, tp, cp, pp, dp: ranks, and how they are laid out. pipeline: the stages.
+        world_size, tp, cp, pp, dp: ranks, and their layout. pipeline: the stages.
         sequence_length: tokens of a sample; tokens_per_step: of a global batch.
         num_microbatches: forward passes of a rank in one step.
         steps, num_samples: of the whole run.
         heads_per_rank, kv_heads_per_rank: attention heads of one tp rank.
-        shape: the model without any layout but the padding of its vocabulary.
+        shape: the model, independent of the layout except for the padding of its vocabulary.
         num_parameters: of the logical model, without padding.
-        parameters_per_rank: most elements that the first rank of a tp group holds, padding included.
+        parameters_per_rank: most elements that the first rank of a tp group holds, with padding.
         parameters_per_stage: the same for each pipeline rank.
         flops_per_token: floating-point operations of forward and backward, as the family counts them.
         warmup_steps, decay_steps: ends of warmup and decay, in steps.
@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding over all ranks, padding included."""
+        """Rows of the embedding over all ranks, with padding."""
         return self.shape.padded_vocab_size
 
 
@@ -85,10 +85,10 @@ def make_plan(
     """The derived numbers of a run on `world_size` ranks.
 
     Args:
-        done_steps, done_samples: what a run has done that goes on: where it ends may depend on it.
+        done_steps, done_samples: already done by a run that continues; its end may depend on them.
 
     Raises:
-        UsageError: the configuration does not fit; every problem is named.
+        UsageError: lists every problem of the configuration.
     """
     problems = check(config, world_size, facts=facts)
     vocab_size = config.model.vocab_size or (facts.vocab_size if facts else None)

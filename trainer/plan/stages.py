@@ -1,7 +1,7 @@
-"""How the layers of a model are spread over pipeline stages, and the stages over ranks.
+"""How the layers of a model are divided into pipeline stages, and the stages over ranks.
 
-Layers are cut into equal numbers, into stages of equal operations (the head counts, in layers; an embedding is a lookup
-and does not), or as a user says. Pure.
+Layers are divided into equal numbers, into stages of equal operations (counting the head as a number of layers; an
+embedding is a lookup and does not count), or as a user sets. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.pipeline.generators import default_chunks, forward_only, make_sched
 from trainer.pipeline.lower import lower
 from trainer.pipeline.simulate import Costs, Timeline, simulate
 
-STEADY = 2  # rounds of as many microbatches as ranks, after which a step goes on as it did
+STEADY = 2  # rounds of as many microbatches as ranks, after which a step repeats itself
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class PipelineLayout:
     Args:
         schedule: name of the generator. chunks: stages of each rank.
         stage_ranks: pipeline rank of each stage. layers_per_stage: blocks of each stage.
-        stage_costs: operations of a forward pass through each stage, in layers; the head counts.
+        stage_costs: operations of a forward pass through each stage, in layers; includes the head.
     """
 
     schedule: str
@@ -47,7 +47,7 @@ class PipelineLayout:
         """A pipeline rank's stages.
 
         Args:
-            like: the rank's place on the other axes.
+            like: gives the rank's position on the other axes.
         """
         return tuple(
             dataclasses.replace(
@@ -61,11 +61,11 @@ class PipelineLayout:
         )
 
     def lowered(self, num_microbatches: int) -> Schedule:
-        """What all ranks do in a step, communication included."""
+        """The actions of all ranks in a step, with communication."""
         return _lowered(self.schedule, self.num_ranks, num_microbatches, self.chunks)
 
     def step_seconds(self, num_microbatches: int, costs: Costs) -> float:
-        """Time of a step; of a long one it is extended from two that are shorter."""
+        """Time of a step; a long one is extrapolated from two shorter ones."""
         few, more = STEADY * self.num_ranks, (STEADY + 1) * self.num_ranks
         if num_microbatches <= more:
             return simulate(self.lowered(num_microbatches), costs).step
@@ -73,13 +73,13 @@ class PipelineLayout:
         return second + (num_microbatches - more) * (second - first) / (more - few)
 
     def timeline(self, num_microbatches: int) -> Timeline:
-        """A step as it would go if each half of backward took as long as forward; the unit is the shortest stage's."""
+        """The timeline of a step if each half of backward took as long as forward; unit: the shortest stage's time."""
         least = min(self.stage_costs)
         each = tuple(cost / least for cost in self.stage_costs)
         return simulate(self.lowered(num_microbatches), Costs(forward=each, inputs=each, weights=each))
 
     def forward(self, num_microbatches: int) -> Schedule:
-        """What all ranks do in an evaluation."""
+        """The actions of all ranks in an evaluation."""
         return lower(forward_only(self.stage_ranks, num_microbatches))
 
 
@@ -94,7 +94,7 @@ def num_chunks(mesh: MeshSection) -> int:
 
 
 def pipeline_layout(config: RunConfig, shape: ModelShape) -> PipelineLayout:
-    """The pipeline that a sound configuration asks for."""
+    """The pipeline of a valid configuration."""
     mesh, chunks = config.mesh, num_chunks(config.mesh)
     num_stages = mesh.pp * chunks
     layers, head = mesh.layers_per_stage, head_layers(config, shape)
@@ -111,7 +111,7 @@ def pipeline_layout(config: RunConfig, shape: ModelShape) -> PipelineLayout:
 
 
 def head_layers(config: RunConfig, shape: ModelShape) -> float:
-    """How many layers have as many operations as what follows the last one."""
+    """The operations after the last layer, in layers."""
     family = family_of(config)
     one, two = (
         family.flops_per_token(dataclasses.replace(shape, num_layers=n), config.train.sequence_length)  # type: ignore[type-var]
@@ -121,10 +121,10 @@ def head_layers(config: RunConfig, shape: ModelShape) -> float:
 
 
 def balanced_layers(num_layers: int, num_stages: int, *, head: float) -> tuple[int, ...]:
-    """Blocks of each stage, at least one, such that the longest stage is as short as can be.
+    """Blocks of each stage, at least one, so that the longest stage is as short as possible.
 
     Args:
-        head: layers that the head counts as; it is in the last stage.
+        head: the head's operations, in layers; it is in the last stage.
     """
     if num_stages == 1:
         return (num_layers,)
@@ -138,7 +138,7 @@ def balanced_layers(num_layers: int, num_stages: int, *, head: float) -> tuple[i
 
 
 def rank_parameters(family: Family, shape: ModelShape, *, places: Sequence[Place]) -> tuple[ParamSpec, ...]:
-    """The parameters of all stages of a rank; what two of them share (a tied embedding) once."""
+    """The parameters of all stages of a rank; those that two stages share (a tied embedding) once."""
     return _rank_parameters(family.parameters, cast(Hashable, shape), tuple(places))
 
 

@@ -1,4 +1,4 @@
-"""How long a step takes, estimated from a plan: operations and bytes over the rates that a device reaches.
+"""Estimates the time of a step from a plan: operations and bytes divided by the rates that a device reaches.
 
 An estimate for choosing between layouts, not a simulation; docs/design/parallel.md compares it with measured runs.
 """
@@ -28,10 +28,10 @@ class StepTime:
     """The parts of a step, in seconds, on the slowest rank.
 
     Args:
-        products, attention, memory: kernels, by what bounds them. idle: nothing runs, for the host's sake.
-        tensor_parallel, data_parallel, context_parallel: collectives, as far as nothing hides them.
+        products, attention, memory: kernels, by what limits them. idle: the device waits for the host.
+        tensor_parallel, data_parallel, context_parallel: collectives that are not overlapped.
         update: of the optimizer.
-        bubble: in which the rank waits for others of its pipeline, and for messages.
+        bubble: the rank waits for others of its pipeline, and for messages.
     """
 
     products: float
@@ -52,24 +52,24 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """Bytes a second of one GPU: inside a machine, and to others."""
+    """Bytes per second of one GPU: inside a machine, and to others."""
 
     device: Device
     gpus_per_node: int
     network: float
 
     def among(self, ranks: int) -> float:
-        """Of a collective over a group of so many neighbouring ranks."""
+        """The rate of a collective over a group of this many neighbouring ranks."""
         return devices.LINK * (self.device.link if ranks <= self.gpus_per_node else self.network)
 
 
 def step_time(
     config: RunConfig, plan: Plan, *, device: Device, gpus_per_node: int, network: float = NETWORK
 ) -> StepTime:
-    """The estimate for a plan on GPUs of one kind.
+    """Estimate a plan on GPUs of one kind.
 
     Args:
-        gpus_per_node: ranks that share a machine. network: bytes a second of each of them to other machines.
+        gpus_per_node: ranks that share a machine. network: bytes per second of each rank to other machines.
     """
     rates, like = _Rates(device, gpus_per_node, network), _place(config, plan)
     ranks = [
@@ -124,12 +124,12 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> S
 
 
 def exposed_data_parallel(config: RunConfig, plan: Plan, *, rate: float, computed: float) -> float:
-    """Seconds of sums of gradients and gathers of parameters that computation does not hide.
+    """Seconds of gradient sums and parameter gathers that are not overlapped with computation.
 
-    Each is hidden by the pass beside which it goes on, a third or two of what is computed, but for one bucket.
+    Each overlaps with a pass (a third or two thirds of the computation), except for one bucket.
 
     Args:
-        rate: bytes a second. computed: seconds of all forward and backward passes of a step.
+        rate: bytes per second. computed: seconds of all forward and backward passes of a step.
     """
     optimizer, data, times = config.optimizer, plan.cp * plan.dp, plan.num_microbatches
     weight, gradient = element_bytes(config)
@@ -152,8 +152,8 @@ def exposed_data_parallel(config: RunConfig, plan: Plan, *, rate: float, compute
 def _bubble(config: RunConfig, plan: Plan, ranks: list[list[StepTime]], rates: _Rates) -> float:
     """Seconds of a step in which the busiest rank waits.
 
-    Backward is taken to be two thirds of a pass, in halves, and what is recomputed a part of its first half. Of a long
-    step a shorter one is simulated: behind its beginning each round of microbatches takes as long as the one before.
+    Backward is assumed to be two thirds of a pass, in two halves; recomputation is part of the first half. For a long
+    step a shorter one is simulated: after the beginning each round of microbatches takes as long as the previous one.
     """
     layout, stages = plan.pipeline, {}
     for rank, of_rank in enumerate(ranks):
@@ -165,7 +165,7 @@ def _bubble(config: RunConfig, plan: Plan, ranks: list[list[StepTime]], rates: _
     split = plan.tp if config.mesh.sequence_parallel else 1
     width = plan.shape.hidden_size * BYTES[config.precision.dtype]
     sent = plan.micro_batch * plan.sequence_length // plan.cp // split * width
-    # A link between two machines is the slowest, and what follows waits for it.
+    # A link between two machines is the slowest; everything after it waits for it.
     costs = Costs(forward=third, inputs=inputs, weights=third, transfer=sent / rates.among(plan.world_size))
     busy = plan.num_microbatches * max(sum(time.total for time in of_rank) for of_rank in ranks)
     return max(0.0, layout.step_seconds(plan.num_microbatches, costs) - busy)

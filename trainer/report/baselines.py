@@ -1,8 +1,8 @@
-"""How well counting alone predicts the next token: the lines that a loss curve has to fall below.
+"""How well counting alone predicts the next token: the baselines that a loss curve has to fall below.
 
-Counts are made from exactly the (token, label) pairs that the model was trained on. Four numbers come out,
-in nats per token: the entropy of the training labels, and the cross entropy of the validation labels under
-a unigram and a bigram with add-one smoothing (Laplace) and under the interpolated Witten-Bell bigram.
+Counts are made from exactly the (token, label) pairs that the model was trained on. The result is four numbers, in nats
+per token: the entropy of the training labels, and the cross entropy of the validation labels under a unigram and a
+bigram with add-one smoothing (Laplace) and under the interpolated Witten-Bell bigram.
 
 What is unusual: pairs are kept as sorted unique keys `token * vocab_size + label`, so memory follows the
 number of distinct pairs; one path serves a vocabulary of 300 and one of 200,000. No torch, no files.
@@ -33,7 +33,7 @@ class PairCounts:
     """How often each label followed each token.
 
     Attributes:
-        vocab_size: entries of the vocabulary, padding left out.
+        vocab_size: entries of the vocabulary, without padding.
         keys: int64[n], sorted, unique: token * vocab_size + label.
         counts: int64[n], occurrences of each key.
         label_counts: int64[V], occurrences of each label.
@@ -56,7 +56,7 @@ class PairCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """Baselines in nats per token, and the numbers of tokens they stand on."""
+    """Baselines in nats per token, and the numbers of tokens they are based on."""
 
     train_tokens: int
     valid_tokens: int
@@ -70,7 +70,7 @@ def count_pairs(rows: Iterable[Row], vocab_size: int) -> PairCounts:
     """Count the pairs of all rows.
 
     Args:
-        rows: what the model was trained on, each sample once for every time that it was read.
+        rows: the training samples, each once for every time that it was read.
         vocab_size: entries of the vocabulary; every id must lie below it.
 
     Raises:
@@ -152,7 +152,7 @@ def _witten_bell(counts: PairCounts, tokens: Int64, labels: Int64, pair_counts: 
 
 
 def _lookup(counts: PairCounts, tokens: Int64, labels: Int64) -> Int64:
-    """Occurrences in training of each pair; 0 where it was never seen."""
+    """Occurrences in training of each pair; 0 if it was never seen."""
     if len(counts.keys) == 0:
         return np.zeros(len(tokens), dtype=np.int64)
     wanted = tokens * counts.vocab_size + labels
@@ -184,7 +184,7 @@ def _chunks(rows: Iterable[Row], vocab_size: int) -> Iterator[tuple[Int64, Int64
 
 
 def _joined(held: list[tuple[np.ndarray, np.ndarray]], vocab_size: int) -> tuple[Int64, Int64]:
-    """The rows held as two flat arrays."""
+    """The pending rows as two flat arrays."""
     tokens = np.concatenate([x for x, _ in held]).astype(np.int64)
     labels = np.concatenate([y for _, y in held]).astype(np.int64)
     low = min(int(tokens.min()), int(labels.min()))

@@ -1,9 +1,8 @@
-"""What a report says, as plain data: everything that is read from a run folder and its corpora.
+"""Collects the data of a report: everything that is read from a run folder and its corpora.
 
-`read_run` reads the files of the run folder; `read_corpora` opens the data and counts what the run took
-from it; `baselines_of` fits the n-gram baselines on exactly those tokens, and keeps them in baselines.json
-beside the number of samples that they belong to. No drawing here. A corpus that has moved away leaves a
-note in place of its part.
+`read_run` reads the files of the run folder; `read_corpora` opens the data and counts how much the run read of it;
+`baselines_of` fits the n-gram baselines on exactly those tokens, and stores them in baselines.json with the number of
+samples that they belong to. No drawing here. If a corpus has been moved, a note replaces its part.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ SHOWN_ROWS = 3
 
 
 class _Plan(msgspec.Struct):
-    """What a report says of plan.json. Types of this and the next are checked when a run is read."""
+    """The fields of plan.json that a report uses. Types of this and the next are checked when a run is read."""
 
     num_parameters: int = 0
     world_size: int | str = "?"
@@ -50,7 +49,7 @@ class _Plan(msgspec.Struct):
 
 
 class _Rank(msgspec.Struct):
-    """What it says of a rank in ranks.json."""
+    """The fields of a rank in ranks.json."""
 
     rank: int | str = "?"
     tp: int = 0
@@ -61,7 +60,7 @@ class _Rank(msgspec.Struct):
 
 
 class _Step(msgspec.Struct):
-    """What it says of a line of metrics.jsonl."""
+    """The fields of a line of metrics.jsonl."""
 
     step: int
     consumed_samples: int
@@ -80,7 +79,7 @@ class _Step(msgspec.Struct):
 
 
 class _Generated(msgspec.Struct):
-    """What it says of a line of generated.jsonl."""
+    """The fields of a line of generated.jsonl."""
 
     prompt: str
     text: str
@@ -112,11 +111,11 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusRead:
-    """What a run took from one corpus of its blend.
+    """How much a run read of one corpus of its blend.
 
     Attributes:
-        share: asked for, in 0 to 1. samples, tokens: read. epochs: how often the corpus was read.
-        lengths: documents by length, [0] without tokens, [k] of 2^(k-1) to 2^k - 1; empty where not known.
+        share: requested, 0 to 1. samples, tokens: read. epochs: how often the corpus was read.
+        lengths: documents by length, [0] without tokens, [k] of 2^(k-1) to 2^k - 1; empty if unknown.
     """
 
     name: str
@@ -130,10 +129,10 @@ class CorpusRead:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidCorpus:
-    """One validation corpus: its curve as (consumed samples, nats per token), and what it is measured against.
+    """One validation corpus: its curve as (consumed samples, nats per token), and its baselines.
 
     Attributes:
-        bits_per_byte: what one nat per token is in bits per byte of text; None where the text's size is not known.
+        bits_per_byte: one nat per token in bits per byte of text; None if the text's size is unknown.
     """
 
     name: str
@@ -144,7 +143,7 @@ class ValidCorpus:
 
 @dataclass(frozen=True, kw_only=True)
 class Corpora:
-    """The data's part of a report; empty, with a note, where the data could not be opened."""
+    """The data's part of a report; empty, with a note, if the data could not be opened."""
 
     read: list[CorpusRead] = dataclasses.field(default_factory=list)
     valid: list[ValidCorpus] = dataclasses.field(default_factory=list)
@@ -157,7 +156,7 @@ def read_run(folder: Path) -> Run:
     """The run folder's files.
 
     Raises:
-        UsageError: not a run folder, or nothing has been measured yet. DamageError: a file of it is not readable.
+        UsageError: not a run folder, or nothing has been measured yet. DamageError: one of its files is not readable.
     """
     metrics = read_metrics(folder)
     if not metrics:
@@ -180,7 +179,7 @@ def read_run(folder: Path) -> Run:
 
 
 def read_corpora(run: Run) -> Corpora:
-    """Open the run's data and look at what was read of it."""
+    """Open the run's data and count how much was read of it."""
     if run.config.data.blend == MOCK:
         return Corpora(notes=["The run was trained on mock data: random tokens, without a text or a tokenizer."])
     try:
@@ -201,7 +200,7 @@ def read_corpora(run: Run) -> Corpora:
 
 
 def baselines_of(run: Run, data: RunData) -> tuple[dict[str, Baselines], list[str]]:
-    """(baselines by validation corpus, why there are none), kept in baselines.json for this state of the run."""
+    """(baselines by validation corpus, why there are none), cached in baselines.json for this state of the run."""
     if not data.valid:
         return {}, ["The run has no validation corpus, so there is nothing to evaluate baselines on."]
     tokens = run.consumed * run.config.train.sequence_length
@@ -235,7 +234,7 @@ def _rows(dataset: mdata.Dataset, samples: np.ndarray) -> Iterator[tuple[np.ndar
 
 
 def _curve_names(run: Run) -> list[str]:
-    """Validation corpora that metrics speak of, in the order of their first mention."""
+    """Validation corpora in the metrics, in the order of their first occurrence."""
     return list(dict.fromkeys(name for line in run.metrics for name in line.get("valid") or {}))
 
 
@@ -284,7 +283,7 @@ def _corpora_read(run: Run, train: mdata.Dataset) -> list[CorpusRead]:
 
 
 def _decoded_rows(run: Run, train: mdata.Dataset) -> tuple[list[str], list[str]]:
-    """(text of the first training rows, the special tokens that may stand in it)."""
+    """(text of the first training rows, the special tokens that may occur in it)."""
     tokenizer = train.components[0].corpus.load_tokenizer()
     if tokenizer is None:
         return [], []
@@ -293,7 +292,7 @@ def _decoded_rows(run: Run, train: mdata.Dataset) -> tuple[list[str], list[str]]
 
 
 def _checked(value: Any, form: Any, path: Path) -> Any:
-    """The value as it is, once what a report reads of it has the types that mtrain writes."""
+    """The value, after checking that the fields that a report reads have the types that mtrain writes."""
     try:
         msgspec.convert(value, form)
     except (msgspec.ValidationError, OverflowError) as error:

@@ -1,8 +1,8 @@
 """report.html of a run: one file without scripts or links, for a browser without a network.
 
-It shows the loss against the n-gram baselines in nats per token and bits per byte, throughput, learning rate, what was
-read of each corpus, document lengths, some of what the model read and wrote, the schedule of a pipeline, what each
-rank holds, and the configuration. data.py reads the facts, plots.py draws, this file writes the page.
+It shows the loss and the n-gram baselines in nats per token and bits per byte, throughput, learning rate, how much was
+read of each corpus, document lengths, samples of text that the model read and wrote, the schedule of a pipeline, what
+each rank holds, and the configuration. data.py reads the data, plots.py draws, this file writes the page.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OPTIMIZER = (  # key of metrics.jsonl, name on the page, whether it is drawn if 
 )
 
 
-# What a run's page has beside a blend's.
+# Styles of a run's page in addition to a blend's.
 _STYLE = f"""{STYLE}
 body {{ max-width: 84rem; }} .row > * {{ flex: 1 1 28rem; max-width: 42rem; }}
 pre {{ background: var(--card); padding: .8rem 1rem; border-radius: 6px; white-space: pre-wrap; font-size: 13px;
@@ -47,7 +47,7 @@ mark {{ background: none; color: var(--c4); }}
 
 
 def write_report(run_folder: str | Path) -> tuple[Path, list[str]]:
-    """Write report.html in a run folder from what stands there now; the run may still be going on.
+    """Write report.html in a run folder from its current files; the run may still be active.
 
     Returns:
         The page's path, and a line for each validation corpus: its loss and the baselines.
@@ -85,7 +85,7 @@ def render(run: Run, corpora: Corpora) -> str:
 
 
 def _title(run: Run) -> str:
-    """The last two names of the run folder's path: "run" alone says little."""
+    """The last two names of the run folder's path, because "run" alone says little."""
     return "/".join(run.folder.resolve().parts[-2:])
 
 
@@ -111,7 +111,7 @@ def _head(run: Run) -> str:
 
 
 def _pipeline(run: Run) -> str:
-    """What each pipeline rank does in a step; nothing where there is one."""
+    """The actions of each pipeline rank in a step; empty if there is only one."""
     known, count = run.plan.get("pipeline"), run.plan.get("num_microbatches", 0)
     if not known or run.plan.get("pp", 1) == 1:
         return ""
@@ -145,7 +145,7 @@ def _losses(run: Run, valid: Sequence[ValidCorpus]) -> str:
 
 
 def _component_losses(run: Run, scale: float) -> str:
-    """The training loss of each component; of many, of those that were measured most often."""
+    """The training loss of each component; if there are many, of those measured most often."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for line in run.metrics:
         for name, loss in (line.get("train") or {}).items():
@@ -162,7 +162,7 @@ def _component_losses(run: Run, scale: float) -> str:
 
 
 def _loss_table(valid: Sequence[ValidCorpus]) -> str:
-    """Per corpus the model's last loss and the baselines, in both units; a mark where the model is below."""
+    """Per corpus the model's last loss and the baselines, in both units, marked if the model is below."""
     if not any(corpus.curve or corpus.baselines for corpus in valid):
         return ""
     header = ["last validation", *(f"{c.name}: {what}" for c in valid for what in ("nats per token", "bits per byte"))]
@@ -177,7 +177,7 @@ def _loss_table(valid: Sequence[ValidCorpus]) -> str:
 
 
 def _test_losses(run: Run) -> str:
-    """The test sets' losses, which are there once the last step is done."""
+    """The test sets' losses, which exist after the last step."""
     rows = [[Cell(name), _number(f"{loss:.3f}")] for name, loss in (run.metrics[-1].get("test") or {}).items()]
     return f"<div><h2>Test sets</h2>{table(['at the end', 'nats per token'], rows)}</div>" if rows else ""
 
@@ -211,7 +211,7 @@ def _throughput(run: Run) -> str:
 
 
 def _optimizer(run: Run) -> str:
-    """What the updates were done with; a scale or weight decay that never changed is text, not a plot."""
+    """Settings of the updates over time; a scale or weight decay that never changed is text, not a plot."""
     scale, told, panels = run.config.train.sequence_length / 1e6, [], []
     for key, name, always in OPTIMIZER:
         curve = _curve(run, key, scale)
@@ -292,7 +292,7 @@ def _baselines(corpus: ValidCorpus) -> list[tuple[str, float, bool]]:
 
 
 def _marked(text: str, special: Iterable[str]) -> str:
-    """Text with its special tokens set off."""
+    """Text with highlighted special tokens."""
     shown = _text(text)
     for token in special:
         shown = shown.replace(_text(token), f"<mark>{_text(token)}</mark>")
@@ -300,5 +300,5 @@ def _marked(text: str, special: Iterable[str]) -> str:
 
 
 def _text(text: str) -> str:
-    """A text of several lines."""
+    """A text with several lines."""
     return html.escape(text, quote=False)

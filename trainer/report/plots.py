@@ -1,6 +1,7 @@
 """The drawings of a run's report: plain numbers in, HTML out, drawn by mdata/reporting/svg.py.
 
-Each function returns a drawing with its legend. A curve of many points is drawn by means of neighbours.
+Each function returns a drawing with its legend. A curve with many points is drawn through the means of neighbouring
+points.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from trainer.report.data import CorpusRead
 
 _WIDTH = 620
-_LABEL_GAP = 0.06  # of the range of the axis: the least distance between two labels
+_LABEL_GAP = 0.06  # fraction of the axis range: the smallest distance between two labels
 _MOST_NAME_CHARS = 60
-_MOST_POINTS = 600  # of a curve; more would not be seen
+_MOST_POINTS = 600  # points of a curve; more would not be visible
 _TOKENS = "million tokens trained on"
 
 Curve = Sequence[tuple[float, float]]
@@ -51,7 +52,7 @@ def loss_panel(name: str, train: Curve, *, valid: Curve, lines: Sequence[tuple[s
 
 
 def over_tokens(label: str, curve: Curve, *, what: str) -> str:
-    """One value over tokens, from 0 on.
+    """One value over tokens; the axis begins at 0.
 
     Args:
         label: of the drawing. curve: (million tokens, value). what: the value's name.
@@ -87,7 +88,7 @@ def component_losses(curves: Sequence[tuple[str, Curve]]) -> str:
 
 
 def document_lengths(corpora: Sequence[CorpusRead]) -> str:
-    """For each corpus the share of its documents by length, in powers of two."""
+    """For each corpus the fraction of its documents by length, in powers of two."""
     used = [k for corpus in corpora for k, count in enumerate(corpus.lengths) if count]
     classes = range(min(used, default=0), max(used, default=0) + 1)
     totals = [sum(corpus.lengths) or 1 for corpus in corpora]
@@ -129,12 +130,12 @@ def _line(frame: svg.Frame, curve: Curve, kind: str, hint: str) -> str:
 
 
 def shown(name: str) -> str:
-    """A name, cut to a length that a drawing has room for."""
+    """A name, cut to a length that fits a drawing."""
     return name if len(name) <= _MOST_NAME_CHARS else f"{name[: _MOST_NAME_CHARS - 3]}..."
 
 
 def _spread(values: Sequence[float], limits: tuple[float, float]) -> list[float]:
-    """Places for labels at `values`, moved up just as far as they need to stand clear of each other."""
+    """Positions for labels at `values`, moved up just enough to avoid overlaps."""
     gap = _LABEL_GAP * (limits[1] - limits[0])
     places = list(values)
     below = float("-inf")
