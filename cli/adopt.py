@@ -20,7 +20,7 @@ from mdata.progress import Progress
 
 
 def add_arguments(parser: Parser) -> None:
-    """The tokenizer's options and few flags."""
+    """The tokenizer's options and those of this command."""
     add = parser.add_argument
     add("prefix", metavar="PREFIX", help="the pair, without .bin and .idx")
     add("--full", action="store_true", help="read every token: hashes, largest id, check against the vocabulary")
@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `mdata.adopt` and say what was written."""
+    """Run `mdata.adopt` and print what was written."""
     tokenizer: mdata.Tokenizer | None = None
     unused: tuple[str, ...] = ()
     if arguments.tokenizer_type is not None:

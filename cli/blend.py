@@ -28,7 +28,7 @@ _FOR_WORDS = ("alpha", "exhaustive", "merge_same")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is mixed, for which training, and what to write."""
+    """The mixture, the training that it is for, and the output."""
     add = parser.add_argument
     add("words", nargs="*", metavar="WORD", help="weights and corpora, or one .toml or .csv file")
     add("-o", "--output", metavar="MIX.json", help="the blend manifest")
@@ -94,7 +94,7 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _spec(arguments: argparse.Namespace) -> BlendSpec | None:
-    """The one description that was given; None without."""
+    """The given description of the blend; None if there is none."""
     lists = {split: getattr(arguments, f"{split}_data_path") for split in ("train", "valid", "test")}
     given = [
         ("WORD", bool(arguments.words)),
@@ -201,7 +201,7 @@ def _notes(preview: BlendPreview) -> list[str]:
 
 
 def _not_shown(preview: BlendPreview) -> list[str]:
-    """Which options would add columns to the table."""
+    """The options that would add columns to the table."""
     if preview.num_samples is None:
         length = "" if preview.sequence_length is not None else "--sequence-length S and "
         return [f"give {length}--tokens N (or --samples N) for samples and epochs of each corpus"]

@@ -1,7 +1,7 @@
 """The part of `mdata blend` that changes the mixture of a run: --from old.json --at-sample N.
 
-The new mixture is given as a whole (words, or a .toml or .csv file), or as edits of the old one. What is shown besides
-the table: where every corpus goes on, what of it will never be read, and from where on text is read again.
+The new mixture is given completely (words, or a .toml or .csv file), or as edits of the old one. In addition to the
+table it shows where every corpus continues, how much of it will never be read, and from where text is repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mdata.blend_planning.change_table import ChangeRow, change_table
 
 
 def add_change_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which blend changes, where, and how."""
+    """The options of a change: which blend, from which sample, and how."""
     change = parser.add_argument_group("change the rest of a run (give the run's --sequence-length and --split)")
     add = change.add_argument
     add("--from", dest="from_blend", metavar="OLD.json", help="the run's blend")
@@ -32,7 +32,7 @@ def add_change_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_without_from(arguments: argparse.Namespace) -> None:
-    """No option of a change is passed over where nothing is said to change."""
+    """Refuse options of a change without --from."""
     options = ("--at-sample", "--set", "--add", "--remove", "--replace")
     given = [option for option in options if getattr(arguments, _dest(option)) not in (None, [])]
     if given:
@@ -42,7 +42,7 @@ def refuse_without_from(arguments: argparse.Namespace) -> None:
 def changed(
     arguments: argparse.Namespace, folder: Path, *, spec: BlendSpec | None
 ) -> tuple[OpenBlend, list[str], dict[str, Any]]:
-    """(the changed blend, lines that tell what the change does, the same as JSON)."""
+    """(the changed blend, lines that describe the change, the same as JSON)."""
     missing = [name for name in ("--at-sample", "--sequence-length") if getattr(arguments, _dest(name)) is None]
     if missing:
         raise mdata.UsageError(f"--from needs {' and '.join(missing)}", fix="those of the run")
@@ -81,7 +81,7 @@ def changed(
 
 
 def _table(rows: list[ChangeRow]) -> str:
-    """What happens to each component; without the last column where nothing is read again."""
+    """The effect on each component; without the last column if nothing is read again."""
     header = ["component", "read before", "epochs", "part before", "part after", "never read", "read again from"]
     cells = [
         [row.name, row.samples, row.epochs, row.part_before, row.part_after, row.unread, row.again_at] for row in rows

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `mdata.dataset.prebuild.build` and show what came of it."""
+    """Run `mdata.dataset.prebuild.build` and show the result."""
     words = [*arguments.words, *arguments.data_path]
     if not words:
         raise mdata.UsageError("no data is given", expected="a manifest, a prefix, or pairs of weight and prefix")

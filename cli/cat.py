@@ -22,7 +22,7 @@ from mdata.corpus.documents import Documents, select
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Few flags."""
+    """The options of this command."""
     add = parser.add_argument
     add("path", metavar="CORPUS", help="a manifest, or the prefix of a .bin/.idx pair")
     add("--documents", metavar="N,A:B", help="numbers and ranges, such as 0:10,42; default: all")
@@ -56,7 +56,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _chosen(arguments: argparse.Namespace, documents: Documents) -> tuple[Iterable[int], bool]:
-    """The numbers in the order asked for, and whether it is just one."""
+    """The numbers in the requested order, and whether there is only one."""
     total = documents.corpus.num_documents
     if arguments.documents is None and not arguments.origin:
         return range(total), total == 1

@@ -1,12 +1,10 @@
-"""What every command of ours shares: exit codes, error lines, progress, and finding the command by its
-name.
+"""The part that every command shares: exit codes, error lines, progress, and finding the command by its name.
 
-`run` is the whole life of a process: it imports only the module of the chosen command, parses, calls it,
-and turns whatever comes out into an exit code and one to four lines on stderr. What is unusual: commands
-are modules named by strings, so that `--help` imports none of them; and a reader that closed the pipe
-(`mdata inspect x | head`) is no error.
+`run` is the whole life of a process: it imports only the module of the chosen command, parses, calls it, and turns any
+error into an exit code and one to four lines on stderr. What is unusual: commands are modules named by strings, so that
+`--help` imports none of them; and a reader that closed the pipe (`mdata inspect x | head`) is not an error.
 
-Exit codes: 0 done; 1 a fault of ours; 2 usage; 3 bad input; 4 damage; 5 out of a resource; 75 stopped on
+Exit codes: 0 done; 1 a bug in mdata or mtrain; 2 usage; 3 bad input; 4 damage; 5 out of a resource; 75 stopped on
 request, run again; 130 Ctrl-C.
 """
 
@@ -34,22 +32,22 @@ from mdata.version import __version__
 
 __all__ = ["Command", "Console", "Parser", "run"]
 
-# A long option that lost a dash; a number and a single letter are none.
+# A long option with only one dash; not a number or a single letter.
 _ONE_DASH = re.compile(r"-[A-Za-z]{3}")
 _EXTRAS = MappingProxyType({"torch": "train", "safetensors": "train", "tomli_w": "train", "ray": "ray"})
 
 
 class _ReaderGone(Exception):
-    """Whoever read our stdout has closed it."""
+    """The reader of our stdout has closed it."""
 
 
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are ours, with the nearest option's name for a misspelt one.
 
     Attributes:
-        second_choice: options (by `dest`) that a shortened name means only where it fits no other.
-        settings: names of settings that are given as words, without dashes.
-        no_option: what to do instead of an option that there is not, and that is near to none.
+        second_choice: options (by `dest`) that an abbreviation means only if it fits no other.
+        settings: names of settings, which are given as words without dashes.
+        no_option: advice for an unknown option that resembles no other.
         words: the command line; argparse reports missing options before it looks for unknown ones.
     """
 
@@ -71,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         say(message, standard_output())
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the whole usage; a misspelt option comes first, for it may be the cause of all."""
+        """Raise instead of printing the usage; a misspelt option is reported first: it may cause the other errors."""
         before, told, unknown = message.partition("unrecognized arguments: ")
         misspelt = self._unknown_options()
         if misspelt and not told:
@@ -83,21 +81,21 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, fix=fix)
 
     def _meant(self, word: str) -> str | None:
-        """The option, or the setting, that a word is nearest to."""
+        """The option or setting that is closest to a word."""
         options = [option for action in self._actions if action.dest != "help" for option in action.option_strings]
         if self.settings and (meant := synonym(word, self.settings())):
             return f"{meant}=VALUE"
         return nearest(f"-{word}" if _ONE_DASH.match(word) else word, options) if word else None
 
     def _unknown_options(self) -> list[str]:
-        """The words that look like an option and are none, nor a shortened one."""
+        """The words that look like options but are neither options nor abbreviations."""
         words = [word.partition("=")[0] for word in takewhile("--".__ne__, self.words)]
         options = [word for word in words if word.startswith("--") or _ONE_DASH.match(word)]
         return [one for one in options if one not in self._option_string_actions and not self._get_option_tuples(one)]
 
 
 def _whole_number(text: str) -> int:
-    """What `type=int` means: every count and number of ours has 64 bits."""
+    """Parser for `type=int`: all counts and numbers have 64 bits."""
     value = int(text)
     if not -(1 << 63) <= value < 1 << 63:
         raise argparse.ArgumentTypeError(f"{text} is not a 64-bit number")
@@ -105,7 +103,7 @@ def _whole_number(text: str) -> int:
 
 
 class Console:
-    """Where a command speaks: results to stdout, all else to stderr.
+    """The output of a command: results to stdout, everything else to stderr.
 
     Args:
         program: the name that begins an error line, "mdata" or "mtrain".
@@ -117,7 +115,7 @@ class Console:
         self.json = json
 
     def result(self, text: str, facts: Mapping[str, Any]) -> None:
-        """Print what the command found: `text` for people, `facts` (JSON types) under --json."""
+        """Print the result: `text`, or with --json `facts` (JSON types)."""
         if self.json:
             from json import dumps
 
@@ -126,14 +124,14 @@ class Console:
         self.flush()
 
     def write(self, text: str, *, raw: bool = False) -> None:
-        """Print a part of a long result; `raw`: a text that a pipe or a file is to get as it is."""
+        """Print a part of a long result; `raw`: a text that goes to a pipe or file unchanged."""
         try:
             say(text, standard_output(), raw=raw)
         except BrokenPipeError as error:
             raise _ReaderGone from error
 
     def flush(self) -> None:
-        """Hand on what was printed."""
+        """Flush stdout."""
         stream = standard_output()
         if stream is None:
             return
@@ -143,20 +141,20 @@ class Console:
             raise _ReaderGone from error
 
     def note(self, text: str) -> None:
-        """A line on stderr: what is going on, warnings."""
-        # Nobody may be listening: a closed pipe, a full disk below a log, no stderr at all.
+        """Print a line on stderr: progress or a warning."""
+        # Writing may fail: a closed pipe, a full disk for the log, no stderr at all.
         stream = standard_error()
         with suppress(OSError, AttributeError):
             say(text.rstrip("\n") + "\n", stream)
             stream.flush()  # type: ignore[union-attr]
 
     def error(self, text: str) -> None:
-        """An error in the form of all our commands."""
+        """Print an error in the common form."""
         self.note(f"{self.program}: error: {text}")
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
-        """A listener for the work inside: a bar on a terminal, else a JSON line each 10 s, on stderr."""
+        """A progress display on stderr for the block: a bar on a terminal, otherwise a JSON line every 10 s."""
         from cli.progress import BarProgress, LineProgress
 
         listener: BarProgress | LineProgress = LineProgress(self.note, program=self.program)
@@ -186,13 +184,13 @@ def run(program: str, commands: Sequence[Command], *, description: str, argv: Se
             code = _dispatch(console, description, commands, words)
         console.flush()
         return code
-    # The one place where everything is caught: a user must never need to read a traceback.
+    # Catch everything here: a user must never need to read a traceback.
     except BaseException as error:
         return _report(error, console, debug="--debug" in words)
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Refuse what no shell could have given: most words are, or are in, names of files."""
+    """Refuse words that no shell can pass: most words are, or contain, names of files."""
     for word in words:
         try:
             fits = "\0" not in os.fsdecode(os.fsencode(word))
@@ -233,7 +231,7 @@ def _dispatch(console: Console, description: str, commands: Sequence[Command], w
 
 
 def _parted(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words before "--", which are a command's own, and those after it, which are another's."""
+    """The words before "--", which belong to this command, and those after it, which belong to another."""
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
 
@@ -271,7 +269,7 @@ def _report(error: BaseException, console: Console, *, debug: bool) -> int:
 
 
 def _as_known(error: BaseException) -> MdataError | StoppedError | None:
-    """The error as one of our kinds; None for a fault of ours."""
+    """The error as one of our types; None for a bug."""
     if isinstance(error, OSError):
         error = explain_os_error(error)
     if isinstance(error, ValueError | RuntimeError):
@@ -286,7 +284,7 @@ def _as_known(error: BaseException) -> MdataError | StoppedError | None:
 
 
 def _as_the_system_said(error: ValueError | RuntimeError) -> BaseException:
-    """What Python says in words of its own, where other calls would give an error of the system."""
+    """Errors that Python reports with its own message, where other calls give an error of the system."""
     said = str(error)
     if said.startswith("embedded null"):
         return UsageError("a path contains a NUL byte, which no file system allows", fix="another path")

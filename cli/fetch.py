@@ -14,7 +14,7 @@ from mdata.corpus.fetch import fetch
 
 
 def add_arguments(parser: Parser) -> None:
-    """The corpus, and where the copy goes."""
+    """The corpus, and the folder of the copy."""
     parser.add_argument(
         "corpus", metavar="ADDRESS", help="its manifest or prefix at s3://, gs:// or az://, or a dataset at hf://"
     )
@@ -22,7 +22,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `fetch` and say where the manifest is."""
+    """Run `fetch` and print the path of the manifest."""
     with console.progress() as progress:
         path = fetch(arguments.corpus, arguments.folder, progress=progress)
     console.result(f"{path}: complete, and as its manifest says", {"manifest": str(path)})

@@ -25,7 +25,7 @@ _INPUTS_SHOWN = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Few flags."""
+    """The options of this command."""
     add = parser.add_argument
     add("path", metavar="PATH", help="a manifest, or the prefix of a .bin/.idx pair")
     add("--documents", type=int, default=3, metavar="N", help="number of documents to show; default 3")
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Say what is known, then show text."""
+    """Print the facts, then text."""
     path, how = Path(arguments.path), {"allow_outside": arguments.allow_outside}
     if path.suffix == ".json" and isinstance(mdata.load_manifest(path), mdata.BlendManifest):
         blend = mdata.open_blend(path, tokenizer_unknown="ok", **how)  # it is only looked at
@@ -47,12 +47,12 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def corpus_facts(corpus: mdata.Corpus, num_documents: int) -> dict[str, Any]:
-    """What is known of a corpus and its first documents, as JSON types."""
+    """The facts about a corpus and its first documents, as JSON types."""
     known, statistics = corpus.tokenizer, corpus.manifest.statistics
     tokenizer, problem = None, None
     try:
         tokenizer = corpus.load_tokenizer()
-    except mdata.MdataError as error:  # what is known can be shown all the same
+    except mdata.MdataError as error:  # the other facts can still be shown
         problem = str(error)
     return {
         "kind": "corpus",

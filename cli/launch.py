@@ -22,7 +22,7 @@ TAKES_COMMAND = True
 
 
 def add_arguments(parser: Parser) -> None:
-    """The engine and how much of it; the command follows after --."""
+    """The engine and its resources; the command follows after --."""
     add = parser.add_argument
     parser.usage = f"{parser.prog} local|slurm|ray --parts N [options] -- preprocess --input PATH ..."
     add("engine", choices=("local", "slurm", "ray"), help="what runs the parts")
@@ -37,7 +37,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Plan the job, start what is missing, and say where it is."""
+    """Plan the job, start missing parts, and print the job's folder."""
     for name in ("parts", "cpus", "at_once"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             raise mdata.UsageError(f"--{name.replace('_', '-')} {getattr(arguments, name)}", expected="at least 1")

@@ -1,8 +1,8 @@
-"""One part of a job, as the launchers start it; not a command for people.
+"""Runs one part of a job; started by the launchers, not by users.
 
-It gets the job's folder and the number of the part (0: the merge), says in the part's state file that it runs, and runs
-the command with its output in the part's log. Slurm sends SIGUSR1 before a time limit: the part stops, records how far
-it is, and asks to be queued again.
+It gets the job's folder and the number of the part (0: the merge), records in the part's state file that it runs, and
+runs the command with its output in the part's log. Slurm sends SIGUSR1 before a time limit: the part stops, records its
+progress, and requests to be queued again.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _words(job: Job, number: int, cpus: int) -> list[str]:
-    """The command line; as many workers as the part has cpus, unless the user said how many."""
+    """The command line, with one worker per cpu of the part unless the user gave a number."""
     words = job.words_of(number)
     given = number == MERGE or any(word.split("=")[0] == "--workers" for word in words)
     return words if given else [*words, "--workers", str(cpus)]
 
 
 def _die_with_parent() -> None:
-    """Whoever started this process may be killed without a chance to end it."""
+    """End with the parent, which may be killed without a chance to end this process."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
@@ -65,7 +65,7 @@ def _die_with_parent() -> None:
 
 
 def _stop_on_usr1() -> list[int]:
-    """SIGUSR1 becomes SIGTERM; the list, empty until then, says that it came."""
+    """Turn SIGUSR1 into SIGTERM; the list, empty until then, records that it arrived."""
     came: list[int] = []
 
     def stop(number: int, _: object) -> None:

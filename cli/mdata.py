@@ -1,6 +1,4 @@
-"""The `mdata` command: a table of its subcommands. Each lives in a module of its own, imported when it is
-called.
-"""
+"""The `mdata` command: a table of its subcommands. Each is a separate module, imported when it is called."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `mdata` and return its exit code (see cli/console.py)."""
-    # No command multiplies matrices, and for that numpy starts a thread on each core when it is imported.
+    # No command multiplies matrices, but for that purpose numpy starts a thread on each core when it is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     return start(
         "mdata",

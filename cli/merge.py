@@ -14,7 +14,7 @@ from mdata.rewriting.merge import merge
 
 
 def add_arguments(parser: Parser) -> None:
-    """The prefix and few flags."""
+    """The prefix and the options of this command."""
     add = parser.add_argument
     add("prefix", metavar="PREFIX", help="as given to mdata preprocess --output-prefix")
     add("--copy", action="store_true", help="write one pair; the parts are no longer needed then")
@@ -24,7 +24,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `merge` and say what was written."""
+    """Run `merge` and print what was written."""
     with console.progress() as progress:
         merged = merge(
             arguments.prefix,

@@ -1,6 +1,4 @@
-"""The `mtrain` command: a table of its subcommands. Each lives in a module of its own, imported when it is
-called.
-"""
+"""The `mtrain` command: a table of its subcommands. Each is a separate module, imported when it is called."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
-    """Check, and raise what was found."""
+    """Check, and raise the problems."""
     from trainer.run.launch import survey
 
     config, world_size = _read(arguments)
@@ -89,7 +89,7 @@ def _plan(start: Start, found: Survey, world_size: int) -> Plan:
 
 
 def _rehearsed(start: Start, found: Survey, plan: Plan) -> tuple[list[str], dict[str, Any]]:
-    """The rehearsal for people and as JSON types."""
+    """The rehearsal as text and as JSON types."""
     from trainer.plan.memory import activation_bytes_per_stage
     from trainer.run.rehearsal import rehearse
     from trainer.run.saving import checkpoint_bytes
@@ -149,7 +149,7 @@ def _rehearsal_lines(plan: Plan, result: Rehearsal, found: Survey, totals: list[
 
 
 def start_lines(start: Start) -> list[str]:
-    """Where the run goes on, and what is not as it was, for people."""
+    """Text: where the run continues, and which settings differ from the checkpoint's."""
     from trainer.plan.lengths import given_lengths, run_length
 
     if start.folder is None:

@@ -24,7 +24,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
-    """Print what was asked for."""
+    """Print the requested configuration or setting."""
     if arguments.from_megatron is not None and arguments.key is not None:
         raise UsageError("--key and --from-megatron are given together", expected="one of them")
     if arguments.from_megatron is not None:
@@ -75,14 +75,14 @@ def _from_megatron(text: str, console: Console) -> int:
 
 
 def _script(text: str) -> tuple[str, list[str]]:
-    """(bash, [file, its arguments]) of what was given; the list is empty for a command line."""
+    """(bash, [file, its arguments]) from the given words; the list is empty for a command line."""
     import shlex
 
     from mdata.errors import explain_os_error
 
     try:
         words = shlex.split(text)
-    except ValueError:  # an open quote: the reader of bash says it better
+    except ValueError:  # an open quote: the bash reader reports it better
         return text, []
     if not words:
         raise UsageError("--from-megatron is empty", fix="--from-megatron 'pretrain_gpt.py --num-layers 24 ...'")

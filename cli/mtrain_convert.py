@@ -46,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
-    """Convert, and say what came out."""
+    """Convert, and print the result."""
     from trainer.checkpoint.location import location_of
     from trainer.convert.convert import Options, convert
     from trainer.convert.hf_config import MODEL_TYPES
@@ -84,7 +84,7 @@ def _target(text: str) -> Path:
 
 
 def _size(text: str) -> int:
-    """Bytes of "5GB"."""
+    """The number of bytes in a text such as "5GB"."""
     size = parse_size(text)
     if size is None:
         raise UsageError(f"--max-shard-size {text!r} is not a size", expected="such as 5GB, 500MB or 2GiB")

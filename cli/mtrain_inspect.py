@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Say what the indexes say."""
+    """Print the content of the indexes."""
     from trainer.checkpoint.folder import checkpoint_at, read_index
     from trainer.checkpoint.load import verify_checkpoint
     from trainer.checkpoint.location import location_of
@@ -43,7 +43,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def checkpoint_facts(folder: Location, index: Index, *, verified: bool) -> dict[str, Any]:
-    """What is known of a checkpoint, as JSON types; states and tensors with element counts."""
+    """The facts about a checkpoint, as JSON types; states and tensors with element counts."""
     run = index.run
     states: dict[str, list[int]] = {}
     for name, tensor in index.tensors.items():
@@ -75,7 +75,7 @@ def checkpoint_facts(folder: Location, index: Index, *, verified: bool) -> dict[
 
 
 def checkpoint_text(facts: dict[str, Any]) -> str:
-    """The same for people."""
+    """The same as text."""
     loss = facts["measured"].get("loss")
     lines = [
         f"{facts['path']}: step {facts['step']:,}, {facts['consumed_samples']:,} samples consumed, "

@@ -1,4 +1,4 @@
-"""What the commands that take a run's configuration share: their arguments, and reading them.
+"""Shared by the commands that take a run's configuration: their arguments, and reading them.
 
 Not a command itself. `mtrain COMMAND run.toml [section.key=value ...] [--nproc N]` has one form everywhere.
 """
@@ -34,14 +34,14 @@ def read_run_arguments(arguments: argparse.Namespace) -> tuple[RunConfig, int]:
     """The configuration and the number of ranks.
 
     Raises:
-        UsageError: every problem of the file and its overrides; a number of ranks that cannot be.
+        UsageError: every problem of the file and its overrides; an invalid number of ranks.
     """
     config = load_config(arguments.config, arguments.overrides)
     return config, world_size(config, arguments.nproc)
 
 
 def world_size(config: RunConfig, nproc: int | None) -> int:
-    """Ranks of the run: the launcher's under torchrun or Slurm, else --nproc, else the default."""
+    """Ranks of the run: the launcher's under torchrun or Slurm, otherwise --nproc, otherwise the default."""
     if nproc is not None and nproc < 1:
         raise UsageError("--nproc is too small", found=str(nproc), expected="1 or more")
     from trainer.parallel.world import find_placement

@@ -65,7 +65,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, int]]:
-    """The plan's numbers in reading order, by their names for people."""
+    """The plan's numbers in reading order, with display names."""
     return [
         ("ranks", plan.world_size),
         ("tensor-parallel ranks (tp)", plan.tp),
@@ -93,7 +93,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, int]]:
 
 
 def _schedule_rows(plan: Plan) -> list[tuple[str, int]]:
-    """Where the learning rate changes, in steps, or in samples where some length of it is given so."""
+    """Where the learning rate changes, in steps, or in samples if one of its lengths is given in samples."""
     lengths = plan.schedule
     unit = "" if lengths.counter == "steps" else "samples "
     decay = [("of WSD's decay", lengths.wsd_decay)] if lengths.wsd_decay else []
@@ -102,7 +102,7 @@ def _schedule_rows(plan: Plan) -> list[tuple[str, int]]:
 
 
 def _memory_rows(config: RunConfig, plan: Plan) -> list[tuple[str, str]]:
-    """Estimates for one rank; what is held outside of tensors is not in them."""
+    """Estimates for one rank, without memory outside of tensors."""
     from trainer.errors import size_text
     from trainer.plan.memory import activation_bytes, state_bytes
 
@@ -203,7 +203,7 @@ def _hardware(arguments: argparse.Namespace) -> Hardware:
     """The GPUs that the arguments describe.
 
     Raises:
-        UsageError: a number that cannot be, or a device that is not known.
+        UsageError: an invalid number, or an unknown device.
     """
     from trainer.plan.devices import DEVICES, GIB, device_named
     from trainer.plan.layouts import Hardware
@@ -229,7 +229,7 @@ def _hardware(arguments: argparse.Namespace) -> Hardware:
 
 
 def _this_gpu() -> str:
-    """The name of this machine's first GPU where its speed is known, else a common one."""
+    """The name of this machine's first GPU if its speed is known, otherwise a common one."""
     import torch
 
     from trainer.plan.devices import device_named

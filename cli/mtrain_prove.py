@@ -70,7 +70,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def proof_text(proof: Proof) -> str:
-    """The outcome, for people."""
+    """The outcome as text."""
     compared = f"{proof.steps} steps and {proof.slices} slices of the last checkpoint"
     if not proof.differences:
         return f"equal: {compared} have the same bits"
@@ -82,7 +82,7 @@ def proof_text(proof: Proof) -> str:
 
 
 def _train(config: RunConfig, world_size: int, file: Path) -> None:
-    """One run in processes of its own, so that nothing of one is left for the next."""
+    """Train in separate processes, so that one run leaves nothing for the next."""
     from trainer.config.parse import dump_config
 
     file.write_text(dump_config(config), encoding="utf-8")

@@ -1,14 +1,14 @@
-"""One rank of `mtrain train`, as `mtrain train` starts it; not a command for people.
+"""One rank of `mtrain train`; started by `mtrain train`, not by users.
 
-It gets a folder with the resolved configuration, finds its place in the environment, and leaves its error
-there as a report, which the command that started it turns into one message (trainer/run/launch.py).
+It gets a folder with the resolved configuration, finds its rank in the environment, and writes an error to that folder
+as a report, which the command that started it turns into one message (trainer/run/launch.py).
 """
 
 from __future__ import annotations
 
 import signal
 
-# First of all: until everything is imported Ctrl-C ends this process at once and without a traceback.
+# First of all: until everything is imported, Ctrl-C ends this process at once and without a traceback.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import os  # noqa: E402
@@ -32,8 +32,8 @@ def main(argv: Sequence[str]) -> int:
     rank_process()
     folder, rank = Path(argv[0]), int(os.environ["RANK"])
     try:
-        # How this rank ends is decided when the block ends; the launcher, which ends all once one has failed, shall not
-        # change it: what is restored then does nothing.
+        # The exit of this rank is decided when the block ends; the launcher, which ends all ranks once one has failed,
+        # must not change it: the restored handlers do nothing.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _decided)
         with stop_requests(_stopped):
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
                 Console("mtrain", json="--json" in argv),
                 end=lambda error: os._exit(write_report(folder, error, rank=rank)),
             )
-    # Whatever it is, the parent has to hear of it.
+    # Report any error to the parent.
     except BaseException as error:
         return write_report(folder, error, rank=rank)
     return 0
@@ -56,7 +56,7 @@ def _stopped() -> StoppedError:
 
 
 def _decided(number: int, frame: FrameType | None) -> None:
-    """Hear a signal that changes nothing any more."""
+    """Ignore a signal after the exit is decided."""
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
-    """Write the report; say where it is, and how the losses stand against the baselines."""
+    """Write the report; print its path, and the losses compared with the baselines."""
     from trainer.report.page import write_report
 
     path, lines = write_report(arguments.run_folder)

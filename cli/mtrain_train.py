@@ -39,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
-    """Check, then train here or on ranks of our own."""
+    """Check, then train in this process or start ranks."""
     from trainer.parallel.world import find_placement
     from trainer.run.launch import preflight
 
@@ -58,7 +58,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _where_it_goes_on(config: RunConfig) -> str:
-    """What the same command will do, for who has stopped it."""
+    """What the same command will do next, for a user who has stopped it."""
 
     try:
         newest = latest_checkpoint(checkpoints_folder(config))
@@ -72,10 +72,10 @@ def _where_it_goes_on(config: RunConfig) -> str:
 def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError], None] | None = None) -> None:
     """Train as one rank of the world that the environment names; rank 0 shows progress and the result.
 
-    Of the others only notes are shown: a rank whose disk stalls is the one that knows.
+    Other ranks only show notes: only the rank itself knows that its disk stalls.
 
     Args:
-        end: ends this process with an error of the watchdog, while the main thread waits; it does not return.
+        end: ends this process with an error of the watchdog, while the main thread waits; does not return.
     """
     from cli.progress import RankNotes
     from trainer.parallel.mesh import mesh_of
@@ -106,7 +106,7 @@ def _end(console: Console, error: MdataError) -> None:
 
 
 def result_text(result: TrainResult, folder: str, *, unit: str = "steps") -> str:
-    """How the run stands, for people; unit: in which the run's length is given."""
+    """The state of the run as text; unit: of the run's length."""
     if result.loss is None:
         longer = f"raise train.{unit} and optimizer.decay_{unit}"
         lines = [f"step {result.step} is already done; to train further, {longer}"]
@@ -123,6 +123,6 @@ def _train_on_ranks(config: RunConfig, world_size: int, console: Console) -> Non
 
     with tempfile.TemporaryDirectory(prefix="mtrain-") as folder:
         Path(folder, "config.toml").write_text(dump_config(config), encoding="utf-8")
-        # -P: a folder cli, trainer or mdata where the user stands is not ours.
+        # -P: a folder cli, trainer or mdata in the user's folder is not ours.
         words = [sys.executable, "-P", "-m", "cli.mtrain_rank", folder, *(["--json"] if console.json else [])]
         launch(words, nproc=world_size, reports=Path(folder))

@@ -27,7 +27,7 @@ __all__ = ["add_arguments", "main", "options_of"]
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `mdata.preprocess`, or `estimate` under --dry-run, and say what came out."""
+    """Run `mdata.preprocess`, or `estimate` with --dry-run, and print the result."""
     options, ignored = options_of(arguments)
     if ignored:
         hint = "; --dry-run suggests the best number of workers" if "--find-optimal-num-workers" in ignored else ""
@@ -49,7 +49,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, tuple[str, ...]]:
-    """What the library is asked to do, and the options given that have no effect, each once."""
+    """The options for the library, and the given options that have no effect, each once."""
     tokenizer_options, unused = tokenizer_options_of(arguments)
     on_error = _on_error(arguments)
     given = {"workers": arguments.workers, "max_record_bytes": arguments.max_record_bytes}
@@ -103,9 +103,9 @@ def _on_error(arguments: argparse.Namespace) -> _Policy:
 
 
 def _remarks(result: PreprocessResult) -> list[str]:
-    """What a user should know besides the numbers, one line each."""
+    """Remarks for the user besides the numbers, one line each."""
     known = [manifest.provenance for name, manifest in result.manifests.items() if "/" not in name]
-    # The counts are those of the run and stand alike in the manifests of all its parts.
+    # The counts are those of the whole run, and equal in the manifests of all its results.
     provenances = [provenance for provenance in known if provenance is not None]
     if result.finished_before or not provenances:
         return []
@@ -119,7 +119,7 @@ def _remarks(result: PreprocessResult) -> list[str]:
         lines.append(f"{filtered:,} of {rows:,} rows were filtered out: {why}")
     if not rows:
         lines.append("the input has no records; the corpus is empty")
-    # A type without files has no other way to read them.
+    # A type without files cannot read them in another way.
     has_choice = any(manifest.tokenizer and manifest.tokenizer.folder for manifest in result.manifests.values())
     if has_choice and (special := sum(provenance.special_in_text or 0 for provenance in provenances)):
         lines.append(
@@ -142,7 +142,7 @@ def _row(path: str, manifest: mdata.CorpusManifest) -> dict[str, Any]:
 
 
 def _estimate_text(facts: dict[str, Any]) -> str:
-    """The numbers, and below them the files that would be read, in their order."""
+    """The numbers, followed by the files that would be read, in order."""
     files, left_out = facts["files"], facts["left_out"]
     numbers = {name: value for name, value in facts.items() if name not in ("files", "left_out")}
     width = max(map(len, numbers))

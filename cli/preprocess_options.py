@@ -1,9 +1,9 @@
 """The command line of `mdata preprocess`: every option of Megatron's preprocess_data.py, of today's and of the
 older versions, and our own. docs/migrate.md goes through them one by one; a test holds the two together.
 
-An option of Megatron's is taken, ignored with one line because it changes nothing in what is written, or
-refused by name because it would. Shortened names mean what they mean there: where one fits an option of
-Megatron's and one of ours, it is Megatron's.
+An option of Megatron's is accepted, ignored with one line because it does not change the output, or refused by name
+because it would. Abbreviations mean the same as in Megatron: if one fits an option of Megatron's and one of ours, it is
+Megatron's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import mdata
 from cli.console import Parser
 from cli.tokenizer_options import add_tokenizer, add_variants
 
-# Nothing of what is written depends on them. Values: how many words follow.
+# The output does not depend on them. Values: how many words follow.
 IGNORED: Mapping[str, int | str] = MappingProxyType(
     {
         "--log-interval": 1,
@@ -36,7 +36,7 @@ IGNORED: Mapping[str, int | str] = MappingProxyType(
         "--chunk-size": 1,
     }
 )
-# They change what is written and are not in this version.
+# They change the output and are not supported in this version.
 REFUSED = ("--tokenizer-metadata",)
 TURNS = ("assistant", "all", "last")
 _SIZES = MappingProxyType({"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30})
@@ -122,7 +122,7 @@ def size(text: str) -> int:
 
 
 class _Ignore(argparse.Action):
-    """An option without effect: its name is kept for the one line that tells."""
+    """An option without effect: its name is kept for the line that says so."""
 
     def __init__(self, option_strings: list[str], dest: str, nargs: int | str) -> None:
         super().__init__(option_strings, dest, nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -135,7 +135,7 @@ class _Ignore(argparse.Action):
 
 
 class _Refuse(argparse.Action):
-    """An option of Megatron's that is known and not here."""
+    """A known option of Megatron's that is not supported here."""
 
     def __init__(self, option_strings: list[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs="*", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -148,7 +148,7 @@ class _Refuse(argparse.Action):
 
 
 class _Implementation(argparse.Action):
-    """--dataset-impl of the old versions: mmap is what everybody reads, and the only one written."""
+    """--dataset-impl of the old versions: only mmap is supported, which all readers understand."""
 
     def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, default=argparse.SUPPRESS, metavar="mmap", help=help)
@@ -156,7 +156,7 @@ class _Implementation(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        """Take mmap only."""
+        """Accept only mmap."""
         if values != "mmap":
             raise mdata.UsageError(
                 f"--dataset-impl {values} is a format that mdata does not write",
@@ -175,7 +175,7 @@ class _OnError(argparse.Action):
         values: str | Sequence[Any] | None,
         option: str | None = None,
     ) -> None:
-        """Take the policy and, behind quarantine, the file."""
+        """Accept the policy and, after quarantine, the file."""
         policy, *file = list(values or ())
         if policy not in ("stop", "skip", "quarantine") or len(file) > (policy == "quarantine"):
             given = " ".join([policy, *file])

@@ -1,8 +1,7 @@
-"""Two listeners for `mdata.progress.Progress`: a bar for people, JSON lines for logs. Both write to stderr
-only and tell the same: how much is done, rates, the time that is left, and each stage's share of the time.
+"""Two progress displays for `mdata.progress.Progress`: a bar for people, JSON lines for logs, both on stderr.
 
-Rates are those of the last half minute while work goes on, and of the whole piece of work at its end; what an
-earlier run did counts for neither.
+Both show the same: how much is done, rates, time left, and each stage's share of the time. Rates are those of the last
+half minute while work runs, and of the whole piece of work at its end; the work of an earlier run is not counted.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ LINE_INTERVAL_S = 10.0
 _WINDOW_S = 30.0
 _SNAPSHOT_S = 0.5
 _SMALLEST_SHARE = 0.005
-_SHOWN_OTHERWISE = ("tokens", "step")  # totals that a bar shows as a rate, and as its own count
+_SHOWN_OTHERWISE = ("tokens", "step")  # totals that a bar shows as a rate, and as a count
 _DEFAULT_COLUMNS = 80
-_BAR_COLUMNS = 48  # what tqdm writes besides the label and the parts of ours, with a bar of 4
+_BAR_COLUMNS = 48  # width of tqdm's own parts besides the label and our parts, with a bar of 4
 
 
 class ConsoleProgress(Progress):
-    """A listener that the console closes, whatever happened."""
+    """A progress display that the console always closes."""
 
     def close(self) -> None:
-        """Leave the terminal in order."""
+        """Restore the terminal."""
 
 
 class Meter:
@@ -51,7 +50,7 @@ class Meter:
         self._snapshots = deque([self._first])
 
     def advance(self, amount: int, totals: dict[str, float], *, now: float) -> None:
-        """Count, and remember points from which a rate can be taken later."""
+        """Count, and remember points from which a rate can be computed later."""
         self.done += amount
         self.totals.update(totals)
         if now - self._snapshots[-1][0] >= _SNAPSHOT_S:
@@ -60,7 +59,7 @@ class Meter:
             self._snapshots.popleft()
 
     def rates(self, now: float, *, finished: bool = False) -> tuple[float, float]:
-        """(units, tokens) a second."""
+        """(units, tokens) per second."""
         then, done, tokens = self._first if finished else self._snapshots[0]
         seconds = now - then
         if seconds <= 0:
@@ -68,7 +67,7 @@ class Meter:
         return (self.done - done) / seconds, (self.totals.get("tokens", 0) - tokens) / seconds
 
     def seconds_left(self, now: float) -> float | None:
-        """None where the total is not known or nothing was done yet."""
+        """Seconds left; None if the total is unknown or nothing was done yet."""
         rate, _ = self.rates(now)
         return max(self.total - self.done, 0) / rate if self.total is not None and rate > 0 else None
 
@@ -100,8 +99,8 @@ class BarProgress(ConsoleProgress):
 
         self.close()
         self._meter = Meter(total, done=done, now=self._clock())
-        # miniters=0: with amounts of very different size tqdm's own guess would leave the bar standing for long, and
-        # totals change while no unit is done (an evaluation between two steps).
+        # miniters=0: with amounts of very different size tqdm's own estimate would freeze the bar for long, and totals
+        # change while no unit is done (an evaluation between two steps).
         self._bar = tqdm(
             desc=quoted(label),
             total=total,
@@ -138,13 +137,13 @@ class BarProgress(ConsoleProgress):
         self.close()
 
     def close(self) -> None:
-        """Close the bar that is open, if any."""
+        """Close the open bar, if any."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
     def _postfix(self, *, finished: bool = False) -> str:
-        """As many parts as the terminal has room for, the most important first."""
+        """As many parts as fit the terminal, the most important first."""
         meter = self._meter
         parts = []
         if "tokens" in meter.totals:
@@ -161,7 +160,7 @@ class BarProgress(ConsoleProgress):
 
 
 class LineProgress(ConsoleProgress):
-    """One JSON object per line: at most one each 10 s, and one when a piece of work is done.
+    """One JSON object per line: at most one every 10 s, and one when a piece of work is done.
 
     Args:
         write: takes a line.
@@ -228,7 +227,7 @@ class LineProgress(ConsoleProgress):
 
 
 class RankNotes(Silent):
-    """Passes notes on, with the rank that says them, and nothing else: for ranks that show no progress of their own."""
+    """Prints only notes, prefixed with the rank: for ranks that show no progress."""
 
     def __init__(self, listener: Progress, rank: int) -> None:
         self._listener, self._rank = listener, rank
@@ -239,7 +238,7 @@ class RankNotes(Silent):
 
 
 def _room(stream: TextIO) -> dict[str, Any]:
-    """How tqdm learns the terminal's size; of one that claims to have no rows it would show nothing."""
+    """The terminal's size for tqdm, which would show nothing on a terminal that reports no rows."""
     return {"dynamic_ncols": True} if all(_size(stream)) else {"ncols": _columns(stream), "nrows": 2}
 
 
@@ -248,7 +247,7 @@ def _columns(stream: TextIO) -> int:
 
 
 def _size(stream: TextIO) -> tuple[int, int]:
-    """Columns and rows; 0 where nobody knows."""
+    """Columns and rows; 0 if unknown."""
     try:
         columns, rows = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
@@ -257,7 +256,7 @@ def _size(stream: TextIO) -> tuple[int, int]:
 
 
 def _readable(value: float) -> float | None:
-    """As a line shows it: whole numbers as they are, others by 6 digits, none where JSON knows none."""
+    """A value for a JSON line: integers unchanged, others with 6 digits, None for values that JSON lacks."""
     if isinstance(value, int):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None

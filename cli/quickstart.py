@@ -1,9 +1,8 @@
 """The main job on real text that this machine has: `make quickstart`, or python -m cli.quickstart.
 
-Everything goes to quickstart/ in the current folder. Each step after gathering the text is one command of
-ours, printed before it runs, so that the output reads as a tutorial; its exit code passes through. A second
-run starts from nothing: the folder of an earlier one is removed first, any other folder of that name is
-refused.
+Everything is written to quickstart/ in the current folder. Each step after gathering the text is one of our commands,
+printed before it runs, so that the output reads as a tutorial; its exit code is passed on. A second run starts from
+scratch: the folder of an earlier one is removed first, any other folder with that name is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MARK = FOLDER / "made-by-make-quickstart"
 CONFIG = Path(__file__).resolve().parent.parent / "configs" / "quickstart.toml"
 CORPORA = ("code-train", "code-valid", "prose-train", "prose-valid")
 VOCABULARY = 2048
-GPU_STEPS = "train.steps=3000"  # a GPU does as many in less time than two cores need for the configured ones
+GPU_STEPS = "train.steps=3000"  # a GPU does this many in less time than two cores need for the configured number
 PROMPTS = ("def main(", "class Error(", "Return the ", "The following ")
 
 CLOSING = """
@@ -50,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
-    """Gather text, run the commands, say what was made."""
+    """Gather text, run the commands, print the results."""
     from cli.quickstart_text import gather
 
     began = time.monotonic()
@@ -78,10 +77,10 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def make_folder() -> None:
-    """An empty quickstart/, with a mark that says whose it is.
+    """Create an empty quickstart/, with a file that marks it as ours.
 
     Raises:
-        UsageError: something else of that name is there.
+        UsageError: something else has that name.
     """
     if FOLDER.exists():
         if not MARK.exists() and (not FOLDER.is_dir() or any(FOLDER.iterdir())):
@@ -103,14 +102,14 @@ def machine_words(num_gpus: int) -> list[str]:
 
 
 def count_gpus() -> int:
-    """CUDA devices that torch sees."""
+    """Number of CUDA devices that torch sees."""
     import torch
 
     return torch.cuda.device_count()
 
 
 def commands(machine: list[str], overrides: list[str]) -> list[list[str]]:
-    """What a user would type, in order."""
+    """The commands that a user would type, in order."""
     text, tokenizer = FOLDER / "text", FOLDER / "tokenizer"
     learn = ["mdata", "train-tokenizer", "--input", str(text / "code-train.jsonl"), str(text / "prose-train.jsonl")]
     kind = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(tokenizer), "--append-eod"]
@@ -132,13 +131,13 @@ def _manifest(name: str) -> Path:
 
 
 def _config_path() -> Path:
-    """The shipped run, as one would type it from here."""
+    """The path of the shipped configuration, relative to here if possible."""
     here = Path.cwd()
     return CONFIG.relative_to(here) if CONFIG.is_relative_to(here) else CONFIG
 
 
 def _run(words: list[str], console: Console) -> int:
-    """Run one command of ours with this Python; its exit code, as a shell would give it."""
+    """Run one of our commands with this Python; returns its exit code, as a shell would."""
     console.note(f"\n$ {shlex.join(words)}")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     code = subprocess.run([sys.executable, "-m", f"cli.{words[0]}", *words[1:]], env=environment).returncode

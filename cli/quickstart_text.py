@@ -3,10 +3,10 @@
 code: the standard library's .py files. prose: the manual's topics, docstrings of the standard library,
 descriptions and licences of the installed packages, and their docstrings, until there is enough.
 
-What is unusual: a file goes to training or validation by the hash of its content, and the prose taken from
-it follows it, so that validation text never stands in a training file; a paragraph of prose is kept once,
-because licences and parameter lists repeat. The order is that of the names; two runs on one machine write
-the same bytes. Tests of the packages and generated tables are left out.
+What is unusual: a file goes to training or validation by the hash of its content, and its prose goes with it, so that
+validation text never occurs in a training file; a paragraph of prose is kept once, because licences and parameter lists
+repeat. Files are sorted by name; two runs on one machine write the same bytes. Tests of the packages and generated
+tables are left out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LEAST_TEXT = 200  # characters below which a document is not worth its end-of-d
 
 @dataclass(frozen=True)
 class Document:
-    """One record: where it comes from (relative, no machine's path), its text, its side of the split."""
+    """One record: its origin (a relative path), its text, its side of the split."""
 
     file: str
     text: str
@@ -50,7 +50,7 @@ def gather(folder: Path, progress: Progress, *, limits: Mapping[str, int] = LIMI
     """Write code-train, code-valid, prose-train and prose-valid as <folder>/NAME.jsonl.
 
     Returns:
-        UTF-8 bytes of text of each.
+        UTF-8 bytes of text in each.
 
     Raises:
         UsageError: this Python came without its sources, so that there is too little text.
@@ -98,12 +98,12 @@ def prose(library: Path, sites: Iterable[Path]) -> Iterator[Document]:
 
 
 def goes_to_validation(content: bytes) -> bool:
-    """The side of the split, by nothing but a file's content."""
+    """The side of the split, decided only by a file's content."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") % VALID_ONE_IN == 0
 
 
 def without_repeats(text: str, seen: set[str]) -> str:
-    """The paragraphs of a text that are short or were not seen yet; adds them to `seen`."""
+    """The paragraphs of a text that are short or new; adds them to `seen`."""
     kept = []
     for paragraph in re.split(r"\n[ \t]*\n", text):
         key = " ".join(paragraph.lower().split())
@@ -127,7 +127,7 @@ def docstrings(source: bytes) -> str:
 
 
 def _owners(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Everything that can have a docstring, from the top; expressions, most of a tree, are not entered."""
+    """Everything that can have a docstring, from the top; expressions, most of a tree, are skipped."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield node
     for child in ast.iter_child_nodes(node):

@@ -15,7 +15,7 @@ from cli.text import add_allow_outside, add_training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is drawn, for which training, and where to."""
+    """The data to draw, the training, and the output."""
     add = parser.add_argument
     add("path", metavar="MIX.json", help="a manifest, or the prefix of a .bin/.idx pair")
     add("-o", "--output", metavar="FILE.html", help="the page; default MIX.report.html beside the manifest")
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Write the page and say where it is."""
+    """Write the page and print its path."""
     if arguments.samples is not None and (arguments.tokens is not None or arguments.sequence_length is None):
         raise mdata.UsageError("--samples needs --sequence-length and excludes --tokens")
     made = mdata.report(

@@ -23,7 +23,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `sample` and say what was written."""
+    """Run `sample` and print what was written."""
     with console.progress() as progress:
         prefix, made = sample(
             arguments.corpus,

@@ -22,7 +22,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `shuffle` and say what was written."""
+    """Run `shuffle` and print what was written."""
     with console.progress() as progress:
         prefix, made = shuffle(arguments.corpus, arguments.output_prefix, seed=arguments.seed, progress=progress)
     console.result(*written_corpora({prefix: made}))

@@ -22,7 +22,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `split` and say what was written."""
+    """Run `split` and print what was written."""
     with console.progress() as progress:
         made = split(
             arguments.corpus,

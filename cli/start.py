@@ -1,10 +1,9 @@
-"""The first moments of a process: what runs before anything heavy is imported.
+"""The first moments of a process: code that runs before anything heavy is imported.
 
-Importing numpy, or torch, takes long enough for a Ctrl-C. Until that is over nothing of ours is open, so the
-process ends at once, with one line and exit code 130 (SIGTERM: 75), where Python would print a traceback of some
-import.
-Unusual: this module imports only what the interpreter has loaded anyway (`signal` and `typing` alone take 20 ms
-to import), so `_signal`, and no NamedTuple.
+Importing numpy or torch takes long enough for a Ctrl-C. Until that is done no file of ours is open, so the process ends
+at once, with one line and exit code 130 (SIGTERM: 75), where Python would print a traceback of some import.
+Unusual: this module imports only modules that the interpreter has loaded anyway (`signal` and `typing` alone take 20 ms
+to import), so it uses `_signal` and no NamedTuple.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Command:
 
 
 class InterruptsEndAtOnce:
-    """While the block runs, Ctrl-C and SIGTERM end the process; only for blocks that leave nothing behind.
+    """While the block runs, Ctrl-C and SIGTERM end the process; only for blocks that need no cleanup.
 
     Args:
         program: begins the line.
@@ -43,11 +42,11 @@ class InterruptsEndAtOnce:
         ends = ((_signal.SIGINT, "interrupted", INTERRUPTED), (_signal.SIGTERM, "stopped by SIGTERM", STOPPED))
         try:
             for number, line, code in ends:
-                if _signal.getsignal(number) == _signal.SIG_IGN:  # nohup: whoever started us wants it so
+                if _signal.getsignal(number) == _signal.SIG_IGN:  # nohup: the caller wants this
                     continue
                 handler = lambda *_, line=line, code=code: _end(f"{self._program}: {line}", code)  # noqa: E731
                 self._before.append((number, _signal.signal(number, handler)))
-        except ValueError:  # not the main thread: whoever owns that one owns its signals
+        except ValueError:  # not the main thread: the main thread's owner handles its signals
             pass
 
     def __exit__(self, *_: object) -> None:
@@ -70,12 +69,12 @@ def start(program: str, commands: Sequence[Command], *, description: str, argv: 
 
 
 class ProcessEnd:
-    """How this process ends: with the code that was decided, once all threads and exit handlers of Python have ended.
+    """Ends this process with the decided code, after all threads and exit handlers of Python have ended.
 
-    To be made before anything registers an exit handler: handlers run last in, first out, and this one ends the
-    process. The interpreter is not taken down, because threads in C++ may still run. A thread of gloo drops its tensors
-    after the collective that a rank has waited for, and needs the interpreter for that; Python ends a thread that asks
-    for the interpreter too late, and the functions of C++ that this unwinds abort the process.
+    Create it before anything registers an exit handler: handlers run last in, first out, and this one ends the process.
+    The interpreter is not shut down, because C++ threads may still run. A gloo thread frees its tensors after the
+    collective that a rank has waited for, and needs the interpreter for that; Python ends a thread that requests the
+    interpreter too late, and the C++ functions that this unwinds abort the process.
     """
 
     def __init__(self) -> None:
@@ -85,7 +84,7 @@ class ProcessEnd:
         atexit.register(self._end)
 
     def decide(self, code: int) -> None:
-        """Set the exit code: all is done and said. A signal from now on ends the process at once, with this code."""
+        """Set the exit code when everything is printed; a signal from now on ends the process at once with this code."""
         self._code = code
         try:
             for number in (_signal.SIGINT, _signal.SIGTERM):
@@ -101,18 +100,18 @@ class ProcessEnd:
         from contextlib import suppress
 
         for stream in (sys.stdout, sys.stderr):
-            with suppress(AttributeError, OSError, ValueError):  # there is none, nobody reads it, it is closed
+            with suppress(AttributeError, OSError, ValueError):  # there is none, its reader has gone, or it is closed
                 stream.flush()
         os._exit(self._code)
 
 
 def keep_standard_streams() -> None:
-    """Lead closed standard streams (`>&-`) nowhere, so that no file of ours gets their numbers and their text."""
+    """Redirect closed standard streams (`>&-`) to nowhere, so that no file gets their descriptors and output."""
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
-            # Who reads a closed stdin hears so; it is not an empty one.
+            # Reading a closed stdin is an error; it is not an empty stdin.
             os.open(os.devnull, os.O_RDWR if fd else os.O_WRONLY)
 
 

@@ -22,7 +22,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Look and tell."""
+    """Read the job's files and print its progress."""
     job = load_job(Path(arguments.job))
     status = job_status(job)
     shown = [p for p in status.parts if arguments.all or p.condition not in ("done", "waiting")]

@@ -28,7 +28,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Print, and with --follow go on."""
+    """Print, and continue with --follow."""
     job = load_job(Path(arguments.job))
     if wrong := [number for number in arguments.part or [] if not 0 <= number <= job.num_parts]:
         raise mdata.UsageError(f"--part {wrong[0]}", expected=f"0 (the merge) to {job.num_parts}")

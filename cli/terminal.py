@@ -1,9 +1,9 @@
-"""The one door to the terminal: everything that a command prints goes through `say`.
+"""All terminal output of commands: everything that a command prints goes through `say`.
 
-Names, messages and texts come from strangers, and a terminal obeys what is hidden in them: an escape can rewrite what
-stands above it, a bidirectional override can turn a name around. Such characters are shown as `\\u001b`, which is also
-how JSON writes them, so JSON stays the same JSON. A text that is wanted byte for byte passes as it is to a pipe or a
-file, and is quoted on a terminal only.
+Names, messages and texts may come from strangers, and a terminal executes control sequences in them: an escape can
+rewrite the lines above it, a bidirectional override can reverse a name. Such characters are shown as `\u001b`, as JSON
+writes them, so JSON stays the same JSON. A text that must stay byte for byte goes unchanged to a pipe or a file, and is
+quoted only on a terminal.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import re
 import sys
 from typing import TextIO
 
-# C0 but tab and newline, DEL, C1, bidirectional overrides and isolates, and halves of surrogate pairs, by which Python
-# stands for the bytes of a name that is not UTF-8.
+# C0 except tab and newline, DEL, C1, bidirectional overrides and isolates, and surrogates, with which Python represents
+# the bytes of a name that is not UTF-8.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def quoted(text: str) -> str:
-    """The text with every control character but tab and newline as an escape."""
+    """The text with every control character except tab and newline escaped."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -28,11 +28,11 @@ def say(text: str, to: TextIO | None, *, raw: bool = False) -> None:
 
     Args:
         text: with its newline.
-        to: the stream; None: closed by whoever started us, and nobody wants to hear it.
-        raw: as it is, unless the stream is a terminal.
+        to: the stream; None: closed by the caller, so nothing is printed.
+        raw: print unchanged, unless the stream is a terminal.
 
     Raises:
-        OSError: what the system said, BrokenPipeError where the reader is gone.
+        OSError: from the system; BrokenPipeError if the reader has gone.
     """
     if to is None:
         return
@@ -46,17 +46,17 @@ def say(text: str, to: TextIO | None, *, raw: bool = False) -> None:
 
 
 def standard_output() -> TextIO | None:
-    """Where results go, as it is now."""
+    """The current stream for results."""
     return sys.stdout
 
 
 def standard_error() -> TextIO | None:
-    """Where all else goes, as it is now."""
+    """The current stream for everything else."""
     return sys.stderr
 
 
 def forget_standard_output() -> None:
-    """Lead stdout nowhere, so that what is left in its buffer makes no complaint at exit."""
+    """Redirect stdout to nowhere, so that its remaining buffer causes no error at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

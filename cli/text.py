@@ -1,6 +1,6 @@
-"""Plain text for people and from people: aligned tables, and numbers as they are typed.
+"""Plain text for people: aligned tables, and parsing numbers as people type them.
 
-Numbers stand to the right, with thousands parted by commas; None is a dash.
+Numbers are right-aligned, with commas as thousands separators; None is a dash.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns as wide as their widest cell, numbers to the right with thousands parted by commas."""
+    """Columns as wide as their widest cell, numbers right-aligned with commas as thousands separators."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     right = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
@@ -34,7 +34,7 @@ def _cell(value: object) -> str:
 
 
 def count(text: str) -> int:
-    """A whole number above 0; 1e9 is one."""
+    """A whole number above 0; 1e9 is accepted."""
     try:
         value = Fraction(text.replace("_", ""))
     except (ValueError, ZeroDivisionError):
@@ -45,7 +45,7 @@ def count(text: str) -> int:
 
 
 def add_tokenizer_unknown(parser: argparse.ArgumentParser) -> None:
-    """What becomes of corpora whose tokenizer is not known beside others."""
+    """The option for corpora without a recorded tokenizer beside others."""
     parser.add_argument(
         "--tokenizer-unknown",
         choices=["refuse", "ok"],
@@ -55,7 +55,7 @@ def add_tokenizer_unknown(parser: argparse.ArgumentParser) -> None:
 
 
 def add_allow_outside(parser: argparse._ActionsContainer, default: bool | None = False) -> None:
-    """Whether manifests of corpora may lead elsewhere."""
+    """The option for manifests of corpora that name files outside their folder."""
     parser.add_argument(
         "--allow-outside",
         action="store_true",
@@ -65,7 +65,7 @@ def add_allow_outside(parser: argparse._ActionsContainer, default: bool | None =
 
 
 def add_training(parser: argparse.ArgumentParser, title: str) -> None:
-    """The options that say how long a training is, and how it reads."""
+    """The options for the length of training, and how it reads."""
     add = parser.add_argument_group(title).add_argument
     add("--tokens", type=count, metavar="N", help="its length in tokens (such as 1e9)")
     add("--samples", type=count, metavar="N", help="or in samples; needs --sequence-length")
@@ -74,7 +74,7 @@ def add_training(parser: argparse.ArgumentParser, title: str) -> None:
 
 
 def written_corpora(made: Mapping[Path, CorpusManifest]) -> tuple[str, dict[str, Any]]:
-    """What a command wrote, as a table and as facts: prefix -> manifest, of one pair each."""
+    """The corpora that a command wrote, as a table and as facts: prefix -> manifest, one pair each."""
     rows = [
         {
             "manifest": f"{prefix}.json",

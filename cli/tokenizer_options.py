@@ -1,6 +1,6 @@
-"""The options that name a tokenizer, by Megatron's names: the same words in every command that takes one.
+"""The options that name a tokenizer, with Megatron's names: the same in every command that takes one.
 
-An option that belongs to another type than the one named changes nothing; the command tells it by name.
+An option that belongs to another tokenizer type has no effect; the command names it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _AROUND = "--tokenizer-hf-no-include-special-tokens"
 _WHITESPACE = "--no-tokenizer-sentencepiece-ignore-extra-whitespaces"
 _BERT = (_SPECIAL, _IN_TEXT, _AROUND, _COMPAT)
 _SENTENCEPIECE = (_SPECIAL, _IN_TEXT, "--tokenizer-sentencepiece-legacy", _WHITESPACE, _COMPAT)
-# What each tokenizer type takes besides its files. A type that is not here is the loader's to refuse, by name.
+# The options of each tokenizer type besides its files. The loader refuses a type that is not listed here.
 _TYPE_OPTIONS = MappingProxyType(
     {
         "GPT2BPETokenizer": (_SPECIAL, _IN_TEXT, _COMPAT),
@@ -54,7 +54,7 @@ def add_tokenizer(group: argparse._ArgumentGroup, *, required: bool) -> None:
 
 
 def add_variants(group: argparse._ArgumentGroup) -> None:
-    """Ours: what a special token spelled in a text becomes, and the ids of an older version of Megatron."""
+    """Our own options: how special tokens in texts are treated, and the ids of an older version of Megatron."""
     group.add_argument(
         "--special-tokens-in-text",
         choices=("special", "plain"),
@@ -79,13 +79,13 @@ def tokenizer_options_of(arguments: argparse.Namespace) -> tuple[tuple[tuple[str
         "--tiktoken-num-special-tokens": ("num_special_tokens", arguments.tiktoken_num_special_tokens),
     }
     given = {option: (name, value) for option, (name, value) in values.items() if value is not None}
-    # Other ids were asked for: a type that cannot give them says so itself.
+    # Other ids were requested: a type that does not have them says so itself.
     taken = (*_TYPE_OPTIONS.get(arguments.tokenizer_type, tuple(given)), _COMPAT)
     return tuple(given[name] for name in given if name in taken), tuple(name for name in given if name not in taken)
 
 
 def given_options(arguments: argparse.Namespace) -> list[str]:
-    """The options above, but for the type, that were given."""
+    """The given options above, except for the type."""
     options = tokenizer_options_of(argparse.Namespace(**vars(arguments) | {"tokenizer_type": "ByteTokenizer"}))
     return [*options[1], *([_COMPAT] if arguments.compat else []), *_files_given(arguments)]
 

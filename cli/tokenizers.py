@@ -43,7 +43,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         train_small_tokenizers,
     )
 
-    # One thread, as a worker process of mdata preprocess works.
+    # One thread, like a worker process of mdata preprocess.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if arguments.tokenizer_type is None:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
-"""What `mdata trace` prints of a sample, a step, or the readers of a document: JSON types, or tables for people.
+"""The output of `mdata trace` for a sample, a step, or the readers of a document: JSON types, or tables.
 
-Origins are `file:row`. Text is shown as Python writes a string, so that ends of lines and odd characters stand out.
+Origins are `file:row`. Text is shown as a Python string literal, so that line ends and unusual characters are visible.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mdata.tracing.tracer import TracedPart, TracedSample
 
 @dataclass(frozen=True)
 class Shown:
-    """Whether texts and ids are shown, and how much of each; None: all."""
+    """Whether to show texts and ids, and how much of each; None: all."""
 
     text: bool
     tokens: bool
@@ -36,12 +36,12 @@ def sample_facts(tracer: mdata.Tracer, traced: TracedSample, *, shown: Shown) ->
 
 
 def reader_facts(tracer: mdata.Tracer, traced: TracedSample, *, document: int, shown: Shown) -> dict[str, Any]:
-    """A sample that reads a document."""
+    """A sample that reads a document, as JSON types."""
     return {"document": document, **sample_facts(tracer, traced, shown=shown)}
 
 
 def sample_text(tracer: mdata.Tracer, traced: TracedSample, *, shown: Shown, place: int | None = None) -> str:
-    """A sample for people; with a place: the token there alone."""
+    """A sample as text; with a position: only the token there."""
     parts, lines = traced.parts, [_sentence(tracer, traced)]
     if place is not None:
         part = traced.part_at(place)
@@ -69,7 +69,7 @@ def step_table(
     traced: Sequence[TracedSample],
     rank: int | None,
 ) -> str:
-    """A step for people: how many samples of each component, then the first rows."""
+    """A step as text: the number of samples of each component, then the first rows."""
     steps = tracer.steps
     assert steps is not None, "a step was found"
     whose = "" if rank is None else f"; {len(samples):,} of them are rank {rank}'s"
@@ -98,7 +98,7 @@ def reader_table(
     bounded: bool,
     shown: Shown,
 ) -> str:
-    """The readers of a document for people."""
+    """The readers of a document as text."""
     part = tracer.dataset.components[component]
     origin = tracer.documents(component).origin(document)
     size = sum(map(part.corpus.length_of, range(*part.corpus.sequences_of(document))))

@@ -65,7 +65,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `mdata.train_tokenizer` and print what it made."""
+    """Run `mdata.train_tokenizer` and print the result."""
     given = {field.name: getattr(arguments, field.name) for field in fields(TrainOptions)}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     with console.progress() as progress:

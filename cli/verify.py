@@ -15,7 +15,7 @@ from cli.text import add_allow_outside
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Few flags."""
+    """The options of this command."""
     parser.add_argument("path", metavar="PATH", help="a corpus or blend manifest, or a prefix")
     parser.add_argument("--full", action="store_true", help="read every .bin and report damaged blocks")
     parser.add_argument("--threads", type=int, metavar="N", help="reading threads; default: all cores available to you")
@@ -41,7 +41,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         "damaged_blocks": [asdict(blocks) for blocks in found.damaged],
         "without_block_hashes": list(found.unhashed),
     }
-    # Damage may keep a .bin from being compared at all.
+    # Damage may prevent comparing a .bin at all.
     every_byte = arguments.full and not found.unhashed and (found.bin_bytes or not found.problems)
     depth = f"every byte of .bin ({found.bin_bytes:,})" if every_byte else "structure, indexes and sidecars"
     number = len(found.problems)
