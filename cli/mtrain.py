@@ -1,4 +1,7 @@
-"""The `mtrain` command: a table of its subcommands. Each is a separate module, imported when it is called."""
+"""The `mtrain` command: a table of its subcommands.
+
+Each subcommand is a separate module, imported when it is called.
+"""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class ProcessEnd:
         atexit.register(self._end)
 
     def decide(self, code: int) -> None:
-        """Set the exit code when everything is printed; a signal from now on ends the process at once with this code."""
+        """Set the exit code when everything is printed; a signal from now on ends the process with this code."""
         self._code = code
         try:
             for number in (_signal.SIGINT, _signal.SIGTERM):

@@ -1,4 +1,4 @@
-// The Python face of megatron_blend.hpp; documented in mdata/_core.pyi.
+// Python bindings of megatron_blend.hpp; documented in mdata/_core.pyi.
 #include <numeric>
 
 #include "bindings.hpp"

@@ -1,4 +1,4 @@
-// The Python face of file_map.hpp and file_pool.hpp; documented in mdata/_core.pyi.
+// Python bindings of file_map.hpp and file_pool.hpp; documented in mdata/_core.pyi.
 #include <pybind11/stl.h>
 
 #include <cerrno>

@@ -1,4 +1,4 @@
-// Fill in the middle and single streams of draws for Python; the algorithm is in fim.hpp.
+// Python bindings of fill in the middle and of single streams of draws; the algorithm is in fim.hpp.
 #include <pybind11/stl.h>
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The Python face of gather.hpp, sequences.hpp and rows.hpp; documented in mdata/_core.pyi.
+// Python bindings of gather.hpp, sequences.hpp and rows.hpp; documented in mdata/_core.pyi.
 #include <pybind11/stl.h>
 
 #include <memory>

@@ -1,4 +1,4 @@
-// The Python face of mapping.hpp, masking.hpp, masked_samples.hpp and masked_rows.hpp; documented in mdata/_core.pyi.
+// Python bindings of mapping.hpp, masking.hpp, masked_samples.hpp and masked_rows.hpp; documented in mdata/_core.pyi.
 #include <array>
 #include <optional>
 

@@ -1,4 +1,4 @@
-// The Python face of mersenne.hpp and megatron_order.hpp; documented in mdata/_core.pyi.
+// Python bindings of mersenne.hpp and megatron_order.hpp; documented in mdata/_core.pyi.
 #include <algorithm>
 
 #include "bindings.hpp"

@@ -1,4 +1,4 @@
-// The Python face of packing.hpp; documented in mdata/_core.pyi.
+// Python bindings of packing.hpp; documented in mdata/_core.pyi.
 #include "bindings.hpp"
 #include "packing.hpp"
 

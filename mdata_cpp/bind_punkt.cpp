@@ -1,4 +1,4 @@
-// The Python face of punkt.hpp (sentence splitting); documented in mdata/_core.pyi.
+// Python bindings of punkt.hpp (sentence splitting); documented in mdata/_core.pyi.
 #include <pybind11/stl.h>
 
 #include <cstdint>

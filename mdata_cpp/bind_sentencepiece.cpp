@@ -1,4 +1,4 @@
-// The Python face of sentencepiece.hpp (SentencePiece); documented in mdata/_core.pyi.
+// Python bindings of sentencepiece.hpp (SentencePiece); documented in mdata/_core.pyi.
 #include <mutex>
 
 #include "bindings.hpp"

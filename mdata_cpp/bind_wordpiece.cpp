@@ -1,4 +1,4 @@
-// The Python face of wordpiece.hpp (WordPiece); documented in mdata/_core.pyi.
+// Python bindings of wordpiece.hpp (WordPiece); documented in mdata/_core.pyi.
 #include "bindings.hpp"
 
 #include <pybind11/stl.h>

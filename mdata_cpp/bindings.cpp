@@ -1,7 +1,7 @@
-// The Python face of the core: checks, converts, releases the GIL. The algorithms are in the headers.
+// Python bindings of the core: check and convert arguments, release the GIL. The algorithms are in the headers.
 //
-// Arrays come in as C-contiguous arrays of exactly the dtype named in mdata/_core.pyi (no silent conversion) and go
-// out as new arrays. std::invalid_argument, out_of_range and overflow_error become ValueError, IndexError and
+// Arrays come in as C-contiguous arrays of exactly the dtype named in mdata/_core.pyi (no silent conversion) and are
+// returned as new arrays. std::invalid_argument, out_of_range and overflow_error become ValueError, IndexError and
 // OverflowError.
 #include "bindings.hpp"
 

@@ -1,5 +1,5 @@
-// What the bindings share: arrays as spans, lists of texts as views of their UTF-8, and one function for each file of
-// bindings that bindings.cpp calls. The algorithms know nothing of Python.
+// Shared code of the bindings: arrays as spans, lists of texts as views of their UTF-8, and one function for each file
+// of bindings, called by bindings.cpp. The algorithms do not depend on Python.
 #pragma once
 
 #include <pybind11/numpy.h>

@@ -1,10 +1,10 @@
 // The native order with shuffle_block: sequences permuted within fixed blocks of B, computed block by block.
 //
-// A range of sequences is cut into blocks of B, the last one shorter. An epoch permutes the sequences of each block by a
-// key of its own, so a block keeps its tokens and only their order inside of it changes: token p of the permuted stream
-// lies in the block in which token p of the file lies. That block is found by a search over every B-th pointer, the
-// place inside by running sums of the permuted lengths: O(B) work, kept for a few blocks. The sequences must follow each
-// other in .bin. Entries of the tables are checked as they are used. Why: docs/design/order.md. Slow twin:
+// A range of sequences is divided into blocks of B, the last one shorter. In each epoch every block's sequences are
+// permuted by a key of its own, so a block keeps its tokens and only the order inside it changes: token p of the
+// permuted stream is in the same block as token p of the file. That block is found by a search over every B-th pointer,
+// the position inside by cumulative sums of the permuted lengths: O(B) work, cached for a few blocks. The sequences
+// must be contiguous in .bin. Entries of the tables are checked as they are used. Why: docs/design/order.md. Slow twin:
 // mdata/reference/native_order.py.
 #pragma once
 

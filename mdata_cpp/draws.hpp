@@ -1,9 +1,9 @@
-// numpy's legacy draws (RandomState) from any generator of 32-bit words: what the two generators of this core share.
+// numpy's legacy draws (RandomState) from any generator of 32-bit words: shared by the two generators of this core.
 //
 // A generator derives from Draws<itself> and has `std::uint32_t next()`. Numbers in a range are drawn by masking words
-// and passing over those that are too large; `real` takes 53 bits of two words. `shuffle` is Fisher and Yates' from the
-// end; its numbers are drawn a block ahead, without a branch, and their places prefetched: it waits for memory
-// otherwise. Nothing here adds to a product, so that compilers which fuse the two change no bit.
+// and rejecting those that are too large; `real` takes 53 bits of two words. `shuffle` is Fisher and Yates' from the
+// end; its numbers are drawn a block in advance, without a branch, and their positions prefetched, because it would
+// otherwise wait for memory. Nothing here adds to a product, so compilers that fuse the two change no bit.
 #pragma once
 
 #include <algorithm>

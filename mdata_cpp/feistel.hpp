@@ -1,10 +1,10 @@
-// A keyed permutation of [0, n) that needs no memory: a Feistel network over the smallest number of bits w with
-// 2^w >= n, its round function Philox. Values that fall outside [0, n) are sent through again ("cycle walking", fewer
-// than two passes on average), which is again a permutation.
+// A keyed permutation of [0, n) that needs no memory: a Feistel network over the smallest number of bits w with 2^w >=
+// n, whose round function is Philox. Values that fall outside [0, n) go through the network again ("cycle walking",
+// fewer than two passes on average), which is again a permutation.
 //
-// Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002. Why the number of rounds: docs/design/order.md.
-// One place waits for 80 multiplications, each for the one before; so places go side by side, those of a pass that fell
-// outside together again. Slow twin: mdata/reference/permutation.py.
+// Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002. Why the number of rounds:
+// docs/design/order.md. One position waits for 80 dependent multiplications, so positions are processed side by side;
+// those of a pass that fell outside are again processed together. Slow twin: mdata/reference/permutation.py.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// What tells a file from another one that has its name later: device, inode, size and time of change.
+// The identity of a file, which distinguishes it from a later file with the same name: device, inode, size and time of
+// change.
 #pragma once
 
 #include <sys/stat.h>

@@ -1,8 +1,8 @@
-// A file as read-only memory, without a descriptor behind it: blends of 10,000 corpora open under a limit of 1,024.
+// A file as read-only memory without an open descriptor: blends of 10,000 corpora open under a limit of 1,024.
 //
-// The descriptor is closed once the map stands (Python's mmap keeps a copy of it). An empty file, which cannot be
-// mapped, is an empty map. What is cut off a file while it is mapped is gone from the map, too: reading there ends the
-// program with SIGBUS, unless it is done under a guard (map_guard.hpp).
+// The descriptor is closed once the map exists (Python's mmap keeps a copy of it). An empty file, which cannot be
+// mapped, is an empty map. If a file is truncated while it is mapped, reading the missing part of the map ends the
+// program with SIGBUS, unless it is read under a guard (map_guard.hpp).
 #pragma once
 
 #include <fcntl.h>

@@ -1,11 +1,11 @@
-// Files that are read by pread, of which only so many are open at once: 10,000 corpora under a limit of 1,024.
+// Files that are read by pread, with a limited number open at once: 10,000 corpora under a limit of 1,024.
 //
-// A file is opened when it is used; where the pool is full, the one used longest ago is closed. Who reads holds a share
-// of the descriptor, which is closed with the last share: no thread loses a file that it is reading, and the pool is
-// passed by at most one descriptor for each of them. A file that is opened must be the one it was when it was first
-// seen (device, inode, size, time of change), else the error is ESTALE. One lock for all pools, held for a few
-// instructions and over no system call, and taken by fork. A child shares its parent's descriptors, which is harmless:
-// pread moves no position.
+// A file is opened when it is used; if the pool is full, the least recently used one is closed. A reader shares
+// ownership of the descriptor, which is closed with its last owner: no thread loses a file that it is reading, and the
+// pool exceeds its limit by at most one descriptor per reading thread. A file that is opened again must be the one that
+// was first seen (device, inode, size, time of change), otherwise the error is ESTALE. One lock for all pools, held for
+// a few instructions and over no system call, and taken by fork. A child shares its parent's descriptors, which is
+// harmless: pread moves no position.
 #pragma once
 
 #include <fcntl.h>

@@ -1,9 +1,9 @@
 // Fill in the middle (Bavarian et al., "Efficient training of language models to fill in the middle", 2022), by tokens.
 //
-// A row is cut behind each end of a document; each stretch is left as it is, or taken apart at two drawn places into
-// prefix, middle and suffix, which come out in another order behind ids that name them. With a split id (between the
-// files of a repository, say) a stretch is rearranged file by file. The rules are those of Megatron's FIM dataset, but
-// for where the draws come from: every row has a stream of its own. Slow twin: mdata/reference/fim.py.
+// A row is split after each end of a document; each part stays unchanged, or is divided at two drawn positions into
+// prefix, middle and suffix, which are written in another order after ids that name them. With a split id (between the
+// files of a repository, for example) a part is rearranged file by file. The rules are those of Megatron's FIM dataset,
+// except for the source of the draws: every row has its own stream. Slow twin: mdata/reference/fim.py.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // A lock that fork takes, so that a child finds it free whatever the threads of its parent did. There is one for each
-// `Whose`, for all of its objects; it is held for a few instructions, as callers and fork wait for it.
+// `Whose`, shared by all of its objects; it is held for a few instructions only, because callers and fork wait for it.
 #pragma once
 
 #include <pthread.h>

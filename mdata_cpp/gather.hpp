@@ -1,11 +1,10 @@
-// Many samples at once: runs of tokens from mapped files or by pread, widened to int64, into the rows of one buffer.
+// Reads many samples at once: runs of tokens from mapped files or by pread, widened to int64, into rows of one buffer.
 //
-// A store is the shards of one corpus; token t of the store is token t - (those of the shards before) of a shard's
-// .bin. A row is made of one or more runs (first token, count), one behind the other; what the runs leave of a row is
-// filled with one value. Every run is held against the bounds of store and row before a byte is read, and a run may
-// cross shards. Mapped bytes are read with the next run's bytes asked for ahead; a file is read in pieces of 64 KiB.
-// One that ends too early is reported, not read past, and so is a mapped one that was cut. Rows are dealt to threads
-// in parts.
+// A store is the shards of one corpus; token t of the store is token t - (tokens of the earlier shards) of a shard's
+// .bin. A row consists of one or more concatenated runs (first token, count); the rest of the row is filled with one
+// value. Every run is checked against the bounds of store and row before a byte is read, and a run may cross shards.
+// While mapped bytes are read, those of the next run are prefetched; a file is read in pieces of 64 KiB. A file that
+// ends too early is reported, not read past, and so is a truncated map. Rows are divided among threads in parts.
 #pragma once
 
 #include <algorithm>

@@ -1,10 +1,10 @@
-// Threads that help with work of ten microseconds and more, which is less than it takes to start a thread or wake one.
+// Helper threads for work of ten microseconds and more, which is less than the time to start or wake a thread.
 //
-// Work is parts that can be done in any order. The caller offers them, takes one after another itself, and waits only
-// for those that a helper has begun, so that one that comes too late, or never, is not waited for. A helper without work
-// looks for more for a while before it sleeps: reads that follow each other find it awake, and one that comes after a
-// rest pays some microseconds to wake it. Helpers are shared by all callers and live as long as the process; while one
-// caller has them, another works alone. A forked child has none of its parent's threads: it starts its own.
+// Work consists of parts that can be done in any order. The caller offers them, processes parts itself, and waits only
+// for those that a helper has started, so a helper that is late, or never comes, is not waited for. A helper without
+// work looks for more for a while before it sleeps: consecutive reads find it awake, and one after a pause costs some
+// microseconds to wake it. Helpers are shared by all callers and live as long as the process; while one caller uses
+// them, another works alone. A forked child has none of its parent's threads and starts its own.
 #pragma once
 
 #include <pthread.h>

@@ -1,7 +1,7 @@
 // A stream of words for each number under one key: word i = f(key, number, i), by Philox (philox.hpp).
 //
-// Unlike a Mersenne Twister it costs nothing to start, so that every sample or document can have its own. Of the key's
-// 128 bits 96 count: 64 are Philox's key, 32 stand in its counter beside the number and the block.
+// Unlike a Mersenne Twister it costs nothing to start, so every sample or document can have its own. Of the key's 128
+// bits 96 are used: 64 are Philox's key, 32 are in its counter beside the number and the block.
 #pragma once
 
 #include <cstddef>

@@ -1,11 +1,11 @@
-// Mapped bytes that the system cannot give: those of a file that was cut, or whose disk or server fails. The system
-// then sends SIGBUS, which ends the program without a word about which file it was.
+// Protection against mapped bytes that the system cannot provide: of a truncated file, or on a failing disk or server.
+// The system then sends SIGBUS, which ends the program without naming the file.
 //
-// Who copies from maps tells a guard what is read next. A SIGBUS that the system sends for just these bytes, to the
-// thread that reads them, jumps back to where the guard was made; any other goes where it would have gone without us.
-// Nothing may be owned by the functions between. Where somebody replaces the handler later, as a worker of a torch
-// DataLoader does, all is as without a guard. The jump out of a handler is what POSIX allows for a signal that the
-// thread's own instruction raised (siglongjmp), if that instruction is not inside of a function that may not be left.
+// Code that copies from maps tells a guard what it reads next. A SIGBUS for exactly these bytes, in the thread that
+// reads them, jumps back to where the guard was created; any other is handled as without the guard. Functions in
+// between may own nothing. If other code replaces the handler later, as a worker of a torch DataLoader does, the guard
+// has no effect. POSIX allows the jump out of a handler (siglongjmp) for a signal raised by the thread's own
+// instruction, if that instruction is not inside a function that must not be left.
 #pragma once
 
 #include <csetjmp>

@@ -1,10 +1,11 @@
 // Which sentences make a sample of BERT or T5: rows of first sentence, one past the last, and a target length.
 //
-// A document is walked sentence by sentence; a row ends where its target is reached, unless only one sentence would be
-// left, which joins it. Some targets are short ones, drawn at random. Documents of too few sentences are passed over, and
-// so are those of two or more with one longer than 512 tokens (a document of one sentence is never looked at for that).
-// In Megatron's form (helpers.cpp: build_mapping) one generator runs through all epochs and the rows are shuffled at the
-// end. In the keyed form each document has its own stream of targets, so that any run of documents can be mapped alone.
+// A document is processed sentence by sentence; a row ends where its target is reached, unless only one sentence would
+// be left, which joins it. Some targets are short ones, drawn at random. Documents with too few sentences are skipped,
+// and so are those of two or more sentences with one longer than 512 tokens (a document of one sentence is never
+// checked for that). In Megatron's form (helpers.cpp: build_mapping) one generator runs through all epochs and the rows
+// are shuffled at the end. In the keyed form each document has its own stream of targets, so that any run of documents
+// can be mapped separately.
 #pragma once
 
 #include <algorithm>

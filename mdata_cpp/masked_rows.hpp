@@ -1,7 +1,7 @@
-// Rows of sentences as flat arrays: what samples of BERT and T5 are made of, many at once, checked before it is used.
+// Rows of sentences as flat arrays, from which samples of BERT and T5 are built, many at once; checked before use.
 //
-// Row i has a number (which draws its sample), a target, and the sentences up to ends[i], whose tokens follow each other.
-// Arrays that do not fit each other are refused when they are put together, so that `each` gives views inside of them.
+// Row i has a number (which draws its sample), a target, and the sentences up to ends[i], whose tokens are contiguous.
+// Arrays that do not fit each other are refused when they are combined, so that the views from `each` stay inside them.
 #pragma once
 
 #include <cstddef>

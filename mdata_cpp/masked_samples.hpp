@@ -1,9 +1,9 @@
 // Whole samples of BERT and T5 from the sentences of a row, equal to those of Megatron's datasets or with two changes.
 //
-// In Megatron's form (`by_value`) padding is recognised by its value, as there: every token equal to it becomes 0 at the
-// end, labels too, and BERT's types and padding mask are filled with it. In the other form padding is known by its
-// place alone, and T5's spans are limited to what the decoder and the sentinels have room for. Fields are rows of int64,
-// which are written in full.
+// In Megatron's form (`by_value`) padding is recognized by its value, as in Megatron: every token equal to it becomes 0
+// at the end, labels too, and BERT's types and padding mask are filled with it. In the other form padding is known by
+// position only, and T5's spans are limited to what fits the decoder and the sentinels. Fields are rows of int64, which
+// are fully written.
 #pragma once
 
 #include <algorithm>

@@ -1,10 +1,10 @@
-// Which tokens of a text are masked: whole words and runs of them (n-grams), as Megatron's masked datasets choose them.
+// Which tokens of a text are masked: whole words and runs of them (n-grams), chosen as in Megatron's masked datasets.
 //
-// A candidate is a token, or a word with the tokens that go on with it. Candidates are shuffled; each draws how many
-// of them in a row it would mask, takes the most that fit the budget, and is passed over where none does or one is
-// masked already. A span is what one candidate masked. Spans follow each other without overlap, so they are kept
-// under the number of their first candidate. Order of draws and comparisons in double precision are Megatron's
-// (masked_dataset.py), with one addition: a `Room` that spans must not exceed, which is without end in its order.
+// A candidate is a token, or a word with its continuation tokens. Candidates are shuffled; each draws how many
+// consecutive ones it would mask, takes the most that fit the budget, and is skipped if none fits or one is already
+// masked. A span is what one candidate masked. Spans follow each other without overlap, so they are stored under the
+// number of their first candidate. The order of draws and the comparisons in double precision are Megatron's
+// (masked_dataset.py), with one addition: a `Room` that spans must not exceed, which is unlimited in Megatron's order.
 #pragma once
 
 #include <algorithm>

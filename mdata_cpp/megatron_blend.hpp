@@ -1,14 +1,15 @@
-// Megatron's greedy fill of a blend: sample t goes to the component whose error w_i m - c_i is largest, m = max(t, 1),
-// c_i its samples so far, the lowest number among equals; equal in every bit, so the product is rounded before the
-// subtraction (no fused multiply-add: this is compiled with -ffp-contract=off).
+// Megatron's greedy construction of a blend: sample t goes to the component whose error w_i m - c_i is largest, m =
+// max(t, 1), c_i its samples so far, the lowest number among equals; equal bit for bit, so the product is rounded
+// before the subtraction (no fused multiply-add: this is compiled with -ffp-contract=off).
 //
-// The original looks at every component for every sample. Here most are ruled out for many samples at once, exactly:
-// an error that is not drawn never falls (weights are not negative, and rounding is monotone). So let L be a level and
-// take those components whose error, undrawn, is at least L at the last of the next b samples. For as long as the
-// largest error of these is at least L, it is the largest of all. When it is not, L goes down and others are taken.
-// Else L climbs slowly towards the largest error, so that few are taken (about b + sqrt(n)); whatever it is, it costs
-// time and nothing else. Of many components some are taken for long, and of these a few for short.
-// Components of equal weight take turns, so that they are one entry here. Slow twin: mdata/reference/megatron_blend.py.
+// The original examines every component for every sample. Here most are ruled out for many samples at once, exactly:
+// the error of a component that is not drawn never falls (weights are not negative, and rounding is monotone). So let L
+// be a level and take those components whose error, if they are not drawn, is at least L at the last of the next b
+// samples. As long as the largest error of these is at least L, it is the largest of all. When it is not, L is lowered
+// and other components are taken. Otherwise L rises slowly towards the largest error, so that few are taken (about b +
+// sqrt(n)); its value affects only the time. With many components some are taken for long, and of these a few for
+// short. Components of equal weight take turns, so they are one entry here. Slow twin:
+// mdata/reference/megatron_blend.py.
 #pragma once
 
 #include <algorithm>

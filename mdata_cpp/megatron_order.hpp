@@ -1,9 +1,9 @@
 // The sample index of Megatron's GPT dataset: where in the shuffled documents each sample begins.
 //
-// Documents stand in the order D; A(d) is the number of tokens before place d. Sample k (k >= 1) begins at the place d
-// that holds token k q + x - 1, at offset k q - A(d), where q is the sequence length and x the extra token. That is a
-// closed form of a walk that the original takes sample by sample, so blocks of documents can be filled in by
-// threads: a first pass counts the tokens of each block, a second one writes the rows that fall into it.
+// Documents are in the order D; A(d) is the number of tokens before position d. Sample k (k >= 1) begins at the
+// position d that contains token k q + x - 1, at offset k q - A(d), where q is the sequence length and x the extra
+// token. That is a closed form of a loop that the original runs sample by sample, so threads can fill in blocks of
+// documents: a first pass counts the tokens of each block, a second one writes the rows that belong to it.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
-// MT19937, the generator behind numpy's RandomState(seed) and std::mt19937(seed); draws.hpp has numpy's ways to draw.
+// MT19937, the generator of numpy's RandomState(seed) and std::mt19937(seed); draws.hpp has numpy's ways to draw.
 //
-// Source: Matsumoto and Nishimura, "Mersenne Twister", ACM TOMACS 8 (1998). Words are made and tempered 624 at a time,
-// in loops that compilers turn into vector code.
+// Source: Matsumoto and Nishimura, "Mersenne Twister", ACM TOMACS 8 (1998). Words are generated and tempered 624 at a
+// time, in loops that compilers vectorize.
 #pragma once
 
 #include <array>

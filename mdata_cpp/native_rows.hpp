@@ -1,7 +1,7 @@
-// Whole batches of the native order in one go: where samples begin, their tokens, and what is told of them.
+// Whole batches of the native order in one call: where samples begin, their tokens, and their masks and documents.
 //
-// The same as Permutation, SequenceIndex, TokenStore and rows.hpp one after the other, without a way back to Python in
-// between: of eight rows that way costs as much as their tokens.
+// The same as Permutation, SequenceIndex, TokenStore and rows.hpp one after the other, without returning to Python in
+// between: for eight rows that would cost as much as reading their tokens.
 #pragma once
 
 #include <algorithm>

@@ -1,11 +1,12 @@
 // Best-fit-decreasing packing of documents into rows of a fixed number of tokens.
 //
-// Source: Ding et al., "Fewer Truncations Improve Language Modeling" (2024). A document longer than a row gives full rows
-// from its beginning, each of which begins `overlap` tokens before the end of the one before it; what is left of it, and
-// every shorter document, is a piece, if it has at least `least` tokens. From the longest piece to the shortest, each goes
-// to the row with the least room that takes it, of several the one that came to have that room last; none: a new row.
-// Rows are found by their room through a tree of bits, so a piece costs O(log row length / 6). Rows come out in the order
-// in which they were opened, full ones first; pieces of a row in the order of documents.
+// Source: Ding et al., "Fewer Truncations Improve Language Modeling" (2024). A document longer than a row gives full
+// rows from its beginning, each of which begins `overlap` tokens before the end of the previous one; the rest of it,
+// and every shorter document, is a piece, if it has at least `least` tokens. From the longest piece to the shortest,
+// each goes to the row with the least remaining room that fits it; among equals, to the row that reached that room
+// last; if none fits, to a new row. Rows are found by their room through a tree of bits, so a piece costs O(log row
+// length / 6). Rows come out in the order in which they were opened, full ones first; pieces of a row in the order of
+// documents.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// A keyed permutation of [0, n): place -> value, its inverse, and both over spans.
+// A keyed permutation of [0, n): position -> value, its inverse, and both over spans.
 //
 // n <= 4096: a Fisher-Yates table, exact and unbiased. Above: a Feistel network (feistel.hpp). O(1) memory, O(1) time,
 // invertible. Slow twin: mdata/reference/permutation.py.

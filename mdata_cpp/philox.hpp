@@ -1,7 +1,7 @@
 // Philox4x32-10, a counter-based random generator: 128 random bits = f(64-bit key, 128-bit counter).
 //
-// J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
-// Constants from that paper; held to the known answers of the Random123 distribution in tests/cpp/test_philox.cpp.
+// J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Constants
+// from that paper; tests/cpp/test_philox.cpp compares with the known answers of the Random123 distribution.
 #pragma once
 
 #include <array>

@@ -1,9 +1,9 @@
-// Sentence splitting by Punkt: the rules of docs/sentences.md over a language's tables, in time that grows with the
-// text alone, whatever the text. Twin: mdata/sentences/punkt_reference.py; what decides is NLTK 3.10.
+// Sentence splitting by Punkt: the rules of docs/sentences.md with a language's tables, in linear time for any text.
+// Twin: mdata/sentences/punkt_reference.py; the reference is NLTK 3.10.
 //
-// A text is a span of code points of 1, 2 or 4 bytes, as Python keeps them. Every place that may end a sentence is
-// judged by its context: the word before it, itself, and the mark or the word after it, which follow each other in the
-// text. Contexts that are judged share no more than a word, which is why all is linear.
+// A text is a span of code points of 1, 2 or 4 bytes, as Python stores them. Every position that may end a sentence is
+// decided by its context: the word before it, the position itself, and the mark or the word after it, which are
+// adjacent in the text. Two such contexts share at most a word, which is why the time is linear.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
-// What a model is told about a row beside its tokens: where loss counts, and positions that restart.
+// Loss masks and positions of a row: where loss counts, and positions that restart.
 //
-// A row holds S + 1 tokens, inputs and labels overlapping, of which the first `count` are real. By place: a label behind
-// the real tokens has no loss. By value, as Megatron's GPT dataset does it where a pad id is given: whatever equals it
-// is padding, and becomes 0. Rules by the end-of-document id look at the inputs before that.
+// A row holds S + 1 tokens, inputs and labels overlapping, of which the first `count` are real. By position: a label
+// after the real tokens has no loss. By value, as in Megatron's GPT dataset if a pad id is given: tokens equal to it
+// are padding, and become 0. Rules about the end-of-document id use the inputs before that.
 #pragma once
 
 #include <algorithm>

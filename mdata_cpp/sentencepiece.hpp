@@ -1,10 +1,10 @@
-// Texts to ids with a SentencePiece model of the BPE kind: prepare, cut where no piece can lie across, encode words.
+// Texts to ids with a SentencePiece model of the BPE kind: prepare, split where no piece can cross, encode words.
 //
-// Two characters that no piece has side by side can never be in one symbol, and what is joined on one side of them
-// does not change what is joined on the other. So a text is cut there, and every part is encoded once and remembered.
-// Pieces that are defined for users are matched first, the longest at each place, and part the text too. What is no
-// piece becomes its bytes, or, with its unknown neighbours, one unknown id. Not for models with unused pieces, nor
-// for those that leave blanks as they are.
+// Two adjacent characters that no piece contains side by side can never be in one symbol, and merges on one side of
+// them do not change those on the other. So a text is split there, and every part is encoded once and cached.
+// User-defined pieces are matched first, the longest at each position, and also split the text. Text that is not a
+// piece becomes its bytes, or, with its unknown neighbours, one unknown id. Not for models with unused pieces, nor for
+// those that do not escape blanks.
 #pragma once
 
 #include <algorithm>

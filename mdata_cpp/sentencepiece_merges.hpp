@@ -1,8 +1,8 @@
-// SentencePiece's BPE inside one word: of all neighbours that together are a piece the pair with the highest score is
-// joined first, the leftmost of equals; until none is left.
+// SentencePiece's BPE inside one word: the adjacent pair with the highest score that forms a piece is merged first, the
+// leftmost of equals, until none is left.
 //
-// Characters and pieces are symbols, small numbers; a table says for two symbols which they become and how early.
-// Short words are searched again and again, long ones keep a heap, so that a word of n characters never takes more
+// Characters and pieces are symbols, small numbers; a table gives for two symbols the result of merging them and its
+// priority. Short words are searched repeatedly, long ones use a heap, so that a word of n characters never takes more
 // than O(n log n).
 #pragma once
 

@@ -1,8 +1,8 @@
-// How a SentencePiece model prepares a text: rules of normalization, blanks, and pieces that are matched raw.
+// How a SentencePiece model prepares a text: normalization rules, blanks, and pieces that are matched in the raw text.
 //
 // The prepared text writes a blank as one byte, ' ', where the library writes U+2581: both the blanks of the text and
-// any U+2581 in it become that, as they become the same there. Everything is safe for any bytes; for valid UTF-8 it is
-// what the library does.
+// any U+2581 in it become that, because they become the same in the library. Everything is safe for any bytes; for
+// valid UTF-8 the result is the library's.
 #pragma once
 
 #include <algorithm>

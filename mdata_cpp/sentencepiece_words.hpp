@@ -1,7 +1,8 @@
-// Words that were encoded before, with their ids, in bounded memory.
+// A cache of encoded words with their ids, in bounded memory.
 //
-// A word lies in one of the four places that its hash names; where all are taken, one gives way. Words of up to
-// 15 bytes with up to 3 ids lie in the table itself, others beside it; when that part is full all is forgotten.
+// A word is stored in one of the four slots that its hash selects; if all are taken, one is replaced. Words of up to 15
+// bytes with up to 3 ids are stored in the table itself, others beside it; when that part is full the whole cache is
+// cleared.
 #pragma once
 
 #include <array>

@@ -1,9 +1,9 @@
-// Where sequences and documents lie in the tokens of a store, from the tables of its .idx files.
+// Where sequences and documents are in the tokens of a store, from the tables of its .idx files.
 //
-// The tables are read where they lie (they begin at byte 34, so nothing in them is aligned) and only the entries that
-// an answer needs: no pass over them, no copy. Each entry used is held against the shard's bounds, whatever was checked
-// before, so that a wrong table is an IndexFault and never a place outside of the store. Tokens and documents are
-// counted over all shards, in their order.
+// The tables are read in place (they begin at byte 34, so nothing in them is aligned), and only the entries that a
+// result needs: no pass over them, no copy. Each entry that is used is checked against the shard's bounds, whatever was
+// checked before, so that a wrong table is an IndexFault and never a position outside the store. Tokens and documents
+// are numbered over all shards, in order.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Whether this processor has AVX2, and how a function is marked that needs it: the library runs on any x86-64.
+// Whether this processor has AVX2, and how to mark a function that needs it: the library runs on any x86-64.
 #pragma once
 
 #if defined(__x86_64__)

@@ -1,9 +1,9 @@
-// Tokens of a file as int64: one loop for each type on disk, compiled twice, for any x86-64 and for AVX2.
+// Converts tokens of a file to int64: one loop for each type on disk, compiled twice, for any x86-64 and for AVX2.
 //
-// A read of random samples waits for memory more than it computes, so the loop also asks for the bytes that are read
-// next (`next`) while it stores the present ones; a prefetch of an address that is not there does nothing. Stores that
-// go past the caches were tried for buffers larger than these, and lost on a busy machine. Bytes may lie at any address.
-// Little endian on both sides.
+// A read of random samples waits for memory more than it computes, so the loop also prefetches the bytes that are read
+// next (`next`) while it stores the present ones; prefetching an invalid address does nothing. Non-temporal stores were
+// tried for buffers larger than the caches, and were slower on a busy machine. Bytes may be at any address. Little
+// endian on both sides.
 #pragma once
 
 #include <cstddef>

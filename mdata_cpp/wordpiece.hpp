@@ -1,12 +1,12 @@
-// WordPiece over BERT's normalizer and pre-tokenizer: UTF-8 in, ids out, the ids of the `tokenizers` library.
+// WordPiece with BERT's normalizer and pre-tokenizer: UTF-8 in, ids out, equal to those of the `tokenizers` library.
 //
-// One pass over the text: characters are treated by a table (wordpiece_characters.hpp) and gathered into a word; a
-// word is looked up as a whole if it is short, else taken apart from the left, the longest entry first. A word of too
-// many characters is counted and not kept, so memory does not depend on the text; time is linear in its length. Added
-// tokens are cut out of the raw text first. A text with a code point on which editions of Unicode differ is not
-// encoded but named in Batch::left. The readable twin is mdata/tokenizers/wordpiece/wordpiece_reference.py.
+// One pass over the text: characters are handled by a table (wordpiece_characters.hpp) and collected into a word; a
+// short word is looked up as a whole, otherwise it is divided from the left, the longest entry first. A word with too
+// many characters is counted and not stored, so memory does not depend on the text; time is linear in its length. Added
+// tokens are cut out of the raw text first. A text with a code point on which Unicode editions differ is not encoded
+// but listed in Batch::left. The readable twin is mdata/tokenizers/wordpiece/wordpiece_reference.py.
 //
-// Any number of threads may encode with one Encoder: all that changes is a Memo, and each call has one of its own.
+// Any number of threads may encode with one Encoder: only a Memo changes, and each call has its own.
 #pragma once
 
 #include <algorithm>

@@ -1,9 +1,9 @@
-// What BERT's normalizer and pre-tokenizer make of each code point, as one table for a given treatment.
+// The result of BERT's normalizer and pre-tokenizer for each code point, as one table for a given treatment.
 //
-// The parts of the normalizer come in the library's order: clean, blanks around CJK, decompose and drop marks, lower
-// case, each on single code points. Only decomposition looks at neighbours: it orders marks by their combining class.
-// Nearly all marks are dropped right after that, so order counts for the few that stay; those have an action of their
-// own (marks), and whoever meets it collects the run. Code points with action `left` are for the exact library.
+// The parts of the normalizer run in the library's order: clean, spaces around CJK, decompose and drop marks, lower
+// case, each on single code points. Only decomposition depends on neighbours: it orders marks by their combining class.
+// Almost all marks are dropped right after that, so the order matters only for the few that stay; those have a separate
+// action (marks), at which the caller collects the run. Code points with action `left` are for the exact library.
 #pragma once
 
 #include <algorithm>

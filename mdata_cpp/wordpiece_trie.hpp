@@ -1,6 +1,6 @@
-// The ways from a word to ids: the longest entry that begins a run of bytes (Trie), an entry that is a whole short word
-// (ShortWords, a single look for most words of prose), and what other words gave when they were met before (Memo).
-// Only a Memo changes after it was built; its size is fixed.
+// From a word to ids: the longest entry that begins a run of bytes (Trie), an entry that is a whole short word
+// (ShortWords, a single lookup for most words of prose), and cached results of other words (Memo). Only a Memo changes
+// after it was built; its size is fixed.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
-"""What all tests share: the oracle folder, soak tests left out unless asked for, and a closing line that counts.
+"""Shared by all tests: the oracle folder, soak tests skipped by default, and a final line with counts.
 
-Oracle data (tokenizers, and files and sample orders that other programs wrote) is too large for the repository. It
-is looked for in the folder that MDATA_ORACLES names, by default ../shared/data beside the checkout; without it
-those tests are skipped with the reason, and the closing line says how many.
+Oracle data (tokenizers, and files and sample orders written by other programs) is too large for the repository. It is
+read from the folder that MDATA_ORACLES names, by default ../shared/data beside the checkout; without it those tests are
+skipped with the reason, and the final line says how many.
 """
 
 from __future__ import annotations

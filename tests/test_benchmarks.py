@@ -1,7 +1,7 @@
-"""The benchmarks of benchmarks/ still run: small, in this process, with few rounds; no time is looked at.
+"""The benchmarks of benchmarks/ still run: small, in this process, with few rounds; times are not checked.
 
-A benchmark that needs a GPU, or another project in an environment of its own, is not run here but its own side of the
-comparison where it can be called alone.
+A benchmark that needs a GPU, or another project in a separate environment, is not run here, except its own side of the
+comparison if that can be called alone.
 """
 
 from __future__ import annotations

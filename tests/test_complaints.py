@@ -1,4 +1,4 @@
-"""Open complaints about order, resume and blends elsewhere, each tried here as a small script.
+"""Open complaints about order, resume and blends in other projects, each tried here as a small script.
 
 Every test is named after its complaint and says where it was made; docs/design/complaints.md is the table of them.
 """

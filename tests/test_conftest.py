@@ -1,4 +1,4 @@
-"""The shared fixtures and hooks, tried in a pytest of their own."""
+"""The shared fixtures and hooks, tested in a separate pytest run."""
 
 from __future__ import annotations
 

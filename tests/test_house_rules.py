@@ -1,4 +1,4 @@
-"""House rules, held by a test so that nobody has to remember them; CONTRIBUTING.md lists them in words."""
+"""The house rules, enforced by tests so that nobody has to remember them; CONTRIBUTING.md lists them in words."""
 
 from __future__ import annotations
 

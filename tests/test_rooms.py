@@ -1,4 +1,4 @@
-"""The pictures of docs/design/house.md and trainer.md, held against the imports of mdata and of the trainer."""
+"""The rooms of docs/design/house.md and trainer.md, compared with the imports of mdata and of the trainer."""
 
 from __future__ import annotations
 

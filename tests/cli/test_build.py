@@ -1,4 +1,4 @@
-"""`mdata build`: what it makes is what runs find, told once as built and then as found."""
+"""`mdata build`: runs find the arrays that it makes; the first run reports them as built, the next as found."""
 
 from __future__ import annotations
 

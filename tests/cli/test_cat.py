@@ -1,4 +1,4 @@
-"""`mdata cat` and `mdata adopt` as a user meets them."""
+"""`mdata cat` and `mdata adopt` from the command line."""
 
 from __future__ import annotations
 

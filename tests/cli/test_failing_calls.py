@@ -1,4 +1,4 @@
-"""Whatever error the system answers a call with, a command ends with the code of its table, and says what it was."""
+"""Whatever error a system call returns, a command ends with the documented exit code and names the error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No command ends in exit code 1, a fault of ours: altered files, hostile words, deep nesting, huge numbers."""
+"""No input gives exit code 1 (a bug): altered files, hostile words, deep nesting, huge numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No option is silently ignored: one that cannot count in a combination is told there, or refused."""
+"""No option is silently ignored: one without effect in a combination is reported, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `mdata inspect` says of how a corpus came to be, and of its first documents."""
+"""`mdata inspect`: how a corpus was made, and its first documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mdata command as a user meets it: results, exit codes, message texts, signals, import costs."""
+"""The mdata command from the command line: results, exit codes, messages, signals, import costs."""
 
 from __future__ import annotations
 

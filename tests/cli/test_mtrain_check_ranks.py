@@ -1,4 +1,4 @@
-"""`mtrain check --ranks`: a world that is not here, rehearsed; what the machines lack is told and gives exit code 5."""
+"""`mtrain check --ranks`: a rehearsal of ranks that do not exist here; missing memory or disk gives exit code 5."""
 
 from __future__ import annotations
 

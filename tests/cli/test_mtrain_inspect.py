@@ -1,4 +1,4 @@
-"""mtrain inspect: what it says of checkpoints of both versions, of a run folder, and of damage."""
+"""`mtrain inspect`: checkpoints of both versions, a run folder, and damage."""
 
 from __future__ import annotations
 

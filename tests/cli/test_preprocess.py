@@ -1,4 +1,4 @@
-"""The command line of `mdata preprocess`: what each option of Megatron's and of ours comes to, and docs/migrate.md."""
+"""The command line of `mdata preprocess`: the effect of each option of Megatron's and of ours, and docs/migrate.md."""
 
 from __future__ import annotations
 

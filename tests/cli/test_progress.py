@@ -1,4 +1,4 @@
-"""What the bar and the JSON lines say: rates of this run only, time left, shares of the stages, notes."""
+"""The progress bar and the JSON lines: rates of this run only, time left, shares of the stages, notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make quickstart` without the install: its commands, its folder, and once the whole job in small."""
+"""`make quickstart` without the install: its commands, its folder, and one small run of the whole job."""
 
 from __future__ import annotations
 

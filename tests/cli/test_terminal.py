@@ -1,4 +1,4 @@
-"""What strangers wrote does not command the terminal, be it a name, a message or a text; a pipe gets it as it is."""
+"""Names, messages and texts from strangers cannot control the terminal; a pipe gets texts unchanged."""
 
 from __future__ import annotations
 

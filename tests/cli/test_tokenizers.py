@@ -1,4 +1,4 @@
-"""`mdata tokenizers`: what it lists, and that engines it measures are those that are equal."""
+"""`mdata tokenizers`: what it lists, and that every engine it measures gives the exact ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mdata train-tokenizer` as a user meets it: what it prints is what preprocess takes."""
+"""`mdata train-tokenizer` from the command line: preprocess accepts the options that it prints."""
 
 from __future__ import annotations
 

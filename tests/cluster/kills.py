@@ -2,8 +2,8 @@
 
     python -m tests.cluster.kills --engine slurm --mb 2000 --parts 64 --kills 20 [--seed 1] [--folder /dev/shm]
 
-A job is launched again and again until it is merged, while processes of it are killed at random moments. Then the
-corpus by reference must have the documents of one run in their order, and the copy its very files.
+A job is launched again and again until it is merged, while its processes are killed at random moments. Then the corpus
+by reference must have the documents of a single run in order, and the copy must have the same files.
 """
 
 from __future__ import annotations

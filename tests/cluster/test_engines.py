@@ -1,7 +1,6 @@
-"""The same job on this machine, on Slurm and on Ray, with kills on the way; real clusters of two nodes.
+"""The same job on this machine, on Slurm and on Ray, with kills in between; real clusters of two nodes.
 
-Where Slurm or Ray is missing its tests are skipped, and the number of skipped tests says so; `make cluster-test`
-installs both and runs all.
+If Slurm or Ray is missing its tests are skipped and counted as skipped; `make cluster-test` installs both and runs all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""How likely chance alone makes a table of counts: Pearson's chi-square, its tail computed and not tabulated.
+"""How likely a table of counts is by chance: Pearson's chi-square, with its tail computed.
 
-Tests with fixed keys compare with `RARE`: what is rarer is a fault, and as the keys stay the same the answer does too.
+Tests with fixed keys compare with `RARE`: a rarer result counts as a bug, and because the keys are fixed the result
+never changes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Corpora whose tokens say where they come from: token value = global position in the corpus.
+"""Corpora whose tokens encode their position: token value = global position in the corpus.
 
-A wrong token then names the place that it was read from. Real files, written with struct alone, so that they do not
+A wrong token therefore shows where it was read. The files are real, written with struct only, so that they do not
 depend on the writer under test.
 """
 

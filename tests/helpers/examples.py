@@ -1,7 +1,7 @@
 """How many examples a property test draws: `@examples(n)`, times the factor that `make soak` sets.
 
-MDATA_SOAK multiplies every count (default 1), so that one knob turns the whole suite into a long run. There is no
-deadline: these machines are shared, and a slow example is no fault.
+MDATA_SOAK multiplies every count (default 1), so that one variable turns the whole suite into a long run. There is no
+deadline: test machines are shared, and a slow example is not a bug.
 """
 
 from __future__ import annotations

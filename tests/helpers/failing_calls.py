@@ -1,8 +1,8 @@
-"""Every call of the system, by any library, made to fail: commands run in forks of one process that has all imported.
+"""Makes every system call, by any library, fail: commands run in forks of one process that has everything imported.
 
-`python -m tests.helpers.failing_calls FOLDER SHARE [SEED [COMMANDS]]` makes a small world of files, counts what each
-command calls, and lets calls fail, once or from there on; it prints one JSON line for each case that did not end as it
-has to. `SHARE` of all cases are run, chosen by their hashes with the seed: 1 is all of them. 100 cases take about 7 s.
+`python -m tests.helpers.failing_calls FOLDER SHARE [SEED [COMMANDS]]` creates a small set of files, counts the calls of
+each command, and makes calls fail, once or from then on; it prints one JSON line for each case that did not end as
+required. `SHARE` of all cases are run, chosen by their hashes with the seed: 1 means all. 100 cases take about 7 s.
 """
 
 from __future__ import annotations

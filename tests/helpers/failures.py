@@ -1,4 +1,4 @@
-"""Failure injection: every write, sync and rename goes through mdata.util.atomic_io; each can be made to fail."""
+"""Failure injection: all writes, syncs and renames go through mdata.util.atomic_io; each can be made to fail."""
 
 from __future__ import annotations
 

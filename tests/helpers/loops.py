@@ -1,7 +1,7 @@
 """Datasets of each kind and a sampler that can be restored, for loops over torch's DataLoader.
 
-The sampler is what a training loop of one's own would have: global batches as mdata deals them, and the number of
-consumed samples as its only state. Batches that workers read ahead are not consumed, so the loop counts what it got.
+The sampler is that of a user's own training loop: global batches in mdata's order, and the number of consumed samples
+as its only state. Batches that workers read ahead are not consumed, so the loop counts the batches it received.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Many tiny corpora and the blend of them, written as plain files.
+"""Many tiny corpora and their blend, written as plain files.
 
-The writer makes each file durable, which takes minutes for ten thousand corpora; here bytes are laid down as they are.
-Each corpus has other tokens, so that no two are the same; token t of corpus n is (31 n + t) mod 50,000, so that
-whoever reads can tell what should be there. Not done here: hashes of blocks, tokenizers.
+The real writer syncs each file, which takes minutes for ten thousand corpora; here files are written directly. Each
+corpus has different tokens; token t of corpus n is (31 n + t) mod 50,000, so that a reader knows the expected value.
+Not done here: hashes of blocks, tokenizers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Corpora and vocabularies for BERT and T5 samples, and what their twins make of a sample."""
+"""Corpora and vocabularies for BERT and T5 samples, and the samples of their slow twins."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""One long call of each native function that releases the GIL (and one of numpy's), and a look at whether it does.
+"""One long call of each native function that releases the GIL (and one of numpy's), and a check that it does.
 
 `python -m tests.helpers.native_calls` prints {name: whether another thread ran during the call}. A thread that waits
-for the GIL asks for it after the switch interval, 1,000 s here, so it runs only when somebody lets go. Nothing does
-between the two looks at the counter but the call itself: one that keeps the GIL is never seen to let it go, however
-often it is repeated. One that lets go may take it back before the other thread is awake, so it is tried again.
+for the GIL requests it after the switch interval, 1,000 s here, so it runs only when another thread releases the GIL.
+Between the two reads of the counter only the call itself can do that: a call that keeps the GIL is never seen to
+release it, however often it is repeated. A call that releases it may take it back before the other thread is awake, so
+it is tried again.
 """
 
 from __future__ import annotations

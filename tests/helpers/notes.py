@@ -1,4 +1,4 @@
-"""A listener that keeps what it is told."""
+"""A `Progress` that stores its notes."""
 
 from __future__ import annotations
 

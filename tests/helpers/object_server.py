@@ -1,9 +1,9 @@
-"""An S3-compatible server on loopback (moto), behind a proxy that breaks requests as networks do.
+"""An S3-compatible server on loopback (moto), behind a proxy that breaks requests like a bad network.
 
-Faults: the connection is reset, the answer is 503, its body is short, or it comes too late. `cut_at` lets through so
-many bytes of the bodies that are sent, breaks the request that they end in and refuses all that follow: what storage
-sees of a client that was killed there. A request whose last byte still came is carried out, and its answer is lost.
-Methods that are `denied` are answered as storage answers who may not use them; what `drops` names is not done.
+Faults: the connection is reset, the answer is 503, its body is truncated, or it is late. `cut_at` passes this many
+bytes of the sent bodies, breaks the request in which they end and refuses all later ones: what storage sees of a client
+that was killed at that point. A request whose last byte arrived is carried out, and its answer is lost. Methods that
+are `denied` are answered as storage answers who may not use them; what `drops` names is not done.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows in which every two values of different options meet: a few dozen in place of thousands."""
+"""Pairwise test rows: every pair of values of different options occurs, in a few dozen rows instead of thousands."""
 
 from __future__ import annotations
 

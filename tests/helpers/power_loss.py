@@ -1,10 +1,11 @@
-"""What a loss of power may leave: the calls of a program as events, and every state of the disk that fits them.
+"""What a power loss may leave: records a program's calls as events, and gives every disk state that is consistent with
+them.
 
-`recorded` notes each write, cut, sync, and each change of a name below a folder. `Disk` takes these events one by one;
-`Disk.crashes` gives the trees that may be found after the last of them: bytes that were not synced are there, not
-there, there in part, or zeros; a name that was made, moved or removed counts surely only when its folder was synced,
-and until then all such changes may be lost, or kept, or any single one of them. `Kept.restore` puts such a tree in
-place of the folder, each file as the inode that it was. The model is strict: it knows no file system that does more.
+`recorded` notes each write, truncation, sync, and each change of a name below a folder. `Disk` takes these events one
+by one; `Disk.crashes` gives the trees that may be found after the last of them: bytes that were not synced are present,
+missing, partly present, or zeros; a name that was created, moved or removed is certain only after its folder was
+synced, and until then all such changes may be lost, or kept, or any single one of them. `Kept.restore` puts such a tree
+in place of the folder, with each file's original inode. The model is strict: no known file system does worse.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """`run_ranks(fn, world)`: a function on several ranks at once, for tests.
 
-A pool of up to 8 processes is made when first needed and kept for the whole session; each call joins the
-ranks it needs through a file of its own, and leaves again. The processes come from a fork server that has
-imported torch once, so that eight of them cost about as much as one. On gloo with one torch thread each;
-with MTRAIN_TEST_DEVICE=cuda the same body runs on nccl, rank i on GPU i, or all on the only GPU, which NCCL 2.30 and
-later can do with NCCL_MULTI_RANK_GPU_ENABLE=1.
+A pool of up to 8 processes is created when first needed and kept for the whole session; each call joins the ranks it
+needs through its own file, and leaves again. The processes come from a fork server that has imported torch once, so
+that eight of them cost about as much as one. On gloo with one torch thread each; with MTRAIN_TEST_DEVICE=cuda the same
+body runs on nccl, rank i on GPU i, or all on the only GPU, which NCCL 2.30 and later can do with
+NCCL_MULTI_RANK_GPU_ENABLE=1.
 
-An exception in a rank comes back with its rank and traceback and leaves the pool usable; a hang is cut by a
-timeout, shows where every rank stood, and kills the pool, which the next call makes again.
+An exception in a rank is raised with its rank and traceback and leaves the pool usable; a hang ends by a timeout, shows
+the position of every rank, and kills the pool, which the next call creates again.
 """
 
 from __future__ import annotations

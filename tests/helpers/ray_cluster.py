@@ -1,6 +1,6 @@
-"""A Ray cluster of this machine alone: a head and further nodes, each with its own cpus, by Ray's own test cluster.
+"""A Ray cluster on this machine: a head and further nodes, each with its own cpus, using Ray's own test cluster.
 
-Where Ray is not installed, whoever asks is told so and skips.
+If Ray is not installed, tests are skipped with that reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rooms of mdata and of the trainer: the order that docs/design declares, and what the files' imports say.
+"""The rooms of mdata and of the trainer: the order declared in docs/design, and the imports of the files.
 
 A room is a folder; its modules are those directly inside. A room imports from rooms above it in the table, never from
 one below, and no file imports itself through others.

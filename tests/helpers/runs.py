@@ -1,4 +1,4 @@
-"""A run folder as `mtrain train` leaves it, without a training: real corpora and data, made-up losses."""
+"""A run folder like that of `mtrain train`, without training: real corpora and data, made-up losses."""
 
 from __future__ import annotations
 

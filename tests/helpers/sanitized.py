@@ -1,9 +1,9 @@
-"""Tests of native code with an extension that AddressSanitizer and UndefinedBehaviorSanitizer watch.
+"""Tests of native code with an extension built with AddressSanitizer and UndefinedBehaviorSanitizer.
 
 `python -m tests.helpers.sanitized build/core-sanitized --jobs 2` (`make core-sanitized`) runs pytest on the files
 below, which give the extension wrong and hostile arguments, with that folder's mdata._core in place of the installed
-one. Python's and numpy's memory is then the sanitizer's too, so reading one byte past an array ends the run. Tests
-that fork beside threads, or map files that are cut, are left out: under the sanitizer they may hang.
+one. The sanitizer then also manages Python's and numpy's memory, so reading one byte past an array ends the run. Tests
+that fork beside threads, or map files that are truncated, are left out: under the sanitizer they may hang.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A Slurm of this machine alone: munged, slurmctld and some slurmd on loopback, as Debian packages them.
+"""A Slurm cluster on this machine: munged, slurmctld and some slurmd on loopback, from Debian's packages.
 
 Several nodes are several slurmd of one host (its build has --enable-multiple-slurmd). Needs root, because slurmd does;
-where a program is missing, whoever asks for a cluster is told so and skips.
+if a program is missing, tests are skipped with that reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The model of a loss of power against what is known of files: a case for each rule, and real calls."""
+"""The model of a power loss: a case for each rule, and real calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool of ranks: results in order, errors with their rank, hangs cut, and usable after each of them."""
+"""The pool of ranks: results in order, errors with their rank, hangs that end, and a usable pool after each of them."""
 
 from __future__ import annotations
 

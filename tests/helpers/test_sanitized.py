@@ -1,4 +1,4 @@
-"""The sanitizers see what they should: a run that could not fail would say nothing (tests/helpers/sanitized.py)."""
+"""The sanitizers detect errors: a run that cannot fail would prove nothing (tests/helpers/sanitized.py)."""
 
 from __future__ import annotations
 

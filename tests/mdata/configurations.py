@@ -1,8 +1,8 @@
 """Random configurations of every order and kind of sample against the slow twins, by number.
 
-`check(family, number, folder=...)` makes configuration `number` of a family, always the same one, compares all that
-the fast code makes of it with the twin, and returns the edges it met. As a program it runs many and stops at the
-first that differs: `python -m tests.mdata.configurations --count 10000 [--families ...] [--first N]`.
+`check(family, number, folder=...)` makes configuration `number` of a family (always the same one), compares all results
+of the fast code with the twin, and returns the edge cases it met. As a program it runs many and stops at the first
+difference: `python -m tests.mdata.configurations --count 10000 [--families ...] [--first N]`.
 """
 
 from __future__ import annotations

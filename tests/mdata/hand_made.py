@@ -1,6 +1,6 @@
-"""A corpus written without our writer: a pair by struct, hashes by blake3 itself, origins, one manifest last.
+"""A corpus written without our writer: a pair by struct, hashes by blake3 itself, origins, the manifest last.
 
-Small enough that a test can flip each of its bits; nothing of it needs a tokenizer.
+Small enough for a test to flip each of its bits; it needs no tokenizer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Random texts and requests that meet the edges: lengths of documents, splits, sample counts, options of rows.
+"""Random texts and requests that cover edge cases: lengths of documents, splits, sample counts, options of rows.
 
-Everything is drawn from one `random.Random`, so a number names a configuration. `edges` says which edges it has, so
-that a test can see that all of them were met.
+Everything is drawn from one `random.Random`, so a number identifies a configuration. `edges` lists its edge cases, so
+that a test can check that all of them occurred.
 """
 
 from __future__ import annotations

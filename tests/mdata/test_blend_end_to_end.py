@@ -1,6 +1,6 @@
-"""From the TOML file through `mdata blend` and a manifest to what loaders hand out: shares are met at each phase's end.
+"""From the TOML file through `mdata blend` and a manifest to a loader's batches: shares are met at each phase's end.
 
-Nothing is asked of the blend's own arithmetic here: corpora are told by the tokens that come out.
+The blend's own arithmetic is not used: corpora are recognized by their tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every native function that works on arrays, texts or files lets other Python threads run meanwhile."""
+"""Every native function that works on arrays, texts or files releases the GIL."""
 
 from __future__ import annotations
 

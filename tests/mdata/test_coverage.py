@@ -1,6 +1,6 @@
-"""Every sample of an epoch once, every token as often as the design says: brute force on small corpora, for each kind.
+"""Every sample of an epoch once, every token as often as documented: brute force on small corpora, for each kind.
 
-Tokens are their places, so that samples tell what they have read. A new kind of sample is one more row of KINDS.
+Tokens encode their positions, so that samples show what they have read. A new kind of sample is one more row of KINDS.
 """
 
 from __future__ import annotations

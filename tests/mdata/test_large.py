@@ -1,7 +1,7 @@
 """Numbers past 32 bits: files, orders and builders with more tokens, samples and sequences than they hold.
 
-All files are sparse, lengths and tables too: what is not written is zero and takes no room. What would need tens
-of gigabytes (a shuffle of 2^32 rows) is shown by its parts: which type is chosen, and that draws above 32 bits are
+All files are sparse, including lengths and tables: unwritten bytes are zero and take no space. Cases that would need
+tens of gigabytes (a shuffle of 2^32 rows) are tested in parts: the chosen type, and that draws above 32 bits are
 numpy's.
 """
 

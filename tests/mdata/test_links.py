@@ -1,4 +1,4 @@
-"""Links under our hidden names: no temporary file, journal or lock is opened through one that was planted."""
+"""Links with our hidden names: no temporary file, journal or lock is opened through a planted link."""
 
 from __future__ import annotations
 

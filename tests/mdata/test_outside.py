@@ -1,4 +1,4 @@
-"""A corpus' manifest names what lies beside it: pairs and tokenizers elsewhere are opened where the user allows it."""
+"""A corpus manifest names files beside it: pairs and tokenizers elsewhere are opened only if the user allows it."""
 
 from __future__ import annotations
 

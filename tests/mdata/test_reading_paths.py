@@ -1,4 +1,4 @@
-"""The files that docs/design/house.md tells a newcomer to read are those that run, from the call to its result."""
+"""The files that docs/design/house.md recommends to newcomers are those that run, from the call to its result."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A run resumed at every step, with other ranks each time, reads the same samples in the same order.
 
-The toy run has a mixture that changes on the way, a batch that grows, and passes over its corpora many times. It is
-stopped after each step, its state goes through JSON, and all is opened anew with another number of data-parallel
-ranks; through torch's DataLoader at some of the steps, with 0 to 8 workers. 100 steps here, 1,000 in `make soak`.
+The toy run has a mixture that changes midway, a batch that grows, and many passes over its corpora. It is stopped after
+each step, its state goes through JSON, and everything is opened again with another number of data-parallel ranks;
+through torch's DataLoader at some of the steps, with 0 to 8 workers. 100 steps here, 1,000 in `make soak`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Loops of Lightning and Accelerate over mdata's datasets; skipped where they are not installed.
 
-They stand in an environment of their own, beside torch: `pip install lightning accelerate`. Seen with lightning 2.6.6,
-accelerate 1.15.0 and torch 2.13.0.
+They need a separate environment with torch: `pip install lightning accelerate`. Seen with lightning 2.6.6, accelerate
+1.15.0 and torch 2.13.0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small engine on the ranks of a test, and its tensors put together again by logical name."""
+"""A small engine on the ranks of a test, and its tensors assembled by logical name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that docs/design/trainer.md tells a newcomer to read are those of a first step, in order and short."""
+"""The files that docs/design/trainer.md recommends to newcomers are those of a first step, in order and short."""
 
 from __future__ import annotations
 

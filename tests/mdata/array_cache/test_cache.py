@@ -1,4 +1,4 @@
-"""Where arrays are kept: the folder that was given, else beside the corpus, else in the user's own."""
+"""Where arrays are cached: in the given folder, otherwise beside the corpus, otherwise in the user's folder."""
 
 from __future__ import annotations
 

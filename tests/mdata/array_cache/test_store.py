@@ -1,4 +1,6 @@
-"""Kept arrays: what is opened is what was built, whoever built it and whatever happened to the files since."""
+"""Cached arrays: an opened array is the one that was built, whatever process built it and whatever happened to the
+files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One corpus that several entries name: the sum of their shares, one cursor, and the others as if it were two."""
+"""One corpus that several entries name: the sum of their shares, one cursor, and unchanged shares of the others."""
 
 from __future__ import annotations
 

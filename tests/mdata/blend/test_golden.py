@@ -1,6 +1,6 @@
 """Blends made before manifests said who set each share: their manifests are read, and ids and orders stay.
 
-tests/golden/blends.json was written by the code of that time: specs, manifests, data ids and orders.
+tests/golden/blends.json was written by the code at that time: specs, manifests, data ids and orders.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Blends: shares kept as given, corpora named relatively, mixtures that make no sense refused."""
+"""Blends: shares are stored as given, corpora named relatively, invalid mixtures refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No text twice: held-out parts and parts beside their whole in folders, and evaluation apart from training."""
+"""No text is read twice: held-out parts, parts beside their whole in folders, and evaluation separate from training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A corpus that does not say its tokenizer beside one that does: refused by name on every way in, unless allowed."""
+"""A corpus without a recorded tokenizer beside one with: refused by name at every entry point, unless allowed."""
 
 from __future__ import annotations
 

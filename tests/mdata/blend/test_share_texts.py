@@ -1,4 +1,4 @@
-"""Shares as people read them: as they were written, and short where nobody wrote them."""
+"""Displayed shares: as the user wrote them, and short if computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blends as their users write them: exact numbers, every problem at once."""
+"""Blend descriptions: exact numbers, all problems at once."""
 
 from __future__ import annotations
 

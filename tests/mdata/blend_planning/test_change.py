@@ -1,4 +1,4 @@
-"""Another mixture for the rest of a run: nothing before changes, nothing is repeated, nothing is lost."""
+"""A changed mixture for the rest of a run: earlier samples stay the same, nothing is repeated or lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a blend does is told as it will be: the numbers of the table are those of an open dataset."""
+"""The preview of a blend is exact: the numbers of the table are those of an open dataset."""
 
 from __future__ import annotations
 

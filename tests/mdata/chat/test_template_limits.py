@@ -1,4 +1,4 @@
-"""Templates that would not end, or that would fill the memory, are refused; others give what they always gave."""
+"""Templates that would not end, or would fill the memory, are refused; the results of others do not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A foreign pair gets a manifest that is true, or a refusal that says why; the pair itself is never touched."""
+"""A foreign pair gets a correct manifest, or a refusal that says why; the pair itself is never changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs of older formats come out as the ordinary pair that our writer makes of the same documents, or not at all."""
+"""Pairs of older formats become the same pair that our writer makes of their documents, or are refused."""
 
 from __future__ import annotations
 

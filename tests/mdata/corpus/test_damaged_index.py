@@ -1,5 +1,6 @@
-"""One flipped bit of an .idx, under all that reads it: the samples are those of the sound one, or a DamageError names
-the file. Never other samples."""
+"""One flipped bit of an .idx, for every reader of it: the samples are the right ones, or a DamageError names the file.
+Never wrong samples.
+"""
 
 from __future__ import annotations
 

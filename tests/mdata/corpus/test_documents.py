@@ -1,4 +1,4 @@
-"""Documents by number and by origin, with errors that say what was meant."""
+"""Documents by number and by origin, with helpful errors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Origins: every document's file and row comes back, however the writing was cut, and no damaged sidecar is
-taken without a word where it can be seen.
+"""Origins: every document's file and row is recovered, however the writing was interrupted, and detectable damage of a
+sidecar is reported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A corpus of very many shards: opened by the sizes of its files alone, and read as any other."""
+"""A corpus with very many shards: opened by checking only file sizes, and read like any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verification finds every flipped bit, names each damaged block with its documents, and goes on to the next."""
+"""Verification finds every flipped bit, names each damaged block with its documents, and continues."""
 
 from __future__ import annotations
 

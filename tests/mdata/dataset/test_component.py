@@ -1,4 +1,4 @@
-"""An .idx that is not the one its corpus speaks of is damage with a name, whatever kind of samples stumbles over it."""
+"""An .idx that differs from its manifest gives a DamageError with its name, whatever kind of samples reads it."""
 
 from __future__ import annotations
 

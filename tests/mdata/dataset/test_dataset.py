@@ -1,4 +1,4 @@
-"""Datasets over provenance corpora: every token tells where it was read."""
+"""Datasets over corpora whose tokens encode their position."""
 
 from __future__ import annotations
 

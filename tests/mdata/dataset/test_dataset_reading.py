@@ -1,4 +1,4 @@
-"""What the options of a dataset do to its rows, its identity and its ways of reading, in both orders."""
+"""The effect of a dataset's options on its rows, its identity and its ways of reading, in both orders."""
 
 from __future__ import annotations
 

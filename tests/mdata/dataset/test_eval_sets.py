@@ -1,4 +1,4 @@
-"""Which sets a training is measured on: those named, those of the blend, or the blend's part in the split."""
+"""The evaluation sets of training: those given, those of the blend, or the blend's part of the split."""
 
 from __future__ import annotations
 

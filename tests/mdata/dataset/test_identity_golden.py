@@ -1,7 +1,7 @@
 """The identity of a dataset, byte for byte, for hundreds of combinations of options: it decides every data id.
 
-tests/golden/identities.json holds a hash of each, or null where the options do not go together. The hashes were made
-before kinds and orders became types of their own. Run this file as a script to write it anew.
+tests/golden/identities.json holds a hash of each, or null if the options conflict. The hashes were made before kinds
+and orders became separate types. Run this file as a script to regenerate it.
 """
 
 from __future__ import annotations

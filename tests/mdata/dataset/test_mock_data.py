@@ -1,4 +1,4 @@
-"""Mock data: the same rows for every reader, uniform over the vocabulary, and a dataset in all else."""
+"""Mock data: the same rows for every reader, uniform over the vocabulary, otherwise like a dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process loads the kind of samples that it was asked for, and nothing that this kind has no use for."""
+"""A process imports only the requested kind of samples and the modules that this kind needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Files in the making: hidden until placed, continued from where a journal says; only the very file counts."""
+"""Unfinished files: hidden until they are renamed, continued from a journal's sync point; only the same file is
+accepted.
+"""
 
 from __future__ import annotations
 

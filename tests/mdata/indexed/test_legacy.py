@@ -1,4 +1,4 @@
-"""Older formats: sound pairs are read as the slow twin reads them, all others are refused by file and field."""
+"""Older formats: valid pairs are read like the slow twin reads them, all others are refused by file and field."""
 
 from __future__ import annotations
 

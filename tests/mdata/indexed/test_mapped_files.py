@@ -1,4 +1,6 @@
-"""Files that stay what they were: by two open files many are read right, and another file of the name is refused."""
+"""Files with a fixed identity: many are read correctly with two open at once, and another file with the name is
+refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ten-line reader of docs/formats.md is run as it stands there."""
+"""The ten-line reader of docs/formats.md works as printed."""
 
 from __future__ import annotations
 

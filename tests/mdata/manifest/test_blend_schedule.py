@@ -1,4 +1,4 @@
-"""What a blend manifest asks for, and how its id follows."""
+"""The schedule in a blend manifest, and how its id depends on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names in a manifest lead nowhere but below its folder, and to regular files."""
+"""Names in a manifest lead only to regular files below its folder."""
 
 from __future__ import annotations
 

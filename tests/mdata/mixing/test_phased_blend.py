@@ -1,4 +1,4 @@
-"""Several phases: the same as the twin at every sample, near the shares in every phase, exact at every end."""
+"""Several phases: equal to the twin at every sample, close to the shares in every phase, exact at every end."""
 
 from __future__ import annotations
 

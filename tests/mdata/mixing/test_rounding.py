@@ -1,4 +1,4 @@
-"""Whole samples for exact targets: within one sample at every end, never back, the same as the twin."""
+"""Whole samples for exact targets: within one sample at every end, never decreasing, equal to the twin."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Permutations and offsets over many keys are what chance would make of them, and the same checks see poor ones.
+"""Permutations and offsets over many keys look random, and the same checks detect poor ones.
 
-The keys are fixed, so nothing here comes and goes. What few rounds do, over far more keys, is measured by
-benchmarks/permutation_bias.cpp.
+The keys are fixed, so the result never changes. benchmarks/permutation_bias.cpp measures the effect of few rounds over
+far more keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Megatron's order: its own arrays by sha256, a slow twin, and the cases in which the original counts wrongly."""
+"""Megatron's order: its own arrays by sha256, a slow twin, and the cases in which the original counts incorrectly."""
 
 from __future__ import annotations
 

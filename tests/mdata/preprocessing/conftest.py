@@ -1,7 +1,7 @@
-"""What tests of many small runs share: tokenizers are loaded once, not once for each run.
+"""Shared by tests of many small runs: tokenizers are loaded once, not once per run.
 
-Most of a small run is loading its tokenizer and checking the fast engine against the exact one, of which these tests
-want nothing; tests/mdata/tokenizers has tests of both. What loading leaves behind is used by all runs of a file.
+Most of a small run's time is loading its tokenizer and comparing the fast engine with the exact one, which these tests
+do not need; tests/mdata/tokenizers tests both. All runs of a file share the loaded tokenizer.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 Each chain is one job on its own folder, with a record after every chunk and everything that leaves files. It is run
 again and again, and killed each time at a random moment between its first call and the time an undisturbed run took,
-until it is done; then its files must be those of the undisturbed run. After every kill each manifest that is there
-must be true. Every fourth chain has two workers. The 2,000 kills take about 6 minutes on 16 cores.
+until it is done; then its files must be those of the undisturbed run. After every kill each existing manifest must be
+correct. Every fourth chain has two workers. The 2,000 kills take about 6 minutes on 16 cores.
 """
 
 from __future__ import annotations

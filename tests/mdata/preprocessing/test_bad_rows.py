@@ -1,4 +1,4 @@
-"""Bad rows: stop, skip, quarantine, and how many may be; the same rows whatever the number of workers."""
+"""Bad rows: stop, skip, quarantine, and the allowed number; the same rows with any number of workers."""
 
 from __future__ import annotations
 

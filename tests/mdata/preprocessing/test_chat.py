@@ -1,4 +1,4 @@
-"""`mdata preprocess --chat`: files of conversations, bad records by their place, the same bytes however it is run."""
+"""`mdata preprocess --chat`: files of conversations, bad records by position, the same bytes however it is run."""
 
 from __future__ import annotations
 

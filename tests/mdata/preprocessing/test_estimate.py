@@ -1,4 +1,4 @@
-"""What --dry-run says of an even corpus is near what comes out, and nothing is written."""
+"""The estimate of --dry-run for a uniform corpus is close to the result, and nothing is written."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Every write, sync and rename fails once: a typed error, nothing that looks finished, nothing old that
-lies.
-"""
+"""Every write, sync and rename fails once: a typed error, no file that looks finished, no old manifest that is wrong."""
 
 from __future__ import annotations
 

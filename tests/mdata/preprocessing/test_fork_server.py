@@ -1,4 +1,4 @@
-"""The process that workers are forked from: one thread, nothing left when its owner dies, the end of each known."""
+"""The fork server: one thread, nothing left when its owner dies, and every worker's exit code is known."""
 
 from __future__ import annotations
 

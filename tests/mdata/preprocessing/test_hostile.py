@@ -1,4 +1,6 @@
-"""Hostile input through the whole engine: what docs/input.md states, and the reference's counts where it accepts."""
+"""Hostile input through the whole pipeline: the outcomes of docs/input.md, and the reference's counts for accepted
+input.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal: what is surely written survives any cut and any flipped bit, and nothing after it is believed."""
+"""The journal: synced records survive any truncation and any flipped bit, and nothing after damage is used."""
 
 from __future__ import annotations
 

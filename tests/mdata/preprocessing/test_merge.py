@@ -1,4 +1,4 @@
-"""Parts put together: the same bytes as writing all documents at once, in windows of any size."""
+"""Merged partitions: the same bytes as writing all documents at once, with windows of any size."""
 
 from __future__ import annotations
 

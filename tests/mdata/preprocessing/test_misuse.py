@@ -1,4 +1,4 @@
-"""What people do without meaning to: results as input, links, lost sidecars, scripts without a guard, wrong types."""
+"""Mistakes of users: results as input, links, lost sidecars, scripts without a __main__ guard, wrong types."""
 
 from __future__ import annotations
 

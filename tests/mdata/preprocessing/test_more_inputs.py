@@ -1,5 +1,6 @@
-"""Every form of input gives the pair that lines of JSON with the same texts give, byte for byte; in parts, after a
-stop, filtered and made by a template."""
+"""Every input format gives the same pair as JSON lines with the same texts, byte for byte; also in parts, after a stop,
+filtered, and with a template.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command of docs/preprocess.md is run, in its order, and what the page says of the files is looked at."""
+"""Every command of docs/preprocess.md is run, in order, and the page's statements about files are checked."""
 
 from __future__ import annotations
 

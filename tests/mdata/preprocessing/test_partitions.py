@@ -1,4 +1,4 @@
-"""Parts and the held-out share: each document goes where the twin says, through the whole engine too."""
+"""Partitions and the held-out share: each document goes where the twin puts it, also through the whole pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Parts of a job: in order they are the whole, whatever their number; what a part cannot do is refused by name."""
+"""Parts of a job: in order they are the whole, whatever their number; options that do not work with parts are refused
+by name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files a run may take back after it died: those that its journal names, and no other of the same name."""
+"""Which files are rolled back after a run died: those that its journal names, and no others with the same name."""
 
 from __future__ import annotations
 

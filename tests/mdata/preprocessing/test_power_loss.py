@@ -1,7 +1,8 @@
-"""After a loss of power at any call of `preprocess`: nothing looks finished that is not, and the same command ends it.
+"""A power loss at any call of `preprocess`: no unfinished file looks finished, and the same command completes the job.
 
-Every state that tests/helpers/power_loss.py knows is put on the disk. A manifest in it must be true, an .idx must speak
-of the .bin beside it, because Megatron asks for no more; then the command runs again and gives the right bytes.
+Every state that tests/helpers/power_loss.py gives is restored on disk. A manifest in it must be correct, and an .idx
+must describe the .bin beside it, because Megatron checks no more; then the command runs again and gives the right
+bytes.
 """
 
 from __future__ import annotations

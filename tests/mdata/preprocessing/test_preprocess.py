@@ -1,6 +1,4 @@
-"""Preprocess: equal to the reference, to a slow twin and to itself however the work is split; nothing
-half-made.
-"""
+"""Preprocess: equal to the reference, to a slow twin and to itself however the work is divided; no half-made files."""
 
 from __future__ import annotations
 

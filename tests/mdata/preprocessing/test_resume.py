@@ -1,4 +1,4 @@
-"""Runs that are cut off: at every write, sync and rename, by signals, by full disks; and what continues them.
+"""Interrupted runs: at every write, sync and rename, by signals, by full disks; and how they are continued.
 
 A crash is a child process that ends by os._exit at the n-th call that reaches the disk: no handler runs, as
 with kill -9.

@@ -1,4 +1,4 @@
-"""The state: what the journal keeps of it, replayed, is the state; also when the last records are lost."""
+"""The state: replaying the journal's records gives the state again, also when the last records are lost."""
 
 from __future__ import annotations
 

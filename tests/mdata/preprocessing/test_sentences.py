@@ -1,4 +1,4 @@
-"""--split-sentences inside a run: which sequences there are, and what is counted of whole texts all the same."""
+"""--split-sentences in a run: the sequences, and the counts that still refer to whole texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Special tokens that texts spell: ids by default, as Megatron's tool, and counted; text where one asks for it."""
+"""Special tokens that occur in texts: ids by default, as in Megatron's tool, and counted; plain text on request."""
 
 from __future__ import annotations
 

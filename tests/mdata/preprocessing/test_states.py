@@ -1,8 +1,8 @@
-"""A table of states: what may lie there when a run begins; it never ends in other documents.
+"""A table of states that a run may find at its start; none leads to wrong documents.
 
 A state is (an old result) x (a run that was killed at one of its calls) x (a file lost since) x (the job that runs now,
-with or without --overwrite). Whatever these are, that run gives the bytes of its own job, or refuses in words and
-leaves what is finished as it was. A default run draws its states from the table by a fixed seed; `make soak` draws 40
+with or without --overwrite). In every state the run gives the bytes of its own job, or refuses with a message and
+leaves finished results unchanged. A default run draws its states from the table by a fixed seed; `make soak` draws 40
 times as many.
 """
 

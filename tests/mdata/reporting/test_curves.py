@@ -1,4 +1,4 @@
-"""Shares and epochs that are drawn are those of the samples that are dealt."""
+"""The drawn shares and epochs are those of the samples that a blend gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lengths and ids counted fast are those counted one by one, over shards and in any order on disk."""
+"""The fast counts of lengths and ids equal counts one by one, over shards and in any order on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat samples: a row with every bit by hand, the twin over random conversations, datasets, a torch DataLoader."""
+"""Chat samples: a row checked by hand, the twin over random conversations, datasets, a torch DataLoader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fill in the middle: by hand, against the slow twin, what must hold whatever is drawn, and inside of datasets."""
+"""Fill in the middle: by hand, against the slow twin, invariants for any draws, and in datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of BERT and T5 held against Megatron's own, field by field."""
+"""Samples of BERT and T5 compared with Megatron's own, field by field."""
 
 from __future__ import annotations
 

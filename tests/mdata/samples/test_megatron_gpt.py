@@ -1,4 +1,4 @@
-"""GPT samples in Megatron's order: its own 30 sets in every bit, and a slow twin where there are no oracles."""
+"""GPT samples in Megatron's order: its own 30 sets bit for bit, and a slow twin where there are no oracles."""
 
 from __future__ import annotations
 

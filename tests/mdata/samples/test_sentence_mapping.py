@@ -1,4 +1,4 @@
-"""The sentence mapping: Megatron's arrays by sha256, a slow twin, and what the native form promises."""
+"""The sentence mapping: Megatron's arrays by sha256, a slow twin, and the properties of the native form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of rows: several shards, sequences that do not follow each other, and corpora without sentences."""
+"""The text of rows: several shards, sequences that are not contiguous, and corpora without sentences."""
 
 from __future__ import annotations
 

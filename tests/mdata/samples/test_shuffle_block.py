@@ -1,4 +1,4 @@
-"""GPT samples of sequences permuted inside of blocks, against the stream that the twin writes down."""
+"""GPT samples of sequences permuted inside blocks, against the stream of the slow twin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One document a row: which, how long, and what becomes of the longer ones."""
+"""One document per row: which one, how long, and the treatment of longer ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What samples need of a tokenizer, read off it or given."""
+"""The special tokens that samples need, read from a tokenizer or given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The C++ engine, its twin and NLTK split alike: drawn texts, golden ones, and what Megatron's tool wrote."""
+"""The C++ engine, its twin and NLTK give the same sentences: random texts, golden ones, and files of Megatron's tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables are found offline, in folders and in NLTK's archive, and every line at fault is named."""
+"""Tables are found offline, in folders and in NLTK's archive, and every invalid line is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a splitter gives, engine by engine, and what is kept of it."""
+"""The results of a splitter, engine by engine, and the facts that are recorded about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Punkt tables written for these tests: every rule of the splitter has a word here that calls it."""
+"""Punkt tables written for these tests: every rule of the splitter has a word here that triggers it."""
 
 from __future__ import annotations
 

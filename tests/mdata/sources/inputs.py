@@ -1,4 +1,4 @@
-"""What the tests of sources share: texts packed in every way, and readers of whole files."""
+"""Shared by the tests of sources: texts compressed in every way, and readers of whole files."""
 
 from __future__ import annotations
 

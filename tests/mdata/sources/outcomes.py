@@ -1,4 +1,4 @@
-"""What becomes of a file, in the words of the tables of docs/input.md."""
+"""The outcome for a file, in the words of the tables in docs/input.md."""
 
 from __future__ import annotations
 

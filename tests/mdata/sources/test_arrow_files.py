@@ -1,4 +1,4 @@
-"""Arrow files and streams: the rows that pyarrow wrote, in chunks that depend on nothing but the rows."""
+"""Arrow files and streams: the rows that pyarrow wrote, in chunks that depend only on the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks of any size over any mixture of line ends: every record once, the same however the text is packed."""
+"""Chunks of any size over any mixture of line ends: every record once, the same with any compression."""
 
 from __future__ import annotations
 

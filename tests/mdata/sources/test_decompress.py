@@ -1,4 +1,4 @@
-"""What is asked of memory to unpack a file: given up to a stated size, and named beyond it, never called damage."""
+"""Memory for decompression: allowed up to the documented size; beyond it the error names the size, never damage."""
 
 from __future__ import annotations
 

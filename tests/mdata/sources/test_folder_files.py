@@ -1,4 +1,4 @@
-"""What of a folder is read, what is left out, and that it is told."""
+"""Which files of a folder are read, which are left out, and that this is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files a user's words name, in which order, and what each of them holds."""
+"""Which files the arguments name, in which order, and the format of each."""
 
 from __future__ import annotations
 

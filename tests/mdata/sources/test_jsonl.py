@@ -1,4 +1,4 @@
-"""Lines of JSON: the fast path equals the twin on everything that can stand on a line, and reasons are told."""
+"""Lines of JSON: the fast path equals the twin for any line, and reasons are given."""
 
 from __future__ import annotations
 

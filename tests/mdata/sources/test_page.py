@@ -1,4 +1,4 @@
-"""docs/input.md: the outcome that it states for every hostile file is what happens, and no file is left out."""
+"""docs/input.md: every hostile file has the documented outcome, and every one is documented."""
 
 from __future__ import annotations
 

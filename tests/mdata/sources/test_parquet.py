@@ -1,4 +1,4 @@
-"""Parquet: the rows that pyarrow reads, in chunks that depend on nothing but the rows."""
+"""Parquet: the rows that pyarrow reads, in chunks that depend only on the rows."""
 
 from __future__ import annotations
 

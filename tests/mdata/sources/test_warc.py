@@ -1,4 +1,4 @@
-"""WARC and WET: the records that the twin and warcio find, in chunks of whole records, packed or not."""
+"""WARC and WET: the records that the twin and warcio find, in chunks of whole records, compressed or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sample: the same every time, from all over the input, whatever the input is packed in."""
+"""The sample: always the same, spread over the whole input, with any compression."""
 
 from __future__ import annotations
 

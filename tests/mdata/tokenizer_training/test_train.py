@@ -1,4 +1,4 @@
-"""Every kind that can be trained: the same bytes each time, loaded back by Megatron's names, texts come back."""
+"""Every kind that can be trained: the same bytes each time, loadable by Megatron's names, texts survive a round trip."""
 
 from __future__ import annotations
 

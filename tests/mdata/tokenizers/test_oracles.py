@@ -1,4 +1,4 @@
-"""Against what the reference wrote: ids of its test corpora by sha256; test_page.py has its verdict on odd files."""
+"""Ids of the reference's test corpora by sha256; test_page.py has its behaviour on odd files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/tokenizers.md: what it states for every hostile tokenizer file is what happens, and as in the reference."""
+"""docs/tokenizers.md: every hostile tokenizer file has the documented outcome, as in the reference."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Tokenizers: names, fingerprints, the end-of-document rule, and a vocabulary that is learned the same each
-time.
-"""
+"""Tokenizers: names, fingerprints, the end-of-document rule, and training that gives the same vocabulary each time."""
 
 from __future__ import annotations
 

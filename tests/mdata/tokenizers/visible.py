@@ -1,7 +1,7 @@
-"""A byte-level vocabulary whose merges make every cut between words visible in the ids.
+"""A byte-level vocabulary whose merges make every split between words visible in the ids.
 
-It joins nearly every pair of bytes that can meet at a cut, so two engines that cut differently give different
-ids, which an ordinary vocabulary would often hide.
+It merges nearly every pair of bytes that can meet at a split, so engines that split differently give different ids,
+which an ordinary vocabulary would often hide.
 """
 
 from __future__ import annotations

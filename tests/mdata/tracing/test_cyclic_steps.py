@@ -1,4 +1,4 @@
-"""Steps of Megatron's random sampler against the sampler itself, rank by rank, epoch after epoch."""
+"""Steps of Megatron's random sampler compared with the sampler itself, rank by rank, epoch by epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries that count over several parts are found where a walk over the parts finds them."""
+"""Indexes over several parts are located as by a loop over the parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that read ahead: in order, bounded, errors where they belong, and never one left behind."""
+"""Threads that read ahead: in order, bounded, errors at their place, and no thread left behind."""
 
 from __future__ import annotations
 

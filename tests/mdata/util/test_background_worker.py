@@ -1,4 +1,4 @@
-"""Work in a thread of its own: in order, bounded, and over when the block is left, whatever interrupts it."""
+"""Work in a separate thread: in order, bounded, and finished when the block is left, whatever interrupts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TOML and JSON whose nesting or numbers nothing behind them could take: one kind of error, with a reason in a line."""
+"""TOML and JSON with nesting or numbers that later code could not handle: one kind of error, with a one-line reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks that say who holds them and die with their holder."""
+"""Locks that name their holder and end with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Garbage is left inside, and looked for again as it was before, also behind an error and inside of itself."""
+"""No garbage collection inside the block, and the previous state after it, also after an error and when nested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cores that may be used, and memory that is left: by affinity, control groups of either version, and own limits."""
+"""Usable cores and available memory: by affinity, control groups of either version, and process limits."""
 
 from __future__ import annotations
 

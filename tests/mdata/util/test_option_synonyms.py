@@ -1,4 +1,4 @@
-"""Words of other programs lead to ours: in every command line, in the configuration of a run, in names of types."""
+"""Option names of other programs lead to ours: on every command line, in configurations, in names of types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to stop are heard, whatever a library makes of them: at random moments of a run with each engine."""
+"""Stop requests take effect, whatever a library does with them: at random moments of a run with each engine."""
 
 from __future__ import annotations
 

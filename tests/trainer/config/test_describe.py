@@ -1,4 +1,4 @@
-"""Every setting with its default and comment, as the sections say them."""
+"""Every setting with its default and comment, as in the sections."""
 
 from __future__ import annotations
 

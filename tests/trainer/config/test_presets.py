@@ -1,4 +1,4 @@
-"""Presets: the published numbers of parameters, keys that win over them, and names that do not exist."""
+"""Presets: the published numbers of parameters, keys that override them, and unknown names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention with options: the plain path against SDPA, papers and FlexAttention; and the draws of dropout."""
+"""Attention with options: the plain implementation against SDPA, papers and FlexAttention; and dropout draws."""
 
 from __future__ import annotations
 

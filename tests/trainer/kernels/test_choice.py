@@ -1,4 +1,4 @@
-"""The section [kernels]: what it names is used where it is there and right, and refused in one line where not."""
+"""The section [kernels]: a named kernel is used if it is available and correct, otherwise refused in one line."""
 
 from __future__ import annotations
 

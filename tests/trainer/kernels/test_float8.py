@@ -1,4 +1,4 @@
-"""FP8 in plain PyTorch: what a scale does, what a value becomes, and what a product of such matrices is."""
+"""FP8 in plain PyTorch: scales, rounding, and products of FP8 matrices."""
 
 from __future__ import annotations
 

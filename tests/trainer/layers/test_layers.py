@@ -1,4 +1,4 @@
-"""Main gradients: what backward adds to them, and that nothing is rounded to half precision on the way."""
+"""Main gradients: what backward adds to them, and that nothing is rounded to half precision."""
 
 from __future__ import annotations
 

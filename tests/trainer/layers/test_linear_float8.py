@@ -1,4 +1,4 @@
-"""Linear layers in FP8: their numbers, where scales come from, and that nothing but training moves them."""
+"""Linear layers in FP8: their numbers, the source of scales, and that only training changes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts like those of Megatron-LM's README and examples, written anew: its arguments and values, our words."""
+"""Scripts like those of Megatron-LM's README and examples, rewritten: its arguments and values, our text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of Megatron-LM as ours: its example scripts, and rules that every argument of the table keeps."""
+"""Migrated runs of Megatron-LM: its example scripts, and rules for every argument of the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bash as Megatron-LM's scripts use it, against what bash itself makes of it; and what is not read."""
+"""Bash as in Megatron-LM's scripts, compared with bash itself; and unsupported syntax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logits, losses and gradients of Megatron's own models: every variant that has a decoder alone and no experts."""
+"""Logits, losses and gradients of Megatron's own models: every decoder-only variant without experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffer layouts: nothing overlaps, one rule a segment, and the ranks of any mesh own every element once."""
+"""Buffer layouts: no overlaps, one rule per segment, and the ranks of any mesh own every element once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning rate and weight decay: by hand, against Megatron's tables, and what must hold for any settings."""
+"""Learning rate and weight decay: by hand, against Megatron's tables, and invariants for any settings."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What data-parallel ranks share, and when they communicate, does not change the function.
+"""What data-parallel ranks divide, and when they communicate, does not change the function.
 
 Gradients of every `optimizer.sharding` on every kind of layout against one rank (the numerics policy of
-tests/trainer/run/test_parallel.py), with a bucket a block; bits of weights with communication overlapped or not, late
-or early; memory that holds NaN wherever nothing was written yet; what a rank keeps between steps.
+tests/trainer/run/test_parallel.py), with one bucket per block; bits of weights with communication overlapped or not,
+late or early; memory filled with NaN where nothing was written yet; what a rank keeps between steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every collective that autograd goes through against its single-process twin: values and gradients."""
+"""Every collective that autograd differentiates against its single-process twin: values and gradients."""
 
 from __future__ import annotations
 

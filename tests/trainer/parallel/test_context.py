@@ -1,4 +1,4 @@
-"""The tokens of a row on the ranks that share it: each once, and as much attention on each rank."""
+"""The tokens of a row on the ranks that share it: each token once, and equal attention work on each rank."""
 
 from __future__ import annotations
 

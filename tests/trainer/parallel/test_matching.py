@@ -1,4 +1,4 @@
-"""Records of ranks against each other: what matches runs to the end, each fault is named with its ranks."""
+"""Records of ranks against each other: matching ones run to the end, each mismatch is named with its ranks."""
 
 from __future__ import annotations
 

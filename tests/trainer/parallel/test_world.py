@@ -1,4 +1,4 @@
-"""Finding a rank's place from its launcher's variables, and what happens where they are wrong."""
+"""Finding a rank from its launcher's variables, and errors if they are wrong."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Runs a lowered schedule on whole numbers: the slow twin of the executor, for tests of schedules.
 
-Stage s computes (s + 2) x + w_s, and the loss of microbatch m is the last output times m + 1; messages carry nothing
-but their numbers, and are taken in the order in which they were sent, as on a real link.
+Stage s computes (s + 2) x + w_s, and the loss of microbatch m is the last output times m + 1; messages carry only their
+numbers, and are received in the order in which they were sent, as on a real link.
 """
 
 from __future__ import annotations

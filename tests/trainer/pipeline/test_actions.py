@@ -1,4 +1,4 @@
-"""Actions and schedules as data: their text, what they need and give, and every rule of the validator broken once."""
+"""Actions and schedules as data: their text, inputs and outputs, and every rule of the validator broken once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels that `mtrain plan` names are those that the layers call and that the tables of kernels hold."""
+"""The kernels that `mtrain plan` names are those in the kernel tables that the layers call."""
 
 from __future__ import annotations
 

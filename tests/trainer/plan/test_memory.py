@@ -1,4 +1,4 @@
-"""Out of memory in every phase, from every allocator: what asked for it, how much, what to change, exit code 5."""
+"""Out of memory in every phase, from every allocator: the phase, the amount, what to change, exit code 5."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nearest layout that works, against a search of all layouts; and what users read of it."""
+"""The nearest layout that works, against a search of all layouts; and its message."""
 
 from __future__ import annotations
 

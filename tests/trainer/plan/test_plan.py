@@ -1,4 +1,4 @@
-"""Derived numbers by hand, every rule between sections broken once, the learning rate at its corners."""
+"""Derived numbers by hand, every rule between sections broken once, the learning rate at its edge cases."""
 
 from __future__ import annotations
 

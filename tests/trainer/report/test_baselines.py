@@ -1,4 +1,4 @@
-"""Baselines against a slow twin with dictionaries, and against values worked out by hand."""
+"""Baselines against a slow twin with dictionaries, and against values computed by hand."""
 
 from __future__ import annotations
 

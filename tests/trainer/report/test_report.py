@@ -1,4 +1,4 @@
-"""The report of made-up runs over real corpora: what it says, and runs that have little to say."""
+"""The report of made-up runs over real corpora, and of runs with little data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's loss by component of the blend: the sums of its rows, in every layout, order and kind."""
+"""A step's loss by component of the blend equals the sums of its rows, in every layout, order and kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Context parallelism: ranks that share each row compute the losses and gradients of one rank that has it whole."""
+"""Context parallelism: ranks that share each row compute the losses and gradients of one rank with whole rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""data.document_masks: a row of documents has the losses and gradients of its documents alone, in whole runs too."""
+"""data.document_masks: a row of documents has the losses and gradients of its separate documents, also in whole runs."""
 
 from __future__ import annotations
 

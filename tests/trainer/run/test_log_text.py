@@ -1,4 +1,4 @@
-"""A log without a terminal: what a run is, how it goes, and every evaluation, checkpoint and skipped step."""
+"""The log without a terminal: the run, its progress, and every evaluation, checkpoint and skipped step."""
 
 from __future__ import annotations
 

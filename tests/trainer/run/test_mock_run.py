@@ -1,4 +1,6 @@
-"""data.blend = "mock": whole runs without a file, in every layout and continued; what does not apply is refused."""
+"""data.blend = "mock": whole runs without data files, in every layout and resumed; settings that do not apply are
+refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mtrain prove`: an interrupted run against one that is not, and what it must find where they differ."""
+"""`mtrain prove`: an interrupted run against an uninterrupted one, and the differences that it must find."""
 
 from __future__ import annotations
 

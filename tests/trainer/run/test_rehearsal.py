@@ -1,4 +1,4 @@
-"""Steps of worlds that are not there: alike ranks are really alike, shapes add up, and a wrong list is named."""
+"""Rehearsed steps: equivalent ranks really are equivalent, shapes add up, and a wrong list is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals are remembered and heard at the border of a step; a second Ctrl-C, or one without loss, acts at once."""
+"""Signals are remembered and handled between steps; a second Ctrl-C, or one when nothing can be lost, acts at once."""
 
 from __future__ import annotations
 

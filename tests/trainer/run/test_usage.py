@@ -1,4 +1,4 @@
-"""Utilization by hand, and memory that grows when more is held."""
+"""Utilization by hand, and peak memory that grows when more is allocated."""
 
 from __future__ import annotations
 

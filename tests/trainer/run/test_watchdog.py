@@ -1,4 +1,4 @@
-"""Ranks that die, stop, or wait for each other are named soon; those that only compute for long go on."""
+"""Ranks that die, stop, or wait for each other are named soon; long computations are not interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bound on how much longer rules make a text is never below what the library does, and holds before it does it."""
+"""The bound on text growth is never below the library's result, and is checked before the library runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pattern for many tokens finds what trying each of them finds, and its work does not grow with their number."""
+"""One pattern for many tokens gives the same matches as trying each, and its work does not grow with their number."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""HuggingFaceTokenizer whatever the model inside: equal to the `tokenizers` library through the whole tool.
+"""HuggingFaceTokenizer with any model: equal to the `tokenizers` library through the whole pipeline.
 
-And what a folder says that is no tokenizer, or that Megatron's library would read otherwise.
+And the messages for a folder without a tokenizer, or one that Megatron's library would read differently.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""BertWordPieceLowerCase and BertWordPieceCase: what their file says, what they add, and what 2023's fork did."""
+"""BertWordPieceLowerCase and BertWordPieceCase: their file, the ids they add, and the behaviour of the fork of 2023."""
 
 from __future__ import annotations
 
