@@ -1,5 +1,4 @@
-"""The slow readable twins: what the fast code must compute, each as short as it can be.
+"""The slow twins: readable code with the same results as the fast code, each as short as possible.
 
-Property tests demand equality of twin and fast code; the documentation shows the twins. Nothing else
-imports them.
+Property tests require equality of twin and fast code; the documentation shows the twins. No other code imports them.
 """

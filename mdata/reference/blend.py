@@ -1,7 +1,7 @@
-"""Twin of mdata_cpp/blend.hpp: the Huffman tree over integer weights that deals samples to components.
+"""Twin of mdata_cpp/blend.hpp: the Huffman tree over integer weights that assigns samples to components.
 
-A tree is a leaf (weight, number) or a node (weight, number, left, right). Leaves are numbered by component,
-nodes in the order in which they are made; the two lightest are joined, the lower number first among equals.
+A tree is a leaf (weight, number) or a node (weight, number, left, right). Leaves are numbered by component, nodes in
+the order of creation; the two lightest are joined, the lower number first among equals.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def build(weights: Sequence[int]) -> Tree:
 
 
 def on_the_left(tree: Tree, n: int) -> int:
-    """Of a node's first n samples, how many its left child gives: n w / W, rounded to the nearest."""
+    """How many of a node's first n samples its left child gives: n w / W, rounded to the nearest."""
     weight, left_weight = tree[0], tree[2][0]
     return int((2 * n * left_weight + weight) // (2 * weight))
 

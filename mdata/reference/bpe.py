@@ -1,7 +1,7 @@
-"""Byte-level BPE with GPT-2's pattern as it is defined, one word and one merge at a time.
+"""Byte-level BPE with GPT-2's pattern by definition, one word and one merge at a time.
 
-The twin of every engine in mdata/tokenizers/engines/libraries.py. White space is what Unicode calls so; Python's own
-idea of it has four characters more. Numbers and letters are those of this Python's edition of Unicode.
+The twin of every engine in mdata/tokenizers/engines/libraries.py. White space is Unicode's White_Space; Python's own
+definition has four more characters. Numbers and letters are those of this Python's Unicode edition.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def encode(text: str, *, vocabulary: Mapping[str, int], merges: Sequence[str], s
 
 
 def words(text: str) -> Iterator[str]:
-    """The words into which GPT-2's pattern cuts a text."""
+    """The words into which GPT-2's pattern splits a text."""
     classes = "".join(map(_class, text))
     at = 0
     while at < len(text):

@@ -1,7 +1,7 @@
 """Twin of encode_chat.py and loss_spans.py: each token of a conversation beside its bit of loss.
 
-A template is a function from a message to three lists of parts (text or id): what comes before, what is said, what
-comes after. Bits become spans only at the end, so nothing here knows that spans take turns.
+A template is a function from a message to three lists of parts (text or id): before, content, after. Bits become spans
+only at the end, so nothing here depends on alternating spans.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def tokens(
     if eod is not None:
         parts.append((eod, False))
     found: list[Token] = []
-    # Texts that meet and are of one kind are one text for the tokenizer.
+    # Adjacent texts of the same kind are one text for the tokenizer.
     for (is_text, trained), run in groupby(parts, key=lambda one: (isinstance(one[0], str), one[1])):
         values = [part for part, _ in run]
         ids = encode("".join(map(str, values))) if is_text else [int(id) for id in values]

@@ -1,7 +1,7 @@
-"""Twin of mdata/samples/fim.py and mdata_cpp/fim.hpp: fill-in-the-middle on lists, the rules as one reads them.
+"""Twin of mdata/samples/fim.py and mdata_cpp/fim.hpp: fill-in-the-middle on lists, rule by rule.
 
-`parts` says what is cut and how: by tokens `Tokens()`, by characters `Characters(tokenizer)`. `draws` has
-`real()` and `up_to(most)`; the rules decide in which order it is asked.
+`parts` says how documents are split: by tokens `Tokens()`, by characters `Characters(tokenizer)`. `draws` has `real()`
+and `up_to(most)`; the rules fix the order of the calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Ids = list[int]
 
 
 class Tokens:
-    """Cuts between tokens."""
+    """Splits between tokens."""
 
     def text_of(self, ids: Ids) -> Ids:
         """What is taken apart."""
@@ -29,7 +29,7 @@ class Tokens:
 
 @dataclass
 class Characters:
-    """Cuts between characters: the text without its special tokens is taken apart, each part tokenized anew."""
+    """Splits between characters: the text without its special tokens is divided, and each part tokenized again."""
 
     tokenizer: Tokenizer
     dropped: set[int]
@@ -45,7 +45,7 @@ class Characters:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Ids, rates, and `untouched`: a text (of whatever `parts` cuts) that begins so stays as it is."""
+    """Ids, rates, and `untouched`: a text that begins with this is not rearranged."""
 
     prefix: int
     middle: int
@@ -59,7 +59,7 @@ class Rule:
 
 
 def row(text: Sequence[int], rule: Rule, *, parts: Any, draws: Any) -> Ids:
-    """The text rearranged document by document, as long as it comes out."""
+    """The text rearranged document by document, of any length."""
     *ended, last = split_at(list(text), rule.eod)
     out: Ids = []
     for stretch in ended:
@@ -68,7 +68,7 @@ def row(text: Sequence[int], rule: Rule, *, parts: Any, draws: Any) -> Ids:
 
 
 def rearranged(stretch: Ids, rule: Rule, *, parts: Any, draws: Any) -> Ids:
-    """A document: by its fragments, where it has several."""
+    """A rearranged document: by its fragments, if it has several."""
     if rule.split is None or rule.split not in stretch:
         return permuted(stretch, rule.rate, rule=rule, parts=parts, draws=draws)
     if draws.real() >= rule.rate:
@@ -82,7 +82,7 @@ def rearranged(stretch: Ids, rule: Rule, *, parts: Any, draws: Any) -> Ids:
 
 
 def permuted(ids: Ids, rate: float, *, rule: Rule, parts: Any, draws: Any) -> Ids:
-    """Prefix, suffix, middle, or suffix, prefix, middle; or the same as before."""
+    """Prefix, suffix, middle, or suffix, prefix, middle; or unchanged."""
     if draws.real() >= rate:
         return ids
     text = parts.text_of(ids)
@@ -96,7 +96,7 @@ def permuted(ids: Ids, rate: float, *, rule: Rule, parts: Any, draws: Any) -> Id
 
 
 def split_at(ids: Ids, mark: int) -> list[Ids]:
-    """The parts between the marks: one part more than there are marks."""
+    """The parts between the marks: one more than there are marks."""
     found: list[Ids] = [[]]
     for id in ids:
         if id == mark:

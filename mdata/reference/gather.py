@@ -1,7 +1,7 @@
 """Slow twins of the batched read: rows of tokens, where documents begin in them, their masks and positions.
 
-Plain lists and numpy slices, one row after the other. Nothing here is checked: callers pass what is right. The fast
-code is mdata_cpp/gather.hpp, sequences.hpp and rows.hpp.
+Plain lists and numpy slices, row by row. Arguments are not checked: callers pass valid ones. The fast code is
+mdata_cpp/gather.hpp, sequences.hpp and rows.hpp.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Run = tuple[int, int]  # first token, number of tokens
 def gather(
     shards: Sequence[NDArray[np.integer]], rows: Sequence[Sequence[Run]], *, width: int, fill: int
 ) -> list[list[int]]:
-    """Each row's runs of the tokens of all shards, one behind the other, then `fill` up to the width."""
+    """Each row's runs of the tokens of all shards, concatenated, then `fill` up to the width."""
     stream = [int(token) for shard in shards for token in shard]
     found = []
     for runs in rows:
@@ -28,7 +28,7 @@ def gather(
 
 
 def cuts(document_lengths: Sequence[int], row: Run) -> list[int]:
-    """Places inside of the tokens of a row at which a document begins that is not empty."""
+    """Positions inside a row at which a non-empty document begins."""
     (start, count), places, token = row, [], 0
     for length in document_lengths:
         if length and start < token < start + count:

@@ -1,4 +1,4 @@
-"""Slow twins of whole GPT samples: Megatron's, the native order's, documents one a row or packed into rows.
+"""Slow twins of whole GPT samples: Megatron's, the native order's, one document per row, and packed rows.
 
 Tokens are joined token by token, and lengths are plain lists. The fast code is mdata/samples/megatron_gpt.py,
 gpt.py, documents.py and packed.py; masks and positions are in mdata/reference/gather.py.
@@ -26,7 +26,7 @@ Sample = dict[str, Any]
 def megatron_samples(
     lengths: list[int], tokens: Sequence[int], *, request: MegatronRequest, options: RowOptions
 ) -> list[Sample]:
-    """Return all samples: the pieces of each, one behind the other, padded and finished.
+    """Return all samples: the concatenated pieces of each, padded and finished.
 
     Args:
         lengths: of all sequences of the file. tokens: theirs.
@@ -69,7 +69,7 @@ def _finished(parts: list[list[int]], *, extra: int, options: RowOptions) -> Sam
 
 @dataclass(frozen=True)
 class Native:
-    """What decides a native order beside the length of its text; `extra` is 1 where a sample reads S + 1 tokens."""
+    """What decides a native order besides the length of its text; `extra` is 1 if a sample reads S + 1 tokens."""
 
     seed: int
     corpus_id: str

@@ -1,4 +1,4 @@
-"""Twin of mdata/indexed: a whole .bin/.idx pair as lists, and the checks of a sound pair as one predicate.
+"""Twin of mdata/indexed: a whole .bin/.idx pair as lists, and the checks of a valid pair as one predicate.
 
 The layout is in docs/formats.md.
 """
@@ -12,7 +12,7 @@ ITEM = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 6: "d", 7: "f", 8: "H"}
 
 
 def read_pair(prefix: Path) -> tuple[list[tuple[float, ...]], list[int]] | None:
-    """Return (tokens of each sequence, document boundaries), or None for a pair that is not sound."""
+    """Return (tokens of each sequence, document boundaries), or None for an invalid pair."""
     index = Path(f"{prefix}.idx").read_bytes()
     data = Path(f"{prefix}.bin").read_bytes()
     if len(index) < 34:

@@ -1,4 +1,4 @@
-"""Twin of mdata/indexed/legacy.py: a whole pair of an older format as lists, or None where it is not sound.
+"""Twin of mdata/indexed/legacy.py: a whole pair of an older format as lists, or None if it is invalid.
 
 The layouts are in docs/formats.md, "Older formats".
 """
@@ -13,7 +13,7 @@ ITEM = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 6: "d", 7: "d", 8: "H", 9: "I", 
 
 
 def read_legacy(prefix: Path) -> list[list[tuple[float, ...]]] | None:
-    """The sequences of each document; each sequence is a document where no boundaries are known."""
+    """The sequences of each document; without known boundaries each sequence is a document."""
     index, data = Path(f"{prefix}.idx").read_bytes(), Path(f"{prefix}.bin").read_bytes()
     found = _old(index) if index.startswith(b"TNTIDX\0\0") else _fairseq_mmap(index, len(data))
     if found is None:

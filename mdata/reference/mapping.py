@@ -1,4 +1,4 @@
-"""Twin of mdata/samples/sentence_mapping.py and mdata_cpp/mapping.hpp: the rules as one reads them, in plain Python.
+"""Twin of mdata/samples/sentence_mapping.py and mdata_cpp/mapping.hpp: the rules in plain Python.
 
 `words` are iterators of random words: 32 bits for targets, 64 for the shuffle. numpy's RandomState gives the first;
 MT19937-64, which numpy does not have, is written out here (Matsumoto and Nishimura's 64-bit variant of 2004).

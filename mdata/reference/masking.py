@@ -1,7 +1,7 @@
 """Twin of mdata_cpp/masking.hpp and masked_samples.hpp: masks and samples of BERT and T5 on lists of Python integers.
 
-`draws` is numpy's RandomState (Megatron's order), or `KeyedDraws`: the same ways to draw, from the words of a key.
-`by_value`: Megatron's padding, known by its value, so that a text's own tokens of that value count as padding too.
+`draws` is numpy's RandomState (Megatron's order), or `KeyedDraws`: the same methods, from the words of a key.
+`by_value`: Megatron's padding, recognized by its value, so that a text's own tokens of that value count as padding too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class KeyedDraws:
         return (high * 2**26 + low) / 2**53
 
     def randint(self, low: int, high: int) -> int:
-        """Words are masked, those too large passed over."""
+        """Words are masked; those that are too large are rejected."""
         most = high - 1 - low
         while most:
             found = next(self._words) & ((1 << most.bit_length()) - 1)
@@ -59,7 +59,7 @@ class KeyedDraws:
 
 @dataclass
 class Masked:
-    """What masking gives: the text, the spans (places of each, ascending), the places exchanged."""
+    """The result of masking: the text, the spans (positions of each, ascending), the permuted positions."""
 
     ids: list[int]
     spans: list[list[int]]
@@ -67,7 +67,7 @@ class Masked:
 
 
 def candidates(ids: Sequence[int], vocabulary: MaskedVocabulary, *, whole_words: bool) -> list[list[int]]:
-    """Places that are masked together."""
+    """Positions that are masked together."""
     found: list[list[int]] = []
     for place, id in enumerate(ids):
         if id in (vocabulary.cls, vocabulary.sep):
@@ -208,7 +208,7 @@ def t5(
     draws: Any,
     by_value: bool,
 ) -> dict[str, Any] | None:
-    """One sample; None if it has no room, which there always is where padding is known by its place."""
+    """One sample; None if it does not fit, which cannot happen if padding is known by position."""
     text = joined(sentences)
     ids = text[:target]
     room = (math.inf, math.inf) if by_value else (len(vocabulary.sentinels), options.decoder_length - 1)
@@ -244,12 +244,12 @@ def joined(lists: Sequence[Sequence[int]]) -> list[int]:
 
 
 def padding(vocabulary: MaskedVocabulary, *, by_value: bool) -> int:
-    """What fills a sample up."""
+    """The padding of a sample."""
     return vocabulary.megatron_pad if by_value else vocabulary.pad or 0
 
 
 def padded(cells: list[int], length: int, *, pad: int) -> list[int]:
-    """Filled up to a length."""
+    """Padded to a length."""
     return cells + [pad] * (length - len(cells))
 
 
@@ -259,5 +259,5 @@ def pads(cells: list[int], used: int, *, pad: int, by_value: bool) -> list[bool]
 
 
 def cleaned(cells: list[int], pad: int, *, by_value: bool) -> list[int]:
-    """Where padding is known by its value it becomes 0."""
+    """Padding that is recognized by its value becomes 0."""
     return [0 if by_value and cell == pad else cell for cell in cells]

@@ -1,4 +1,4 @@
-"""Twin of mdata_cpp/megatron_blend.hpp and of the sums of megatron_blend.py: every component looked at each time.
+"""Twin of mdata_cpp/megatron_blend.hpp and of the sums of megatron_blend.py: every component is examined each time.
 
 Python's floats are IEEE doubles and its products are rounded before anything is subtracted from them.
 """

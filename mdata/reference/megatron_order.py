@@ -1,7 +1,7 @@
-"""Twin of mdata/order/megatron_order.py: numpy's own generator, Python integers, and a list of all places.
+"""Twin of mdata/order/megatron_order.py: numpy's own generator, Python integers, and a list of all positions.
 
-What a sample is follows the words of the format: q inputs, and one token more where labels are read. Where a place is
-looked up by its number there is no arithmetic to get wrong.
+Samples follow the words of the format: q inputs, and one more token if labels are read. Positions are looked up in a
+list, so there is no arithmetic that could be wrong.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Place = tuple[int, int]
 
 
 def epochs_of(tokens: int, wanted: int | None, *, q: int, extra: int) -> int:
-    """Return the least number of epochs that give `wanted` samples of q tokens."""
+    """Return the smallest number of epochs that gives `wanted` samples of q tokens."""
     epochs = 1
     while wanted is not None and epochs * tokens < wanted * q + extra:
         epochs += 1
@@ -20,7 +20,7 @@ def epochs_of(tokens: int, wanted: int | None, *, q: int, extra: int) -> int:
 
 
 def is_separate(tokens: int, wanted: int | None, *, epochs: int, q: int, extra: int) -> tuple[bool, int]:
-    """Return whether the last epoch is shuffled apart, and how many samples the epochs before it give."""
+    """Return whether the last epoch is shuffled separately, and how many samples the earlier epochs give."""
     before = ((epochs - 1) * tokens - extra) // q
     needed = (wanted or 0) - before
     return epochs > 1 and needed < int(0.80 * ((tokens - extra) // q)), before
@@ -49,9 +49,9 @@ def indices(
 
 
 def walk(lengths: list[int], samples: int, *, q: int, extra: int) -> list[Place]:
-    """Return where each sample begins, and where the last one ends: every token is looked at once."""
+    """Return where each sample begins, and where the last one ends: every token is visited once."""
     places = [(place, offset) for place, length in enumerate(lengths) for offset in range(length)]
-    # A sample of q inputs begins where the label of the one before it was: one token on, if labels are read.
+    # A sample of q inputs begins at the last label of the previous one: one token further, if labels are read.
     found = [(0, 0)]
     for k in range(1, samples + 1):
         if k * q + extra <= len(places):

@@ -1,9 +1,9 @@
-"""Twin of the way from Megatron's words to its order: what each corpus is built for, and whose every sample is.
+"""Twin of the path from Megatron's --data-path to its order: samples built per corpus, and the corpus of each sample.
 
-Follows the words of the format alone. An even number of words whose places 0, 2, 4 ... are all numbers is pairs of
-weight and prefix. Weights are doubles as Python's float reads them (or 1/3, which is ours). Whether there are weights
-is a matter of the words, never of their values. A function says how many samples a corpus has that is built for so
-many. The fast code is mdata/dataset/megatron_mix.py; the fills are in mdata/reference/megatron_blend.py.
+Follows only the words of the format. An even number of words with numbers at positions 0, 2, 4 ... is pairs of weight
+and prefix. Weights are doubles as Python's float reads them (or 1/3, our addition). Whether there are weights depends
+on the form of the words, never on their values. A function gives the number of samples that a corpus has when built for
+a given number. The fast code is mdata/dataset/megatron_mix.py; the fills are in mdata/reference/megatron_blend.py.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Mixed:
     """A split of a run.
 
     Args:
-        prefixes: of the corpora. requests: samples that each is built for; None: one epoch.
+        prefixes: of the corpora. requests: number of samples built for each; None: one epoch.
         order: (component, sample inside it) of each sample.
-        is_blend: whether there is a blend object; otherwise the one corpus is read as it is.
+        is_blend: whether there is a blend object; otherwise the single corpus is read directly.
     """
 
     prefixes: list[str]
@@ -43,12 +43,12 @@ def mix(
     surplus: float = 0.005,
     per_split: bool = False,
 ) -> Mixed:
-    """Return what a run reads.
+    """Return the mix that a run reads.
 
     Args:
-        words: of --data-path; per_split: of --train-data-path and its like.
+        words: of --data-path; per_split: of --train-data-path and similar.
         length_of: prefix, and the samples that it is built for -> the samples that it has.
-        num_samples: asked for, or None. surplus: built beyond each part.
+        num_samples: requested, or None. surplus: built beyond each part.
     """
     weights, prefixes = read(words)
     if len(prefixes) == 1 and (weights is None or per_split):
@@ -59,7 +59,7 @@ def mix(
     if num_samples is None or any(not 0 < weight < float("inf") for weight in weights):
         raise Refused("a weight that is not above 0, or no number of samples")
     shares, targets, wanted = requests(weights, num_samples, surplus=surplus)
-    again = [share / pairwise_sum(shares) for share in shares]  # the blend normalises what is normalised
+    again = [share / pairwise_sum(shares) for share in shares]  # the blend normalises the normalised weights again
     components, samples = weighted(again, sum(targets))
     for number, (prefix, request) in enumerate(zip(prefixes, wanted, strict=True)):
         length = length_of(prefix, request)
@@ -69,7 +69,7 @@ def mix(
 
 
 def read(words: Sequence[str]) -> tuple[list[float] | None, list[str]]:
-    """Return the weights, or None, and the prefixes; stricter than Megatron, which takes mixtures for prefixes."""
+    """Return the weights, or None, and the prefixes; stricter than Megatron, which treats mixtures as prefixes."""
     numbers = [_number(word) for word in words[::2]]
     if len(words) % 2 or all(number is None for number in numbers):
         return None, [word.strip() for word in words]

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def swap_onwards(values: list[int], seed: int) -> list[int]:
-    """Return the values, each place in turn swapped with one at or behind it; of 0, 1, 2 ... torch.randperm."""
+    """Return the values, each position in turn swapped with one at or after it; for 0, 1, 2 ...: torch.randperm."""
     swapped = list(values)
     words = np.random.RandomState(seed).randint(0, 2**32, len(values), dtype=np.uint32).tolist()
     for i in range(len(values) - 1):

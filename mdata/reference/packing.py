@@ -1,7 +1,7 @@
-"""Twin of mdata_cpp/packing.hpp: every row is looked at for every piece.
+"""Twin of mdata_cpp/packing.hpp: every row is examined for every piece.
 
-What best fit means is one line here: of the rows with the least room that takes the piece, the one whose room
-changed last. Quadratic.
+Best fit is one line here: of the rows with the least room that fits the piece, the one whose room changed last.
+Quadratic.
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
 
 
 def keyed_words(key: tuple[int, int], place: int, *, tag: int) -> tuple[int, int, int, int]:
-    """Return the words of one place under a 128-bit key, half of which is in the counter."""
+    """Return the words of one position under a 128-bit key, half of which is in the counter."""
     low, high = key
     return philox4x32((place, tag, high & 0xFFFFFFFF, high >> 32), (low & 0xFFFFFFFF, low >> 32))
 
 
 def permutation(n: int, key: tuple[int, int]) -> list[int]:
-    """Return the whole permutation of [0, n) as a list: place -> value."""
+    """Return the whole permutation of [0, n) as a list: position -> value."""
     if n <= LARGEST_TABLE:
         return _fisher_yates(n, key)
     return [forward(place, n, key=key) for place in range(n)]
@@ -41,12 +41,12 @@ def shuffled_range(first: int, n: int, *, key: tuple[int, int]) -> list[int]:
 
 
 def entry(place: int, n: int, *, key: tuple[int, int]) -> int:
-    """Return the value at one place of the permutation of [0, n)."""
+    """Return the value at one position of the permutation of [0, n)."""
     return _fisher_yates(n, key)[place] if n <= LARGEST_TABLE else forward(place, n, key=key)
 
 
 def forward(place: int, n: int, *, key: tuple[int, int]) -> int:
-    """Send one place through the Feistel network until it falls inside [0, n)."""
+    """Send one position through the Feistel network until it falls inside [0, n)."""
     bits = (n - 1).bit_length()
     left_bits, right_bits = bits // 2, bits - bits // 2
     while True:

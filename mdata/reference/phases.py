@@ -1,7 +1,7 @@
 """Twin of phased_blend.py and rounding.py: phases one after another, whole samples for exact targets.
 
-A segment is (weights, length), with 0 for a component that is not read and None for a length without end. Targets are
-rows of fractions, one row for the end of each segment, counted from the beginning; remainders are compared in units of
+A segment is (weights, length), with 0 for a component that is not read and None for an endless length. Targets are rows
+of fractions, one row for the end of each segment, counted from the beginning; remainders are compared in units of
 2^-62.
 """
 

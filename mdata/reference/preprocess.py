@@ -1,6 +1,6 @@
 """Twin of partitions.py, of `held_out` and of origins.py: one row at a time, Python lists.
 
-Where each document goes and where it came from, said as plainly as it can be.
+Where each document goes and where it came from, as simply as possible.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def routes_of(
 
 
 def runs_of(places: list[tuple[int, int]], step: int) -> list[tuple[int, int, int]]:
-    """Return (document, file, row) wherever a document's (file, row) is not `step` rows after the one before."""
+    """Return (document, file, row) wherever a document's (file, row) is not `step` rows after the previous one."""
     runs = []
     expected = None
     for document, (file, row) in enumerate(places):
@@ -50,7 +50,7 @@ def runs_of(places: list[tuple[int, int]], step: int) -> list[tuple[int, int, in
 
 
 def places_of(runs: list[tuple[int, int, int]], step: int, *, documents: int) -> list[tuple[int, int]]:
-    """Return (file, row) of each document: what `runs_of` was given."""
+    """Return (file, row) of each document: the inverse of `runs_of`."""
     places: list[tuple[int, int]] = []
     for first, file, row in runs:
         after = min([document for document, _, _ in runs if document > first], default=documents)

@@ -1,4 +1,4 @@
-"""Twin of mdata/sources/jsonl.py: one line of JSON by the standard library alone, then every check in words.
+"""Twin of mdata/sources/jsonl.py: one line of JSON by the standard library alone, then every check one by one.
 
 The result is the value of each key, or the kind of fault.
 """

@@ -1,6 +1,6 @@
 """Slow twin of mdata/reporting/token_counts.py: documents by length and ids, one document and one token at a time.
 
-For tests. It reads through `Corpus.document`, knows no blocks and no sample, and counts every token.
+For tests. It reads through `Corpus.document`, without blocks or sampling, and counts every token.
 """
 
 from __future__ import annotations
@@ -28,5 +28,5 @@ def count_ids(corpus: Corpus) -> Counter[int]:
 
 
 def coverage(counts: Counter[int], most: int) -> float:
-    """The part of all tokens that the `most` most frequent ids are."""
+    """The fraction of all tokens with one of the `most` most frequent ids."""
     return sum(count for _, count in counts.most_common(most)) / sum(counts.values())

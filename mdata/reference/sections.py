@@ -1,4 +1,4 @@
-"""Twin of mdata/sources/sections.py: every unit of every file in one list, and each part's share picked from it.
+"""Twin of mdata/sources/sections.py: every unit of every file in one list, from which each part takes its share.
 
 A unit is (number of the file, number in the file, the byte of all inputs at which it begins).
 """

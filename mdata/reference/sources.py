@@ -1,6 +1,6 @@
 """Twin of mdata/sources/record_boundaries.py and chunk.py: the chunks of a whole text in memory.
 
-A record belongs to the chunk in whose bytes it begins; what lies before the first record belongs to none.
+A record belongs to the chunk in whose bytes it begins; bytes before the first record belong to none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def paragraphs(text: bytes) -> list[bytes]:
 def chunks(text: bytes, chunk_bytes: int, *, by_paragraph: bool, longest: int, blank_end: bool = True) -> list[bytes]:
     """Return the bytes of each chunk; a last record too long for `longest` is cut four bytes later.
 
-    Without `blank_end` the last line is no record if it is ASCII white space of at most `longest` bytes.
+    Without `blank_end` the last line is not a record if it is ASCII white space of at most `longest` bytes.
     """
     found = [b"" for _ in range(0, len(text), chunk_bytes)]
     first = [0] * len(found)

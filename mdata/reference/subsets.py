@@ -21,7 +21,7 @@ def split_of(sizes: list[int], shares: list[Fraction]) -> list[list[int]]:
 
 
 def sample_of(sizes: list[int], order: list[int], *, tokens: int) -> list[int]:
-    """Return the documents, rising, that come first in an order until they have so many tokens."""
+    """Return the documents, ascending, that come first in an order until they have this many tokens."""
     drawn: list[int] = []
     while sum(sizes[document] for document in drawn) < tokens:
         drawn.append(order[len(drawn)])

@@ -1,6 +1,6 @@
 """Twin of mdata/sources/text_template.py: character by character, on a record whose columns are all texts or null.
 
-A record without a text is None here; the fast one says why.
+A record without a text is None here; the fast code says why.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 
 def filled(template: str, record: Mapping[str, str | None]) -> str | None:
-    """Return the text, or None where a column that must be there is missing or null."""
+    """Return the text, or None if a required column is missing or null."""
     text = ""
     at = 0
     while at < len(template):

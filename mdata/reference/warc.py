@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def records(text: bytes) -> list[tuple[dict[str, str], bytes]]:
-    """Return the header, with names in lower case, and the block of each record of a sound file."""
+    """Return the header, with names in lower case, and the block of each record of a valid file."""
     found = []
     while text := text.lstrip(b"\r\n"):
         lines: list[str] = []

@@ -1,10 +1,10 @@
-"""A seeded sample of an input's text: chunks from all over it, chosen by their position alone.
+"""A seeded sample of an input's text: chunks from the whole input, chosen only by their position.
 
 Text is read in small chunks; each has a priority f(seed, file, chunk), and those of smallest priority that fit the
-wanted size are the sample. So the choice is spread over the whole input and is the same every time, and for packed
-files the same as for plain ones. Of plain files only the chosen chunks are read; packed ones, parquet and standard
-input are read through once, and chosen chunks are held. Unusual: the size counts bytes of the input, unpacked, not of
-the texts in it. Not done: weighing files or documents.
+requested size are the sample. So the choice is spread over the whole input and is always the same, also for compressed
+and plain files. Only the chosen chunks of plain files are read; compressed ones, parquet and standard input are read
+through once, and chosen chunks are held in memory. Unusual: the size counts decompressed bytes of the input, not of the
+texts in it. Not done: weighting files or documents.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mdata.sources.record_batch import BadRow, ReadSpec
 from mdata.util.random_keys import derive_key
 
 CHUNK_BYTES = 1 << 16
-# Of a larger input the chunks are larger, so that there are about a million of them.
+# A larger input has larger chunks, so that there are about a million of them.
 _MOST_CHUNKS = 1 << 20
 
 
@@ -48,11 +48,11 @@ class Sample:
     def texts(
         self, on_error: Literal["stop", "skip"] = "stop", progress: Progress = SILENT, *, doing: str = "reading text"
     ) -> Iterator[str]:
-        """Every sentence of every key, one after another; the same each time.
+        """Every sentence of every key, one after another; always the same.
 
         Raises:
-            BadInputError: a record that cannot be used, with its file and row, unless they are skipped.
-            UsageError: a file cannot be read, or was changed meanwhile.
+            BadInputError: a bad row, with its file and row, unless bad rows are skipped.
+            UsageError: a file cannot be read, or has changed.
         """
         bad = 0
         first: BadInputError | None = None
@@ -82,11 +82,11 @@ class Sample:
 def take_sample(
     files: Sequence[SourceFile], spec: ReadSpec, *, sample_bytes: int, seed: int, progress: Progress = SILENT
 ) -> Sample:
-    """Choose about so many bytes of the input, or all of a smaller one.
+    """Choose about this many bytes of the input, or all of a smaller one.
 
     Raises:
-        BadInputError: packed data or parquet is damaged.
-        UsageError: a file cannot be read, or does not hold what the spec asks for.
+        BadInputError: compressed data or parquet is damaged.
+        UsageError: a file cannot be read, or lacks columns that the spec names.
     """
     chunk_bytes = CHUNK_BYTES
     while sum(file.size_bytes for file in files) > chunk_bytes * _MOST_CHUNKS:
@@ -102,7 +102,7 @@ def take_sample(
             is_stdin = chunk.source.path == STDIN
             priority = derive_key("tokenizer sample", seed, chunk.file_number, chunk.number).draw
             chosen.offer(priority, chunk, rows if is_stdin else None)
-            if is_stdin:  # it cannot be read again
+            if is_stdin:  # it cannot be read a second time
                 rows += parse(chunk.source.format, read_chunk(chunk, spec), spec=spec).rows
             if chunk.source.streamed:
                 progress.advance(chunk.file_bytes)
@@ -112,7 +112,7 @@ def take_sample(
 
 
 class _Chosen:
-    """The chunks of smallest priority that fit together, of those offered so far; the smallest one always."""
+    """The chunks of smallest priority that fit together, of those offered so far; at least one."""
 
     def __init__(self, most_bytes: int) -> None:
         self.bytes = 0
@@ -122,9 +122,9 @@ class _Chosen:
         self._tie = count()
 
     def offer(self, priority: int, chunk: Chunk, rows_before: int | None) -> None:
-        """Add a chunk, and drop others for it."""
+        """Add a chunk, and drop others to make room."""
         if self._limit is not None and priority >= self._limit:
-            return  # a chunk before it did not fit any more
+            return  # an earlier chunk did not fit any more
         heapq.heappush(self._heap, (-priority, next(self._tie), chunk, rows_before))
         self.bytes += _size(chunk)
         while self.bytes > self._most_bytes and len(self._heap) > 1:

@@ -1,9 +1,9 @@
-"""The types, the engines on this machine with their versions, and how fast they are: MB/s.
+"""Tokenizer types, the engines on this machine with their versions, and their speed in MB/s.
 
-Speed is that of `encode_batch` on one thread, over text that the engine has not seen before: the sources of
-this Python's standard library, in the order of their names, a file a text. Repeated text would favor engines
-that remember words. Each engine gets as much of it as it encodes in about half a second. If no tokenizer is
-named, small ones of each kind are trained on the beginning of that text.
+Speed is that of `encode_batch` on one thread, over text that the engine has not seen before: the sources of this
+Python's standard library, sorted by name, one file per text. Repeated text would favor engines that cache words. Each
+engine gets as much text as it encodes in about half a second. If no tokenizer is named, small ones of each kind are
+trained on the beginning of that text.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_S = 0.5
 
 @dataclass(frozen=True)
 class TypeFacts:
-    """What a type needs, and its engines, the exact one last; none if no library is needed."""
+    """The files that a type needs, and its engines, the exact one last; empty if no library is needed."""
 
     needs: str
     engines: tuple[str, ...]
@@ -73,13 +73,13 @@ _LLAMA = MappingProxyType(
 
 @dataclass(frozen=True)
 class Measured:
-    """What one engine did with one tokenizer.
+    """The result of one engine with one tokenizer.
 
     Args:
         engine: its name.
         mb_per_s: megabytes of UTF-8 a second; None if it cannot be used.
-        load_s: seconds until it was ready, the comparison with the exact one included.
-        text_bytes: how much text it was measured on.
+        load_s: seconds until it was ready, including the comparison with the exact one.
+        text_bytes: amount of text in the measurement.
         why_not: why it cannot be used.
     """
 
@@ -165,7 +165,7 @@ def _measured(tokenizer: Tokenizer, load_s: float) -> Measured:
 
 
 def _reason(error: str) -> str:
-    """The line that says what was found, else the first."""
+    """The line of an error that says what was found, otherwise the first."""
     lines = [line.strip() for line in error.splitlines()]
     return next((line.removeprefix("found: ") for line in lines if line.startswith("found: ")), lines[0])
 
@@ -184,7 +184,7 @@ def _files() -> list[Path]:
 
 
 def _texts(max_chars: float = inf) -> Iterator[str]:
-    """Texts, the last of which reaches `max_chars` characters together."""
+    """Texts, until they have `max_chars` characters together."""
     seen = 0
     for path in _files():
         try:

@@ -1,8 +1,8 @@
 """Training a tokenizer on text with the `tokenizers` and `sentencepiece` libraries, and writing it as a folder.
 
-The result depends on the input and the options alone. The files are those that Megatron's options name, and
+The result depends only on the input and the options. The files are those that Megatron's options name, and
 `TrainedTokenizer.specs` names them for preprocess. Training holds its text in memory, so it uses a sample
-(text_sample.py), in a process of its own (trainer_process.py). An output folder with another tokenizer is not changed.
+(text_sample.py), in a separate process (trainer_process.py). An output folder with another tokenizer is not changed.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _OUR_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.t
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
-    """A tokenizer that was trained, and its names for preprocess.
+    """A trained tokenizer, and its specs for preprocess.
 
     Attributes:
         folder: where the files are.
-        entries: of the vocabulary; the text may give fewer than `vocab_size`.
+        entries: of the vocabulary; may be fewer than `vocab_size` for a small text.
         tokenizer: as preprocess loads it.
         specs: ways in which preprocess can load it, the best first.
-        sampled_bytes, input_bytes: of unpacked input.
-        there_before: the same files were there.
+        sampled_bytes, input_bytes: of decompressed input.
+        there_before: the same files existed already.
     """
 
     folder: Path
@@ -69,15 +69,15 @@ def train_tokenizer(
     Args:
         inputs: files, folders, patterns, "-", as for `preprocess`.
         output: the folder.
-        vocab_size: entries, special ones and single bytes included.
+        vocab_size: entries, including special ones and single bytes.
         kind: byte-bpe, wordpiece, sentencepiece-bpe or sentencepiece-unigram.
-        options: see there.
-        progress: gets the bytes read, and notes.
+        options: see TrainOptions.
+        progress: receives the bytes read, and notes.
 
     Raises:
-        UsageError: no input, options that do not fit the kind, a vocabulary too small for what must be in it, or
-            another tokenizer in the output folder.
-        BadInputError: a record that cannot be used, by file and row.
+        UsageError: no input, options that do not apply to the kind, a vocabulary that is too small for the mandatory
+            entries, or another tokenizer in the output folder.
+        BadInputError: a bad row; names file and row.
         ResourceError: the disk is full, or the training process died.
     """
     options = options or TrainOptions()
@@ -123,7 +123,7 @@ def _task(kind: Kind, vocab_size: int, *, options: TrainOptions, sample: Sample,
 
 
 def _characters(vocab_size: int, options: TrainOptions, sample: Sample, progress: Progress) -> str:
-    """The most frequent characters that cover the wanted share of the text; each takes two entries, c and ##c."""
+    """The most frequent characters that cover the requested share of the text; each takes two entries, c and ##c."""
     normalizer = bert_engine({}, lower_case=options.lower_case).normalizer
     counts: Counter[str] = Counter()
     for text in _not_empty(sample.texts("skip", progress, doing="counting characters")):
@@ -159,7 +159,7 @@ def _not_empty(texts: Iterator[str]) -> Iterator[str]:
 
 
 def _write(output: Path, made: Mapping[str, bytes], options: TrainOptions) -> bool:
-    """Whether the same was there before."""
+    """Write the files; returns whether the same files existed."""
     with os_errors_named(f"writing the tokenizer to {output}"):
         there = {name: (output / name).read_bytes() for name in _OUR_FILES if (output / name).is_file()}
         if there == made:

@@ -1,6 +1,6 @@
 """The options of `mdata train-tokenizer` besides input, output, kind and size, and which kind takes which.
 
-Nothing here reads a file: `check_options` refuses what is wrong whatever the input is.
+Nothing here reads a file: `check_options` refuses options that are wrong for any input.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class TrainOptions:
 
     Args:
         json_keys, input_format, text_documents, max_record_bytes, include, exclude: as for `preprocess`.
-        on_error: a record that cannot be used stops the work, or is skipped and counted.
-        sample_bytes: how much unpacked input to train on; None: 1 GiB (sentencepiece-bpe 256 MiB, -unigram 64 MiB).
+        on_error: a bad row stops the work, or is skipped and counted.
+        sample_bytes: how much decompressed input to train on; None: 1 GiB (sentencepiece-bpe 256 MiB, -unigram 64 MiB).
         seed: of the sample.
-        special_tokens: more of them, after those of the kind.
+        special_tokens: additional ones, after those of the kind.
         lower_case: wordpiece: for BertWordPieceLowerCase.
         character_coverage: this share of the characters get an entry; the others are unknown.
         preset: sentencepiece: "llama2" for the form of Llama 2's model.
@@ -122,7 +122,7 @@ def check_options(kind: str, vocab_size: int, *, options: TrainOptions) -> None:
 
 
 def sentencepiece_options(options: TrainOptions) -> dict[str, Any]:
-    """By the names of sentencepiece's trainer."""
+    """The options with the names of sentencepiece's trainer."""
     given: dict[str, Any] = {"user_defined_symbols": list(options.user_symbols), "pad_id": 3 if options.pad else -1}
     given |= _PRESETS[options.preset] if options.preset else {}
     given |= {name: True for name in ("byte_fallback", "split_digits") if getattr(options, name)}

@@ -1,7 +1,7 @@
-"""Training in a process of its own, because the libraries ignore Ctrl-C for minutes and may take all memory.
+"""Runs training in a separate process, because the libraries ignore Ctrl-C for minutes and may use all memory.
 
 The process gets the texts over a pipe, so reading, sampling and errors of the input stay here. It ends when the caller
-stops for any reason. Not done: limits of its memory; the size of the sample is the limit.
+stops for any reason. Its memory is limited only by the size of the sample.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from mdata.tokenizer_training.trainers import Task, received
 
 
 def train_in_process(task: Task, texts: Iterator[str], *, progress: Progress = SILENT) -> dict[str, bytes]:
-    """The files of the tokenizer.
+    """Train in a process; returns the files of the tokenizer.
 
     Raises:
         UsageError: the library cannot train on these texts, with its reason.
         ResourceError: the process died.
-        MdataError: what reading the texts raised.
+        MdataError: an error from reading the texts.
     """
     words = [sys.executable, "-m", "mdata.tokenizer_training.trainers"]
     # The child must find the same mdata, however this process found it, and must not get our Ctrl-C.

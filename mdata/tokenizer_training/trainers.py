@@ -1,9 +1,9 @@
 """Training with the `tokenizers` and `sentencepiece` libraries: texts in, the files of a tokenizer out.
 
-Each result depends on the texts and the options alone. For that sentencepiece runs one thread (its result depends on
-their number), and WordPiece gets all characters, alone and with "##", as its first entries, because the library
-numbers those that it finds in the order of a hash table and breaks ties by number. The module is also a program, which
-mdata/tokenizer_training/trainer_process.py starts: options and texts on stdin, files on stdout.
+Each result depends only on the texts and the options. For this, sentencepiece runs with one thread (its result depends
+on their number), and WordPiece gets all characters, alone and with "##", as its first entries, because the library
+numbers the characters that it finds in the order of a hash table and breaks ties by number. The module is also a
+program, which mdata/tokenizer_training/trainer_process.py starts: options and texts on stdin, files on stdout.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REPLACED = {0: " ", 0x2581: " ", 0x2585: " "}
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What to train; see TrainOptions. `characters` are those that WordPiece gives entries."""
+    """A training task; see TrainOptions. `characters` get entries in WordPiece."""
 
     kind: Kind
     vocab_size: int
@@ -42,7 +42,7 @@ class Task:
 
 
 def train(task: Task, texts: Iterator[str]) -> dict[str, bytes]:
-    """The files by name.
+    """Train; returns the files by name.
 
     Raises:
         RuntimeError: sentencepiece refused, with its reason.
@@ -148,30 +148,30 @@ def _sentencepiece(task: Task, texts: Iterator[str]) -> dict[str, bytes]:
 
 
 def _sentences(texts: Iterator[str]) -> Iterator[str]:
-    """Lines, as sentencepiece reads files; long ones split, at blanks if there are any."""
+    """The texts as lines, as sentencepiece reads files; long lines are split, at blanks if possible."""
     for text in texts:
         for line in text.translate(_REPLACED).split("\n"):
             at = 0
             while len(line) - at > _LONGEST_SENTENCE:
                 blank = line.rfind(" ", at + 1, at + _LONGEST_SENTENCE)
                 yield line[at : blank if blank > 0 else at + _LONGEST_SENTENCE]
-                # A sentence begins as if a blank stood before it.
+                # A sentence begins as if preceded by a blank.
                 at = blank + 1 if blank > 0 else at + _LONGEST_SENTENCE
             if at < len(line):
                 yield line[at:]
 
 
 def received(stream: BinaryIO) -> Iterator[Any]:
-    """What was pickled, until the stream ends; a truncated object is dropped."""
+    """The unpickled objects until the stream ends; a truncated one is dropped."""
     with suppress(EOFError, pickle.UnpicklingError):
         while True:
             yield pickle.load(stream)
 
 
 def main() -> None:
-    """Train what stdin says: a task, then texts. The answer is the files by name, or why there are none."""
+    """Read a task and texts from stdin, and train. The answer is the files by name, or an error."""
     answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not come between
+    os.dup2(2, 1)  # output of a library must not get in between
     messages = received(sys.stdin.buffer)
     try:
         made: dict[str, bytes] | str = train(next(messages), messages)

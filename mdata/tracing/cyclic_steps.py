@@ -1,8 +1,8 @@
 """The steps of Megatron's random sampler (`--dataloader-type cyclic`): which epoch, step and rank reads a sample.
 
-A sample is read once in an epoch, or, where the samples are no multiple of a step's, in some epochs not at all; so it
-has many places in a run, where mdata's own order gives it one. An epoch is the sampler's permutation
-(mdata/loader/megatron_sampler.py) as one array, position after position; the last few are kept, 8 bytes a sample.
+A sample is read once per epoch or, if the number of samples is not a multiple of a step's, in some epochs not at all;
+so it has many places in a run, where mdata's own order gives it one. An epoch is the sampler's permutation
+(mdata/loader/megatron_sampler.py) as one array, position by position; the last few are cached, 8 bytes per sample.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EPOCHS_LOOKED_AT = 3
 
 
 def shuffled_epoch(args: SamplerArgs, epoch: int, *, sharded: bool = True) -> Int64s:
-    """The samples of an epoch of all ranks: int64[lists, ranks, micro_batch], list l of rank r being [l, r]."""
+    """The samples of an epoch on all ranks: int64[lists, ranks, micro_batch]; list l of rank r is [l, r]."""
     lists = args.total // args.group
     if sharded:
         bucket = lists * args.micro_batch
@@ -37,13 +37,13 @@ class CyclicSteps(Steps):
     """The steps of a run whose epochs are shuffled.
 
     Args:
-        span: sizes of global batches, micro_batch and dp_size, which must be known.
+        span: sizes of global batches, micro_batch and dp_size; all must be known.
         num_samples: of the dataset.
-        sharded: whether every rank shuffles a part of its own (Megatron's default), or all shuffle together.
-        total: steps of the run; None: without end.
+        sharded: whether every rank shuffles its own part (Megatron's default), or all shuffle together.
+        total: steps of the run; None: endless.
 
     Raises:
-        UsageError: fewer samples than a microbatch of every rank, or a step that is no multiple of these.
+        UsageError: fewer samples than one microbatch per rank, or a step that is not a multiple of this.
     """
 
     consecutive = False
@@ -67,7 +67,7 @@ class CyclicSteps(Steps):
 
     @property
     def num_samples(self) -> int | None:
-        """No bound of its own: any sample may be read in any epoch."""
+        """None: any sample may be read in any epoch."""
         return None
 
     def rows(self, step: int) -> Int64s:
@@ -82,12 +82,12 @@ class CyclicSteps(Steps):
         return read[first - epochs[0] * self.active :][:size]
 
     def sample_at(self, position: int) -> int:
-        """The sample that is read as number `position` of the training."""
+        """The sample that training reads as number `position`."""
         epoch, inside = divmod(position, self.active)
         return int(self._epoch(epoch)[inside])
 
     def places(self, sample: int, until_step: int | None = None) -> Iterator[Place]:
-        """Where a sample is read, in ascending steps; without any end in the first three epochs."""
+        """Where a sample is read, in ascending steps; if no end is given, in the first three epochs."""
         ends = [step for step in (until_step, self.total) if step is not None]
         for epoch in count() if ends else range(_EPOCHS_LOOKED_AT):
             if ends and self.step_of(epoch * self.active) > min(ends):

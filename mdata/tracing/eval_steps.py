@@ -1,7 +1,7 @@
 """The evaluations of a run's validation or test set: after which steps, which samples, on which ranks.
 
-Every evaluation reads the same samples of a set: all of them, or `train.eval_samples` spread evenly over it, given to
-the data-parallel ranks in turn. So a sample has as many places as there are evaluations, or none.
+Every evaluation reads the same samples of a set: all of them, or `train.eval_samples` spread evenly over it, assigned
+to the data-parallel ranks in turn. So a sample has as many places as there are evaluations, or none.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from mdata.util.arrays import Int64s
 
 
 class EvaluationSteps:
-    """When a set is evaluated, and by whom.
+    """When a set is evaluated, and on which ranks.
 
     Args:
-        samples: those that an evaluation reads, ascending: int64[n].
-        run: the steps of the training, with their end.
-        interval: steps between evaluations; 0: after the last step alone.
+        samples: read by an evaluation, ascending: int64[n].
+        run: the steps of training, with a known end.
+        interval: steps between evaluations; 0: only after the last step.
     """
 
     consecutive = False
@@ -38,7 +38,7 @@ class EvaluationSteps:
 
     @property
     def num_samples(self) -> int | None:
-        """No bound of its own: that of the set."""
+        """None: the bound is that of the set."""
         return None
 
     def batch_shape(self, step: int) -> tuple[int | None, int | None]:
@@ -46,10 +46,10 @@ class EvaluationSteps:
         return self._run.batch_shape(step)
 
     def rows(self, step: int) -> Int64s:
-        """What is read after a step.
+        """The samples that are read after a step.
 
         Raises:
-            UsageError: nothing is evaluated then.
+            UsageError: there is no evaluation after this step.
         """
         if step not in self._after:
             expected = f"{self._every}after step {self.total}"
@@ -63,7 +63,7 @@ class EvaluationSteps:
         return np.arange(dp_rank, len(self.rows(step)), dp_size)
 
     def place_at(self, step: int, row: int) -> Place:
-        """Who has a row after a step."""
+        """The rank that has a row after a step."""
         micro_batch, dp_size = self._run.batch_shape(step)
         if micro_batch is None or dp_size is None:
             return Place(step=step, row=row)

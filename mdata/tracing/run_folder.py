@@ -1,9 +1,9 @@
-"""The run folder of `mtrain train`, read for tracing: which data, in which order, in which steps, on which ranks.
+"""Reads the run folder of `mtrain train` for tracing: which data, in which order, in which steps, on which ranks.
 
-config.toml says what was asked for, plan.json the derived numbers and the data id, events.jsonl and metrics.jsonl with
-how many ranks and which global batch each start of the run went on. The files are read as TOML and JSON, with the few
-fields stated here; a key of [data] or [train] that this version does not know is refused, since it might decide the
-order. Paths in config.toml go from the folder in which the run was started.
+config.toml has the settings, plan.json the derived numbers and the data id, events.jsonl and metrics.jsonl the number
+of ranks and the global batch of each start of the run. The files are read as TOML and JSON, with only the fields listed
+here; a key of [data] or [train] that this version does not know is refused, because it might decide the order. Paths in
+config.toml are relative to the folder in which the run was started.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mdata.tracing.tracer import Tracer
 from mdata.util.config_text import parse_json, parse_toml
 from mdata.util.option_synonyms import nearest
 
-# Keys that this version knows: those of [data] that are no options of a dataset, and those of [train].
+# Keys that this version knows: those of [data] that are not options of a dataset, and those of [train].
 _OTHER_DATA = ("blend", "split", "valid", "test", "allow_overlap", "prefetch")
 _STEPS = ("sequence_length", "global_batch", "batch_ramp", "micro_batch", "steps", "samples", "tokens")
 _TRAIN = (*_STEPS, "exit_interval", "loss_average", "eval_interval", "eval_samples", "log_interval")
@@ -39,14 +39,14 @@ _SHOWN = 4
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """A run folder's files, as far as they are there."""
+    """The files of a run folder, as far as they exist."""
 
     folder: Path
     config: Mapping[str, Any]
     plan: Mapping[str, Any]
 
     def number(self, section: str, key: str) -> int:
-        """A whole number of config.toml."""
+        """An integer setting of config.toml."""
         value = self.config.get(section, {}).get(key)
         if type(value) is not int:
             what = f"{self.folder / 'config.toml'}: {section}.{key} is not a whole number"
@@ -67,16 +67,16 @@ def trace_run(
     test: str | None = None,
     progress: Progress = SILENT,
 ) -> Tracer:
-    """Open the data of a run as the run did: of its training, or one of its validation or test sets.
+    """Open the data of a run as the run did: its training data, or one of its validation or test sets.
 
     Args:
         folder: the run folder.
-        blend: the data, where it has moved.
-        validation, test: the name of a set, in place of the training; at most one of them.
-        progress: receives a note on what is built.
+        blend: the data, if it has been moved.
+        validation, test: the name of a set, in place of the training data; at most one of them.
+        progress: receives a note on arrays that are built.
 
     Raises:
-        UsageError: no run folder, one of a version that is not known, no such set, or data that is not the run's.
+        UsageError: not a run folder, an unknown version, no such set, or data that differs from the run's.
         DamageError: a file that cannot be read.
     """
     folder = Path(folder)
@@ -130,7 +130,7 @@ def _trace_set(
 
 
 def _options(run: _Run) -> DatasetOptions:
-    """How the run read its data."""
+    """The options with which the run read its data."""
     data = dict(run.config.get("data", {}))
     _check_keys(run, "data", [*KEYS, *_OTHER_DATA])
     _check_keys(run, "train", _TRAIN)
@@ -146,18 +146,18 @@ def _options(run: _Run) -> DatasetOptions:
     }
     of_run["split_shares"] = str(data.get("split", "100,0,0"))
     given["cache"] = given.get("cache") or None
-    given["tokenizer_unknown"] = "ok"  # a trace only reads; whether corpora go together was the run's question
+    given["tokenizer_unknown"] = "ok"  # a trace only reads; the run has already checked whether corpora may be mixed
     return options_from_keys(**{**of_run, **given})
 
 
 def _steps_asked(run: _Run) -> int:
-    """The run's length in steps, of batches as config.toml has them."""
+    """The run's length in steps, with the batch sizes of config.toml."""
     unit, amount = _length(run)
     return amount if unit == "steps" else _sizes(run).within(_samples_asked(run))
 
 
 def _samples_asked(run: _Run) -> int:
-    """Samples that Megatron's order was made for."""
+    """Samples for which Megatron's order was built."""
     unit, amount = _length(run)
     if unit == "steps":
         return amount * run.number("train", "global_batch")
@@ -165,7 +165,7 @@ def _samples_asked(run: _Run) -> int:
 
 
 def _length(run: _Run) -> tuple[str, int]:
-    """The run's length as it was given: in steps, samples or tokens."""
+    """The run's length as given: in steps, samples or tokens."""
     unit = next((unit for unit in ("samples", "tokens") if run.config["train"].get(unit)), "steps")
     return unit, run.number("train", unit)
 
@@ -186,10 +186,10 @@ def _check_keys(run: _Run, section: str, known: Sequence[str]) -> None:
 
 
 def _check_data(run: _Run, dataset: Dataset) -> None:
-    """Refuse data in another order than the run's.
+    """Refuse data whose order differs from the run's.
 
     Raises:
-        UsageError: names the fields that differ, where a checkpoint knows them.
+        UsageError: names the fields that differ, if a checkpoint records them.
     """
     expected = run.plan.get("data_id")
     if expected is None or expected == dataset.data_id:
@@ -206,7 +206,7 @@ def _check_data(run: _Run, dataset: Dataset) -> None:
 
 
 def _identity(run: _Run) -> Mapping[str, Any]:
-    """What decided the order, field by field, from the newest checkpoint; empty where there is none."""
+    """The fields that decided the order, from the newest checkpoint; empty if there is none."""
     root = run.folder / "checkpoints"
     try:
         newest = (root / "latest").read_text(encoding="utf-8").strip()
@@ -222,7 +222,7 @@ def _identity(run: _Run) -> Mapping[str, Any]:
 
 
 def _spans(run: _Run) -> list[StepSpan]:
-    """What was started with which sizes: by the starts that events.jsonl tells, and the counters of metrics.jsonl."""
+    """The spans of the run with their sizes: from the starts in events.jsonl, and the counters in metrics.jsonl."""
     sizes = _sizes(run)
     micro_batch = run.number("train", "micro_batch")
     mesh = run.config.get("mesh", {})
@@ -250,13 +250,13 @@ def _spans(run: _Run) -> list[StepSpan]:
 
 
 def _counters(folder: Path) -> dict[int, int]:
-    """Finished steps -> consumed samples, where metrics.jsonl says so."""
+    """Finished steps -> consumed samples, from metrics.jsonl."""
     lines = ((line.get("step"), line.get("consumed_samples")) for line in _lines(folder / "metrics.jsonl"))
     return {step: samples for step, samples in lines if type(step) is int and type(samples) is int}
 
 
 def _starts(folder: Path) -> list[tuple[int, int | None]]:
-    """(finished steps, ranks) of each start whose steps still count: later starts from earlier steps undo others."""
+    """(finished steps, ranks) of each start that still counts: a later start from an earlier step replaces others."""
     found: list[tuple[int, int | None]] = []
     for event in _lines(folder / "events.jsonl"):
         if event.get("event") != "start" or not isinstance(event.get("step"), int):
@@ -275,7 +275,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    """The object in a file; None where there is no such file."""
+    """The JSON object in a file; None if there is no file."""
     if not path.is_file():
         return None
     with os_errors_named("reading a run folder"):
@@ -284,7 +284,7 @@ def _json(path: Path) -> dict[str, Any] | None:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file, one a line; a torn last line is left out."""
+    """The JSON objects of a file, one per line; an incomplete last line is left out."""
     if not path.is_file():
         return []
     with os_errors_named("reading a run folder"):

@@ -1,9 +1,9 @@
 """Which step, rank and microbatch reads a sample: the sampler's arithmetic, backwards.
 
 Steps are counted from 1, as in metrics.jsonl: step s is the s-th update. A run whose global batch or number of ranks
-was changed between two starts is a list of spans, each with its own sizes. A tracer asks `Steps` where samples are read
-one after another, `CyclicSteps` for Megatron's random sampler, `EvaluationSteps` for validation and test sets. Not done
-here: reading what a run folder says of them (mdata/tracing/run_folder.py).
+changed between two starts is a list of spans, each with its own sizes. A tracer uses `Steps` for samples that are read
+in order, `CyclicSteps` for Megatron's random sampler, `EvaluationSteps` for validation and test sets. Run folders are
+read in mdata/tracing/run_folder.py.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _LARGEST_SAMPLE = 1 << 62
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpan:
-    """Steps of one start of a run.
+    """The steps of one start of a run.
 
     Args:
         sizes: of global batches, by consumed samples.
-        steps_before, samples_before: what was done before the span.
-        micro_batch, dp_size: rows of a forward pass, data-parallel ranks; None where they are not known.
+        steps_before, samples_before: done before the span.
+        micro_batch, dp_size: rows of a forward pass, data-parallel ranks; None if unknown.
     """
 
     sizes: BatchSizes
@@ -42,7 +42,7 @@ class StepSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a sample was read: step (from 1), row of the global batch, and who has that row."""
+    """Where a sample was read: step (from 1), row of the global batch, and the rank that has that row."""
 
     step: int
     row: int
@@ -57,11 +57,11 @@ class Steps:
         spans: at least one, ascending, the first from the beginning.
         seed: of the run; it keys the rows of a global batch.
         in_order: rows are in the order of the samples (Megatron's order), not permuted.
-        total: steps of the whole run; None: without end.
+        total: steps of the whole run; None: endless.
 
     Attributes:
         consecutive: whether samples are read once each, in their order.
-        verb, whole: how a step and all of its rows are called.
+        verb, whole: words for a step and for all of its rows, in messages.
     """
 
     consecutive = True
@@ -79,7 +79,7 @@ class Steps:
 
     @property
     def num_samples(self) -> int | None:
-        """Samples of the whole run; None without end."""
+        """Samples of the whole run; None if endless."""
         return None if self.total is None else sum(self._bounds(self.total)) if self.total else 0
 
     def bounds(self, step: int) -> tuple[int, int]:
@@ -113,10 +113,10 @@ class Steps:
         return self._rows(*self.bounds(step))
 
     def rank_rows(self, step: int, dp_rank: int) -> Int64s:
-        """The rows of one rank, where ranks are known: of each microbatch it has a run of them.
+        """The rows of one rank, if ranks are known: a run of rows of each microbatch.
 
         Raises:
-            UsageError: the rows are no whole microbatches.
+            UsageError: the rows are not whole microbatches.
         """
         (_, size), (micro_batch, dp_size) = self.bounds(step), self.batch_shape(step)
         assert micro_batch is not None and dp_size is not None, "ranks are not known"
@@ -129,24 +129,24 @@ class Steps:
         return found
 
     def sample_at(self, position: int) -> int:
-        """Samples are read in the order of their numbers, but for the rows of a step."""
+        """The sample at a position; samples are read in the order of their numbers, except within a step."""
         return position
 
     def places(self, sample: int, until_step: int | None = None) -> Iterator[Place]:
-        """All places of a sample up to a step, in ascending order: here one at most."""
+        """All places of a sample up to a step, in ascending order: at most one here."""
         place = self.place(sample)
         if until_step is None or place.step <= until_step:
             yield place
 
     def place(self, sample: int) -> Place:
-        """Who reads a sample, and when."""
+        """The place of a sample: step, row and rank."""
         step = self.step_of(sample)
         first, size = self._bounds(step)
         row = sample - first if self._in_order else int(np.flatnonzero(self._rows(first, size) == sample)[0])
         return self.place_at(step, row)
 
     def place_at(self, step: int, row: int) -> Place:
-        """Who has a row of a step."""
+        """The place of a row of a step."""
         micro_batch, dp_size = self.batch_shape(step)
         if micro_batch is None or dp_size is None:
             return Place(step=step, row=row)
@@ -154,7 +154,7 @@ class Steps:
         return Place(step=step, row=row, dp_rank=dp_rank, microbatch=microbatch)
 
     def batch_shape(self, step: int) -> tuple[int | None, int | None]:
-        """(rows of a microbatch, data-parallel ranks) of a step; None where they are not known."""
+        """(rows of a microbatch, data-parallel ranks) of a step; None if unknown."""
         span = self.spans[self._span(step)]
         return span.micro_batch, span.dp_size
 
@@ -171,7 +171,7 @@ class Steps:
         return starts[-1] + (inside - len(starts) + 1) * size, size
 
     def _walk(self, span: StepSpan) -> list[int]:
-        """First samples of the steps of a span up to the first from which on the size stays."""
+        """The first samples of a span's steps, up to the step from which the size is constant."""
         starts, settled = [], max(span.sizes.until or 0, span.sizes.table[-1][0])
         for first, _ in span.sizes.steps(span.samples_before):
             starts.append(first)

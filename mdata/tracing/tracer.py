@@ -1,9 +1,8 @@
 """From a sample of training back to documents, files and rows; and from a document to the samples that read it.
 
-`Tracer(dataset)` is given an open dataset and, where steps are asked for, the `Steps` of a run. Both ways are
-arithmetic where the order is: no pass over the run. Megatron's order and packed rows are searched in their arrays. What
-a sample reads is what it is before fill-in-the-middle or masking changes it. Not done here: run folders
-(mdata/tracing/run_folder.py).
+`Tracer(dataset)` takes an open dataset and, for steps, the `Steps` of a run. If the order is arithmetic, so are both
+directions: no pass over the run. Megatron's order and packed rows are searched in their arrays. A sample is traced as
+it is before fill-in-the-middle or masking changes it. Run folders are read in mdata/tracing/run_folder.py.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ _EPOCHS_LOOKED_AT = 3
 
 @dataclass(frozen=True, kw_only=True)
 class TracedPart:
-    """A run of tokens of one document inside of a sample.
+    """A run of tokens of one document inside a sample.
 
     Attributes:
-        first: where it begins in what the sample reads. count: tokens of it.
-        document: number in the corpus. in_document: the first of its tokens that is read.
-        sequences: the sequences [first, last] of the corpus that it lies in. shard: prefix of their files.
-        origin: file and row; None where they are not known.
+        first: its position in the sample. count: number of tokens.
+        document: number in the corpus. in_document: position of its first token in the document.
+        sequences: the sequences [first, last] of the corpus that contain it. shard: prefix of their files.
+        origin: file and row; None if unknown.
         pieces: the same by sequence.
     """
 
@@ -56,14 +55,14 @@ class TracedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedSample:
-    """A sample and all that it reads.
+    """A sample and everything that it reads.
 
     Attributes:
-        sample: its number. component: number of its corpus in the dataset; name: what that is called.
-        inside: which of the component's samples it is. epoch: of the component; None where epochs are mixed.
+        sample: its number. component: number of its corpus in the dataset; name: of the component.
+        inside: which of the component's samples it is. epoch: of the component; None if epochs are mixed.
         parts: in the order of the sample.
-        place: step, row and rank, where the steps are known and one reads it.
-        again: later places, where a sampler or an evaluation reads a sample more than once.
+        place: step, row and rank, if the steps are known and one reads it.
+        again: later places, if a sampler or an evaluation reads a sample more than once.
     """
 
     sample: int
@@ -76,7 +75,7 @@ class TracedSample:
     again: tuple[Place, ...] = ()
 
     def part_at(self, place: int) -> TracedPart | None:
-        """The part that has the token at a place of the sample; None for padding."""
+        """The part that contains the token at a position of the sample; None for padding."""
         return next((part for part in self.parts if part.first <= place < part.first + part.count), None)
 
 
@@ -84,8 +83,8 @@ class Tracer:
     """Traces samples of a dataset.
 
     Args:
-        dataset: what is read in training.
-        steps: when they are read; None: samples have no steps.
+        dataset: the training data.
+        steps: when samples are read; None: samples have no steps.
     """
 
     def __init__(self, dataset: Dataset, steps: Steps | EvaluationSteps | None = None) -> None:
@@ -95,18 +94,18 @@ class Tracer:
 
     @property
     def num_samples(self) -> int | None:
-        """Samples that the run reads, or that the dataset has; None without end."""
+        """Samples that the run reads, or that the dataset has; None if endless."""
         ends = [self.steps.num_samples if self.steps else None, self.dataset.num_samples]
         return min((end for end in ends if end is not None), default=None)
 
     @property
     def exact(self) -> bool:
-        """Whether a sample's tokens are those of its parts, in their places."""
+        """Whether a sample's tokens are exactly those of its parts, at the same positions."""
         kind = self.dataset.options.kind
         return isinstance(kind, TextKind) and not (isinstance(kind, Gpt) and kind.fim)
 
     def sample(self, number: int) -> TracedSample:
-        """What a sample reads.
+        """Trace a sample.
 
         Raises:
             UsageError: there is no such sample.
@@ -117,9 +116,9 @@ class Tracer:
         return replace(self._traced(number, component, inside), place=place, again=tuple(again))
 
     def token(self, number: int) -> tuple[TracedSample, int]:
-        """The sample that has token `number` of the training as an input, and its place there.
+        """The sample that has token `number` of training as an input, and the token's position there.
 
-        Tokens are counted as they are read, sample after sample: token t is place t mod S of the sample number t div S.
+        Tokens are counted as they are read, sample by sample: token t is at position t mod S of sample t div S.
 
         Raises:
             UsageError: there is no such token.
@@ -137,7 +136,7 @@ class Tracer:
         """The samples of a step, of all ranks or of one, in the order of the rows: int64[n].
 
         Raises:
-            UsageError: no such step or rank, or steps or ranks are not known.
+            UsageError: no such step or rank, or steps or ranks are unknown.
         """
         samples = self._known_steps.rows(step)
         self._check(int(samples.max()))
@@ -160,10 +159,10 @@ class Tracer:
         return steps.rank_rows(step, dp_rank)
 
     def row(self, step: int, row: int) -> TracedSample:
-        """The sample in a row of a step, as it is read there.
+        """Trace the sample in a row of a step.
 
         Raises:
-            UsageError: no such step, or steps are not known.
+            UsageError: no such step, or steps are unknown.
         """
         steps = self._known_steps
         sample = int(steps.rows(step)[row])
@@ -176,7 +175,7 @@ class Tracer:
         return self.steps
 
     def counts(self, samples: npt.ArrayLike) -> dict[str, int]:
-        """How many of some samples each component gives; those that give none are left out."""
+        """How many of these samples each component gives, without those that give none."""
         components, _ = self.dataset.locate(samples)
         counts = np.bincount(components, minlength=len(self.dataset.components)).tolist()
         names = [component.name for component in self.dataset.components]
@@ -203,15 +202,15 @@ class Tracer:
     def readers(
         self, component: int, document: int, *, until: int | None = None, until_step: int | None = None
     ) -> Iterator[TracedSample]:
-        """The samples that read a token of a document, each time they are read; parts are those of the document alone.
+        """The samples that read a token of a document, each time they are read, with only the parts of that document.
 
-        In ascending order: of samples, or of steps where samples are not read in their order.
+        In ascending order of samples, or of steps if samples are not read in order.
 
         Args:
             component: number of the corpus in the dataset.
             document: its number in the corpus.
-            until: samples below this one; None: all, of a training without end its component's first three epochs.
-            until_step: up to this step, where steps are known.
+            until: samples below this one; None: all, or for endless training the first three epochs of the component.
+            until_step: up to this step, if steps are known.
 
         Raises:
             UsageError: no such document, or it is not in the split.
@@ -236,7 +235,7 @@ class Tracer:
         for inside in self._inside(part, document, stop=stop):
             try:
                 number = int(self.dataset.selection.inverse([component], [inside])[0])
-            except IndexError:  # the mixture never comes so far
+            except IndexError:  # the mixture never gets that far
                 return
             yield self._traced(number, component, inside, sequences=sequences)
 
@@ -251,10 +250,10 @@ class Tracer:
         return np.concatenate(found)
 
     def text(self, component: int, part: TracedPart) -> str | None:
-        """The text of a part; None where the tokenizer is not known.
+        """The text of a part; None if the tokenizer is unknown.
 
         Raises:
-            DamageError: the tokenizer beside the corpus is not the one that made it.
+            DamageError: the tokenizer beside the corpus is not the one that made the ids.
         """
         corpus = self.dataset.components[component].corpus
         name = corpus.tokenizer_fingerprint or corpus.id
@@ -264,7 +263,7 @@ class Tracer:
         return None if tokenizer is None else tokenizer.decode(self.tokens(component, part).tolist())
 
     def _traced(self, number: int, component: int, inside: int, sequences: range | None = None) -> TracedSample:
-        """A sample with the parts that lie in some sequences, None: all."""
+        """A traced sample with only the parts in these sequences; None: all."""
         part = self.dataset.components[component]
         with part.damage_check:
             return TracedSample(
@@ -294,7 +293,7 @@ class Tracer:
     def _parts(self, component: int, pieces: Sequence[Piece], sequences: range | None) -> Iterator[TracedPart]:
         corpus = self.dataset.components[component].corpus
         run, first = list[Piece](), 0
-        # A sample of an empty document has no piece at all.
+        # A sample of an empty document has no pieces.
         for piece, following in zip(pieces, [*pieces[1:], None], strict=False):
             if sequences is not None and piece.sequence not in sequences:
                 first += piece.length
@@ -322,14 +321,14 @@ class Tracer:
         )
 
     def _stop(self, component: int, until: int | None) -> int:
-        """One past the last sample of a component that is looked at."""
+        """One past the last sample of a component that is searched."""
         ends = [end for end in (until, self.num_samples) if end is not None]
         if ends:
             return self.dataset.selection.counts(min(ends))[component]
         return _EPOCHS_LOOKED_AT * self.dataset.components[component].samples.samples_per_epoch
 
     def _inside(self, part: Component, document: int, *, stop: int) -> Iterator[int]:
-        """A component's own samples below `stop` that read a document, in ascending order."""
+        """A component's own samples below `stop` that read a document, ascending."""
         sequences = self._in_split(part, document)
         endless = part.samples.num_samples is None
         first, length = 0, part.samples.samples_per_epoch if endless else stop
@@ -343,7 +342,7 @@ class Tracer:
             first = end
 
     def _in_split(self, part: Component, document: int) -> list[int]:
-        """The sequences of a document that lie in the split; a document can be cut by its edge.
+        """The sequences of a document that are in the split, whose edge may divide a document.
 
         Raises:
             UsageError: none of them.
@@ -373,7 +372,7 @@ def _when(one: TracedSample) -> tuple[int, int]:
 
 
 def _goes_on(corpus: Corpus, piece: Piece, following: Piece) -> bool:
-    """Whether a piece is the beginning of what follows it in the same document and the same shard."""
+    """Whether a piece is directly followed by the next one in the same document and shard."""
     if following.first or piece.first + piece.length < corpus.length_of(piece.sequence):
         return False
     between = range(piece.sequence + 1, following.sequence)

@@ -1,5 +1,4 @@
-"""What a power loss may leave: records a program's calls as events, and gives every disk state that is consistent with
-them.
+"""What a power loss may leave: a program's calls as events, and every disk state that is consistent with them.
 
 `recorded` notes each write, truncation, sync, and each change of a name below a folder. `Disk` takes these events one
 by one; `Disk.crashes` gives the trees that may be found after the last of them: bytes that were not synced are present,

@@ -1,4 +1,4 @@
-"""More corpora than a process may have descriptors: they open, are read correctly, and can be sent to loader workers."""
+"""More corpora than a process may have descriptors: they open, are read correctly, and can be sent to workers."""
 
 from __future__ import annotations
 

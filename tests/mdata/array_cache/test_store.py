@@ -1,6 +1,4 @@
-"""Cached arrays: an opened array is the one that was built, whatever process built it and whatever happened to the
-files.
-"""
+"""Cached arrays: an opened array is the one that was built, whatever happened to the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One flipped bit of an .idx, for every reader of it: the samples are the right ones, or a DamageError names the file.
+"""One flipped bit of an .idx, for every reader of it: right samples, or a DamageError that names the file.
+
 Never wrong samples.
 """
 

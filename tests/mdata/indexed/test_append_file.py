@@ -1,6 +1,4 @@
-"""Unfinished files: hidden until they are renamed, continued from a journal's sync point; only the same file is
-accepted.
-"""
+"""Unfinished files: hidden until renamed, continued from a journal's sync point; only the same file is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks come in order and complete, with any number of threads and however short the reads; errors name their block."""
+"""Blocks come in order and complete, with any number of threads and short reads; errors name their block."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Files with a fixed identity: many are read correctly with two open at once, and another file with the name is
-refused.
-"""
+"""Files with a fixed identity: many are read with two open at once; another file with the name is refused."""
 
 from __future__ import annotations
 

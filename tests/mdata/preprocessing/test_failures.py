@@ -1,4 +1,4 @@
-"""Every write, sync and rename fails once: a typed error, no file that looks finished, no old manifest that is wrong."""
+"""Every write, sync and rename fails once: a typed error, nothing that looks finished, no manifest that is wrong."""
 
 from __future__ import annotations
 

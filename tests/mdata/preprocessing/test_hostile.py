@@ -1,6 +1,4 @@
-"""Hostile input through the whole pipeline: the outcomes of docs/input.md, and the reference's counts for accepted
-input.
-"""
+"""Hostile input through the whole pipeline: the outcomes of docs/input.md, and the reference's counts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Parts of a job: in order they are the whole, whatever their number; options that do not work with parts are refused
-by name.
-"""
+"""Parts of a job: in order they are the whole, whatever their number; unsupported options are refused by name."""
 
 from __future__ import annotations
 

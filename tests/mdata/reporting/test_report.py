@@ -1,4 +1,4 @@
-"""The page is well formed, self-contained and correct: numbers, hostile names, empty corpora, hundreds of components."""
+"""The page is well formed, self-contained and correct: numbers, hostile names, empty corpora, many components."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The C++ engine, its twin and NLTK give the same sentences: random texts, golden ones, and files of Megatron's tool."""
+"""The C++ engine, its twin and NLTK give the same sentences: random texts, golden ones, files of Megatron's tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind that can be trained: the same bytes each time, loadable by Megatron's names, texts survive a round trip."""
+"""Every kind that can be trained: the same bytes each time, loadable by Megatron's names, and texts survive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""[data] of a run: each order and kind trains; in Megatron's order with the numbers of samples that Megatron requests."""
+"""[data] of a run: each order and kind trains; in Megatron's order with the numbers that Megatron requests."""
 
 from __future__ import annotations
 

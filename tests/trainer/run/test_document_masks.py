@@ -1,4 +1,4 @@
-"""data.document_masks: a row of documents has the losses and gradients of its separate documents, also in whole runs."""
+"""data.document_masks: a row has the losses and gradients of its separate documents, also in whole runs."""
 
 from __future__ import annotations
 

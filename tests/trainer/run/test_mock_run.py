@@ -1,6 +1,4 @@
-"""data.blend = "mock": whole runs without data files, in every layout and resumed; settings that do not apply are
-refused.
-"""
+"""data.blend = "mock": whole runs without data files, in every layout and resumed; conflicting settings refused."""
 
 from __future__ import annotations
 
