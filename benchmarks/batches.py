@@ -3,8 +3,8 @@
     python benchmarks/batches.py --gb 0.5
 
 All ways read the same samples of 4,096 tokens in the same order, in turns; processor time of the whole process
-(median), and the clock's (best). The read into one buffer stays inside the processor's cache. A loader that reads
-ahead cannot: the read that goes round as many buffers as the Loader holds says what its thread costs beside that.
+(median), and wall time (best). The read into one buffer stays inside the processor's cache. A loader that reads ahead
+cannot: the read that cycles through as many buffers as the Loader holds shows the cost of its thread beside that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Blends against the clock: Megatron's fill, and the native blend.
+"""The speed of blends: Megatron's, and the native blend.
 
     python benchmarks/blend.py --peer /path/to/an/environment/with/megatron-core/bin/python --samples 1000000
 

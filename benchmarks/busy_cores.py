@@ -1,7 +1,7 @@
-"""Keeps cores busy without touching memory, to tell what a core is worth on a machine whose other cores work too.
+"""Keeps cores busy without using memory, to measure a core's speed on a machine whose other cores work too.
 
-Each process hashes the same 16 KiB, which stay in the first cache. So what another program loses meanwhile it loses to
-the machine (a lower clock, cores that are halves of cores, other tenants), and to nothing that it shares with these.
+Each process hashes the same 16 KiB, which stay in the L1 cache. So another program loses speed only to the machine (a
+lower clock, hyperthreads, other tenants), not to resources that it shares with these processes.
 """
 
 from __future__ import annotations

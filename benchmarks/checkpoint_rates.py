@@ -1,4 +1,4 @@
-"""How fast are checkpoints saved and loaded, beside the disk that they are on?
+"""How fast are checkpoints saved and loaded, compared with the speed of their disk?
 
     torchrun --nproc-per-node R benchmarks/checkpoint_rates.py --out DIR [--preset llama3.2-1b] [--rounds 2]
 

@@ -1,4 +1,4 @@
-"""How long do checkpoints hold up training, written in the background and not?
+"""How long do checkpoints stall training, written in the background or not?
 
     python benchmarks/checkpoint_stall.py --out DIR [--preset llama3.2-1b] [--rows background]
 

@@ -4,8 +4,8 @@
 
 The corpora (8 documents of 64 tokens each) are written first, which is not counted. Then one process opens the blend
 under the limit of descriptors and reads random samples, and torch DataLoaders over it do so by forked and by spawned
-workers, each of which checks every token it reads and tells its descriptors and maps. Processor time and the clock's;
-the clock says more of what else runs here than of us.
+workers, each of which checks every token it reads and reports its descriptors and maps. Processor time and wall time;
+the latter depends more on other load than on mdata.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long the initial weights of a model take to be drawn, each rank its own share of them.
+"""The time to draw a model's initial weights, each rank its own share of them.
 
     torchrun --nproc-per-node 2 benchmarks/draw_weights.py --ranks 2 [--preset llama2-7b]
 

@@ -2,9 +2,9 @@
 
     python benchmarks/engines_alone.py ENGINE PROCESSES CORPUS VOCAB
 
-Reads the jsonl first, then starts as many processes, each with an equal share of the documents and a tokenizer that
-has seen no text; all begin together, and the time runs until the last has its ids. Prints one line of JSON. Each
-library is called the fastest way it offers to one thread: gigatoken and tokenizers take a batch, tiktoken a text.
+Reads the jsonl first, then starts as many processes, each with an equal share of the documents and a tokenizer that has
+seen no text; all begin together, and the time runs until the last has its ids. Prints one line of JSON. Each library is
+called in the fastest way it offers for one thread: gigatoken and tokenizers take a batch, tiktoken a text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One run of a program as a benchmark sees it: wall time, processor seconds and memory of its whole process tree.
+"""Measures one run of a program: wall time, processor seconds and memory of its whole process tree.
 
 Processor seconds are the kernel's own sum for the process and every child that was waited for. Memory is sampled from
 /proc about 20 times a second over the tree, so a peak shorter than 50 ms can be missed. RSS counts pages that two

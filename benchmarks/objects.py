@@ -1,4 +1,4 @@
-"""How fast does `mdata preprocess` read text in object storage, beside the same text on a disk?
+"""How fast does `mdata preprocess` read text in object storage, compared with the same text on a disk?
 
     python benchmarks/objects.py --corpus FILE.jsonl --vocab FOLDER [--rounds N]
 

@@ -1,4 +1,4 @@
-"""Training speed of one GPU on published shapes, ours beside its peers, in turns.
+"""Training speed on one GPU for published shapes, ours compared with its peers, in turns.
 
     python benchmarks/one_gpu.py [--shapes llama1b gpt1.3b llama3b] [--rows ours torch] [--rounds 2] [--out FILE.json]
     python benchmarks/one_gpu.py --row ours --shapes llama1b --profile kernels.txt

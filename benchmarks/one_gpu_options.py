@@ -1,4 +1,4 @@
-"""What options of a model and of recomputation cost on one GPU: speed, and memory beside the plan's estimate.
+"""The cost of model options and of recomputation on one GPU: speed, and memory compared with the plan's estimate.
 
     python benchmarks/one_gpu_options.py [--shapes llama1b gpt1.3b] [--rows none selective ...] [--out FILE.json]
 

@@ -1,4 +1,4 @@
-"""How fast and how lean is `mdata preprocess`, beside the programs one would use in its place?
+"""Speed and memory of `mdata preprocess`, compared with the programs that one would use instead.
 
     python benchmarks/preprocess.py --vocab FOLDER --cache FOLDER [--megatron CHECKOUT] --corpus FILE [FILE ...]
 

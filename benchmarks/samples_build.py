@@ -1,4 +1,4 @@
-"""How long until the arrays of Megatron's order are there, and the first sample, beside megatron-core's GPTDataset?
+"""Time until the arrays of Megatron's order and the first sample are ready, compared with megatron-core's GPTDataset.
 
     python -m venv /tmp/megatron && /tmp/megatron/bin/pip install torch==2.13.0 megatron-core==0.16.1
     python benchmarks/samples_build.py --megatron-python /tmp/megatron/bin/python [--documents 1e7] [--runs 3]

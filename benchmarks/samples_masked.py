@@ -1,4 +1,4 @@
-"""How many BERT and T5 samples per processor second, beside megatron-core's datasets over the same files?
+"""BERT and T5 samples per processor second, compared with megatron-core's datasets over the same files.
 
     python -m venv /tmp/megatron && /tmp/megatron/bin/pip install torch==2.13.0 megatron-core==0.16.1
     python benchmarks/samples_masked.py --megatron-python /tmp/megatron/bin/python [--runs 5] [--json FILE]

@@ -1,4 +1,4 @@
-"""How many random samples a second do other libraries read, each with its own files of the same tokens?
+"""How many random samples per second other libraries read, each with its own files of the same tokens.
 
     python benchmarks/samples_peers.py --cache FOLDER [--megatron-python PYTHON] [--tokens 2e8] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""How fast are sentences split, alone and on the way to token files, beside NLTK and Megatron's tool?
+"""Speed of sentence splitting, alone and in preprocess, compared with NLTK and Megatron's tool.
 
     python benchmarks/sentences.py --corpus corpus/100MB.jsonl --nltk-data FOLDER [--tables rates whole] \
         [--bert vocab.txt --cache peers --megatron Megatron-LM --python312 python3.12]

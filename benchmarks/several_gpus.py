@@ -1,4 +1,4 @@
-"""Training speed on several GPUs of one host: layouts of published shapes, each a torchrun of its own.
+"""Training speed on several GPUs of one host: layouts of published shapes, each a separate torchrun.
 
     python benchmarks/several_gpus.py [--rows llama3b-32k-cp2 ...] [--rounds 1] [--out FILE.json]
 

@@ -1,4 +1,4 @@
-"""What starting costs over a bare interpreter: `import mdata`, `mdata --help`, `mtrain --help`.
+"""Startup time compared with a bare interpreter: `import mdata`, `mdata --help`, `mtrain --help`.
 
 Each command runs in a fresh process, in turns, so that a busy moment of the machine meets all of them; the
 table shows medians. The design asks for at most 0.3 s over the bare interpreter. Compiled modules go to a

@@ -1,4 +1,4 @@
-"""How many MB of text a tokenizer turns into ids per processor second, beside the library that it replaces.
+"""MB of text that a tokenizer turns into ids per processor second, compared with the library that it replaces.
 
     python benchmarks/tokenizer_rates.py --corpus corpus/100MB.jsonl --vocab FOLDER [--megabytes 10] [--runs 3]
 

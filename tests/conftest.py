@@ -29,13 +29,13 @@ settings.load_profile("ours")
 
 
 def oracle_folder() -> Path:
-    """Where oracle data would be."""
+    """The folder for oracle data."""
     return Path(os.environ.get("MDATA_ORACLES") or ROOT.parent / "shared" / "data")
 
 
 @pytest.fixture
 def oracles(request: pytest.FixtureRequest) -> Path:
-    """The folder with oracle data; the test is skipped where there is none."""
+    """The folder with oracle data; the test is skipped if it does not exist."""
     folder = oracle_folder()
     there = folder.is_dir()
     request.node.user_properties.append((ORACLE_USE, "run" if there else "skipped"))

@@ -31,7 +31,7 @@ def normal_tail(z: float) -> float:
 
 
 def of_counts(seen: ArrayLike, chances: ArrayLike | None = None) -> float:
-    """How likely counts that differ so much or more are: all cells alike, or of these chances; rare cells are one."""
+    """The probability of counts that differ at least this much, for equal or given chances; rare cells are merged."""
     counts = np.asarray(seen, np.float64).ravel()
     shares = np.full(len(counts), 1 / len(counts)) if chances is None else np.asarray(chances, np.float64)
     expected = counts.sum() * shares
@@ -42,5 +42,5 @@ def of_counts(seen: ArrayLike, chances: ArrayLike | None = None) -> float:
 
 
 def of_values(values: ArrayLike, num: int) -> float:
-    """The same for how often each number of [0, num) comes."""
+    """The same for how often each number of [0, num) occurs."""
     return of_counts(np.bincount(np.asarray(values, np.int64).ravel(), minlength=num))

@@ -34,7 +34,7 @@ _LIMIT_S = 60
 
 
 class Case(NamedTuple):
-    """Call `at` of a command fails with `code`; `lasting`: all that follow, too."""
+    """Call `at` of a command fails with `code`; `lasting`: so do all later calls."""
 
     command: str
     at: int
@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a case ended: the exit code (negative: a signal), the call that failed, what was said on stderr."""
+    """How a case ended: the exit code (negative: a signal), the call that failed, and stderr."""
 
     code: int
     call: str
@@ -61,7 +61,7 @@ def built(folder: Path) -> Path:
 
 
 def problems(folder: Path, *, share: float, seed: int = 0, only: str = "") -> list[dict[str, object]]:
-    """The cases that ended badly, found by a process of its own; the last line tells how many were run.
+    """The cases that ended badly, found in a separate process; the last line has the number of cases run.
 
     `only`: beginnings of commands' names, between commas.
     """
@@ -71,7 +71,7 @@ def problems(folder: Path, *, share: float, seed: int = 0, only: str = "") -> li
 
 
 def preload(folder: Path) -> None:
-    """Begin this program anew with the library, unless it has it already."""
+    """Restart this program with the library preloaded, unless it is already."""
     if hasattr(ctypes.CDLL(None), "failing_calls_arm"):
         return
     environment = {**os.environ, "LD_PRELOAD": str(built(folder)), "TOKENIZERS_PARALLELISM": "false"}
@@ -80,7 +80,7 @@ def preload(folder: Path) -> None:
 
 
 def commands(there: Path) -> dict[str, list[str]]:
-    """By name; their words have the world's folder in them."""
+    """The commands by name; their arguments contain the folder of the files."""
     corpus, mix = str(there / "web_text_document"), str(there / "mix.json")
     tokenizer = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(there / "tokenizer")]
     preprocess = ["preprocess", *tokenizer, "--workers", "1", "--output-prefix", str(there / "new" / "out"), "--input"]
@@ -113,7 +113,7 @@ def commands(there: Path) -> dict[str, list[str]]:
 
 
 def make_world(there: Path) -> None:
-    """Two corpora, a blend of them, a bare pair, packed inputs, and what a training is told."""
+    """Write two corpora, their blend, a bare pair, compressed inputs, and a run's configuration."""
     import gzip
 
     import pyarrow as pa
@@ -141,7 +141,7 @@ def make_world(there: Path) -> None:
 
 
 def run_command(words: list[str]) -> int:
-    """As the console scripts do."""
+    """Run a command like the console scripts."""
     from cli import mdata, mtrain
     from cli.console import run
 
@@ -151,7 +151,7 @@ def run_command(words: list[str]) -> int:
 
 
 class Forks:
-    """Runs commands on copies of a world, each in a fork of this process."""
+    """Runs commands on copies of the files, each in a fork of this process."""
 
     def __init__(self, folder: Path) -> None:
         self._pristine = folder / "pristine" / WATCHED.strip("/")
@@ -177,11 +177,11 @@ class Forks:
         assert code == 0, (name, code, self._said.read_text())
 
     def count(self, name: str) -> int:
-        """How many calls a command makes."""
+        """The number of calls that a command makes."""
         return int(self.run(Case(name, -1, "EIO", False)).call)
 
     def run(self, case: Case) -> Outcome:
-        """One case; its `call` is the number of calls where none is to fail."""
+        """Run one case; if no call fails, its `call` is the number of calls."""
         self._fresh()
         child = os.fork()
         if child == 0:
@@ -212,14 +212,14 @@ class Forks:
 
 
 def expected(code: str) -> int:
-    """The exit code for an error of the system, by the one table that there is."""
+    """The exit code for an error of the system, from the table of mdata.errors."""
     from mdata.errors import explain_os_error
 
     return explain_os_error(OSError(getattr(errno, code), "")).exit_code
 
 
 def cases(name: str, calls: int) -> Iterator[Case]:
-    """Every call with every error, once and for good."""
+    """Every call with every error, failing once or from then on."""
     for at in range(calls):
         for code in CODES:
             yield Case(name, at, code, False)

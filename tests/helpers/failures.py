@@ -17,7 +17,7 @@ from mdata.util import atomic_io
 
 
 class Calls:
-    """The durable calls seen so far, as (name, what it was called on), and the one that fails."""
+    """The durable calls seen so far, as (name, file), and the one that fails."""
 
     def __init__(self, fail_at: int | None, code: int) -> None:
         self.seen: list[tuple[str, str]] = []
@@ -54,7 +54,7 @@ def durable_calls(
 def removals(
     monkeypatch: pytest.MonkeyPatch, folder: Path, fail_at: int | None = None, *, code: int = errno.EIO
 ) -> Iterator[Calls]:
-    """As `durable_calls`, for files below a folder that are deleted or cut: `os.unlink` and `os.ftruncate`."""
+    """As `durable_calls`, for files below a folder that are deleted or truncated: `os.unlink` and `os.ftruncate`."""
     calls = Calls(fail_at, code)
 
     def watched(name: str, real: Any) -> Any:

@@ -77,7 +77,7 @@ def sources() -> list[Source]:
 
 
 def texts() -> list[Source]:
-    """Every text file that is ours to write, documentation, scripts and C++ included."""
+    """Every text file of the project, including documentation, scripts and C++."""
     folders = ["mdata", "mdata_cpp", "trainer", "cli", "tests", "benchmarks", "configs", "docs", "scripts", ".ci"]
     folders += ["fuzz"]  # its corpus, bytes without a suffix that are nobody's text, is left out below
     found = [file for name in folders for file in sorted((ROOT / name).rglob("*")) if file.is_file()]
@@ -92,7 +92,7 @@ def texts() -> list[Source]:
 
 
 def functions(source: Source) -> Iterator[tuple[str, Function, list[ast.AST]]]:
-    """(qualified name, function, what encloses it from outside to inside)."""
+    """(qualified name, function, enclosing definitions from outside to inside)."""
 
     def visit(node: ast.AST, parents: list[ast.AST], names: list[str]) -> Iterator[tuple[str, Function, list[ast.AST]]]:
         for child in ast.iter_child_nodes(node):
@@ -148,7 +148,7 @@ def keyword_only(source: Source) -> Iterator[Finding]:
 
 
 def import_direction(source: Source) -> Iterator[Finding]:
-    """cli -> trainer -> mdata; mdata knows no torch; trainer uses few rooms of mdata."""
+    """cli -> trainer -> mdata; mdata does not import torch; trainer uses only a few rooms of mdata."""
     forbidden = {"mdata": {"torch", "trainer", "cli"}, "trainer": {"cli"}, "cli": set()}[source.package]
     for node in ast.walk(source.tree):
         for module, _ in _imports(node):
@@ -194,7 +194,7 @@ def no_print(source: Source) -> Iterator[Finding]:
 
 
 def one_door_to_the_terminal(source: Source) -> Iterator[Finding]:
-    """Commands print through cli/terminal.py alone, which quotes control characters in what strangers wrote."""
+    """Commands print only through cli/terminal.py, which quotes control characters in foreign text."""
     if source.path == "cli/terminal.py":
         return
     for node in ast.walk(source.tree):
@@ -207,7 +207,7 @@ def one_door_to_the_terminal(source: Source) -> Iterator[Finding]:
 
 
 def module_docstring(source: Source) -> Iterator[Finding]:
-    """A module begins with what it does, in 3 to 15 lines; a package's __init__ may do with one."""
+    """A module begins with its description, in 3 to 15 lines; one line is enough for a package's __init__."""
     first = source.tree.body[0] if source.tree.body else None
     if not (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and type(first.value.value) is str):
         yield source.path, "has no docstring"
@@ -248,7 +248,7 @@ def requests_to_stop_pass(source: Source) -> Iterator[Finding]:
 
 
 def closed_once(source: Source) -> Iterator[Finding]:
-    """A descriptor that an object keeps is a atomic_io.Descriptor: closed again, its number may be another file's."""
+    """A descriptor kept by an object is an atomic_io.Descriptor: on a second close its number may be another file's."""
     for node in ast.walk(source.tree):
         closes = isinstance(node, ast.Call) and _dotted(node.func) == "os.close"
         if closes and any(isinstance(argument, ast.Attribute) for argument in node.args):
@@ -256,21 +256,21 @@ def closed_once(source: Source) -> Iterator[Finding]:
 
 
 def atomic_io_is_the_door(source: Source) -> Iterator[Finding]:
-    """Lasting files are written, synced and renamed by mdata/util/atomic_io.py alone."""
+    """Only mdata/util/atomic_io.py writes, syncs and renames files that users keep."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call) and (how := _writes(node)) and source.path != "mdata/util/atomic_io.py":
             yield source.path, f"line {node.lineno}: {how}; use mdata.util.atomic_io"
 
 
 def assert_has_message(source: Source) -> Iterator[Finding]:
-    """An assert guards an invariant of ours and says which."""
+    """An assert checks an invariant and has a message."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Assert) and node.msg is None:
             yield source.path, f"line {node.lineno}: assert without a message"
 
 
 def no_stub(source: Source) -> Iterator[Finding]:
-    """Nothing is left unwritten."""
+    """No unimplemented functions."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Name) and node.id == "NotImplementedError":
             yield source.path, f"line {node.lineno}: NotImplementedError"
@@ -292,7 +292,7 @@ def ascii_only(source: Source) -> Iterator[Finding]:
 
 
 def no_machine_paths(source: Source) -> Iterator[Finding]:
-    """No path of the machine that something was written on."""
+    """No paths of the machine on which a file was written."""
     pattern = re.compile(r"(?<![\w.])/(" + "|".join(["work", "root", "home", "Users"]) + r")/\w")
     for number, line in enumerate(source.text.split("\n"), 1):
         if found := pattern.search(line):
@@ -343,7 +343,7 @@ def _imports(node: ast.AST) -> Iterator[tuple[str, str | None]]:
 
 
 def _aliases(tree: ast.Module, module: str) -> set[str]:
-    """The names by which a file knows a module."""
+    """The names under which a file imports a module."""
     found = {module}
     package, _, last = module.rpartition(".")
     for node in ast.walk(tree):
@@ -364,7 +364,7 @@ def _dotted(node: ast.AST | None) -> str | None:
 
 
 def _prints(call: ast.Call) -> str | None:
-    """How a call prints, or None; a console is of cli/console.py and goes through the door."""
+    """How a call prints, or None; a Console of cli/console.py is allowed."""
     name = _dotted(call.func) or (call.func.attr if isinstance(call.func, ast.Attribute) else "")
     base, _, last = name.rpartition(".")
     if name in ("print", "os.write") or last in ("writelines", "print_exc", "print_help", "print_usage"):

@@ -15,7 +15,7 @@ FORMS = ("megatron", "merged", "fairseq", "fairseq-mmap")
 def write_legacy(
     prefix: Path, documents: Sequence[Sequence[Sequence[int]]], *, form: str = "megatron", code: int = 4
 ) -> None:
-    """Write <prefix>.bin/.idx of these documents of sequences of tokens; forms without boundaries lose theirs."""
+    """Write <prefix>.bin/.idx with these documents (sequences of tokens); formats without boundaries drop them."""
     sequences = [sequence for document in documents for sequence in document]
     lengths = [len(sequence) for sequence in sequences]
     dtype = np.dtype(TYPES[code])

@@ -32,7 +32,7 @@ GPT: dict[str, dict[str, Any]] = {
 
 
 class Resumed(Sampler[int]):
-    """The numbers of all batches of a run behind those that are consumed."""
+    """The sample numbers of all batches of a run after the consumed ones."""
 
     def __init__(self, state: dict[str, int] | None = None) -> None:
         self.consumed = state["consumed"] if state else 0
@@ -45,7 +45,7 @@ class Resumed(Sampler[int]):
         return BATCH * STEPS - self.consumed
 
     def state(self, batches: int) -> dict[str, int]:
-        """After so many batches of this sampler."""
+        """The state after this many batches of this sampler."""
         return {"consumed": self.consumed + batches * BATCH}
 
 
@@ -71,6 +71,6 @@ def opened(folder: Path, name: str) -> mdata.Dataset:
 
 
 def loader_of(dataset: Any, sampler: Resumed | None = None, *, workers: int = 0, **more: Any) -> DataLoader:
-    """A loader as one would write it."""
+    """A torch DataLoader as a user would write it."""
     chosen = Resumed() if sampler is None else sampler
     return DataLoader(dataset, batch_size=BATCH, sampler=chosen, num_workers=workers, **more)

@@ -28,7 +28,7 @@ from mdata.manifest.types import (
 
 
 def assert_valid(path: Path) -> None:
-    """The file fits mdata/manifest/schema.json."""
+    """Check that the file conforms to mdata/manifest/schema.json."""
     schema = json.loads((Path(types.__file__).parent / "schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(json.loads(path.read_text()))
 
@@ -95,7 +95,7 @@ def some_blend() -> BlendManifest:
 
 
 def corpus_of_pairs(path: Path, names: list[str], **changes: object) -> CorpusManifest:
-    """Write a manifest over pairs that lie beside it, as an adopted foreign corpus would have it."""
+    """Write a manifest for pairs beside it, like that of an adopted foreign corpus."""
     shards = []
     for name in names:
         pair = mdata.open_corpus(path.parent / f"{name}.idx")

@@ -41,7 +41,7 @@ def make_vocabulary(*, pad: int | None = 0, sentinels: int = 30) -> MaskedVocabu
 
 
 def make_corpus(folder: Path, documents: Sequence[Sequence[int]], *, seed: int = 0) -> Corpus:
-    """A corpus of random ids (special ones now and then), documents given by the sizes of their sentences."""
+    """A corpus of random ids (sometimes special ones); documents are given by the sizes of their sentences."""
     lengths = [size for document in documents for size in document]
     tokens = np.random.default_rng(seed).integers(0, 60, sum(lengths))
     prefix = folder / "x_text_sentence"
@@ -50,7 +50,7 @@ def make_corpus(folder: Path, documents: Sequence[Sequence[int]], *, seed: int =
 
 
 def make_samples(kind, corpus: Corpus, documents: tuple[int, int], **options):
-    """Samples of BERT or T5; options of the kind stand beside those of the samples."""
+    """Samples of BERT or T5; options of the kind are passed beside those of the samples."""
     of_kind = {BertSamples: Bert, T5Samples: T5}[kind]
     own = {field.name: options.pop(field.name) for field in fields(of_kind) if field.name in options}
     order = {name: options.pop(name) for name in ("seed", "num_samples") if name in options}
@@ -95,7 +95,7 @@ def row_of(rows: list[Row], k: int, samples) -> Row:
 
 
 def draws_of(samples, k: int):
-    """The generator that the twin draws sample k from."""
+    """The generator from which the twin draws sample k."""
     if samples.order == "megatron":
         return np.random.RandomState((samples.seed + k) % 2**32)
     key = derive_key(f"{samples.kind} sample v1", samples.seed, samples.corpus.id)
@@ -103,7 +103,7 @@ def draws_of(samples, k: int):
 
 
 def expected(samples, k: int, row: Sequence[int]) -> dict | None:
-    """Sample k, made from its row, as the twin says; None where it has no room."""
+    """The twin's sample k, made from its row; None if it does not fit."""
     return TWINS[type(samples)](
         sentences_of(samples.corpus, row),
         int(row[2]),

@@ -42,7 +42,7 @@ def let_go(call: Call, counter: list[int]) -> bool:
 
 
 def count_forever(counter: list[int]) -> None:
-    """Count, and let go after each."""
+    """Count, releasing the GIL after each step."""
     while True:
         counter[0] += 1
         time.sleep(0)
@@ -129,7 +129,7 @@ def masked_rows(num_rows: int = 500, length: int = 64) -> Calls:
 
 
 def texts() -> Calls:
-    """What goes through texts."""
+    """Functions that work on texts."""
     some = ["a word. Another one, b c d e f g. " * 50] * 40
     splitter = _core.Punkt(["mr"], [], {}, [], keep_newlines=False, slice_chars=100_000)
     yield "Punkt.split", lambda: splitter.split(some, {})
@@ -146,7 +146,7 @@ def texts() -> Calls:
 
 
 def files(folder: Path) -> Calls:
-    """What reads a file."""
+    """Functions that read files."""
     path = folder / "file"
     path.write_bytes(bytes(1 << 22))
     file, name = pooled(path, identity_of(path.stat())), bytes(path)
@@ -155,7 +155,7 @@ def files(folder: Path) -> Calls:
 
 
 def main() -> None:
-    """Print what was seen, with a call that surely keeps the GIL as the control."""
+    """Print the results, with a call that keeps the GIL as a control."""
     sys.setswitchinterval(1e3)
     counter = [0]
     threading.Thread(target=count_forever, args=(counter,), daemon=True).start()

@@ -9,5 +9,5 @@ import mdata
 
 
 def open_by_keys(path: str | Path, **keys: Any) -> mdata.Dataset:
-    """As a run or a command line opens it; see `mdata.options_from_keys`."""
+    """Open a dataset as a run or a command does; see `mdata.options_from_keys`."""
     return mdata.open_dataset(path, mdata.options_from_keys(**keys))

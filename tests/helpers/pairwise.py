@@ -12,7 +12,7 @@ TRIES = 40  # rows that are drawn for each that is taken
 
 
 def pairwise(options: Mapping[str, Sequence[Hashable]], *, valid: Callable[[Row], bool], seed: int) -> list[Row]:
-    """A seeded cover: each pair of values that occurs in a valid row at all is in one of the result.
+    """A seeded cover: each pair of values that occurs in any valid row is in one row of the result.
 
     Args:
         options: name -> values. valid: whether a row can be.

@@ -24,7 +24,7 @@ Tree = tuple[tuple[str, int, bytes | None], ...]  # path, inode, content (None: 
 
 
 class Named(NamedTuple):
-    """Names of one folder now stand for these inodes (None: for nothing); one atomic change."""
+    """Names of one folder now refer to these inodes (None: removed); one atomic change."""
 
     folder: int
     names: tuple[tuple[str, int | None], ...]
@@ -32,7 +32,7 @@ class Named(NamedTuple):
 
 
 class Wrote(NamedTuple):
-    """Bytes of a file."""
+    """Bytes of a file were written."""
 
     file: int
     offset: int
@@ -47,7 +47,7 @@ class Cut(NamedTuple):
 
 
 class Synced(NamedTuple):
-    """What was done to a file's bytes, or to a folder's names, is on the device."""
+    """The changes of a file's bytes, or of a folder's names, are on disk."""
 
     node: int
 
@@ -57,7 +57,7 @@ Event = Named | Wrote | Cut | Synced
 
 @dataclass
 class Disk:
-    """A folder as the program sees it, and what of it is surely on the device.
+    """A folder as the program sees it, and the part that is certainly on disk.
 
     Args:
         root: the inode of the folder.
@@ -75,7 +75,7 @@ class Disk:
         self._pending: list[Named] = []
 
     def take(self, event: Event) -> None:
-        """One more call was done."""
+        """Apply one more call."""
         if isinstance(event, Named):
             self._name(event)
         elif isinstance(event, Wrote):
@@ -92,7 +92,7 @@ class Disk:
             self._pending = [change for change in self._pending if change.folder != event.node]
 
     def crashes(self) -> Iterator[Tree]:
-        """The trees that a loss of power now may leave."""
+        """The trees that a power loss at this point may leave."""
         every = range(len(self._pending))
         for fill in (_now, _lasting, _half, _zeros):
             yield self._tree(set(every), fill)
@@ -149,13 +149,13 @@ def _lasting(lasting: bytes, now: bytes) -> bytes:
 
 
 def _shared(lasting: bytes, now: bytes) -> int:
-    """How many of the first bytes are as they were."""
+    """The length of the unchanged prefix."""
     places = range(min(len(lasting), len(now)))
     return next((place for place in places if lasting[place] != now[place]), len(places))
 
 
 def _half(lasting: bytes, now: bytes) -> bytes:
-    """The first half of what is new."""
+    """Only the first half of the new bytes."""
     same = _shared(lasting, now)
     return now[: same + (len(now) - same) // 2]
 
@@ -192,7 +192,7 @@ class Kept:
         return Disk(self.root.stat().st_ino, dict(files), {node: dict(names) for node, names in folders.items()})
 
     def promise(self) -> None:
-        """The program has just said that something is on the device."""
+        """The program has just reported that something is on disk."""
         self._promises.append(len(self.events))
 
     def promised(self, number: int) -> int:
@@ -200,7 +200,7 @@ class Kept:
         return bisect_right(self._promises, number)
 
     def hold(self, path: Path) -> int:
-        """Keep the inode; its number."""
+        """Keep the inode; returns its number."""
         facts = path.stat()
         self.nodes.add(facts.st_ino)
         if path.is_dir():
@@ -210,12 +210,12 @@ class Kept:
         return facts.st_ino
 
     def release(self) -> None:
-        """Let go of the folders."""
+        """Release the folders."""
         while self._held:
             os.close(self._held.pop())
 
     def restore(self, tree: Tree) -> None:
-        """Make the folder what the tree says."""
+        """Make the folder equal to the tree."""
         for path in self.root.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         for path, node, content in tree:
@@ -228,7 +228,7 @@ class Kept:
 
 @contextmanager
 def recorded(root: Path, beside: Path) -> Iterator[Kept]:
-    """Note what is done below `root`, by any thread of this process, while the block runs.
+    """Record all operations below `root`, by any thread of this process, while the block runs.
 
     Args:
         root: the folder. beside: a folder that is made, on the same file system, for the second names.
@@ -244,7 +244,7 @@ def recorded(root: Path, beside: Path) -> Iterator[Kept]:
 
 
 def states(kept: Kept) -> Iterator[tuple[int, Tree]]:
-    """(promises made, tree) for each different tree that a loss of power between two calls may leave."""
+    """(promises made, tree) for each different tree that a power loss between two calls may leave."""
     disk, seen = kept.disk(), set()
     for number, event in enumerate((None, *kept.events)):
         if event is not None:

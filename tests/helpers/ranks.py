@@ -38,12 +38,12 @@ class RankError(AssertionError):
 
 
 class RankHang(AssertionError):
-    """Ranks did not answer in time; the message holds where they stood."""
+    """Ranks did not answer in time; the message has their positions."""
 
 
 @dataclass(frozen=True)
 class RankContext:
-    """What a body knows about its place.
+    """The rank of a test function, and how it joins the others.
 
     Args:
         rank, world: among the ranks of this call.
@@ -142,7 +142,7 @@ class _Pool:
                 raise RankError(f"rank {rank} has died since the last call") from error
 
     def _answers(self, world: int, timeout_s: float) -> dict[int, _Answer]:
-        """What came in time; after the first failure the rest has a short while to fail too."""
+        """The answers in time; after the first failure the other ranks have a short time to fail too."""
         waiting: dict[Any, int] = {worker.pipe: rank for rank, worker in enumerate(self.workers[:world])}
         answers: dict[int, _Answer] = {}
         deadline = time.monotonic() + timeout_s
@@ -178,7 +178,7 @@ class _Pool:
             self.workers.append(_Worker(process, ours))
 
     def _stacks(self, ranks: list[int]) -> str:
-        """Where each of some ranks stands, as faulthandler writes it."""
+        """The stack of each of these ranks, from faulthandler."""
         assert self.folder is not None, "there are workers"
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
@@ -199,7 +199,7 @@ class _Pool:
 
 
 def _serve(pipe: multiprocessing.connection.Connection, stack_file: str) -> None:
-    """The life of a pool process: one call after another until the pipe closes."""
+    """The main loop of a pool process: one call after another until the pipe closes."""
     import torch
 
     from trainer.parallel.world import leave_world

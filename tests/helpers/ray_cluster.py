@@ -26,7 +26,7 @@ cluster.shutdown()
 
 
 def missing() -> str | None:
-    """Why there can be no cluster here; None: there can."""
+    """Why no cluster can run here; None: it can."""
     if importlib.util.find_spec("ray") is None:
         return "Ray is not installed (make cluster-test installs it)"
     return None
@@ -34,7 +34,7 @@ def missing() -> str | None:
 
 @contextmanager
 def ray_cluster(*, nodes: int, cpus: int) -> Iterator[str]:
-    """A cluster while the block runs; its address."""
+    """Run a cluster during the block; yields its address."""
     words = [sys.executable, "-c", SCRIPT, str(nodes), str(cpus)]
     process = subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

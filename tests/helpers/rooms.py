@@ -22,13 +22,13 @@ Imports = Mapping[str, frozenset[str]]
 
 
 def declared(package: str) -> dict[str, str]:
-    """Room -> what it holds, in the order of the table: each may import from those before it."""
+    """Room -> its description, in the order of the table: each may import from those before it."""
     rows = re.findall(r"^\| `([\w/]+)/` \| (.*) \|$", TABLES[package].read_text(encoding="utf-8"), re.MULTILINE)
     return {f"{package}." + row.removeprefix(f"{package}/").replace("/", "."): text for row, text in rows}
 
 
 def modules(package: str) -> dict[str, Path]:
-    """Module -> file, of all of a package."""
+    """Module -> file, for all modules of a package."""
     found = {}
     for path in sorted((ROOT / package).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -37,7 +37,7 @@ def modules(package: str) -> dict[str, Path]:
 
 
 def imports_of(text: str, known: Iterable[str]) -> frozenset[str]:
-    """The known modules that a file imports, those for type checkers and inside functions too."""
+    """The known modules that a file imports, including imports for type checkers and inside functions."""
     known = set(known)
     found = set()
     for node in ast.walk(ast.parse(text)):
@@ -57,12 +57,12 @@ def all_imports(package: str) -> dict[str, frozenset[str]]:
 
 
 def room_of(module: str, files: Mapping[str, Path]) -> str:
-    """The package in which a module lies; a package lies in itself."""
+    """The package of a module; a package belongs to itself."""
     return module if files[module].name == "__init__.py" else module.rpartition(".")[0]
 
 
 def upward(imports: Imports, rooms: Mapping[str, str], order: list[str]) -> list[str]:
-    """Imports from a room that stands later in the order than the importing one."""
+    """Imports from a room that comes later in the order than the importing one."""
     place = {room: number for number, room in enumerate(order)}
     return [
         f"{module} imports {other}"
@@ -90,6 +90,6 @@ def circles(imports: Imports) -> list[list[str]]:
 
 
 def doubled(names: Iterable[str]) -> list[str]:
-    """Names that more than one module has, twins left out."""
+    """Names of more than one module, except twins."""
     counted = Counter(name.rpartition(".")[2] for name in names if not name.startswith(TWINS + "."))
     return sorted(name for name, count in counted.items() if count > 1)

@@ -86,7 +86,7 @@ def make_config(folder: Path, *, blend: Path | str, valid: Sequence[Path], **tra
 
 
 def _by_component(loss: float, step: int, names: Sequence[str]) -> dict[str, float]:
-    """Losses of components, of which the last is in every third step only."""
+    """Losses of components; the last one only in every third step."""
     return {name: loss + 0.4 * (i - 0.5) for i, name in enumerate(names) if i + 1 < len(names) or step % 3 == 0}
 
 

@@ -72,7 +72,7 @@ MARKS = (b"__asan_report_load", b"__ubsan_handle_")
 
 
 def main() -> int:
-    """Run pytest under the sanitizers; its exit code."""
+    """Run pytest under the sanitizers; returns its exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="with the extension that was built under the sanitizers")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
@@ -94,13 +94,13 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def _library(name: str) -> str:
-    """Where the compiler's runtime library lies."""
+    """The path of the compiler's runtime library."""
     words = [os.environ.get("CXX", "c++"), f"-print-file-name={name}"]
     return str(Path(subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()).resolve())
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Put the sanitized extension in the place of the installed one, before anything imports it."""
+    """Replace the installed extension by the sanitized one, before anything imports it."""
     assert "mdata._core" not in sys.modules, "the other extension is loaded already"
     (path,) = Path(os.environ[FOLDER]).glob("_core*.so")
     assert all(mark in path.read_bytes() for mark in MARKS), f"{path} was built without the sanitizers"
@@ -112,7 +112,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes too long."""
+    """Leave out tests that take too long."""
     long = [item for item in items if getattr(item, "originalname", item.name) in TOO_LONG]
     config.hook.pytest_deselected(items=long)
     items[:] = [item for item in items if item not in long]

@@ -19,7 +19,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sc
 
 
 def missing() -> str | None:
-    """Why there can be no cluster here; None: there can."""
+    """Why no cluster can run here; None: it can."""
     absent = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
     if absent:
         return f"Slurm is not installed: no {', '.join(absent)} (make cluster-test installs it)"
@@ -86,7 +86,7 @@ class Slurm:
         _wait(lambda: self.run("sinfo", "-h", "-o", "%t %D").split() == ["idle", str(self.nodes)], "no idle nodes")
 
     def run(self, *words: str) -> str:
-        """One of Slurm's commands; empty where it fails."""
+        """The output of one of Slurm's commands; empty if it fails."""
         done = subprocess.run(words, env=self.environment, capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else ""
 
@@ -112,7 +112,7 @@ class Slurm:
 
 @contextmanager
 def slurm(folder: Path, *, nodes: int = 2, cpus: int = 2, max_array: int = 1001) -> Iterator[Slurm]:
-    """A cluster while the block runs."""
+    """Run a cluster during the block."""
     made = Slurm(folder, nodes=nodes, cpus=cpus, max_array=max_array)
     with ExitStack() as stack:
         stack.callback(made.stop)

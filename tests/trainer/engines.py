@@ -84,7 +84,7 @@ def microbatches(engine: Engine, step: int) -> list[Microbatch]:
 
 
 def microbatch(tokens_BS: torch.Tensor, labels_BS: torch.Tensor, loss_mask_BS: torch.Tensor) -> Microbatch:
-    """Whole rows, and nothing else that a model may look at."""
+    """A microbatch of whole rows, without optional fields."""
     return Microbatch(tokens_BS=tokens_BS, labels_BS=labels_BS, loss_mask_BS=loss_mask_BS)
 
 
@@ -99,7 +99,7 @@ def logical(owned: Ownership, state: torch.Tensor) -> list[tuple[str, Any, np.nd
 
 
 def reduced(engine: Engine, divisor: Any = 1) -> list[tuple[str, Any, np.ndarray]]:
-    """The rank's part of the gradients as the optimizer sees them, over a divisor."""
+    """The rank's part of the gradients after reduction, divided by a divisor."""
     engine.optimizer.reducer.finish()
     runs = engine.buffers.owned.runs
     flat = torch.cat([engine.buffers.gradients.view(run.start, run.stop) for run in runs])
