@@ -1,4 +1,4 @@
-"""The C++ core (mdata_cpp/), as Python sees it. tests/mdata/test_core.py compares this page with the built module.
+"""The Python interface of the C++ core (mdata_cpp/). tests/mdata/test_core.py compares this page with the built module.
 
 Arrays must be C-contiguous, of one dimension and of exactly the dtype named; results are new arrays. Everything here
 is pure and releases the GIL while it works on arrays. Users call the shells: `mdata.order`, `mdata.blend`,
@@ -22,16 +22,16 @@ class Permutation:
 
     def __init__(self, n: int, key_low: int, key_high: int) -> None: ...
     def forward(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[k] places in [0, n) -> int64[k] values. IndexError for an entry outside."""
+        """int64[k] positions in [0, n) -> int64[k] values. IndexError for an entry outside."""
 
     def inverse(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[k] values in [0, n) -> the int64[k] places that `forward` sends there. IndexError outside."""
+        """int64[k] values in [0, n) -> int64[k], the positions that `forward` maps to them. IndexError outside."""
 
 def shuffled_range(first: int, n: int, key_low: int, key_high: int) -> NDArray[np.int64]:
     """[first, first + n) in the order of a Permutation of n, int64[n]. ValueError: n is below 1."""
 
 class BlendTree:
-    """A Huffman tree over integer weights that deals samples to components. See mdata_cpp/blend.hpp.
+    """A Huffman tree over integer weights that assigns samples to components. See mdata_cpp/blend.hpp.
 
     Sample numbers are in [0, 2^62]; a result above raises OverflowError.
 
@@ -45,20 +45,22 @@ class BlendTree:
         """int64[k] samples of the blend -> (component, sample inside the component), int64[k] each."""
 
     def inverse(self, components: NDArray[np.int64], samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Undo `locate`: int64[k] components and their samples -> int64[k] samples of the blend."""
+        """Inverse of `locate`: int64[k] components and their samples -> int64[k] samples of the blend."""
 
     def counts(self, num_samples: int) -> list[int]:
         """How many of the blend's first `num_samples` samples each component gives."""
 
 def map_file(path: bytes, identity: tuple[int, int, int, int] | None = None) -> NDArray[np.uint8]:
-    """A file's bytes as a read-only map that holds no descriptor; empty for an empty file.
+    """A file's bytes as a read-only map without an open descriptor; empty for an empty file.
 
     Raises:
-        OSError: it cannot be mapped; ESTALE: it is not the file of this identity, as of `PooledFile`.
+        OSError: it cannot be mapped; ESTALE: the file has another identity, as for `PooledFile`.
     """
 
 class FilePool:
-    """Files of which so many are open at once (0: a quarter of the limit of descriptors). mdata_cpp/file_pool.hpp."""
+    """Files with a limit on how many are open at once (0: a quarter of the limit of descriptors).
+    mdata_cpp/file_pool.hpp.
+    """
 
     def __init__(self, most: int = 0) -> None: ...
     def most(self) -> int:
@@ -68,12 +70,12 @@ class FilePool:
         """How many are."""
 
 class PooledFile:
-    """A file that is opened when it is read, and closed when its pool is full of others that were read since.
+    """A file that is opened when it is read, and closed when its pool is full of more recently read ones.
 
     Args:
         pool: the pool.
         path: its name.
-        identity: (device, inode, size, time of change in ns), of which it must be whenever it is opened.
+        identity: (device, inode, size, time of change in ns), which the file must have whenever it is opened.
     """
 
     def __init__(self, pool: FilePool, path: bytes, identity: tuple[int, int, int, int]) -> None: ...
@@ -81,11 +83,11 @@ class PooledFile:
         """`count` bytes from `start` on; fewer at the end of the file. The GIL is released.
 
         Raises:
-            OSError: it cannot be read; ESTALE: another file lies there. ValueError: a start before the file.
+            OSError: it cannot be read; ESTALE: another file is at the path. ValueError: a start before the file.
         """
 
 def pointers_from_lengths(lengths: NDArray[np.int32], item_size: int, start: int) -> tuple[NDArray[np.int64], int]:
-    """Byte offsets of int32[k] sequences that follow each other from byte `start`, and the end of the last.
+    """Byte offsets of int32[k] contiguous sequences from byte `start` on, and the end of the last.
 
     Raises:
         ValueError: a negative length.
@@ -98,8 +100,8 @@ def check_sequences(
     """Check one block of an index: (fault, entry, contiguous, next, bytes).
 
     `fault` is "" or the name of the first check that failed (length_negative, pointer_negative, pointer_unaligned,
-    pointer_past_end), at `entry` of the block. `expected` is the byte at which the block begins if sequences follow
-    each other; `next` is what to pass for the next block, `bytes` the sum over the block's sequences.
+    pointer_past_end), at `entry` of the block. `expected` is the byte at which the block begins if sequences are
+    contiguous; `next` is passed for the next block, `bytes` the sum over the block's sequences.
     """
 
 def check_boundaries(boundaries: NDArray[np.int64], num_sequences: int, previous: int) -> tuple[str, int]:
@@ -122,7 +124,7 @@ class Mersenne:
         """A number in [0, 1), as RandomState.random_sample."""
 
     def pick(self, bounds: NDArray[np.float64]) -> int:
-        """Which of [n] things, by the running sums of their probabilities, as RandomState.choice."""
+        """An index below n, by cumulative probabilities [n], as RandomState.choice."""
 
     def geometric(self, p: float) -> int:
         """Trials until the first success, as RandomState.geometric. ValueError for p outside (0, 1/3)."""
@@ -131,7 +133,7 @@ class Mersenne:
         """Shuffle [n] numbers in place, as RandomState.shuffle does."""
 
     def swap_onwards(self, values: NDArray[np.int64]) -> None:
-        """Swap each of [n] places with one at or behind it, in place: what torch.randperm does to 0, 1, 2 ..."""
+        """Swap each of [n] positions with one at or after it, in place: torch.randperm for 0, 1, 2 ..."""
 
 def pack_documents(
     lengths: NDArray[np.int64], row_length: int, window: int, overlap: int = 0, least: int = 1
@@ -142,7 +144,7 @@ def pack_documents(
         lengths: tokens of each document.
         row_length: tokens of a row.
         window: documents that are fitted together.
-        overlap: tokens that a row of a longer document has in common with the one before it.
+        overlap: tokens that a row of a longer document shares with the previous one.
         least: tokens of a piece; shorter ones are left out.
 
     Returns:
@@ -151,7 +153,7 @@ def pack_documents(
 
     Raises:
         ValueError: a row length below 1 or above 2^26, a window below 1, a negative length, an overlap or a least piece
-            outside of a row.
+            outside a row.
     """
 
 def fill_blend(
@@ -159,7 +161,7 @@ def fill_blend(
     components: NDArray[np.int16] | NDArray[np.int32],
     samples: NDArray[np.int64],
 ) -> None:
-    """Fill in Megatron's weighted blend: which component sample t is of, and which of its samples; [t] each.
+    """Fill in Megatron's weighted blend: the component of sample t, and which of its samples; [t] each.
 
     The component whose weights[i] * max(t, 1) - (its samples so far) is largest, the lowest among equals; weights as
     given. See megatron_blend.hpp.
@@ -177,7 +179,7 @@ def fill_blend_once(
     """Fill in Megatron's exhaustive blend: sizes are weights, and each component gives all of its samples once.
 
     Raises:
-        ValueError, OverflowError: as `fill_blend`; a negative size; arrays that have not one place for each sample.
+        ValueError, OverflowError: as `fill_blend`; a negative size; arrays whose size is not the number of samples.
     """
 
 def fill_sample_index(
@@ -190,12 +192,12 @@ def fill_sample_index(
 ) -> None:
     """Fill in where samples begin: int32[n] lengths, [d] document numbers, [2 k + 2] rows. See megatron_order.hpp.
 
-    Row k is (place in `order`, offset in that document) of token k * sequence_length; row 0 is (0, 0). Rows of samples
-    that end behind the last document stay as they are. Rows are int64 wherever the order is.
+    Row k is (position in `order`, offset in that document) of token k * sequence_length; row 0 is (0, 0). Rows of
+    samples that end after the last document are not changed. Rows are int64 if the order is.
 
     Raises:
         ValueError: a sequence length below 1, extra that is not 0 or 1, rows that are not pairs.
-        IndexError: a document number outside of the lengths.
+        IndexError: a document number outside the lengths.
     """
 
 class Punkt:
@@ -206,11 +208,11 @@ class Punkt:
         collocations: pairs of words.
         contexts: word -> sum of bits, at most 127.
         keep_newlines: white space between sentences stays at the end of the first.
-        slice_chars: texts are cut every so many characters first.
+        slice_chars: texts are first divided every this many characters.
 
     Raises:
-        TypeError: a word is no str.
-        ValueError: a collocation is no pair, or slice_chars is 0.
+        TypeError: a word is not a str.
+        ValueError: a collocation is not a pair, or slice_chars is 0.
     """
 
     def __init__(
@@ -223,14 +225,14 @@ class Punkt:
         slice_chars: int,
     ) -> None: ...
     def split(self, texts: list[str], newer: dict[int, tuple[int, str]]) -> tuple[list[str], list[int]] | None:
-        """All sentences, and their running count after each text; lone surrogates are taken.
+        """All sentences, and their running count after each text; lone surrogates are accepted.
 
         `newer` tells flags and lower case of code points that the table does not know; None when one that decides is
-        not among them. Raises TypeError for a text that is no str.
+        not among them. Raises TypeError for a text that is not a str.
         """
 
 def punkt_character(code: int) -> tuple[int, int]:
-    """What the table says of a code point: flags, and what to add for its lower case. IndexError above 0x10FFFF."""
+    """The table's entry of a code point: flags, and the offset to its lower case. IndexError above 0x10FFFF."""
 
 def megatron_mapping(
     boundaries: NDArray[np.int64],
@@ -248,8 +250,8 @@ def megatron_mapping(
     rows, `epochs` at most, shuffled. Rows are uint64 from 2^32 sentences on. See mapping.hpp.
 
     Raises:
-        ValueError: a target (`longest`) below 2 or above 2^31 - 1, samples of no sentence.
-        IndexError: a document outside of the sentences.
+        ValueError: a target (`longest`) below 2 or above 2^31 - 1, samples without sentences.
+        IndexError: a document outside the sentences.
     """
 
 def keyed_mapping(
@@ -262,13 +264,13 @@ def keyed_mapping(
     key_high: int,
     first_document: int,
 ) -> NDArray[np.uint32] | NDArray[np.uint64]:
-    """One epoch in the order of the file, with targets drawn for each document by itself; see `megatron_mapping`.
+    """One epoch in file order, with targets drawn separately for each document; see `megatron_mapping`.
 
-    The first boundary is that of document number `first_document`: what is mapped in parts is what is mapped at once.
+    The first boundary is that of document number `first_document`: mapping in parts gives the same as mapping at once.
     """
 
 class MaskVocabulary:
-    """What masking knows of a tokenizer: uint8[k] `continues` is 1 where an id goes on with a word; int64[n] `ids`.
+    """The facts about a tokenizer for masking: uint8[k] `continues` is 1 if an id continues a word; int64[n] `ids`.
 
     Raises:
         ValueError: no ids.
@@ -277,10 +279,10 @@ class MaskVocabulary:
     def __init__(self, cls: int, sep: int, mask: int, continues: NDArray[np.uint8], ids: NDArray[np.int64]) -> None: ...
 
 class MaskRule:
-    """How tokens are chosen. See mdata_cpp/masking.hpp.
+    """How tokens are chosen for masking. See mdata_cpp/masking.hpp.
 
     Raises:
-        ValueError: a probability outside of (0, 1), n-grams outside of 1 to 65536, `geometric` and `permute`.
+        ValueError: a probability outside (0, 1), n-grams outside 1 to 65536, `geometric` and `permute`.
     """
 
     def __init__(
@@ -290,7 +292,7 @@ class MaskRule:
         """float64[most_ngram]: running sums of the probabilities of lengths 1, 2, ..."""
 
 class BertForm:
-    """What a BERT sample looks like: its length, whether there are two texts, the padding, and how it is known.
+    """The form of a BERT sample: its length, whether it has two texts, the padding, and how padding is recognized.
 
     Raises:
         ValueError: a length below 5.
@@ -299,7 +301,7 @@ class BertForm:
     def __init__(self, length: int, head: bool, pad: int, by_value: bool) -> None: ...
 
 class T5Form:
-    """What a T5 sample looks like; int64[n] sentinels.
+    """The form of a T5 sample; int64[n] sentinels.
 
     Raises:
         ValueError: lengths below 4 and 1.
@@ -327,8 +329,8 @@ class KeyedDraws:
     def __init__(self, key_low: int, key_high: int) -> None: ...
 
 class MaskedRows:
-    """Samples to be made, with their text: int64[n] numbers, targets, and ends of each in int32[s] sizes of sentences,
-    whose int64[t] tokens follow each other.
+    """Samples to build, with their text: int64[n] numbers, targets, and ends of each in int32[s] sizes of sentences,
+    whose int64[t] tokens are contiguous.
 
     Raises:
         ValueError: arrays that do not fit each other.
@@ -354,7 +356,8 @@ def bert_samples(
     """Fill int64 text, types, labels [n, length], is_random [n], padding_mask, loss_mask [n, length], truncated [n].
 
     Raises:
-        TypeError, ValueError: a field of another type, shape or number; a target without room; one sentence for a pair.
+        TypeError, ValueError: a field of another type, shape or number; a target that does not fit; one sentence for a
+            pair.
     """
 
 def t5_samples(
@@ -367,7 +370,7 @@ def t5_samples(
 ) -> tuple[int, int, int] | None:
     """Fill text_enc, text_dec, labels, loss_mask, truncated, enc_mask, dec_mask: lengths of encoder or decoder, int64.
 
-    Returns None, or (row, spans, cells of the decoder) of the first that has no room, where it stopped. Raises as
+    Returns None, or (row, spans, cells of the decoder) of the first that does not fit, where it stopped. Raises as
     `bert_samples`.
     """
 
@@ -387,7 +390,7 @@ class FimRule:
     `ids`: prefix, middle, suffix, end of a document. `untouched`: a text that begins so stays as it is; empty: none.
 
     Raises:
-        ValueError: another number of ids.
+        ValueError: a wrong number of ids.
     """
 
     def __init__(
@@ -412,23 +415,22 @@ def fim_rows(
 ) -> NDArray[np.int64]:
     """Rearrange in place the first counts[i] tokens of row places[i] of text[m, w], by the draws of sample numbers[i].
 
-    At most `limit` tokens stay; `fill` stands behind them. Returns how many they are, int64[n].
+    At most `limit` tokens stay, followed by `fill`. Returns their numbers, int64[n].
 
     Raises:
         ValueError, IndexError: arrays that do not fit each other; no such row.
     """
 
 class WordPiece:
-    """WordPiece in BERT's form, id for id as the `tokenizers` library; never changes. See mdata_cpp/wordpiece.hpp.
+    """WordPiece in BERT's form, with the ids of the `tokenizers` library; immutable. See mdata_cpp/wordpiece.hpp.
 
     Args:
         vocabulary: entry -> id, ids not negative.
-        added: tokens that are cut out of the raw text first, the longest of those that match -> id; -1: found, but
-            left as text.
-        unknown: the id of a word that no entries cover.
-        prefix: of entries that go on with a word.
+        added: tokens that are cut out of the raw text first, the longest match -> id; -1: found, but left as text.
+        unknown: the id of a word that entries cannot cover.
+        prefix: of entries that continue a word.
         most_chars: of a word; longer ones are unknown.
-        treatment: whether texts are cleaned, CJK is set apart, accents are dropped, letters lose their case.
+        treatment: whether texts are cleaned, CJK is separated, accents are dropped, letters are lowercased.
 
     Raises:
         ValueError: a negative id.
@@ -446,24 +448,26 @@ class WordPiece:
     def encode(
         self, texts: list[str], before: list[int], after: list[int]
     ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-        """The ids of all texts with `before` and `after` around each, how many each gave, and which texts were left.
+        """The ids of all texts with `before` and `after` around each, the number of ids of each, and the texts left
+        out.
 
-        Texts that were left gave no id, nothing around them either: they hold a code point that editions of Unicode in
-        use treat differently. UnicodeEncodeError for a lone surrogate.
+        Texts left out have no ids, and nothing around them: they contain a code point that Unicode editions in use
+        treat differently. UnicodeEncodeError for a lone surrogate.
         """
 
     def words(self, text: str) -> list[str] | None:
-        """The words that are looked up, added tokens not regarded; None for a text that is left."""
+        """The words that are looked up, ignoring added tokens; None for a text that is left out."""
 
     @staticmethod
     def classes() -> dict[str, list[tuple[int, int]]]:
-        """How code points are classed, as ranges with both ends: dropped, blank, cjk, accent, punctuation,
-        space_in_pretokenizer, and unsettled."""
+        """The classes of code points, as ranges with both ends: dropped, blank, cjk, accent, punctuation,
+        space_in_pretokenizer, and unsettled.
+        """
 
 class SentencePiece:
-    """BPE of a SentencePiece model, words remembered in bounded memory. See mdata_cpp/sentencepiece.hpp.
+    """BPE of a SentencePiece model, with a word cache in bounded memory. See mdata_cpp/sentencepiece.hpp.
 
-    One object serves one caller at a time; others wait.
+    An object serves one caller at a time; others wait.
 
     Args:
         pieces, scores, kinds: of each id its text (blanks as U+2581), score, and kind as in the model file (1 to 6).
@@ -472,7 +476,7 @@ class SentencePiece:
 
     Raises:
         UnicodeEncodeError: a lone surrogate in a piece.
-        ValueError: lists of other lengths, an empty or an unused piece, not all pieces of bytes, damaged rules.
+        ValueError: lists of different lengths, an empty or an unused piece, missing byte pieces, damaged rules.
     """
 
     def __init__(
@@ -486,10 +490,10 @@ class SentencePiece:
         whitespace_as_suffix: bool,
     ) -> None: ...
     def encode(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The ids of all texts, one after another, and how many each gave.
+        """The concatenated ids of all texts, and the number of ids of each.
 
         Raises:
-            TypeError: a text is no str.
+            TypeError: a text is not a str.
             UnicodeEncodeError: a lone surrogate in a text.
         """
 
@@ -498,7 +502,7 @@ class TokenStore:
 
     Args:
         dtype: "uint8", "int8", "uint16", "int16", "int32" or "int64".
-        shards: (the bytes of a .bin or None, its file where there are no bytes, number of tokens).
+        shards: (the bytes of a .bin or None, its file if there are no bytes, number of tokens).
 
     Raises:
         ValueError: another type, fewer bytes than tokens, neither bytes nor a file.
@@ -523,14 +527,14 @@ class TokenStore:
         end of the file); rows are then half read.
 
         Raises:
-            IndexError: a run outside of the tokens, a place outside of the rows. ValueError: runs longer than a row,
+            IndexError: a run outside the tokens, a position outside the rows. ValueError: runs longer than a row,
             arrays that do not fit each other. Nothing is read then.
         """
 
 class SequenceIndex:
     """Where sequences and documents lie in the tokens of a corpus. See mdata_cpp/sequences.hpp.
 
-    Every method raises LookupError (shard, table, entry) for an entry that cannot be, IndexError for a number outside.
+    Every method raises LookupError (shard, table, entry) for an impossible entry, IndexError for a number out of range.
 
     Args:
         item_size: bytes of a token.
@@ -561,10 +565,10 @@ class BlockShuffle:
     """Sequences permuted within fixed blocks of a range, computed. See mdata_cpp/block_shuffle.hpp.
 
     Tokens are counted as the store does, in the file and in the permuted stream; keys are those of an epoch. Every
-    method raises LookupError as `SequenceIndex`, IndexError for tokens or a sequence outside of the range.
+    method raises LookupError as `SequenceIndex`, IndexError for tokens or a sequence outside the range.
 
     Args:
-        index: where sequences lie. first, last: the range. block: sequences of a block, up to 2^20.
+        index: the positions of sequences. first, last: the range. block: sequences of a block, up to 2^20.
     """
 
     def __init__(self, index: SequenceIndex, first: int, last: int, block: int) -> None: ...
@@ -581,11 +585,11 @@ class RowRules:
     """How rows are finished; ids are None where they do not matter. See mdata_cpp/rows.hpp.
 
     Args:
-        pad: whatever equals it is padding and becomes 0, as in Megatron; None: padding is known by place.
+        pad: tokens equal to it are padding and become 0, as in Megatron; None: padding is known by position.
         eod: the end of a document.
         mask_eod: no loss where it is the input.
-        restart_at_eod: positions restart behind it.
-        apart: no loss where the next token is behind a cut.
+        restart_at_eod: positions restart after it.
+        apart: no loss where the next token is after a cut.
     """
 
     def __init__(
@@ -620,7 +624,7 @@ def read_native(
     """Samples of one epoch of the native order into rows (text, loss, positions): all of the above in one call.
 
     epoch: (its first sample, the token at which places begin, tokens a sample). blocks: permute sequences by the key of
-    the epoch; documents told apart are then sequences. (fault as of `gather`, what `cumulative_lengths` gives if
+    the epoch; documents kept apart are then sequences. (fault as in `gather`, the result of `cumulative_lengths` if
     there is an index).
 
     Raises:
@@ -635,5 +639,5 @@ def cumulative_lengths(
     cu_seqlens is where documents begin, then the end; empty documents are left out.
 
     Raises:
-        OverflowError: more than 2^31 - 1 tokens. ValueError: cuts that are not ascending places of their row.
+        OverflowError: more than 2^31 - 1 tokens. ValueError: cuts that are not ascending positions in their row.
     """

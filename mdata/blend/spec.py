@@ -102,7 +102,7 @@ def spec_of_splits(lists: Mapping[str, Sequence[WordLike] | str | None]) -> Blen
     """Read Megatron's lists per split: train is the blend; each corpus of valid and test becomes a separate set.
 
     Args:
-        lists: "train", "valid", "test" -> words, or one string of them; an empty list is none.
+        lists: "train", "valid", "test" -> words, or one string of them; an empty list counts as not given.
 
     Raises:
         UsageError: another key, a value that is not a list of words, or nothing to train on.

@@ -19,7 +19,7 @@ def parse_toml(text: str, *, parse_float: Callable[[str], Any] = float) -> dict[
     """Parse a TOML document.
 
     Raises:
-        ValueError: why it is none that can be read, in one line.
+        ValueError: it cannot be read; one line that says why.
     """
     import tomllib  # not every command reads TOML
 
@@ -31,7 +31,7 @@ def parse_json(text: str | bytes) -> Any:
     """Parse a JSON document.
 
     Raises:
-        ValueError: why it is none that can be read, in one line.
+        ValueError: it cannot be read; one line that says why.
     """
     return _bounded(lambda: json.loads(text))
 

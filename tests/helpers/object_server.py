@@ -2,8 +2,8 @@
 
 Faults: the connection is reset, the answer is 503, its body is truncated, or it is late. `cut_at` passes this many
 bytes of the sent bodies, breaks the request in which they end and refuses all later ones: what storage sees of a client
-that was killed at that point. A request whose last byte arrived is carried out, and its answer is lost. Methods that
-are `denied` are answered as storage answers who may not use them; what `drops` names is not done.
+that was killed at that point. A request whose last byte arrived is carried out, and its answer is lost. Methods in
+`denied` are answered as for a client without permission; requests in `drops` are not carried out.
 """
 
 from __future__ import annotations

@@ -221,7 +221,8 @@ def _serve(pipe: multiprocessing.connection.Connection, stack_file: str) -> None
                 answer = pickle.dumps(_Answer(value=fn(context, *args)))
             # Whatever a test's body raises, pytest's own outcomes included, belongs to the caller.
             except BaseException:
-                # Whoever could not join counts its groups otherwise than the others, and would never meet them again.
+                # A rank that could not join counts its groups differently from the others, and would never meet them
+                # again.
                 lost = world > 1 and not torch.distributed.is_initialized()
                 answer = pickle.dumps(_Answer(error=traceback.format_exc(), time_s=time.monotonic(), died=lost))
             leave_world()  # before answering: a rank that waits for this one then loses its connection
