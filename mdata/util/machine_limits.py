@@ -15,7 +15,7 @@ _OWN_GROUP = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
 _MACHINE_MEMORY = Path("/proc/meminfo")
 _OWN_MEMORY = Path("/proc/self/statm")
-# File names of the limit, the usage, and the key of cached file pages: control groups version 2, then version 1.
+# Names of the limit, the usage, and the fields of reclaimable pages: control groups version 2, then version 1.
 _MEMORY_NAMES = (
     ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),

@@ -18,7 +18,7 @@ _FEW = 4
 
 
 def pattern_of_any(tokens: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that finds the earliest of these tokens, and the longest at a position; None if there are no tokens."""
+    """A pattern that finds the earliest of these tokens, and the longest at a position; without tokens, nothing."""
     known = sorted(set(tokens) - {""})
     return re.compile(_tree(known, 0) if known else r"(?!)")
 

@@ -16,7 +16,7 @@ from mdata.util.arrays import running_sums
 
 # A symbol that is unlikely to be a piece; Megatron's choice.
 MARK = "\u262f"
-# Between two blanks; after a blank at the start of the text; at a blank at its end, or before a final line feed.
+# Between two blanks; a blank at the start of the text; the end of the text, or before its final line feed.
 _BLANKS_TO_KEEP = re.compile(r"(?<= )(?= )|^ | (?=\n?\Z)")
 
 Encode = Callable[[Sequence[str]], tuple[IdArray, LengthArray]]
