@@ -7,10 +7,14 @@ which stay where they are. With --copy one pair is written, identical to that of
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import Any
 
 from cli.console import Console, Parser
 from cli.text import table
-from mdata.rewriting.merge import merge
+from mdata.errors import UsageError
+from mdata.object_storage.address import is_address
+from mdata.rewriting.merge import Merged, merge
 
 
 def add_arguments(parser: Parser) -> None:
@@ -21,13 +25,15 @@ def add_arguments(parser: Parser) -> None:
     add("--parts", type=int, metavar="N", help="which parts, if the job was divided in several ways")
     add("--max-errors", metavar="LIMIT", help="refuse more bad rows in all parts than this: 100, or 0.5%%")
     add("--overwrite", action="store_true", help="replace another corpus of this name")
+    add("--work-folder", type=Path, metavar="DIR", help="of parts at s3://, gs:// or az://; --copy needs one")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `merge` and print what was written."""
     with console.progress() as progress:
-        merged = merge(
+        merged = _merge(
             arguments.prefix,
+            arguments.work_folder,
             copy=arguments.copy,
             overwrite=arguments.overwrite,
             parts=arguments.parts,
@@ -50,3 +56,13 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
             console.note(f"mdata: {one.path} already exists and was made from these parts; nothing was done")
     names = ("manifest", "parts", "documents", "tokens")
     console.result(table(names, [tuple(row[name] for name in names) for row in rows]), {"corpora": rows})
+
+
+def _merge(prefix: str, work_folder: Path | None, **options: Any) -> list[Merged]:
+    if not is_address(prefix):
+        if work_folder is not None:
+            raise UsageError(f"--work-folder {work_folder} has no effect: parts at a path are merged beside them")
+        return merge(prefix, **options)
+    from mdata.rewriting.stored_merge import merge_stored
+
+    return merge_stored(prefix, work_folder=work_folder, **options)

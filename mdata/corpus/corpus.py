@@ -24,7 +24,7 @@ from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.gather import Gatherer
 from mdata.indexed.mapped_files import explain, hash_file
 from mdata.indexed.reader import Described, IndexedReader, Mode, PairFacts, compare_all
-from mdata.manifest.contained_paths import file_inside, path_inside
+from mdata.manifest.contained_paths import files_inside
 from mdata.manifest.ids import sealed
 from mdata.manifest.io import load_manifest
 from mdata.manifest.sidecars import level_named
@@ -171,11 +171,8 @@ class Corpus:
         """
         if self.tokenizer is None or self.tokenizer.folder is None:
             return {}
-        name, allow = self.tokenizer.folder, self.allow_outside
-        folder = path_inside(self.path, name, allow_outside=allow)
         with os_errors_named(f"{self.name}: reading its tokenizer"):
-            files = [path.name for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
-            return {one: file_inside(self.path, f"{name}/{one}", allow_outside=allow).read_bytes() for one in files}
+            return files_inside(self.path, self.tokenizer.folder, allow_outside=self.allow_outside)
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer that made this corpus, from the files beside it; None where it is not known.

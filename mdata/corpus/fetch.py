@@ -90,8 +90,7 @@ class CorpusCopy:
         """Copy everything but the manifest."""
         if manifest.tokenizer and manifest.tokenizer.folder:
             self._tokenizer(manifest.tokenizer.folder, manifest.tokenizer)
-        if manifest.provenance and (origins := manifest.provenance.origins):
-            self._file(origins.path, origins.hash)
+        self.origins_of(manifest)
         self.indexes_of(manifest)
         for shard in manifest.shards:
             assert shard.blocks is not None, "looked at with its index"
@@ -111,6 +110,11 @@ class CorpusCopy:
         assert shard.blocks is not None, "looked at before"
         self._file(idx_path(Path(shard.path)).as_posix(), shard.idx_hash)
         self._file(shard.blocks.path, shard.blocks.hash)
+
+    def origins_of(self, manifest: CorpusManifest) -> None:
+        """Copy the origins, if the corpus has them."""
+        if manifest.provenance and (origins := manifest.provenance.origins):
+            self._file(origins.path, origins.hash)
 
     def tokenizer_of(self, manifest: CorpusManifest) -> None:
         """Copy the tokenizer's files, if the corpus has them; a complete copy is not fetched again."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from mdata.errors import DamageError, UsageError, os_errors_named
+from mdata.object_storage.address import is_address, parse_address
 from mdata.preprocessing.parts import part_name, part_prefix
 from mdata.sources.sections import PartNumber
 from mdata.util import atomic_io
@@ -38,6 +39,7 @@ class Job:
         output_prefix: of the whole job.
         results: what follows a part's name in the names of its manifests, "text_document".
         input_bytes: of all inputs on disk, when the job was launched.
+        work_folder: for results in object storage, where parts make them; each has a folder of its own there.
     """
 
     words: tuple[str, ...]
@@ -47,17 +49,26 @@ class Job:
     output_prefix: str
     results: tuple[str, ...]
     input_bytes: int
+    work_folder: str | None = None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the results are in object storage."""
+        return is_address(self.output_prefix)
 
     @property
     def folder(self) -> Path:
-        """Where state and logs are."""
-        return Path(self.cwd, f"{self.output_prefix}.job")
+        """Where state and logs are: beside the results, or in `cwd` if these are in object storage."""
+        prefix = parse_address(self.output_prefix).name if self.is_stored else self.output_prefix
+        return Path(self.cwd, f"{prefix}.job")
 
     def words_of(self, number: int) -> list[str]:
         """The command line of a part, or of the merge."""
+        own_folder = ["--work-folder", str(Path(self.work_folder, _called(number)))] if self.work_folder else []
         if number == MERGE:
-            return ["merge", self.output_prefix, "--parts", str(self.num_parts), *["--copy"] * (self.merge == "copy")]
-        return [*self.words, "--shard", f"{number}/{self.num_parts}"]
+            words = ["merge", self.output_prefix, "--parts", str(self.num_parts), *["--copy"] * (self.merge == "copy")]
+            return [*words, *own_folder]
+        return [*self.words, *own_folder, "--shard", f"{number}/{self.num_parts}"]
 
     def log(self, number: int) -> Path:
         """What a part says."""
@@ -67,11 +78,27 @@ class Job:
         """The state file of a part."""
         return self.folder / "state" / f"{_called(number)}.json"
 
-    def is_done(self, number: int) -> bool:
-        """Whether all results of a part are finished, and their pairs are there."""
-        prefix = part_prefix(self.output_prefix, PartNumber(number, self.num_parts))
-        names = (f"{prefix}_{result}{ending}" for result in self.results for ending in (".json", ".idx", ".bin"))
-        return all(Path(self.cwd, name).is_file() for name in names)
+    def done_parts(self) -> frozenset[int]:
+        """The parts all of whose results are finished, with their pairs there.
+
+        Raises:
+            UsageError, ResourceError: the results are in storage that gives no access, or no answer.
+        """
+        is_there = self._stored_names().__contains__ if self.is_stored else self._is_file
+        return frozenset(n for n in range(1, self.num_parts + 1) if all(map(is_there, self._names_of(n))))
+
+    def _names_of(self, number: int) -> list[str]:
+        whole = str(parse_address(self.output_prefix)) if self.is_stored else self.output_prefix
+        prefix = part_prefix(whole, PartNumber(number, self.num_parts))
+        return [f"{prefix}_{result}{ending}" for result in self.results for ending in (".json", ".idx", ".bin")]
+
+    def _is_file(self, name: str) -> bool:
+        return Path(self.cwd, name).is_file()
+
+    def _stored_names(self) -> set[str]:
+        from mdata.object_storage.reading import list_objects
+
+        return {str(one.address) for one in list_objects(parse_address(self.output_prefix))}
 
     def is_merged(self) -> bool:
         """Whether the merge ended well after the last part did; without one: whether nothing is to be merged."""
@@ -79,7 +106,8 @@ class Job:
 
     def missing(self) -> list[int]:
         """The parts that are not done."""
-        return [number for number in range(1, self.num_parts + 1) if not self.is_done(number)]
+        done = self.done_parts()
+        return [number for number in range(1, self.num_parts + 1) if number not in done]
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ class JobStatus:
 def job_status(job: Job, *, now_s: float | None = None) -> JobStatus:
     """Look at every part; `now_s`: the time, if it is not now."""
     now = time.time() if now_s is None else now_s
-    parts = tuple(_part(job, number, now) for number in range(1, job.num_parts + 1))
+    finished = job.done_parts()
+    parts = tuple(_part(job, number, now=now, done=number in finished) for number in range(1, job.num_parts + 1))
     counts = Counter(part.condition for part in parts)
     rate = sum(part.bytes_per_s for part in parts if part.condition == "running")
     done = sum(part.done_bytes for part in parts)
@@ -78,16 +79,16 @@ def job_status(job: Job, *, now_s: float | None = None) -> JobStatus:
     )
 
 
-def _part(job: Job, number: int, now: float) -> PartStatus:
+def _part(job: Job, number: int, *, now: float, done: bool) -> PartStatus:
     state = read_state(job, number) or PartState("waiting")
     share = job.input_bytes * number // job.num_parts - job.input_bytes * (number - 1) // job.num_parts
-    if job.is_done(number):
+    if done:
         return PartStatus(number, "done", share, 0.0, state.host, state.attempt, state.code)
     said = last_progress(job.log(number)) if state.attempt else {}
     rate = float(said.get("mb_per_s") or 0) * 1e6
-    done = min(int(said.get("done") or 0), share)
+    read = min(int(said.get("done") or 0), share)
     condition = _condition(job, number, state, now=now)
-    return PartStatus(number, condition, done, rate, state.host, state.attempt, state.code)
+    return PartStatus(number, condition, read, rate, state.host, state.attempt, state.code)
 
 
 def _condition(job: Job, number: int, state: PartState, *, now: float) -> Condition:

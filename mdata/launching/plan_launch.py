@@ -17,6 +17,7 @@ from mdata.preprocessing.partitions import Partitions
 from mdata.preprocessing.parts import MOST_PARTS, check_divisible
 from mdata.preprocessing.plan import plan_job
 from mdata.preprocessing.preprocess_options import PreprocessOptions, check_options
+from mdata.preprocessing.uploads import Uploads
 from mdata.progress import SILENT, Progress
 from mdata.sources.folder_files import PathFilter
 from mdata.sources.input_files import find_inputs
@@ -42,15 +43,11 @@ def plan_launch(
     if options.shard is not None:
         raise UsageError(f"--shard {options.shard}: the launcher gives each part its number", fix="leave it out")
     check_options(options)
-    if is_address(options.output_prefix):
-        raise UsageError(
-            f"output prefix {options.output_prefix}: the results of launched parts are merged from a shared folder",
-            expected="a path that all machines see; the input may be in object storage",
-        )
+    planned = Uploads(options, progress).local_options if is_address(options.output_prefix) else options
     chosen = PathFilter(options.include, options.exclude)
     files = find_inputs(options.input, format=options.input_format, filter=chosen, progress=progress).files
     check_divisible(replace(options, shard=f"1/{num_parts}"), files)
-    plan_job(replace(options, workers=1), files, progress=progress)
+    plan_job(replace(planned, workers=1), files, progress=progress)
     held_out = Fraction(options.holdout) > 0
     prefixes = Partitions(1, None, held_out).prefixes(replace(options, output_prefix="x"))
     return Job(
@@ -61,4 +58,5 @@ def plan_launch(
         output_prefix=options.output_prefix,
         results=tuple(prefix.name.removeprefix("x_") for prefix in prefixes.values()),
         input_bytes=sum(file.size_bytes for file in files),
+        work_folder=options.work_folder,
     )

@@ -3,7 +3,7 @@
 A manifest may come from a stranger. Without these checks a name such as `../../secret`, a link, or a device would be
 opened, and reading a device may never end. A path is inside if, with all links followed, it lies below the manifest's
 folder or below the folder in which the manifest's own file really lies. So a folder of links into one store (a model
-hub's cache) works like a copy of it. Nothing is read here.
+hub's cache) works like a copy of it.
 """
 
 from __future__ import annotations
@@ -86,3 +86,14 @@ def _folders(manifest: Path) -> tuple[str, str]:
 
 def _is_below(path: str, folder: str) -> bool:
     return path != folder and os.path.commonpath((path, folder)) == folder
+
+
+def files_inside(manifest: Path, folder: str, *, allow_outside: bool = False) -> dict[str, bytes]:
+    """The contents of the regular files, other than hidden ones, in a folder that a manifest names, by name.
+
+    Raises:
+        UsageError: the folder, or a file in it, lies outside the manifest's folder. OSError: it is gone.
+    """
+    path = path_inside(manifest, folder, allow_outside=allow_outside)
+    names = [file.name for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith(".")]
+    return {one: file_inside(manifest, f"{folder}/{one}", allow_outside=allow_outside).read_bytes() for one in names}

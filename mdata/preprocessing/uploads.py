@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from mdata.errors import UsageError, os_errors_named
 from mdata.indexed.mapped_files import hash_file
-from mdata.indexed.pair_format import bin_path
+from mdata.indexed.pair_format import bin_path, idx_path
 from mdata.manifest.types import CorpusManifest
 from mdata.object_storage.address import Address, parse_address
 from mdata.object_storage.reading import object_there, read_range
@@ -95,40 +95,19 @@ class Uploads:
         """
         local = {name: path for name, path in result.paths.items() if isinstance(path, Path)}
         for path in local.values():
-            self._publish(path)
+            publish_corpus(path, self._folder, progress=self._progress)
         with os_errors_named("removing results from the work folder"):
             for path in local.values():
                 path.unlink()  # the manifest first, so that the rest does not look finished
                 for file in _beside(path):
                     file.unlink()
-            for path in local.values():
-                for folder in path.parent.glob("tokenizer-*"):
+            for work in {path.parent for path in local.values()}:
+                left = list(work.iterdir())
+                # Another part may be at work in this folder, and need them for its own upload.
+                for folder in left if all(path.name.startswith("tokenizer-") for path in left) else ():
                     shutil.rmtree(folder)
         paths = {name: self._folder.with_key(self._folder.key + path.name) for name, path in local.items()}
         return replace(result, paths={**result.paths, **paths})
-
-    def _publish(self, manifest: Path) -> None:
-        content = corpus_manifest(manifest)
-        folder = content.tokenizer.folder if content.tokenizer else None
-        files = {file: file.name for file in _beside(manifest)}
-        if folder is not None:
-            files |= {file: f"{folder}/{file.name}" for file in sorted((manifest.parent / folder).iterdir())}
-        address = self._folder.with_key(self._folder.key + manifest.name)
-        store = open_store(address)
-        with os_errors_named("reading the result"):
-            hashes = {file: hash_file(file) for file in (*files, manifest)}
-        there = object_there(address)
-        if there is not None and read_range(there, 0, stop=there.size_bytes) != manifest.read_bytes():
-            remove_object(address, store)
-        self._progress.begin(f"uploading {manifest.stem}", len(files) + 1, unit="files")
-        try:
-            for file, name in files.items():
-                put_file(file, self._folder.with_key(self._folder.key + name), file_hash=hashes[file], store=store)
-                self._progress.advance(1)
-            put_file(manifest, address, file_hash=hashes[manifest], store=store)
-            self._progress.advance(1)
-        finally:
-            self._progress.end()
 
     def _address(self, prefix: Path, ending: str) -> Address:
         return self._folder.with_key(f"{self._folder.key}{prefix.name}{ending}")
@@ -137,11 +116,47 @@ class Uploads:
         """Whether the pair beside a manifest exists with the right size."""
         folder = manifest.key.removesuffix(manifest.name)
         for shard in content.shards:
-            facts = object_there(manifest.with_key(f"{folder}{bin_path(Path(shard.path)).name}"))
-            if facts is None or facts.size_bytes != shard.bytes:
-                self._progress.note(f"{manifest} will be made again: its .bin is missing or has another size")
+            pair = (bin_path(Path(shard.path)), idx_path(Path(shard.path)))
+            tokens, index = (object_there(manifest.with_key(f"{folder}{path.name}")) for path in pair)
+            if tokens is None or index is None or tokens.size_bytes != shard.bytes:
+                self._progress.note(f"{manifest} will be made again: its pair is missing or has another size")
                 return False
         return True
+
+
+def publish_corpus(manifest: Path, folder: Address, *, progress: Progress) -> Address:
+    """Put a corpus on a disk into a folder in storage, its manifest last; the manifest's address.
+
+    Args:
+        manifest: of the corpus, whose files are beside it.
+        folder: its key is empty or ends with a slash. A manifest of another corpus there is removed first.
+        progress: receives files.
+
+    Raises:
+        UsageError, ResourceError: the upload was refused or failed.
+    """
+    content = corpus_manifest(manifest)
+    tokenizer = content.tokenizer.folder if content.tokenizer else None
+    files = {file: file.name for file in _beside(manifest)}
+    if tokenizer is not None:
+        files |= {file: f"{tokenizer}/{file.name}" for file in sorted((manifest.parent / tokenizer).iterdir())}
+    address = folder.with_key(folder.key + manifest.name)
+    store = open_store(address)
+    with os_errors_named("reading the result"):
+        hashes = {file: hash_file(file) for file in (*files, manifest)}
+    there = object_there(address)
+    if there is not None and read_range(there, 0, stop=there.size_bytes) != manifest.read_bytes():
+        remove_object(address, store)
+    progress.begin(f"uploading {manifest.stem}", len(files) + 1, unit="files")
+    try:
+        for file, name in files.items():
+            put_file(file, folder.with_key(folder.key + name), file_hash=hashes[file], store=store)
+            progress.advance(1)
+        put_file(manifest, address, file_hash=hashes[manifest], store=store)
+        progress.advance(1)
+    finally:
+        progress.end()
+    return address
 
 
 def _beside(manifest: Path) -> Iterator[Path]:

@@ -21,9 +21,11 @@ from mdata.corpus.origins import OriginsWriter, open_origins
 from mdata.errors import MdataError, UsageError, os_errors_named
 from mdata.indexed.append_file import remove_synced
 from mdata.indexed.pair_format import bin_path, idx_path
+from mdata.manifest.contained_paths import files_inside
 from mdata.manifest.io import load_manifest, save_manifest
 from mdata.manifest.sidecars import hashes_path, manifest_path
 from mdata.manifest.types import CorpusManifest, Origins, Provenance, Statistics
+from mdata.object_storage.address import Address
 from mdata.preprocessing.bad_rows import check_manifest
 from mdata.preprocessing.corpus_writer import CorpusContent, CorpusWriter, origins_path
 from mdata.preprocessing.joining import add_statistics, document_runs
@@ -36,10 +38,10 @@ from mdata.util import file_lock
 
 @dataclass(frozen=True)
 class Merged:
-    """A merged corpus: its manifest and path, the number of its parts, and whether it existed before."""
+    """A merged corpus: its manifest and path or address, the number of its parts, and whether it existed before."""
 
     manifest: CorpusManifest
-    path: Path
+    path: Path | Address
     num_parts: int
     there_before: bool
 
@@ -104,7 +106,10 @@ def _planned(result: FoundResult, copy: bool, progress: Progress) -> tuple[Corpu
         origins=None,
         filtered=filtered or msgspec.UNSET,
     )
-    files = open_corpus(manifest_path(result.parts[0].prefix), checked=False).tokenizer_files()
+    files = {}
+    if first.tokenizer and first.tokenizer.folder:
+        with os_errors_named("reading the tokenizer of a part"):
+            files = files_inside(manifest_path(result.parts[0].prefix), first.tokenizer.folder)
     return CorpusContent(first.level, first.tokenizer, files, provenance, _statistics(result.parts)), inputs
 
 

@@ -1,0 +1,184 @@
+"""Parts in object storage joined there: their small files are copied to a disk and merged, and the result is uploaded.
+
+By reference, manifests, origins and the tokenizer are copied, a few bytes for each document, and the pairs of the parts
+stay where they are. For a copy, whole parts are fetched, every block checked, so the folder needs room for the corpus
+twice. Everything is written to storage as by `mdata preprocess`: the manifest last. Nothing but the merged corpus
+changes there; as storage has no locks, one machine at a time may merge a job.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from mdata.corpus.fetch import CorpusCopy
+from mdata.errors import MdataError, UsageError, os_errors_named
+from mdata.indexed.pair_format import bin_path, idx_path
+from mdata.manifest.sidecars import hashes_path, manifest_path
+from mdata.object_storage.address import Address, parse_address
+from mdata.object_storage.facts import ObjectFacts
+from mdata.object_storage.reading import list_objects, read_range
+from mdata.object_storage.stores import open_store
+from mdata.object_storage.uploading import check_writable, remove_objects
+from mdata.preprocessing.uploads import publish_corpus
+from mdata.progress import SILENT, Progress
+from mdata.rewriting.found_parts import FoundPart, FoundResult, find_parts
+from mdata.rewriting.merge import Merged, merge
+from mdata.util.atomic_io import atomic_write
+
+_THREADS = 8
+
+
+def merge_stored(
+    output_prefix: str,
+    *,
+    work_folder: Path | None = None,
+    copy: bool = False,
+    overwrite: bool = False,
+    parts: int | None = None,
+    max_errors: str | None = None,
+    progress: Progress = SILENT,
+) -> list[Merged]:
+    """Do what `merge` does for parts whose output prefix is an address.
+
+    Args:
+        output_prefix: s3://, gs:// or az://, as it was given to preprocess.
+        work_folder: on a disk; None: a temporary folder, which only a merge by reference may use.
+        copy, overwrite, parts, max_errors, progress: as for `merge`.
+
+    Raises:
+        UsageError: as `merge`; no work folder for a copy; no access. DamageError: a part does not match its manifest.
+        BadInputError: too many bad rows. ResourceError: the storage or the disk fails.
+    """
+    prefix = parse_address(output_prefix)
+    check_writable(prefix)
+    if copy and work_folder is None:
+        raise UsageError(
+            f"the parts of {prefix} are in object storage, and no work folder is named for --copy",
+            expected="--work-folder FOLDER on a disk with room for the corpus twice",
+            fix="name one, or merge by reference, without --copy",
+        )
+    with _folder(work_folder, prefix.name) as folder, _named(folder, prefix):
+        stored = _StoredParts(prefix, folder)
+        results = find_parts(str(folder / prefix.name), count=parts)
+        stored.check([part for result in results for part in result.parts])
+        stored.fetch(results, whole=copy, progress=progress)
+        options: dict[str, Any] = {"copy": copy, "overwrite": overwrite, "parts": parts, "max_errors": max_errors}
+        merged = merge(str(folder / prefix.name), **options, progress=progress)
+        return [stored.publish(one, copy=copy, progress=progress) for one in merged]
+
+
+class _StoredParts:
+    """The objects beside an output prefix, and a folder into which their manifests are copied."""
+
+    def __init__(self, prefix: Address, folder: Path) -> None:
+        self._prefix, self._folder, self._store = prefix, folder, open_store(prefix)
+        self._place = prefix.with_key(prefix.key.removesuffix(prefix.name))
+        listed = list_objects(prefix, self._store)
+        self._objects = {one.address.key[len(self._place.key) :]: one for one in listed}
+        of_parts = re.compile(re.escape(prefix.name) + r"-[0-9]{5}-of-[0-9]{5}_[^/]+\.json")
+        of_results = re.compile(re.escape(prefix.name) + r"_[^/]+\.(json|idx|bin)")
+        for path in folder.glob(f"{prefix.name}*"):  # of an earlier merge; blocks of parts that it fetched stay
+            if of_results.fullmatch(path.name) or of_parts.fullmatch(path.name):
+                path.unlink()
+        manifests = [one for name, one in self._objects.items() if of_parts.fullmatch(name)]
+        manifests += [one for name, one in self._objects.items() if of_results.fullmatch(name) and name[-5:] == ".json"]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            deque(pool.map(self._manifest, manifests), maxlen=0)
+        self._pairs = [name for name in self._objects if of_results.fullmatch(name) and name[-5:] != ".json"]
+
+    def _manifest(self, one: ObjectFacts) -> None:
+        text = read_range(one, 0, stop=one.size_bytes, store=self._store)
+        atomic_write(self._folder / one.address.name, text)
+
+    def check(self, parts: Sequence[FoundPart]) -> None:
+        """See that the pairs of these parts are there.
+
+        Raises:
+            UsageError: names those that are not.
+        """
+        problems = []
+        for part in parts:
+            (shard,) = part.manifest.shards
+            sizes = {bin_path(part.prefix).name: shard.bytes, idx_path(part.prefix).name: None}
+            for name, size in sizes.items():
+                found = self._objects.get(name)
+                if found is None:
+                    problems.append(f"{name} is missing")
+                elif size is not None and found.size_bytes != size:
+                    problems.append(f"{name} has {found.size_bytes} bytes, not {size}")
+        if problems:
+            more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+            raise UsageError(
+                f"{self._prefix}: not all parts are complete",
+                found="; ".join(problems[:8]) + more,
+                fix="run these parts again, and merge again; nothing was changed",
+            )
+
+    def fetch(self, results: Sequence[FoundResult], *, whole: bool, progress: Progress) -> None:
+        """Copy what a merge reads of the parts: everything, or their origins and the tokenizer."""
+        parts = [part for result in results for part in result.parts]
+        if not whole:
+            # `merge` has to know that such a name is taken. For a copy it may be what a failed upload left.
+            for name in self._pairs:
+                (self._folder / name).touch()
+            for result in results:
+                self._copy_of(result.parts[0], SILENT).tokenizer_of(result.parts[0].manifest)
+            with ThreadPoolExecutor(_THREADS) as pool:
+                deque(pool.map(lambda part: self._copy_of(part, SILENT).origins_of(part.manifest), parts), maxlen=0)
+            return
+        progress.begin(f"fetching {len(parts)} parts", sum(p.manifest.shards[0].bytes for p in parts), unit="B")
+        try:
+            for part in parts:
+                self._copy_of(part, progress).files_of(part.manifest)
+        finally:
+            progress.end()
+
+    def _copy_of(self, part: FoundPart, progress: Progress) -> CorpusCopy:
+        path = manifest_path(part.prefix)
+        return CorpusCopy(self._place.with_key(self._place.key + path.name), path, progress=progress, ours=True)
+
+    def publish(self, merged: Merged, *, copy: bool, progress: Progress) -> Merged:
+        """Upload a merged corpus, unless it was there before."""
+        path = Path(merged.path)
+        if merged.there_before:
+            return replace(merged, path=self._place.with_key(self._place.key + path.name))
+        address = publish_corpus(path, self._place, progress=progress)
+        if not copy:  # the pair of a corpus that was replaced
+            pair = path.with_suffix("")
+            old = [file.name for file in (bin_path(pair), idx_path(pair), hashes_path(pair))]
+            remove_objects([self._objects[name].address for name in old if name in self._objects], self._store)
+        return replace(merged, path=address)
+
+
+@contextmanager
+def _folder(work_folder: Path | None, name: str) -> Iterator[Path]:
+    """An own folder in the work folder, which is removed when the block ends well; or a temporary one."""
+    if work_folder is None:
+        with TemporaryDirectory(prefix="mdata-merge-") as temporary:
+            yield Path(temporary)
+        return
+    folder = work_folder / f"{name}.merge"
+    with os_errors_named(f"writing to {work_folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    yield folder
+    with os_errors_named(f"removing {folder}"):
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def _named(folder: Path, prefix: Address) -> Iterator[None]:
+    """Let errors name objects, not their copies."""
+    try:
+        yield
+    except MdataError as error:
+        place = str(prefix).removesuffix(prefix.name)
+        raise type(error)(str(error).replace(f"{folder}/", place)) from error
