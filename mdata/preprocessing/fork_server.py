@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mdata.preprocessing.encode import EncodeSpec, encode_chunk
-from mdata.preprocessing.shared_buffers import PickledResult, SentDescriptor, write_arrays
+from mdata.preprocessing.shared_buffers import PickledResult, SentDescriptor, read_text, write_arrays
 from mdata.sources.chunk import Chunk
 from mdata.tokenizers.base.tokenizer import TextRefused, Tokenizer, TokenizerConfig
 from mdata.tokenizers.registry import build_tokenizer
@@ -49,9 +49,9 @@ class ForkServer:
     """The parent's end. The process starts at once, and forks when `start_workers` is called.
 
     Args:
-        pipes: for each worker, its end of a pipe; it receives (number, buffer, chunk) and sends (number, buffer,
-            result).
-        buffers: for each worker, the buffers that it writes to.
+        pipes: for each worker, its end of a pipe; it receives (number, buffer, chunk, size of the text in the buffer or
+            None) and sends (number, buffer, result).
+        buffers: for each worker, the buffers that it reads texts from and writes results to.
     """
 
     def __init__(self, pipes: Sequence[Connection], buffers: Sequence[Sequence[SentDescriptor]]) -> None:
@@ -171,7 +171,9 @@ def _run_worker(
     """The main function of a worker; returns when the pipe ends."""
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            number, buffer, chunk = _receive(connection)
+            number, buffer, chunk, size = _receive(connection)
+            if size is not None:
+                chunk = replace(chunk, data=read_text(buffers[buffer].fd, size))
             connection.send((number, buffer, _attempt(chunk, tokenizer, spec, buffers[buffer].fd)))
 
 

@@ -1,10 +1,11 @@
-"""Passes arrays between two processes through shared memory instead of copying them through a pipe.
+"""Passes texts and arrays between two processes through shared memory instead of copying them through a pipe.
 
 pickle (protocol 5) separates the memory of arrays from the rest. A worker writes that memory into a shared buffer, an
 unnamed file in memory (memfd); the rest, a few hundred bytes, goes through the pipe; the parent maps the buffer and
 gets arrays that are views of it. With pipes only, 16 workers of a fast engine waited half their time for the one
-process that reads all pipes. The owner must not let a buffer be written again before its views are released. The memory
-is freed when the last process closes it.
+process that reads all pipes. Text that the parent has read takes the same way to the worker, in the buffer that will
+hold its result: through the pipe it would be pickled, and written and read in pieces of 64 KiB. The owner must not let
+a buffer be written again before its views are released. The memory is freed when the last process closes it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class PickledResult(NamedTuple):
 
 
 class SharedBuffer:
-    """The parent's end: creates the memory, and reads what a worker wrote into it.
+    """The parent's end: creates the memory, writes text into it, and reads the result that a worker wrote there.
 
     Pass `fd` to a process that is being spawned as `SentDescriptor(fd)`.
     """
@@ -44,6 +45,17 @@ class SharedBuffer:
         """The file descriptor."""
         return self._open.fd
 
+    def write(self, data: bytes) -> None:
+        """Write a text for `read_text`; the worker reads it before it writes its result.
+
+        Raises:
+            OSError: no memory.
+        """
+        left, start = memoryview(data), 0
+        while left:
+            written = os.pwrite(self.fd, left, start)
+            left, start = left[written:], start + written
+
     def read(self, result: PickledResult) -> Any:
         """The value that was written; its arrays are read-only views of the buffer."""
         if result.spans and result.spans[-1][1] > len(self._view):
@@ -54,6 +66,17 @@ class SharedBuffer:
     def close(self) -> None:
         """Close the descriptor; views stay valid."""
         self._open.close()
+
+
+def read_text(fd: int, size: int) -> bytes:
+    """The bytes that the parent wrote into a buffer."""
+    parts: list[bytes] = []
+    start = 0
+    while start < size:
+        parts.append(os.pread(fd, size - start, start))
+        assert parts[-1], "the buffer ends before the text"
+        start += len(parts[-1])
+    return b"".join(parts)  # one part is not copied
 
 
 def write_arrays(fd: int, value: object) -> PickledResult:

@@ -117,7 +117,7 @@ class Pool:
             # Every worker gets one chunk before any gets two.
             for num_tasks in range(_TASKS_PER_WORKER):
                 for worker in self._workers:
-                    if isinstance(following, Chunk) and worker.can_take(following, num_tasks=num_tasks):
+                    if isinstance(following, Chunk) and worker.can_take(num_tasks):
                         worker.send(number, following)
                         # Its data, if any, is not needed here any more.
                         out[number] = replace(following, data=None)
@@ -170,17 +170,20 @@ class _Worker:
         # that as little memory as possible is touched.
         self._free = deque(range(num_buffers))
 
-    def can_take(self, chunk: Chunk, *, num_tasks: int) -> bool:
-        """Whether it has this number of tasks and can accept a chunk.
-
-        A chunk that is sent in advance stays in the pipe, so it must be small: sending a whole text would block.
-        """
-        return len(self.tasks) == num_tasks and bool(self._free) and (num_tasks == 0 or chunk.data is None)
+    def can_take(self, num_tasks: int) -> bool:
+        """Whether it has this number of tasks and a buffer for another one."""
+        return len(self.tasks) == num_tasks and bool(self._free)
 
     def send(self, number: int, chunk: Chunk) -> None:
-        self.tasks.append((number, chunk))
+        # The text goes through the buffer, so that the message is small: one that is sent in advance stays in the pipe.
+        buffer, small = self._free.pop(), replace(chunk, data=None)
+        size = None if chunk.data is None else len(chunk.data)
+        if chunk.data is not None:
+            with os_errors_named("passing text to a worker process"):
+                self.buffers[buffer].write(chunk.data)
+        self.tasks.append((number, small))
         try:
-            self.connection.send((number, self._free.pop(), chunk))
+            self.connection.send((number, buffer, small, size))
         except OSError as error:
             raise _PipeEndedError(self) from error
 

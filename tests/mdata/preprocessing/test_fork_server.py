@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import multiprocessing
@@ -14,11 +15,15 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import mdata
 from mdata.preprocessing.encode import EncodeSpec
 from mdata.preprocessing.fork_server import WorkerSetup, _run_server, _run_worker
+from mdata.preprocessing.shared_buffers import SharedBuffer, read_text, write_arrays
 from mdata.preprocessing.worker_pool import Pool, _buffers_per_worker, _Worker
 from mdata.sources.chunk import chunks
 from mdata.sources.record_batch import ReadSpec
@@ -127,9 +132,9 @@ def test_a_wrong_expectation_changes_nothing():
     assert ids() == ids(config_of(tokenizer)) == ids(BYTES) == ids(NO_TOKENIZER)
 
 
-@pytest.mark.parametrize(("name", "first"), [("corpus.jsonl", [0, 0, 0, 1, 1, 1]), ("corpus.jsonl.gz", [0] * 6)])
-def test_workers_have_their_next_chunk_while_they_work(tmp_path, monkeypatch, name, first):
-    """Not one that carries its text, for which there is no room in a pipe. All have something before any has more."""
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
+def test_workers_have_their_next_chunk_while_they_work(tmp_path, monkeypatch, name):
+    """All have something before any has more, also where chunks carry their text."""
     (tmp_path / "corpus.jsonl").write_bytes(b'{"text": "ab"}\n' * 100)
     (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(b'{"text": "ab"}\n' * 100))
     found = chunks(find_files((str(tmp_path / name),)), 100, spec=ReadSpec())
@@ -139,7 +144,36 @@ def test_workers_have_their_next_chunk_while_they_work(tmp_path, monkeypatch, na
     with Pool(3) as pool:
         for result in pool.encode(found, tokenizer, spec=SPEC):
             result.release()
-    assert had[: len(first)] == first
+    assert had[:6] == [0, 0, 0, 1, 1, 1]
+
+
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=4), st.integers(1, 100))
+def test_a_text_and_then_a_result_go_through_one_buffer(texts, most):
+    """However few bytes each call of the system takes; a longer text does not shine through a shorter one."""
+    buffer = SharedBuffer()
+    with pytest.MonkeyPatch.context() as patch:
+        real = os.pwrite, os.pread
+        patch.setattr(os, "pwrite", lambda fd, data, at: real[0](fd, data[:most], at))
+        patch.setattr(os, "pread", lambda fd, size, at: real[1](fd, min(size, most), at))
+        for text in texts:
+            buffer.write(text)
+            assert read_text(buffer.fd, len(text)) == text
+            array = np.frombuffer(text, np.uint8).copy()
+            assert buffer.read(write_arrays(buffer.fd, {"ids": array}))["ids"].tobytes() == text
+    buffer.close()
+
+
+def test_memory_that_is_out_while_a_text_is_passed_is_an_error_of_a_resource(tmp_path, monkeypatch):
+    (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(b'{"text": "ab"}\n' * 100))
+    found = chunks(find_files((str(tmp_path / "corpus.jsonl.gz"),)), 100, spec=ReadSpec())
+    tokenizer = load_tokenizer(TokenizerSpec(type="ByteTokenizer"))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Pool(2) as pool, pytest.raises(mdata.ResourceError, match="passing text to a worker process"):
+        monkeypatch.setattr(SharedBuffer, "write", full)
+        list(pool.encode(found, tokenizer, spec=SPEC))
 
 
 def test_buffers_are_many_where_workers_are_few():
@@ -152,7 +186,7 @@ def test_the_buffer_that_came_back_last_is_used_first():
     used = set()
     for number in range(20):
         worker.send(number, chunk)
-        _, buffer, _ = worker.theirs.recv()
+        _, buffer, *_ = worker.theirs.recv()
         used.add(buffer)
         worker.theirs.send((number, buffer, ValueError("no arrays")))
         worker.receive()[2]()
