@@ -70,6 +70,8 @@ _TABLE = """
 --test-data-path | texts | | data.test | as --valid-data-path
 --split | text | | data.split | default 969,30,1
 --data-cache-path | text | | data.cache |
+--object-storage-cache-path | text | | data.cache | without --data-cache-path; where blocks of stored corpora are kept
+--s3-cache-path | text | | data.cache | the older name of --object-storage-cache-path
 --mid-level-dataset-surplus | float | 0.005 | data.blend_surplus |
 --reset-position-ids | switch | | data.document_masks | together with --reset-attention-mask
 --reset-attention-mask | switch | | data.document_masks | together with --reset-position-ids

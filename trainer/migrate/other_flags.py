@@ -113,7 +113,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
     (
         "the loader manages read-ahead, caches and files; batches do not depend on them",
         """--no-mmap-bin-files --num-workers=2 --no-create-attention-mask-in-dataloader
-        --num-dataset-builder-threads=1 --s3-cache-path= --object-storage-cache-path= --disable-msc
+        --num-dataset-builder-threads=1 --disable-msc
         --per-dataset-sequences-path= --dataloader-fast-cache-load --dataloader-defer-npy-index-mmap
         --allow-ambiguous-pad-tokens --enable-msc --data-impl=mmap --mmap-warmup""",
     ),

@@ -94,8 +94,9 @@ def _data(a: Given) -> Iterator[Setting | Refusal]:
             paths = words[1::2] if len(words) % 2 == 0 and _is_number(words[0]) else words
             yield Setting(f"data.{name[2:-10]}", tuple(paths), (name,))
     yield Setting("data.split", ",".join([*numbers, "0", "0"][:3]), () if parts else ("--split",))
-    if a["--data-cache-path"]:
-        yield Setting("data.cache", a["--data-cache-path"], ("--data-cache-path",))
+    caches = ("--data-cache-path", "--object-storage-cache-path", "--s3-cache-path")
+    if cache := next((flag for flag in caches if a[flag]), None):
+        yield Setting("data.cache", a[cache], (cache,))
     yield Setting("data.blend_surplus", a["--mid-level-dataset-surplus"], ("--mid-level-dataset-surplus",))
     masks = ("--reset-position-ids", "--reset-attention-mask")
     if a[masks[0]] and a[masks[1]]:

@@ -56,6 +56,22 @@ def test_every_argument_of_megatron_stands_in_the_table() -> None:
     assert not [name for name, (kind, _) in ARGUMENTS.items() if TABLE[name].kind not in kinds[str(kind)]]
 
 
+@pytest.mark.parametrize(
+    ("words", "cache"),
+    [
+        (["--data-cache-path", "a"], "a"),
+        (["--object-storage-cache-path", "b"], "b"),
+        (["--s3-cache-path", "c"], "c"),
+        (["--s3-cache-path", "c", "--data-cache-path", "a"], "a"),
+    ],
+)
+def test_the_folder_for_arrays_is_also_that_for_blocks_of_stored_corpora(words: list[str], cache: str) -> None:
+    data = ["--data-path", "s3://corpora/x_text_document", "--train-iters", "1", "--micro-batch-size", "1"]
+    shape = ["--num-layers", "1", "--hidden-size", "8", "--num-attention-heads", "1", "--seq-length", "8"]
+    found = settings([*data, *shape, "--max-position-embeddings", "8", "--lr", "1", *words])
+    assert found["data.cache"] == cache
+
+
 def test_defaults_are_those_of_megatron() -> None:
     """Of refused arguments too: with its default an argument passes."""
     for name, (_, default) in ARGUMENTS.items():
