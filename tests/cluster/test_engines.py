@@ -84,8 +84,8 @@ def test_a_part_that_is_preempted_or_near_its_limit_is_queued_again(tmp_path, cl
     cluster.run("scancel", "--signal=USR1", "--batch", task)
     wait_until(lambda: attempts() >= 2 and job_status(job).counts.get("running"), 120)
     cluster.run("scontrol", "requeue", task)
-    wait_until(lambda: attempts() >= 3 or job.is_done(1), 150)
-    wait_until(lambda: job.is_done(1), 150)
+    wait_until(lambda: attempts() >= 3 or 1 in job.done_parts(), 150)
+    wait_until(lambda: 1 in job.done_parts(), 150)
 
 
 @NEEDS_SLURM
