@@ -13,78 +13,34 @@ storage are not measured.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.parse
-from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from measured import machine
+from range_server import server_seconds, serving
 
 import mdata
 from mdata.block_cache.corpus_blocks import THREADS
 from mdata.loader.loader import BatchPlan, Loader
 
-S, ROWS, BLOCK_BYTES = 4096, 32, 4 << 20
-
-
-class Handler(BaseHTTPRequestHandler):
-    """The files of a folder, whole or by ranges, from the page cache."""
-
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args):
-        """Nothing."""
-
-    def do_HEAD(self):
-        """The size and version alone."""
-        self.do_GET()
-
-    def do_GET(self):
-        """The range that is asked for."""
-        path = self.server.folder / self.path.rpartition("/")[2]
-        size = path.stat().st_size
-        first, _, last = (self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")
-        start, stop = int(first), min(int(last or size) + 1, size)
-        self.send_response(206 if self.headers.get("Range") else 200)
-        if self.headers.get("Range"):
-            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
-        self.send_header("Content-Length", str(stop - start))
-        self.send_header("ETag", f'"{size}"')
-        self.end_headers()
-        self.wfile.flush()
-        if self.command == "GET":
-            with path.open("rb") as file:
-                self.connection.sendfile(file, start, stop - start)
+S, ROWS = 4096, 32
 
 
 def main() -> int:
     """Make a corpus, serve it, measure, print."""
     arguments = parse()
-    if arguments.serve:  # until it is ended
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.folder = arguments.serve
-        print(server.server_address[1], flush=True)
-        server.serve_forever()
     with tempfile.TemporaryDirectory() as folder:
         path = make_corpus(Path(folder), round(arguments.gb * 1e9 / 2))
-        serving = subprocess.Popen([sys.executable, __file__, "--serve", folder], stdout=subprocess.PIPE, text=True)
-        try:
-            url = f"http://127.0.0.1:{int(serving.stdout.readline())}/{path.name}"
-            found = measure(url, path, Path(folder, "cache"), rounds=arguments.rounds)
-        finally:
-            serving.terminate()
-            serving.wait()
+        with serving(Path(folder)) as served:
+            found = measure(f"{served}/{path.name}", path, Path(folder, "cache"), rounds=arguments.rounds)
     print(machine(), "load", os.getloadavg()[0])
     for name, value in found.items():
         print(f"{name:42} {value:10.2f}")
@@ -109,7 +65,7 @@ def measure(url, path, cache, *, rounds):
     """What is printed, by name."""
     near = mdata.open(path, sequence_length=S)
     size = path.with_suffix(".bin").stat().st_size
-    found = {"server alone, MB/s": size / 1e6 / server_seconds(url.replace(".json", ".bin"), size)}
+    found = {"server alone, MB/s": size / 1e6 / server_seconds(url.replace(".json", ".bin"), size, streams=THREADS)}
 
     def opened():
         return mdata.open(url, sequence_length=S, cache=str(cache))
@@ -150,29 +106,11 @@ def measure(url, path, cache, *, rounds):
     return found
 
 
-def server_seconds(url, size):
-    """The time in which as many streams as fetch blocks read the whole file."""
-    address = urllib.parse.urlsplit(url)
-
-    def stream(number):
-        connection = http.client.HTTPConnection(address.netloc)
-        for start in range(number * BLOCK_BYTES, size, THREADS * BLOCK_BYTES):
-            stop = min(start + BLOCK_BYTES, size)
-            connection.request("GET", address.path, headers={"Range": f"bytes={start}-{stop - 1}"})
-            assert len(connection.getresponse().read()) == stop - start
-
-    begin = time.perf_counter()
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(stream, range(THREADS)))
-    return time.perf_counter() - begin
-
-
 def parse():
-    """The options; --serve is how this file starts its server."""
+    """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gb", type=float, default=0.5)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

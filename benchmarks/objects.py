@@ -12,68 +12,22 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import http.client
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.parse
-from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from measured import machine, measure
+from range_server import server_seconds, serving
 
-STREAMS, BLOCK_BYTES = 4, 4 << 20
-
-
-class Handler(BaseHTTPRequestHandler):
-    """One file, whole or by ranges."""
-
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args):
-        """Nothing."""
-
-    def do_HEAD(self):
-        """The size and version alone."""
-        self.do_GET()
-
-    def do_GET(self):
-        """The range that is asked for, from the page cache."""
-        size = self.server.path.stat().st_size
-        first, _, last = (self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")
-        start, stop = int(first), min(int(last or size) + 1, size)
-        self.send_response(206 if self.headers.get("Range") else 200)
-        if self.headers.get("Range"):
-            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
-        self.send_header("Content-Length", str(stop - start))
-        self.send_header("ETag", '"one"')
-        self.end_headers()
-        self.wfile.flush()
-        if self.command == "GET":
-            with self.server.path.open("rb") as file:
-                self.connection.sendfile(file, start, stop - start)
+STREAMS = 4  # as many as mdata opens
 
 
 def main() -> int:
     """Serve, measure, print."""
     arguments = parse()
-    if arguments.serve:  # until it is ended
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.path = arguments.corpus
-        print(server.server_address[1], flush=True)
-        server.serve_forever()
-    serving = subprocess.Popen(
-        [sys.executable, __file__, "--serve", "--corpus", arguments.corpus], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        url = f"http://127.0.0.1:{int(serving.stdout.readline())}/{arguments.corpus.name}"
-        report(arguments, url)
-    finally:
-        serving.terminate()
-        serving.wait()
+    with serving(arguments.corpus.parent) as folder:
+        report(arguments, f"{folder}/{arguments.corpus.name}")
     return 0
 
 
@@ -81,7 +35,7 @@ def report(arguments, url):
     """The server's rate, then the rounds."""
     megabytes = arguments.corpus.stat().st_size / 1e6
     print(machine())
-    print(f"server alone: {megabytes / server_seconds(url, arguments.corpus.stat().st_size):.0f} MB/s")
+    print(f"server alone: {megabytes / server_seconds(url, arguments.corpus.stat().st_size, streams=STREAMS):.0f} MB/s")
     found = {"disk": [], "storage": []}
     hashes = set()
     for turn in range(arguments.rounds + 1):
@@ -100,23 +54,6 @@ def report(arguments, url):
     print(f"storage / disk: {rates['storage'] / rates['disk']:.3f} (bar 0.9); the bytes are the same")
 
 
-def server_seconds(url, size):
-    """The time in which the streams that mdata would open read the whole file, block by block."""
-    address = urllib.parse.urlsplit(url)
-
-    def stream(number):
-        connection = http.client.HTTPConnection(address.netloc)
-        for start in range(number * BLOCK_BYTES, size, STREAMS * BLOCK_BYTES):
-            stop = min(start + BLOCK_BYTES, size)
-            connection.request("GET", address.path, headers={"Range": f"bytes={start}-{stop - 1}"})
-            assert len(connection.getresponse().read()) == stop - start
-
-    start = time.perf_counter()
-    with ThreadPoolExecutor(STREAMS) as pool:
-        list(pool.map(stream, range(STREAMS)))
-    return time.perf_counter() - start
-
-
 def command(arguments, source):
     """The run, in the folder that it is started in."""
     vocab = ["--vocab-file", arguments.vocab / "vocab.json", "--merge-file", arguments.vocab / "merges.txt"]
@@ -125,12 +62,11 @@ def command(arguments, source):
 
 
 def parse():
-    """The options; --serve is how this file starts its server."""
+    """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=lambda text: Path(text).resolve(), required=True)
     parser.add_argument("--vocab", type=lambda text: Path(text).resolve())
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
