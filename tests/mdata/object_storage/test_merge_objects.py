@@ -15,8 +15,6 @@ from mdata.object_storage import uploading
 from mdata.object_storage.address import parse_address
 from mdata.object_storage.reading import list_objects
 from mdata.object_storage.uploading import put_file, remove_object
-from mdata.rewriting import merge as merging
-from mdata.rewriting.merge import merge
 from mdata.rewriting.stored_merge import merge_stored
 from tests.mdata.object_storage.test_preprocess_objects import run, stored
 
@@ -200,4 +198,3 @@ def test_one_work_folder_serves_parts_that_run_at_the_same_time(bucket, texts, t
     (work / ".another-part.journal").write_text("")
     run([texts], f"{bucket}/out/y", work_folder=str(work), shard="1/3")
     assert (work / "tokenizer-of-another").is_dir()
-    assert merging.merge is merge

@@ -8,26 +8,25 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import mdata
-from tests.helpers.notes import Notes
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_config, make_mix
+from tests.trainer.run.one_rank import alone, curve, events
 from trainer.checkpoint import background
 from trainer.checkpoint.folder import latest_checkpoint, step_of, whole_checkpoints
 from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunConfig
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
 from trainer.run.engine import Engine
-from trainer.run.metrics import read_events, read_metrics
+from trainer.run.metrics import read_metrics
 from trainer.run.train import train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -42,28 +41,6 @@ def config_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return replace(config, mesh=MeshSection(), optimizer=optimizer, checkpoint=checkpoint)
 
     return made
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def alone(config: RunConfig) -> Notes:
-    notes = Notes()
-    train(config, join_world(Mesh(1), placement=Placement()), progress=notes)
-    return notes
-
-
-def curve(config: RunConfig) -> list[tuple[Any, ...]]:
-    return [(x["step"], x["loss"], x["grad_norm"]) for x in read_metrics(Path(config.run.folder))]
-
-
-def events(config: RunConfig, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(Path(config.run.folder)) if event["event"] == kind]
 
 
 def steps_saved(config: RunConfig) -> list[int]:

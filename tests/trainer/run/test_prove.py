@@ -25,6 +25,8 @@ from trainer.run.metrics import read_metrics
 from trainer.run.prove import COMPUTED, compare, prove
 from trainer.run.train import train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
@@ -32,14 +34,6 @@ def config(tmp_path_factory):
     mix = {**make_mix(folder, ["first", "second", "held"]), "mix": folder / "mix.json"}
     made = make_config(folder / "run", blend=mix["mix"], valid=[mix["held"]], steps=8, eval_interval=2, eval_samples=5)
     return replace(made, mesh=MeshSection(), checkpoint=CheckpointSection(interval=2, keep=9))
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def alone(config):

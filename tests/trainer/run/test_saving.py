@@ -26,6 +26,8 @@ from trainer.run.metrics import read_events, read_metrics
 from trainer.run.saving import SaveSchedule
 from trainer.run.train import TrainResult, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 class Clock:
     now = 0.0
@@ -97,15 +99,6 @@ def undisturbed(mix: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     torch.set_num_threads(1)
     alone(config)
     return curve(config)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """A model so small is computed faster by one, on a busy machine many times."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def alone(config: RunConfig, progress: Progress = SILENT) -> TrainResult:

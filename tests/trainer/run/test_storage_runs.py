@@ -8,22 +8,20 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import mdata
 from cli.mtrain import main
 from mdata.object_storage import stores, uploading
 from tests.helpers.house_rules import ROOT
-from tests.helpers.notes import Notes
 from tests.helpers.object_server import Proxy
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_config, make_mix
+from tests.trainer.run.one_rank import alone, curve, events
 from trainer.checkpoint.folder import whole_checkpoints
 from trainer.checkpoint.load import verify_checkpoint
 from trainer.checkpoint.location import ObjectFolder, location_of
@@ -31,9 +29,10 @@ from trainer.checkpoint.stored_files import ObjectFiles, listed
 from trainer.config.parse import dump_config
 from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunConfig
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import Placement, join_world
-from trainer.run.metrics import read_events, read_metrics
+from trainer.run.metrics import read_metrics
 from trainer.run.train import train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SECRETS = ("AKIDTOBEHIDDEN", "secrettobehidden")
 
@@ -61,28 +60,6 @@ def root(bucket: str, monkeypatch: pytest.MonkeyPatch) -> ObjectFolder:
     found = location_of(f"{bucket}/run")
     assert isinstance(found, ObjectFolder)
     return found
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def alone(config: RunConfig) -> Notes:
-    notes = Notes()
-    train(config, join_world(Mesh(1), placement=Placement()), progress=notes)
-    return notes
-
-
-def curve(config: RunConfig) -> list[tuple[Any, ...]]:
-    return [(x["step"], x["loss"], x["grad_norm"]) for x in read_metrics(Path(config.run.folder))]
-
-
-def events(config: RunConfig, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(Path(config.run.folder)) if event["event"] == kind]
 
 
 def steps(root: ObjectFolder) -> list[str]:
