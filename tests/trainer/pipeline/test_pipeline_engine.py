@@ -102,3 +102,20 @@ def test_schedules_give_equal_bits() -> None:
         assert other == losses, schedule
         for name, values in weights.items():
             np.testing.assert_array_equal(others[name], values, err_msg=f"{schedule} {name}")
+
+
+def test_interleaved_stages_give_the_bits_of_as_many_ranks() -> None:
+    """Four stages on two ranks and on four: gradients of each stage are summed in the order of microbatches in both."""
+    found = {}
+    for ranks, schedule in ((4, "1f1b"), (2, "interleaved"), (2, "zb_v")):
+        config = _config("llama", pp=ranks, schedule=schedule, layers=4, dtype="fp32")
+        (losses, *_), parts = zip(
+            *((totals, held) for totals, _, held in run_ranks(_gradients, ranks, config)), strict=True
+        )
+        found[schedule] = losses, assemble([part for held in parts for part in held])
+    losses, gradients = found["1f1b"]
+    assert all(np.abs(values).max() > 0 for values in gradients.values())
+    for schedule, (other, others) in found.items():
+        assert other == losses, schedule
+        for name, values in gradients.items():
+            np.testing.assert_array_equal(others[name], values, err_msg=f"{schedule} {name}")
