@@ -92,9 +92,9 @@ class _HeadLoss(torch.autograd.Function):
                 else:
                     add_weight_gradient(rows.main_gradients, "weight", dy_NO=logits_CV, x_NI=x_ND[part])
             del logits_CV  # before those of the next chunk exist
-        ctx.save_for_backward(dx_ND, own)
+        # Summed here, so that under sequence parallelism only this rank's tokens are kept until backward.
+        ctx.save_for_backward(None if dx_ND is None else rows.parallel.reduce(dx_ND), own)
         ctx.dtype = weight_VD.dtype
-        ctx.parallel = rows.parallel
         losses_N = torch.cat(losses)
         ctx.mark_non_differentiable(losses_N)
         return loss, losses_N
@@ -102,9 +102,8 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         dx_ND, own = ctx.saved_tensors
-        dx_ND = ctx.parallel.reduce(dx_ND * grad.to(dx_ND.dtype))
         dweight = None if own is None else (own * grad.to(own.dtype)).to(ctx.dtype)
-        return dx_ND, dweight, None, None, None, None
+        return dx_ND * grad.to(dx_ND.dtype), dweight, None, None, None, None
 
 
 def capped(logits: Tensor, cap: float) -> Tensor:
