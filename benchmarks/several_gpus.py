@@ -30,7 +30,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.one_gpu import CHUNK_STEPS, SHAPES, our_step, random_batches, random_engine, run_config
-from trainer.config.sections import MeshSection, RunConfig
+from trainer.config.sections import RunConfig
 from trainer.optim import gathers, reducer
 from trainer.parallel.collectives import Group, Pending
 from trainer.parallel.mesh import mesh_of
@@ -47,22 +47,41 @@ LLAMA7B = SHAPES["llama1b"][3] | {
     "tie_embeddings": False,
     "rope_theta": 10000.0,
 }
-# name -> (ranks, sequence length, micro batch, microbatches of a rank, model, keys of [mesh] and [optimizer])
+# name -> (ranks, sequence length, micro batch, microbatches of a rank, model, keys of the sections below)
 ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "llama7b-dp2": (2, 4096, 1, 8, LLAMA7B, {}),
     "llama7b-dp2-in-turn": (2, 4096, 1, 8, LLAMA7B, {"overlap_grad_reduce": False, "overlap_param_gather": False}),
+    "llama7b-dp2-fp8": (2, 4096, 1, 8, LLAMA7B, {"fp8": "delayed"}),
     "llama7b-dp2-gradients": (2, 4096, 1, 8, LLAMA7B, {"sharding": "gradients"}),
     "llama7b-dp2-parameters": (2, 4096, 1, 8, LLAMA7B, {"sharding": "parameters"}),
     "llama7b-dp2-parameters-2x4": (2, 4096, 2, 4, LLAMA7B, {"sharding": "parameters"}),
     "llama3b-dp2-none": (2, 4096, 1, 8, SHAPES["llama3b"][3], {"sharding": "none"}),
     "llama7b-tp2": (2, 4096, 1, 16, LLAMA7B, {"tp": 2, "sequence_parallel": True}),
+    "llama7b-tp2-symmetric": (
+        2,
+        4096,
+        1,
+        16,
+        LLAMA7B,
+        {"tp": 2, "sequence_parallel": True, "tensor_parallel": "symmetric_memory"},
+    ),
     "gpt1.3b-tp2": (2, 2048, 4, 4, SHAPES["gpt1.3b"][3], {"tp": 2, "sequence_parallel": True}),
+    "gpt1.3b-tp2-symmetric": (
+        2,
+        2048,
+        4,
+        4,
+        SHAPES["gpt1.3b"][3],
+        {"tp": 2, "sequence_parallel": True, "tensor_parallel": "symmetric_memory"},
+    ),
     "llama7b-pp2": (2, 4096, 1, 16, LLAMA7B, {"pp": 2}),
     "llama7b-pp2-interleaved": (2, 4096, 1, 16, LLAMA7B, {"pp": 2, "schedule": "interleaved", "virtual_pipeline": 4}),
+    "llama7b-pp2-zb_h1": (2, 4096, 1, 16, LLAMA7B, {"pp": 2, "schedule": "zb_h1"}),
     "llama7b-pp2-zb_v": (2, 4096, 1, 16, LLAMA7B, {"pp": 2, "schedule": "zb_v"}),
     "llama3b-32k-cp2": (2, 32768, 1, 2, SHAPES["llama3b"][3], {"cp": 2}),
     "llama3b-32k-tp2": (2, 32768, 1, 2, SHAPES["llama3b"][3], {"tp": 2, "sequence_parallel": True}),
 }
+SECTIONS = ("mesh", "optimizer", "precision", "kernels")  # whose keys a row may set; of one name, the first
 CHUNKS, WARMUP_CHUNKS = 4, 1
 
 
@@ -70,12 +89,14 @@ def row_config(name: str) -> RunConfig:
     """The run of a row."""
     ranks, length, micro_batch, microbatches, model, keys = ROWS[name]
     config = run_config("llama1b")
-    of_mesh = keys.keys() & MeshSection.__dataclass_fields__.keys()
-    mesh = MeshSection(**{key: keys[key] for key in of_mesh})
-    optimizer = dataclasses.replace(config.optimizer, **{key: keys[key] for key in keys.keys() - of_mesh})
+    changed: dict[str, Any] = {name: getattr(config, name) for name in SECTIONS}
+    for key, value in keys.items():
+        name = next(name for name in SECTIONS if key in type(changed[name]).__dataclass_fields__)
+        changed[name] = dataclasses.replace(changed[name], **{key: value})
+    mesh = changed["mesh"]
     batch = micro_batch * microbatches * ranks // (mesh.tp * mesh.cp * mesh.pp)
     train = dataclasses.replace(config.train, sequence_length=length, micro_batch=micro_batch, global_batch=batch)
-    return dataclasses.replace(config, model=type(config.model)(**model), mesh=mesh, train=train, optimizer=optimizer)
+    return dataclasses.replace(config, model=type(config.model)(**model), train=train, **changed)
 
 
 def measure(name: str) -> dict[str, Any]:

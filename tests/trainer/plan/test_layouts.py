@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.one_gpu_options import row_config
+from benchmarks.several_gpus import ROWS as ROWS_OF_TWO
 from benchmarks.several_gpus import row_config as several_row
 from tests.trainer.plan.test_plan import config as sound
+from tests.trainer.plan.test_plan import vars_of
 from trainer.config.sections import MeshSection, RecomputeSection
 from trainer.models.family import family_of
 from trainer.parallel.params import Place
@@ -55,6 +57,15 @@ def test_estimates_are_near_what_was_measured(config, ranks, speed, gib):
     time = step_time(config, plan, device=H200, gpus_per_node=8)
     assert plan.tokens_per_step / ranks / time.total == pytest.approx(speed, rel=0.1)
     assert (state_bytes(config, plan) + activation_bytes(config, plan)) / GIB == pytest.approx(gib, rel=0.05)
+
+
+@pytest.mark.parametrize("row", ROWS_OF_TWO)
+def test_rows_of_several_gpus_are_runs_that_can_start(row):
+    """Those whose GPUs this project has not had: no problem, and every key of a row is one of the run's."""
+    config, (ranks, *_, keys) = several_row(row), ROWS_OF_TWO[row]
+    assert check(config, ranks, facts=None) == []
+    sections = [vars_of(getattr(config, name)) for name in ("mesh", "optimizer", "precision", "kernels")]
+    assert keys.items() <= {item for section in sections for item in section}
 
 
 def test_the_operations_of_a_stage_are_those_of_the_model():
