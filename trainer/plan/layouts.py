@@ -76,18 +76,16 @@ def problems_of_every_layout(config: RunConfig, hardware: Hardware, *, facts: Da
 
 
 def _meshes(config: RunConfig, hardware: Hardware) -> Iterator[RunConfig]:
-    """The run on each mesh whose axes are powers of two; tp stays within a machine."""
-    tp = 1
-    while tp <= hardware.gpus_per_node and hardware.gpus % tp == 0:
-        cp = 1
-        while tp * cp <= hardware.gpus and hardware.gpus % (tp * cp) == 0:
-            pp = 1
-            while hardware.gpus % (tp * cp * pp) == 0:
+    """The run on each mesh of these GPUs; tp ranks share a machine."""
+    for tp in _divisors(hardware.gpus_per_node):
+        for cp in _divisors(hardware.gpus // tp):
+            for pp in _divisors(hardware.gpus // (tp * cp)):
                 mesh = MeshSection(tp=tp, cp=cp, pp=pp, sequence_parallel=tp > 1)
                 yield dataclasses.replace(config, mesh=mesh)
-                pp *= 2
-            cp *= 2
-        tp *= 2
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def _best(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Layout:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -127,6 +129,20 @@ def test_a_run_that_needs_recomputation_gets_it():
 def test_tp_does_not_leave_a_machine():
     found = find_layouts(_config(), _hardware(8, nodes=4), facts=None)
     assert {layout.config.mesh.tp for layout in found} == {1, 2}
+    found = find_layouts(_config(global_batch=24), _hardware(12, nodes=2), facts=None)
+    assert {layout.config.mesh.tp for layout in found} == {1, 2, 3, 6}, "4 of 12 ranks would be on two machines"
+
+
+def test_every_mesh_is_listed_and_those_of_other_sizes_than_powers_of_two_run():
+    config = _config(global_batch=24)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=6))
+    found = find_layouts(config, _hardware(6), facts=None)
+    meshes = [(x.config.mesh.tp, x.config.mesh.cp, x.config.mesh.pp) for x in found]
+    assert len(meshes) == len(set(meshes))
+    sizes = itertools.product((1, 2, 3, 6), repeat=3)
+    assert set(meshes) == {size for size in sizes if 6 % math.prod(size) == 0}
+    runs = {mesh for mesh, layout in zip(meshes, found, strict=True) if not layout.problem}
+    assert {(1, 1, 3), (1, 1, 6), (2, 1, 3)} <= runs
 
 
 def test_what_is_hidden_of_data_parallel_communication():
