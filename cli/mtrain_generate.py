@@ -1,6 +1,7 @@
 """Continue prompts with the model of a run.
 
-The same command gives the same text, on any number of ranks. Without --prompt the text begins like a document.
+The same command gives the same text, on any number of ranks that torchrun or Slurm starts. Without --prompt the text
+begins like a document.
 """
 
 from __future__ import annotations
@@ -22,6 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.8, metavar="T", help="softmax temperature (0.8)")
     parser.add_argument("--top-p", type=float, default=0.95, metavar="P", help="nucleus sampling threshold (0.95)")
     parser.add_argument("--seed", type=int, default=1234, metavar="N", help="random seed (1234)")
+    parser.add_argument(
+        "--pp",
+        type=int,
+        default=1,
+        metavar="N",
+        help="pipeline ranks, if torchrun starts several (1: all share layers)",
+    )
     parser.add_argument("--checkpoint", default="latest", metavar="NAME", help='such as "step-400" (latest)')
 
 
@@ -40,7 +48,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         seed=arguments.seed,
     )
     place = find_placement(os.environ) or Placement()
-    world = join_world(Mesh(place.world_size, place.world_size), placement=place)
+    tp = place.world_size // arguments.pp if arguments.pp > 0 else 1
+    world = join_world(Mesh(place.world_size, max(1, tp), pp=arguments.pp), placement=place)
     with console.progress() as progress:
         texts = generate(
             arguments.run_folder,

@@ -34,7 +34,7 @@ from trainer.layers.recompute import keep_input, recomputed
 from trainer.layers.recompute_chunks import Chunk, chunks
 from trainer.layers.rope import Rotation, rotation
 from trainer.models.gpt_shape import GPTShape, attention_shape, mlp_shape
-from trainer.models.stage import Microbatch, Tensors, summed
+from trainer.models.stage import Microbatch, Tensors, only_tokens, summed
 from trainer.parallel.collectives import Group
 from trainer.parallel.conjugates import gather_columns
 from trainer.parallel.params import Place
@@ -177,11 +177,14 @@ class GPT(nn.Module):
         like = next(self.parameters())
         return (torch.empty(tokens.stop - tokens.start, self.shape.hidden_size, dtype=like.dtype, device=like.device),)
 
-    def logits(self, tokens_BS: Tensor) -> Tensor:
-        """Logits of a single-stage model for this rank's vocabulary rows, with padding: int64[B, S] -> [B, S, V]."""
-        nothing = torch.zeros(0, device=tokens_BS.device)
-        batch = Microbatch(tokens_BS=tokens_BS, labels_BS=nothing, loss_mask_BS=nothing)
-        return self._local_logits(*self._through_blocks((), batch)).view(*tokens_BS.shape, -1)
+    def logits(self, tokens_BS: Tensor, received: Tensors = ()) -> Tensor:
+        """Logits of the last stage for this rank's vocabulary rows, with padding: int64[B, S] -> [B, S, V].
+
+        Args:
+            received: from the previous stage; none for a model of a single stage.
+        """
+        batch = only_tokens(tokens_BS)
+        return self._local_logits(*self._through_blocks(received, batch)).view(*tokens_BS.shape, -1)
 
     def whole_logits(self, batch: Microbatch) -> Tensor:
         """Logits of a single-stage model, gathered over tp, without padding; differentiable: [B, S, vocab_size]."""

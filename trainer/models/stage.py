@@ -68,6 +68,12 @@ class Microbatch:
         )
 
 
+def only_tokens(tokens_BS: Tensor) -> Microbatch:
+    """Rows of which no loss is asked: int64[B, S]."""
+    nothing = torch.zeros(0, device=tokens_BS.device)
+    return Microbatch(tokens_BS=tokens_BS, labels_BS=nothing, loss_mask_BS=nothing)
+
+
 class Stage(Protocol):
     """One pipeline stage of a model on one rank; an nn.Module whose parameters are those of its table."""
 

@@ -24,9 +24,13 @@ from trainer.run.engine import DTYPES
 
 @out_of_memory_in("setting up the model", fix="more ranks: each holds a part of the model")
 def load_model(folder: Location, config: RunConfig, *, plan: Plan, world: World) -> Any:
-    """The weights alone, for generation: no optimizer, no sequence parallelism, from a checkpoint of any layout."""
+    """This rank's stage with its weights alone: no optimizer, no sequence parallelism, from a checkpoint of any layout.
+
+    Args:
+        plan: with one stage for each pipeline rank.
+    """
     family, tp = family_of(config), world.groups["tp"]
-    place = Place(tp_rank=tp.rank, tp_size=tp.size)
+    (place,) = plan.pipeline.places(world.groups["pp"].rank, Place(tp_rank=tp.rank, tp_size=tp.size))
     layout = make_layout(family.parameters(plan.shape, place), {"data": 1, "edp": 1})
     dtype = DTYPES[config.precision.dtype]
     main = torch.promote_types(dtype, torch.float32)

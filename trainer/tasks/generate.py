@@ -31,7 +31,8 @@ from trainer.checkpoint.stored_files import files_of, folders_in
 from trainer.config.parse import load_config
 from trainer.config.sections import MeshSection
 from trainer.errors import out_of_memory_in
-from trainer.parallel.collectives import all_gather
+from trainer.models.stage import only_tokens
+from trainer.parallel.collectives import all_gather, all_reduce_, start_receive_, start_send
 from trainer.parallel.world import World
 from trainer.plan.check import DataFacts
 from trainer.plan.plan import make_plan
@@ -108,7 +109,7 @@ def generate(
         num_tokens=2**62,
     )
     # All ranks share one copy of the model, whatever layout trained it.
-    config = dataclasses.replace(config, mesh=MeshSection(tp=world.world_size))
+    config = dataclasses.replace(config, mesh=MeshSection(tp=world.mesh.tp, pp=world.mesh.pp))
     plan = make_plan(config, world.world_size, facts=facts)
     model = load_model(folder, config, plan=plan, world=world)
     step = run_state(folder).step
@@ -116,7 +117,7 @@ def generate(
     for number, prompt in enumerate(prompts):
         ids = _encode(tokenizer, prompt)
         choose = Chooser(sampling, number)
-        new = continue_ids(model, ids, choose=choose, eod=tokenizer.eod, context=plan.sequence_length)
+        new = continue_ids(model, ids, choose=choose, eod=tokenizer.eod, context=plan.sequence_length, world=world)
         out.append(Generated(prompt, _added_text(tokenizer, ids, new), step))
     if world.rank == 0:
         lines = "".join(
@@ -168,13 +169,15 @@ def _undescribed_tokenizer(run_folder: Path, files: Mapping[str, bytes]) -> mdat
 
 
 @torch.no_grad()
-def continue_ids(model: Any, ids: Sequence[int], *, choose: Chooser, eod: int | None, context: int) -> list[int]:
+def continue_ids(
+    model: Any, ids: Sequence[int], *, choose: Chooser, eod: int | None, context: int, world: World
+) -> list[int]:
     """New token ids after `ids`, until the end-of-document token or sampling.max_tokens."""
-    device = model.embedding.weight.device
+    device = next(model.parameters()).device
     known, new = list(ids), list[int]()
     while len(new) < choose.sampling.max_tokens:
         tokens_BS = torch.tensor([known[-context:]], device=device)
-        token = choose(next_logits(model, tokens_BS))
+        token = choose(next_logits(model, tokens_BS, world=world))
         if token == eod:
             break
         known.append(token)
@@ -183,10 +186,21 @@ def continue_ids(model: Any, ids: Sequence[int], *, choose: Chooser, eod: int | 
 
 
 @out_of_memory_in("the forward pass of text generation", fix="shorter prompts and fewer --max-tokens, or more ranks")
-def next_logits(model: Any, tokens_BS: Tensor) -> Tensor:
-    """Logits after the last position of one row, over the whole vocabulary without padding: fp32[vocab_size]."""
-    local_V = model.logits(tokens_BS)[0, -1].float()
-    return all_gather(local_V, model.parallel.tp)[: model.shape.vocab_size]
+def next_logits(model: Any, tokens_BS: Tensor, *, world: World) -> Tensor:
+    """Logits after the last position of one row, over the whole vocabulary without padding: fp32[vocab_size].
+
+    The row goes from stage to stage, and the logits of the last stage to all of them.
+    """
+    pp, batch = world.groups["pp"], only_tokens(tokens_BS)
+    received = model.received(batch)
+    for buffer in received:
+        start_receive_(buffer, world.links[pp.rank - 1, pp.rank]).wait()
+    if pp.rank + 1 == pp.size:
+        local_V = model.logits(tokens_BS, received)[0, -1].float()
+        return all_reduce_(all_gather(local_V, model.parallel.tp)[: model.shape.vocab_size].contiguous(), pp)
+    for tensor in model(received, batch):
+        start_send(tensor.contiguous(), world.links[pp.rank, pp.rank + 1]).wait()
+    return all_reduce_(torch.zeros(model.shape.vocab_size, device=tokens_BS.device), pp)
 
 
 class Chooser:

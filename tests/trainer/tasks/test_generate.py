@@ -93,17 +93,16 @@ def test_draws_depend_on_seed_prompt_and_position_alone():
     assert len(set(tokens(1, 0))) == 4
 
 
-def _text(context, name, greedy, eod=None, prompt=(1, 2, 3)):
-    world = context.join(Mesh(context.world, context.world))
+def _text(context, name, greedy, eod=None, prompt=(1, 2, 3), pp=1):
+    world = context.join(Mesh(context.world, context.world // pp, pp=pp))
     tp, shape = world.groups["tp"], SHAPES[name]
-    model = build_gpt(
-        shape, Place(tp_rank=tp.rank, tp_size=tp.size), groups={"tp": tp}, dtype=torch.float64, device=world.device
-    )
+    place = Place(tp_rank=tp.rank, tp_size=tp.size, stage=world.groups["pp"].rank, num_stages=pp, ends_apart=pp > 1)
+    model = build_gpt(shape, place, groups={"tp": tp}, dtype=torch.float64, device=world.device)
     named = dict(model.named_parameters())
     for spec in parameter_table(shape, model.place):
         initialize_([Run(spec, 0, spec.numel, named[spec.name].data.view(-1))], seed=3)
     choose = Chooser(Sampling(max_tokens=24, greedy=greedy), 0)
-    return continue_ids(model, prompt, choose=choose, eod=eod, context=16)
+    return continue_ids(model, prompt, choose=choose, eod=eod, context=16, world=world)
 
 
 @pytest.mark.parametrize("greedy", [True, False])
@@ -111,6 +110,7 @@ def _text(context, name, greedy, eod=None, prompt=(1, 2, 3)):
 def test_the_text_does_not_depend_on_the_layout(name, greedy):
     (alone,) = run_ranks(_text, 1, name, greedy)
     assert run_ranks(_text, 2, name, greedy) == [alone, alone]
+    assert run_ranks(_text, 4, name, greedy, None, (1, 2, 3), 2) == [alone] * 4, "tp 2 x pp 2"
     assert len(alone) == 24, "longer than the context: the oldest tokens fall out"
     assert max(alone) < SHAPES[name].vocab_size
 
@@ -126,7 +126,7 @@ def _logits(context):
     )
     for parameter in model.parameters():
         torch.nn.init.constant_(parameter, 0.01)
-    return len(next_logits(model, torch.tensor([[1, 2]], device=world.device)))
+    return len(next_logits(model, torch.tensor([[1, 2]], device=world.device), world=world))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
