@@ -35,6 +35,9 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--memory", type=float, metavar="GIB", help="with --gpus: GiB of a GPU (default: the device's)")
     parser.add_argument(
+        "--link", type=float, metavar="GBYTE", help="with --gpus: GB/s of a GPU to others of its machine, one direction"
+    )
+    parser.add_argument(
         "--network", type=float, metavar="GBIT", help="with --gpus: Gbit/s of a GPU to other machines (default: 400)"
     )
     parser.add_argument(
@@ -51,7 +54,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
     if arguments.gpus is not None:
         return _list_layouts(arguments, console)
-    for name in ("nodes", "device", "memory", "network"):
+    for name in ("nodes", "device", "memory", "link", "network"):
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name} needs --gpus N, which lists layouts", fix=f"add --gpus, or leave --{name} out")
     config, world_size = read_run_arguments(arguments)
@@ -222,9 +225,11 @@ def _hardware(arguments: argparse.Namespace) -> Hardware:
         raise UsageError(f"--device {arguments.device} is not known", expected=f"one of {known}")
     memory = device.memory_bytes if arguments.memory is None else round(arguments.memory * GIB)
     network = NETWORK if arguments.network is None else arguments.network * 1e9 / 8
-    for name, value in (("memory", memory), ("network", network)):
+    link = device.link if arguments.link is None else arguments.link * 1e9
+    for name, value in (("memory", memory), ("link", link), ("network", network)):
         if not 0 < value < float("inf"):
             raise UsageError(f"--{name} is {getattr(arguments, name)}", expected="a number above 0")
+    device = dataclasses.replace(device, link=link)
     return Hardware(gpus=arguments.gpus, nodes=nodes, device=device, memory_bytes=memory, network=network)
 
 

@@ -183,6 +183,10 @@ def test_a_plan_lists_the_layouts_of_gpus(run_file: str, capsys: pytest.CaptureF
     facts = json.loads(capsys.readouterr().out)["layouts"]
     assert len(facts) == len(rows) and facts[0]["tokens_per_s"] >= facts[1]["tokens_per_s"] > 0
     assert set(facts[0]["time_s"]) >= {"products", "attention", "tensor_parallel"} and not facts[0]["problem"]
+    assert main([*words, "--json", "--link", "4.5"]) == 0  # a hundredth of an H200's
+    slow = json.loads(capsys.readouterr().out)["layouts"]
+    shared, slowly = (next(one for one in each if one["tp"] == 2 and one["time_s"]) for each in (facts, slow))
+    assert slowly["time_s"]["tensor_parallel"] > 30 * shared["time_s"]["tensor_parallel"] > 0
 
 
 def test_what_no_layout_mends_is_an_error_and_no_table(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,6 +204,8 @@ def test_what_no_layout_mends_is_an_error_and_no_table(run_file: str, capsys: py
         (["--gpus", "8", "--device", "T4"], "--device T4 is not known"),
         (["--gpus", "8", "--memory", "-1"], "--memory is -1.0"),
         (["--gpus", "8", "--network", "nan"], "--network is nan"),
+        (["--gpus", "8", "--link", "0"], "--link is 0"),
+        (["--link", "64"], "--link needs --gpus N"),
         (["--gpus", "8", "--nproc", "8"], "--nproc and --gpus exclude each other"),
     ],
 )
