@@ -17,6 +17,7 @@ import pytest
 from tests.helpers.pairwise import Row, pairwise
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, layouts, microbatches, reduced, small_config
+from tests.trainer.optim.test_sharding import _same_bits, _train
 from tests.trainer.run.test_context_parallel import _with_documents
 from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
 from trainer.parallel.collectives import all_reduce_
@@ -127,10 +128,11 @@ def _check_gradients(row: Row) -> None:
 
 
 def _twenty_losses(context: Any, config: RunConfig, documents: bool) -> list[float]:
+    """At a rate that does not amplify rounding: at 1e-2 some rows part by 1.7e-4, and by 5e-13 in fp64."""
     engine, losses = layouts(context, config), []
     for step in range(20):
         batches = microbatches(engine, step % 4)
-        losses.append(engine.step(_with_documents(batches, engine) if documents else batches, 1e-2).read().loss)
+        losses.append(engine.step(_with_documents(batches, engine) if documents else batches, 3e-3).read().loss)
     return losses
 
 
@@ -178,6 +180,18 @@ def test_gradients_of_every_row(row: Row) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("row", ROWS[::4], ids=_name)
-def test_losses_of_every_fourth_row(row: Row) -> None:
+@pytest.mark.parametrize("row", ROWS, ids=_name)
+def test_losses_of_every_row(row: Row) -> None:
     _check_losses(row)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("row", ROWS[::3], ids=_name)
+def test_overlap_and_delays_change_no_bit_of_every_third_row(row: Row) -> None:
+    """Weights after three steps: communication in turn, and overlapped with every rank late at random."""
+    config, ranks = _config(row, dtype="fp32"), _ranks(row)
+    in_turn, overlapped = (
+        replace(config, optimizer=replace(config.optimizer, overlap_grad_reduce=overlap, overlap_param_gather=overlap))
+        for overlap in (False, True)
+    )
+    _same_bits(run_ranks(_train, ranks, in_turn, None), run_ranks(_train, ranks, overlapped, 7))
