@@ -5,8 +5,10 @@
 In each round every rank writes a file of its share's size, reads it and removes it, all past the page cache: the rate
 of the disk. Then all ranks save a checkpoint of a preset's initial state, its page cache is
 dropped, and they load it. GB/s of all ranks together, from a barrier to the last rank's end; the state's size is that
-of weights and moments in fp32. With --layout mesh.tp=2 and the like the state has another layout. DIR should be on
-the disk that checkpoints are meant for, with room for two of them.
+of weights and moments in fp32, the host memory that of rank 0. With --layout mesh.tp=2 and the like the state has
+another layout. DIR should be on the disk that checkpoints are meant for, with room for two of them.
+
+A 7B model on two GPUs (81 GB): torchrun --nproc-per-node 2 benchmarks/checkpoint_rates.py --out DIR --preset llama2-7b
 """
 
 from __future__ import annotations
@@ -129,10 +131,12 @@ def main() -> None:
         target = Target(folder, engine.with_scale(run), "measured")
         save = rate(partial(save_checkpoint, target, engine.shard, state=engine.optimizer.state, world=group))
         drop()
-        load = rate(partial(engine.load, target.final))
+        saved = target.root / target.name
+        load = rate(partial(engine.load, saved))
         gather_objects(None, group)
         if is_main:
-            shutil.rmtree(target.final)
+            shutil.rmtree(saved)
+            (folder / "latest").unlink()
             found = {
                 "preset": arguments.preset,
                 "ranks": ranks,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -69,3 +70,13 @@ def test_our_side_of_the_sample_index(run, monkeypatch, tmp_path, what):
     module.make_shard(tmp_path / "a", 200)
     arguments = ["--own", what, "--prefix", str(tmp_path / "a"), "--folder", str(tmp_path), "--epochs", "2"]
     assert json.loads(run("samples_build", {}, arguments))["peak_mib"] > 0
+
+
+def test_rates_of_checkpoints(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "O_DIRECT", 0)  # which tmpfs does not know
+    small = ["model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.vocab_size=300"]
+    found = json.loads(
+        run("checkpoint_rates", {}, ["--out", str(tmp_path), "--preset", "gpt2", "--rounds", "1", "--layout", *small])
+    )
+    assert found["ranks"] == 1 and found["save"] > 0 and found["load"] > 0 and found["peak_host_gib"] > 0
+    assert not list(tmp_path.iterdir()), "what was written is removed"
