@@ -2,7 +2,7 @@
 
     config.toml, tokenizer/, tokenizer_facts.json   as `mtrain train` leaves them, so that `mtrain generate` reads them
     checkpoints/step-N/rank-*.safetensors           whole logical tensors, split at --max-shard-size
-    checkpoints/step-N/index.json, checkpoints/latest
+    checkpoints/step-N/tokenizer/, index.json ..., checkpoints/latest
 
 Reading goes by the index, with the hashes that it has. Writing streams each tensor and hashes it on its way.
 """
@@ -39,7 +39,7 @@ from trainer.checkpoint.format import (
     file_of_part,
     slice_key,
 )
-from trainer.checkpoint.load import overlaps
+from trainer.checkpoint.load import overlaps, read_extras
 from trainer.checkpoint.location import Location, checkpoints_of
 from trainer.checkpoint.rank_file import DTYPE_NAMES, part_name
 from trainer.checkpoint.stored_files import INDEX
@@ -71,6 +71,10 @@ class CheckpointSource:
     def run(self) -> RunState:
         """Where the run was."""
         return self._index.run
+
+    def extras(self) -> dict[str, bytes]:
+        """The small files beside the tensors, by name: those of the tokenizer."""
+        return read_extras(self._folder, self._index)
 
     def read(self, name: str, box: Rectangle) -> Tensor:
         """See `Source`."""
@@ -140,12 +144,10 @@ def open_native(path: Location, *, checkpoint: str = "latest") -> ModelFolder:
     found = checkpoint_at(path, name=checkpoint)
     if (folder := found.folder) is None:
         raise UsageError(f"there is no checkpoint in {path}", fix="train first (mtrain train)")
-    source: CheckpointSource | ObjectSource
-    if isinstance(folder, Path):
-        source, tokenizer = CheckpointSource(folder), _tokenizer(folder.parent.parent)
-    else:
-        source = ObjectSource(folder)
-        tokenizer = _stored_tokenizer(source.extras())
+    source = CheckpointSource(folder) if isinstance(folder, Path) else ObjectSource(folder)
+    tokenizer = _tokenizer_in(source.extras())
+    if tokenizer is None and isinstance(folder, Path):
+        tokenizer = _tokenizer_of_run(folder.parent.parent)  # checkpoints of version 1 carry none
     config, problems = parse_config(tomllib.loads(source.run.config))
     if config is None:
         raise problems_error(f"the configuration in {folder}", problems, fix="use the version of mtrain that wrote it")
@@ -186,15 +188,23 @@ def write_native(
         name = part_name(number)
         content = dump_part(_write_part(folder / file_of_part(name), model, some, report=report))
         atomic_io.atomic_write(folder / name, content)
-        parts[name] = HashedFile(len(content), blake3(content).hexdigest())
+        parts[name] = _hashed(content)
+    extras = {} if model.tokenizer is None else _tokenizer_files(model.tokenizer)
+    for root in (folder, target):
+        for name, content in extras.items():
+            (root / name).parent.mkdir(exist_ok=True)
+            atomic_io.atomic_write(root / name, content)
     # Its checkpoint is here, wherever the source had its own.
     config = dataclasses.replace(model.config, checkpoint=dataclasses.replace(model.config.checkpoint, folder=""))
     run = dataclasses.replace(model.run, config=dump_config(config))
-    atomic_io.atomic_write(folder / INDEX, dump_index(run, parts, extras={}))
+    hashed = {name: _hashed(content) for name, content in extras.items()}
+    atomic_io.atomic_write(folder / INDEX, dump_index(run, parts, extras=hashed))
     point_to(folder)
     atomic_io.atomic_write(target / "config.toml", dump_config(config).encode())
-    if model.tokenizer is not None:
-        _write_tokenizer(target, model.tokenizer)
+
+
+def _hashed(content: bytes) -> HashedFile:
+    return HashedFile(len(content), blake3(content).hexdigest())
 
 
 def _write_part(path: Path, model: ModelFolder, entries: dict[str, TensorInfo], *, report: Report) -> Part:
@@ -220,16 +230,15 @@ def _pieces(model: ModelFolder, entries: dict[str, TensorInfo], report: Report) 
             yield piece
 
 
-def _write_tokenizer(target: Path, config: TokenizerConfig) -> None:
-    (target / "tokenizer").mkdir()
-    for name, content in config.files.items():
-        atomic_io.atomic_write(target / "tokenizer" / name, content)
+def _tokenizer_files(config: TokenizerConfig) -> dict[str, bytes]:
+    """As `mtrain train` writes them into the run folder and into each checkpoint."""
     tokenizer = build_tokenizer(config.name, config.files, options=config.options)
     facts = {"type": config.name, "options": dict(config.options), "fingerprint": tokenizer.fingerprint}
-    atomic_io.atomic_write(target / "tokenizer_facts.json", (json.dumps(facts, indent=1) + "\n").encode())
+    files = {f"tokenizer/{name}": content for name, content in config.files.items()}
+    return {**files, "tokenizer_facts.json": (json.dumps(facts, indent=1) + "\n").encode()}
 
 
-def _tokenizer(run_folder: Path) -> TokenizerConfig | None:
+def _tokenizer_of_run(run_folder: Path) -> TokenizerConfig | None:
     facts = run_folder / "tokenizer_facts.json"
     if not facts.is_file():
         return None
@@ -238,8 +247,8 @@ def _tokenizer(run_folder: Path) -> TokenizerConfig | None:
     return TokenizerConfig(known["type"], files, known["options"], "tokenizers")
 
 
-def _stored_tokenizer(extras: Mapping[str, bytes]) -> TokenizerConfig | None:
-    """The tokenizer that a checkpoint carries: in storage there is no run folder around it."""
+def _tokenizer_in(extras: Mapping[str, bytes]) -> TokenizerConfig | None:
+    """The tokenizer that a checkpoint carries: there need be no run folder around it."""
     if "tokenizer_facts.json" not in extras:
         return None
     known = json.loads(extras["tokenizer_facts.json"])

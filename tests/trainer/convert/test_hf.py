@@ -18,6 +18,7 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import write_jsonl
 from tests.trainer.convert.hf_models import NAMES, SIZES, save, save_tokenizer
 from tests.trainer.engines import save_engine
+from trainer.checkpoint.folder import read_index
 from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunSection
 from trainer.convert import convert as converting
 from trainer.convert.convert import Options, convert, open_model
@@ -75,6 +76,18 @@ def test_both_write_the_same_greedy_text(name, tmp_path):
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
         assert tokenizer.decode(found[0], skip_special_tokens=True) == prompt + text.text
+
+
+def test_a_checkpoint_carries_its_tokenizer(tmp_path):
+    """Also one that lies in checkpoint.folder, or was copied: no run folder is around it."""
+    theirs = save("llama2", tmp_path / "theirs")
+    convert(theirs, tmp_path / "ours", options=NATIVE)
+    alone = (tmp_path / "ours" / "checkpoints" / "step-1").rename(tmp_path / "alone")
+    names = ("tokenizer.json", "tokenizer_config.json")
+    assert set(read_index(alone).extras) == {"tokenizer_facts.json", *(f"tokenizer/{name}" for name in names)}
+    convert(alone, tmp_path / "back", options=replace(HF, check=False))
+    for name in names:
+        assert (tmp_path / "back" / name).read_bytes() == (theirs / name).read_bytes()
 
 
 def _begun(context, folder, target, mesh):
