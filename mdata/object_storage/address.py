@@ -89,6 +89,12 @@ def refuse_address(path: str | os.PathLike[str]) -> None:
         )
 
 
+def scheme_of(text: str) -> str:
+    """The scheme of an address in the form of `SCHEMES`, also of one that is not among them."""
+    scheme = text.partition("://")[0].lower()
+    return _SAME.get(scheme, scheme)
+
+
 def parse_address(text: str) -> Address:
     """The address that a text is.
 
@@ -97,8 +103,7 @@ def parse_address(text: str) -> Address:
     """
     found = _ADDRESS.fullmatch(text)
     assert found is not None, f"{text} is a path"
-    scheme, rest = found[1].lower(), found[2]
-    scheme = _SAME.get(scheme, scheme)
+    scheme, rest = scheme_of(text), found[2]
     if scheme == "file":
         raise UsageError(f"{text} is a URL", expected="a path", fix=rest or "/")
     if scheme not in SCHEMES:

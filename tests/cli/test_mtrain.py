@@ -100,9 +100,13 @@ def test_a_run_folder_that_cannot_be_made_is_told_before(
 ) -> None:
     assert main([command, run_file, f"run.folder={run_file}/deeper"]) == 2
     assert f"run.folder='{run_file}/deeper' cannot be created: {run_file} is a file; choose" in capsys.readouterr().err
+    assert main([command, run_file, "run.folder=s3://bucket/run"]) == 2
+    assert "run.folder='s3://bucket/run' is an address; choose a folder, and set checkpoint." in capsys.readouterr().err
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
-    assert main([command, run_file]) == 2
-    assert "run' is not writable: no permission for" in capsys.readouterr().err
+    assert main([command, run_file, "checkpoint.folder=elsewhere"]) == 2
+    told = capsys.readouterr().err
+    assert "run' is not writable: no permission for" in told
+    assert "checkpoint.folder='elsewhere' is not writable: no permission for" in told
 
 
 def test_check_as_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:

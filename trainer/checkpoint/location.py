@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from mdata import UsageError
 from mdata.errors import os_errors_named
-from mdata.object_storage.address import Address, is_address, parse_address
+from mdata.object_storage.address import Address, is_address, parse_address, scheme_of
 from mdata.object_storage.stores import open_store
 from trainer.config.sections import RunConfig
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
+
+WRITTEN = ("s3", "gs", "az")
+READ = (*WRITTEN, "http", "https")
 
 
 class Connection:
@@ -98,14 +102,30 @@ def location_of(text: str | Path) -> Location:
     """
     if not is_address(text):
         return Path(text)
+    _check_scheme(str(text), READ, "read from", fix="download the folder first")
     address = parse_address(str(text))
-    if address.scheme == "hf":
-        raise UsageError(
-            f"{address}: checkpoints are not read from dataset repositories",
-            expected="a path, or an address that begins with s3://, gs://, az://, http:// or https://",
-            fix="download the folder first, with hf download",
-        )
     return ObjectFolder(address.with_key("/".join(part for part in address.key.split("/") if part)))
+
+
+def check_destination(text: str) -> None:
+    """See that checkpoints can be written to what a text names, as far as it tells.
+
+    Raises:
+        UsageError: as `location_of`, and for web servers.
+    """
+    if is_address(text):
+        _check_scheme(text, WRITTEN, "write to", fix="write there, and copy the checkpoints afterwards")
+    location_of(text)
+
+
+def _check_scheme(text: str, schemes: tuple[str, ...], does: str, *, fix: str) -> None:
+    if (scheme := scheme_of(text)) not in (*schemes, "file"):  # parse_address says what a file:// is
+        *most, last = (f"{one}://" for one in schemes)
+        raise UsageError(
+            f"mtrain does not {does} {scheme}://",
+            expected=f"a path, or an address that begins with {', '.join(most)} or {last}",
+            fix="download the folder first, with hf download" if scheme == "hf" and schemes == READ else fix,
+        )
 
 
 def checkpoints_folder(config: RunConfig) -> Location:

@@ -209,7 +209,7 @@ def check_room(root: Path, needed_bytes: int) -> None:
             f"a checkpoint does not fit into {root}",
             found=f"{size_text(free)} free",
             expected=f"{size_text(needed_bytes)}",
-            fix="free some disk space, lower checkpoint.keep, or use a run.folder on another file system",
+            fix="free some disk space, lower checkpoint.keep, or set checkpoint.folder to another file system",
         )
 
 

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mdata import BadInputError, DamageError, MdataError, ResourceError, StoppedError, UsageError
 from mdata.errors import explain_os_error
-from mdata.object_storage.uploading import check_writable
+from mdata.object_storage.address import is_address
 from mdata.progress import SILENT, Progress
 from mdata.util import atomic_io
-from trainer.checkpoint.location import checkpoints_folder, location_of
+from trainer.checkpoint.location import check_destination, checkpoints_folder, location_of
 from trainer.checkpoint.object_folder import try_to_write
 from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig
@@ -123,7 +123,7 @@ def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT) -
     from trainer.run.resume import find_start
 
     addresses = list(_address_problems(config))
-    found = [*_folder_problems(config.run.folder), *addresses]
+    found = [*_folder_problems(config), *addresses]
     facts, start = None, None
     try:
         data = open_data(config, progress=progress)
@@ -140,23 +140,28 @@ def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT) -
     return Survey([*known, *(problem for problem in found if problem not in known)], start, facts, nearest)
 
 
-def _folder_problems(folder: str) -> Iterator[str]:
-    """Why a run folder cannot be made or written, if that can be seen; nothing is made."""
-    place = Path(folder).absolute()
-    there = next(path for path in (place, *place.parents) if path.exists())
-    if not there.is_dir():
-        yield f"run.folder={folder!r} cannot be created: {there} is a file; choose another folder"
-    elif not os.access(there, os.W_OK | os.X_OK):
-        yield f"run.folder={folder!r} is not writable: no permission for {there}; choose another folder"
+def _folder_problems(config: RunConfig) -> Iterator[str]:
+    """Why the run's folders cannot be made or written, if that can be seen; nothing is made."""
+    for key, folder in (("run.folder", config.run.folder), ("checkpoint.folder", config.checkpoint.folder)):
+        if is_address(folder):
+            if key == "run.folder":
+                yield f"{key}={folder!r} is an address; choose a folder, and set checkpoint.folder to the address"
+            continue
+        if not folder:
+            continue
+        place = Path(folder).absolute()
+        there = next(path for path in (place, *place.parents) if path.exists())
+        if not there.is_dir():
+            yield f"{key}={folder!r} cannot be created: {there} is a file; choose another folder"
+        elif not os.access(there, os.W_OK | os.X_OK):
+            yield f"{key}={folder!r} is not writable: no permission for {there}; choose another folder"
 
 
 def _address_problems(config: RunConfig) -> Iterator[str]:
     """Addresses of checkpoints that cannot be read or written, as far as their text tells."""
-    for key in ("folder", "init_from"):
+    for key, check_text in (("folder", check_destination), ("init_from", location_of)):
         try:
-            where = location_of(getattr(config.checkpoint, key))
-            if key == "folder" and not isinstance(where, Path):
-                check_writable(where.address)
+            check_text(getattr(config.checkpoint, key))
         except UsageError as error:
             yield f"checkpoint.{key}: {error}"
 

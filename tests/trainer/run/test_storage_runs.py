@@ -229,7 +229,17 @@ def test_the_commands_read_addresses_and_no_secret_is_written_anywhere(
         ({"folder": "s3://nosuchbucket/run"}, "there is no bucket nosuchbucket"),
         ({"folder": "https://host/run"}, "checkpoint.folder: .*does not write to https://"),
         ({"folder": "s3://key:hidden@bucket/run"}, "checkpoint.folder: .*user name, query or fragment"),
-        ({"init_from": "hf://datasets/a/b"}, "checkpoint.init_from: .*not read from dataset repositories"),
+        (
+            {"folder": "ftp://host/run"},
+            r"checkpoint.folder: .*not write to ftp://\n.*begins with s3://, gs:// or az://\n",
+        ),
+        ({"folder": "hf://datasets/a/b"}, "checkpoint.folder: .*does not write to hf://"),
+        ({"folder": "/dev/null"}, "checkpoint.folder='/dev/null' cannot be created: /dev/null is a file"),
+        ({"init_from": "hf://org/model"}, r"checkpoint.init_from: .*not read from hf://\n.*http.*\n.*with hf download"),
+        (
+            {"init_from": "ftp://host/run"},
+            r"not read from ftp://\n.*begins with s3://, gs://, az://, http:// or https://\n",
+        ),
         ({"init_from": "s3://nosuchbucket/run"}, "checkpoint.init_from = s3://nosuchbucket/run.*no bucket"),
         ({"folder": "denied"}, "refuses these credentials"),
     ],
