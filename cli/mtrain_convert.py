@@ -42,7 +42,9 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="mp_rank: tensor-parallel ranks (1)")
     parser.add_argument("--pp", type=int, default=1, metavar="N", help="mp_rank: pipeline stages (1)")
-    parser.add_argument("--no-check", action="store_true", help="do not compare logits of both sides")
+    parser.add_argument(
+        "--check", action=argparse.BooleanOptionalAction, default=True, help="compare logits of both sides (yes)"
+    )
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
@@ -65,7 +67,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         optimizer_form=arguments.optimizer_form,
         tp=arguments.tp,
         pp=arguments.pp,
-        check=not arguments.no_check,
+        check=arguments.check,
     )
     with console.progress() as progress:
         result = convert(location_of(arguments.source), _target(arguments.target), options=options, progress=progress)

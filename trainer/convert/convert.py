@@ -13,6 +13,7 @@ import shutil
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from mdata.util import atomic_io
 from trainer.checkpoint.location import Location
 from trainer.convert.compare import Rounded, compare_logits
 from trainer.convert.hf_folder import find_tokenizer, is_hf, open_hf, write_hf
+from trainer.convert.links import TensorInfo
 from trainer.convert.model_folder import Format, ModelFolder, check_new, check_room, num_bytes
 from trainer.convert.mp_rank import is_mp_rank, open_mp_rank, write_mp_rank
 from trainer.convert.native import is_native, open_native, write_native
@@ -56,7 +58,7 @@ class Options:
 
     to: Format
     dtype: str = ""
-    max_shard_bytes: int = 5 << 30
+    max_shard_bytes: int = 5_000_000_000
     checkpoint: str = "latest"
     model_type: str = ""
     settings: tuple[str, ...] = ()
@@ -66,6 +68,23 @@ class Options:
     tp: int = 1
     pp: int = 1
     check: bool = True
+
+
+_COUNTS_FOR: Mapping[str, tuple[str, str, tuple[Format, ...]]] = MappingProxyType(
+    {
+        "max_shard_bytes": ("--max-shard-size", "to", ("mtrain", "hf")),
+        "model_type": ("--model-type", "to", ("hf",)),
+        "tokenizer": ("--tokenizer", "to", ("mtrain", "hf")),
+        "optimizer_form": ("--optimizer-form", "to", ("torch_dist",)),
+        "tp": ("--tp", "to", ("mp_rank",)),
+        "pp": ("--pp", "to", ("mp_rank",)),
+        "checkpoint": ("--checkpoint", "source", ("mtrain",)),
+        "settings": ("--set", "source", ("torch_dist", "mp_rank")),
+    }
+)
+_DEFAULTS = MappingProxyType(
+    {field.name: field.default for field in dataclasses.fields(Options) if field.default is not dataclasses.MISSING}
+)
 
 
 def convert(source: Location, target: Path, *, options: Options, progress: Progress = SILENT) -> dict[str, Any]:
@@ -78,15 +97,16 @@ def convert(source: Location, target: Path, *, options: Options, progress: Progr
     """
     check_new(target)
     model = open_model(source, checkpoint=options.checkpoint, settings=options.settings)
+    _check_used(options, model.format)
     model = _with_tokenizer(model, options.tokenizer)
     for note in model.notes:
         progress.note(note)
     if model.tokenizer is None and options.to in ("hf", "mtrain"):
         progress.note(f"{source} has no tokenizer; mtrain generate will need one (--tokenizer FOLDER)")
     dtype = DTYPES[options.dtype] if options.dtype else model.weights_dtype
+    dtype = torch.promote_types(dtype, torch.float32) if options.to == "mtrain" else dtype
     states = _states(model, options)
-    names = {name: info for name, info in model.source.tensors.items() if name.split("/", 1)[0] in states}
-    total = num_bytes(names, None if options.to == "mtrain" else dtype)
+    total = _written_bytes(model, states, dtype=dtype, options=options)
     check_room(target, total + _SPARE)
     partial = atomic_io.partial_path(target)
     shutil.rmtree(partial, ignore_errors=True)
@@ -156,6 +176,48 @@ def _write(
         write_hf(target, model, dtype=dtype, max_shard_bytes=limit, model_type=options.model_type, report=report)
 
 
+def _check_used(options: Options, source: Format) -> None:
+    """Refuse options that would be ignored.
+
+    Raises:
+        UsageError: names them, and the formats for which they count.
+    """
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    idle = [
+        f"{flag} counts {'for targets' if of == 'to' else 'for sources'} of format {' or '.join(formats)}"
+        for name, (flag, of, formats) in _COUNTS_FOR.items()
+        if given[name] != _DEFAULTS[name] and (options.to if of == "to" else source) not in formats
+    ]
+    if options.to == "mtrain" and options.dtype not in ("", "fp32"):
+        idle.append("--dtype counts for other targets: checkpoints of mtrain are fp32")
+    if idle:
+        what = f"a conversion from {source} to {options.to} ignores some of these options"
+        raise UsageError(what, found="; ".join(idle), fix="leave them out")
+
+
+def _written_bytes(model: ModelFolder, states: tuple[str, ...], *, dtype: torch.dtype, options: Options) -> int:
+    """Of the target's tensors; rows of padding and copies of a tied embedding are not counted."""
+    of = {state: dict[str, TensorInfo]() for state in states}
+    for name, info in model.source.tensors.items():
+        if (state := name.split("/", 1)[0]) in of:
+            of[state][name] = info
+    if options.to == "mtrain":
+        return sum(
+            num_bytes({name: info}, torch.promote_types(info.dtype, torch.float32))
+            for some in of.values()
+            for name, info in some.items()
+        )
+    weights = of.pop("weight")
+    # Moments and main weights are fp32 whatever the weights are.
+    main = [weights] if _has_main(states, options) else []
+    return num_bytes(weights, dtype) + sum(num_bytes(some, torch.float32) for some in (*main, *of.values()))
+
+
+def _has_main(states: tuple[str, ...], options: Options) -> bool:
+    """Whether a torch_dist target has main weights beside the moments."""
+    return len(states) > 1 and options.optimizer_form == "distributed"
+
+
 def _states(model: ModelFolder, options: Options) -> tuple[str, ...]:
     """The states that the target gets."""
     if options.to in ("hf", "mp_rank") or not options.optimizer:
@@ -168,7 +230,8 @@ def _result(
 ) -> dict[str, Any]:
     check: dict[str, Any] = {"compared": False, "why": "--no-check"}
     if options.check:
-        stored = torch.promote_types(dtype, torch.float32) if options.to == "mtrain" else dtype
+        # Where main weights lie beside those of the model, they are the weights that a reader takes.
+        stored = torch.float32 if options.to == "torch_dist" and _has_main(states, options) else dtype
         rounded = dataclasses.replace(model, source=Rounded(model.source, stored), format=_runner(model, stored))
         check = compare_logits(rounded, open_model(target))
     return {

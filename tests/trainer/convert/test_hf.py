@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import mdata
 from mdata import DamageError, ResourceError, UsageError
+from tests.helpers.notes import Counted
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import write_jsonl
 from tests.trainer.convert.hf_models import NAMES, SIZES, save, save_tokenizer
@@ -378,6 +379,41 @@ def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatc
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
     with pytest.raises(ResourceError, match="too little disk space"):
         convert(folder, tmp_path / "ours", options=NATIVE)
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_weights_that_are_widened_need_the_room_that_they_take(tmp_path, monkeypatch):
+    """A folder in bf16 becomes a checkpoint in fp32: what is told and needed beforehand is what is written."""
+    folder = save("llama2", tmp_path / "theirs", dtype=torch.bfloat16, tokens=False)
+    heard = Counted()
+    written = convert(folder, tmp_path / "ours", options=NATIVE, progress=heard)["target"]
+    assert heard.total == heard.done > 100_000 and written["dtype"] == "float32"
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=converting._SPARE + heard.total - 1))
+    with pytest.raises(ResourceError, match="too little disk space"):
+        convert(folder, tmp_path / "again", options=NATIVE)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (Options(to="hf", tp=2, pp=2), "--tp counts for targets of format mp_rank; --pp counts"),
+        (Options(to="hf", optimizer_form="adam"), "--optimizer-form counts for targets of format torch_dist"),
+        (
+            Options(to="hf", settings=("model.rope_theta=5",)),
+            "--set counts for sources of format torch_dist or mp_rank",
+        ),
+        (Options(to="hf", checkpoint="step-7"), "--checkpoint counts for sources of format mtrain"),
+        (Options(to="mtrain", dtype="bf16"), "--dtype counts for other targets: checkpoints of mtrain are fp32"),
+        (Options(to="mtrain", model_type="qwen2"), "--model-type counts for targets of format hf"),
+        (Options(to="mp_rank", max_shard_bytes=9, tokenizer="x"), "--max-shard-size counts for targets of format mtra"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(options, told, tmp_path):
+    folder = save("llama2", tmp_path / "theirs", tokens=False)
+    with pytest.raises(UsageError) as error:
+        convert(folder, tmp_path / "there", options=options)
+    assert told in str(error.value) and len(str(error.value).splitlines()) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 

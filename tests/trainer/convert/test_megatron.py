@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from mdata import DamageError, UsageError
+from tests.helpers.notes import Counted
 from tests.trainer.convert.test_links import Held
 from trainer.convert.convert import Options, convert, open_model
+from trainer.convert.distcp import ChunkSource
 from trainer.convert.hf_names import logical_shapes
 from trainer.convert.links import Linked, covers_exactly
 from trainer.convert.megatron_args import from_arguments, to_arguments
@@ -105,8 +107,6 @@ def test_ours_written_back_has_the_keys_and_values_of_theirs(name, form, oracles
     folder = oracles / "oracle" / "model" / "checkpoints" / name
     convert(folder, tmp_path / "ours", options=Options(to="mtrain", settings=SETTINGS[name.split("_")[0]]))
     convert(tmp_path / "ours", tmp_path / "theirs", options=Options(to="torch_dist", optimizer_form=form))
-    from trainer.convert.distcp import ChunkSource
-
     before, after = (ChunkSource(path / "iter_0000003") for path in (folder, tmp_path / "theirs"))
     assert before.tensors.keys() == after.tensors.keys()
     for key, info in before.tensors.items():
@@ -121,6 +121,21 @@ def test_ours_written_back_has_the_keys_and_values_of_theirs(name, form, oracles
     back = open_model(tmp_path / "theirs")
     assert effective(back.config) == effective(open_model(tmp_path / "ours").config)
     assert back.run.optimizer_steps == 3
+
+
+def test_a_model_in_bf16_has_fp32_main_weights_beside_it(oracles, tmp_path):
+    """They are what is compared; bytes told beforehand lack 64 rows of padding of two matrices."""
+    folder = oracles / "oracle" / "model" / "checkpoints" / "llama_tp1pp1_optim"
+    convert(folder, tmp_path / "ours", options=Options(to="mtrain", settings=SETTINGS["llama"]))
+    options, heard = Options(to="torch_dist", dtype="bf16"), Counted()
+    result = convert(tmp_path / "ours", tmp_path / "theirs", options=options, progress=heard)
+    assert result["check"]["largest_difference"] == 0
+    assert heard.done - heard.total == 64 * 16 * 2 * (2 + 3 * 4)
+    found = everything(ChunkSource(tmp_path / "theirs" / "iter_0000003"))
+    prefix = "optimizer.state.param."
+    names = [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
+    assert len(names) > 5 and found[prefix + names[0]].dtype == torch.float32
+    assert all(torch.equal(found[name], found[prefix + name].to(torch.bfloat16)) for name in names)
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (2, 2)])

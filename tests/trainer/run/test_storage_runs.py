@@ -209,7 +209,7 @@ def test_the_commands_read_addresses_and_no_secret_is_written_anywhere(
     assert "nothing is left to do" in mtrain("check", given, "--nproc", "1")
     mtrain("generate", config.run.folder, "--prompt", "The", "--max-tokens", "3")
     for source, target in ((f"{root}/step-4", "four"), (str(root), "six"), (config.run.folder, "last")):
-        mtrain("convert", source, str(tmp_path / target), "--to", "mtrain")
+        mtrain("convert", source, str(tmp_path / target), "--to", "mtrain", "--check")
     held = [verify_checkpoint(tmp_path / name / "checkpoints" / "step-6") for name in ("six", "last")]
     assert held[0].tensors == held[1].tensors
     first = config_of("again", init_from=f"{root}/step-6", init_optimizer=True, init_schedule=True, init_data=True)
