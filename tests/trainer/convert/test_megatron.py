@@ -356,6 +356,28 @@ def test_rows_of_versions_0_and_1_are_those_of_the_old_reshaping():
         assert torch.equal(found[1][name], found[2][name])
 
 
+@pytest.mark.parametrize("version", [None, 0, 1.0, 2.0, 3.0])
+def test_files_of_every_version_are_read(version, oracles, tmp_path):
+    """A file without a version is of version 0."""
+    folder = oracles / "oracle" / "model" / "checkpoints" / "gpt2_classic_tp2pp1"
+    shutil.copytree(folder, tmp_path / folder.name)
+    for path in (tmp_path / folder.name).glob(f"iter_0000003/mp_rank_*/{FILE}"):
+        path.parent.chmod(0o755)
+        state = load_torch(path)
+        state["checkpoint_version"] = version
+        heads = state["args"].num_attention_heads // 2
+        for name, tensor in state["model"].items():
+            if "linear_qkv" in name and tensor is not None:
+                rows = tensor.clone().view(heads, 3, -1, *tensor.shape[1:])
+                rows = rows.transpose(0, 1) if not version else rows.transpose(1, 2) if version == 1 else rows
+                state["model"][name] = rows.reshape(tensor.shape)
+        if version is None:
+            del state["checkpoint_version"]
+        replaced(state, path)
+    before, after = (everything(opened(one).source) for one in (folder, tmp_path / folder.name))
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
 def _renamed(state, tied):
     """Today's names as those of Megatron-LM before its core, in nested dictionaries."""
     inside, outside = {}, {}
