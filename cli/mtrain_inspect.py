@@ -1,7 +1,8 @@
 """Show what a checkpoint contains: its step, the format, the tensors of each state, files and their sizes.
 
 Takes a checkpoint, or a run folder, which means the checkpoint from which it would continue. Reads only indexes; with
---verify every byte is compared with its hash. Exit code 4 if it is damaged.
+--verify every byte is compared with its hash. --json has the run's resolved configuration, too, as TOML in "config".
+Exit code 4 if it is damaged.
 """
 
 from __future__ import annotations

@@ -136,7 +136,10 @@ def instead(folder: Location) -> str:
     # A later one may be of a curve that this run has left.
     earlier = (path for path in others if _NAME.fullmatch(folder.name) and step_of(path) < step_of(folder))
     other = next(earlier, others[0])
-    return f"restore it from a copy, or write {other.name} into {folder.parent / LATEST} to continue from that one"
+    return (
+        f"restore it from a copy, or write {other.name} into {folder.parent / LATEST} to continue from that one; "
+        "checkpoint.load=latest-valid looks for the newest valid one by itself"
+    )
 
 
 def check_written(folder: Location, *, index: bytes | None = None) -> None:
