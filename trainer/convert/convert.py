@@ -105,7 +105,7 @@ def convert(source: Location, target: Path, *, options: Options, progress: Progr
         progress.note(f"{source} has no tokenizer; mtrain generate will need one (--tokenizer FOLDER)")
     dtype = DTYPES[options.dtype] if options.dtype else model.weights_dtype
     dtype = torch.promote_types(dtype, torch.float32) if options.to == "mtrain" else dtype
-    states = _states(model, options)
+    states = _states(model, options, progress.note)
     total = _written_bytes(model, states, dtype=dtype, options=options)
     check_room(target, total + _SPARE)
     partial = atomic_io.partial_path(target)
@@ -218,9 +218,13 @@ def _has_main(states: tuple[str, ...], options: Options) -> bool:
     return len(states) > 1 and options.optimizer_form == "distributed"
 
 
-def _states(model: ModelFolder, options: Options) -> tuple[str, ...]:
-    """The states that the target gets."""
+def _states(model: ModelFolder, options: Options, tell: Callable[[str], None]) -> tuple[str, ...]:
+    """The states that the target gets; what is left out though it was asked for is told."""
     if options.to in ("hf", "mp_rank") or not options.optimizer:
+        return ("weight",)
+    rule = model.config.optimizer.name
+    if options.to == "torch_dist" and len(model.states) > 1 and rule != "adamw":
+        tell(f"the moments are those of {rule} and are left out: torch_dist is written with those of Adam")
         return ("weight",)
     return model.states
 

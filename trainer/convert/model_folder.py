@@ -29,7 +29,10 @@ from trainer.config.sections import RunConfig
 from trainer.convert.hf_names import logical_shapes
 from trainer.convert.links import Source, TensorInfo
 from trainer.errors import size_text
+from trainer.kernels.updates import state_names
+from trainer.models.family import family_of
 from trainer.models.gpt_shape import GPTShape, gpt_shape
+from trainer.parallel.params import Place
 
 Format = Literal["mtrain", "hf", "torch_dist", "mp_rank"]
 Report = Callable[[int], None]  # is told how many bytes were written
@@ -110,9 +113,15 @@ def check_tensors(found: Mapping[str, TensorInfo], expected: Mapping[str, Sequen
 
 
 def expected_tensors(config: RunConfig, vocab_size: int, *, states: Sequence[str] = ("weight",)) -> dict[str, Any]:
-    """Shapes of our logical tensors by state and name."""
-    shapes = logical_shapes(gpt_shape(config, vocab_size))
-    return {f"{state}/{name}": size for state in states for name, size in shapes.items()}
+    """Shapes of our logical tensors by state and name: of these states, what the update rule keeps of each tensor."""
+    shape, rule = gpt_shape(config, vocab_size), config.optimizer.name
+    kept = {
+        piece.name: state_names(rule, matrix=spec.matrix)
+        for spec in family_of(config).parameters(shape, Place())
+        for piece in spec.pieces
+    }
+    shapes = logical_shapes(shape)
+    return {f"{state}/{name}": size for state in states for name, size in shapes.items() if state in kept[name]}
 
 
 def boxes(info: TensorInfo, dtype: torch.dtype, *, limit: int = CHUNK_BYTES) -> Iterator[Rectangle]:

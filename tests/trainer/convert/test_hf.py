@@ -20,6 +20,7 @@ from tests.helpers.runs import write_jsonl
 from tests.trainer.convert.hf_models import NAMES, SIZES, save, save_tokenizer
 from tests.trainer.engines import save_engine
 from trainer.checkpoint.folder import read_index
+from trainer.checkpoint.load import verify_checkpoint
 from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunSection
 from trainer.convert import convert as converting
 from trainer.convert.convert import Options, convert, open_model
@@ -91,7 +92,24 @@ def test_a_checkpoint_carries_its_tokenizer(tmp_path):
         assert (tmp_path / "back" / name).read_bytes() == (theirs / name).read_bytes()
 
 
-def _begun(context, folder, target, mesh):
+@pytest.mark.parametrize("rule", ["muon", "sgd"])
+def test_a_run_of_another_update_rule_is_converted(rule, tmp_path):
+    """Muon keeps other moments of matrices than of the rest; Megatron's forms are Adam's alone."""
+    theirs = save("llama2", tmp_path / "theirs", tokens=False)
+    run_ranks(_begun, 1, theirs, tmp_path / "run", MeshSection(), rule)
+    convert(tmp_path / "run", tmp_path / "back", options=HF)
+    assert same(weights(theirs), weights(tmp_path / "back"))
+    convert(tmp_path / "run", tmp_path / "merged", options=NATIVE)
+    before, after = (verify_checkpoint(tmp_path / name / "checkpoints" / "step-1") for name in ("run", "merged"))
+    assert {name: one.shape for name, one in before.tensors.items()} == {n: x.shape for n, x in after.tensors.items()}
+    assert any(name.startswith("momentum_buffer/") for name in after.tensors)
+    heard = Counted()
+    result = convert(tmp_path / "run", tmp_path / "megatron", options=Options(to="torch_dist"), progress=heard)
+    assert result["target"]["states"] == ["weight"] and f"those of {rule} and are left out" in heard.lines[-1]
+    assert open_model(tmp_path / "megatron").states == ("weight",)
+
+
+def _begun(context, folder, target, mesh, rule="adamw"):
     """A run of some ranks that begins with a Hugging Face folder; its first checkpoint."""
     from trainer.checkpoint.format import RunState
     from trainer.config.parse import dump_config
@@ -104,6 +122,7 @@ def _begun(context, folder, target, mesh):
         config,
         checkpoint=CheckpointSection(init_from=str(folder)),
         mesh=mesh,
+        optimizer=replace(config.optimizer, name=rule),
         train=replace(config.train, global_batch=2),
         run=RunSection(folder="unused", seed=1),
     )
