@@ -73,35 +73,38 @@ class Timeline:
 
 
 def simulate(schedule: Schedule, costs: Costs) -> Timeline:
-    """Simulate a lowered schedule that passes `validate`."""
-    clock, position = [0.0] * len(schedule.actions), [0] * len(schedule.actions)
+    """Simulate a schedule, lowered or not: each computation's message leaves at its end.
+
+    Raises:
+        ValueError: the computations cannot run in this order.
+    """
+    lists = [[action for action in actions if not action.is_message] for actions in schedule.actions]
+    clock, spans = [0.0] * len(lists), [list[Span]() for _ in lists]
     free: dict[Link, float] = defaultdict(float)
     stops: dict[Action, float] = {}  # of computations; of sends: when the message has arrived
-    spans: list[list[Span]] = [[] for _ in schedule.actions]
-    while any(position[rank] < len(actions) for rank, actions in enumerate(schedule.actions)):
-        before = sum(position)
-        for rank, actions in enumerate(schedule.actions):
-            while position[rank] < len(actions):
-                action = actions[position[rank]]
+    while left := sum(map(len, lists)) - sum(map(len, spans)):
+        for rank, actions in enumerate(lists):
+            while len(spans[rank]) < len(actions):
+                action = actions[len(spans[rank])]
                 start = _earliest(schedule, action, stops)
                 if start is None:
                     break
-                position[rank] += 1
-                if action.kind.startswith("SEND"):
-                    link = schedule.link(action)
-                    free[link] = stops[action] = max(start, clock[rank], free[link]) + costs.transfer
-                elif not action.is_message:
-                    start = max(start, clock[rank])
-                    clock[rank] = stops[action] = start + costs.of(action)
-                    spans[rank].append(Span(action, start, clock[rank]))
-        assert sum(position) > before, "the schedule does not come to its end; validate it first"
+                start = max(start, clock[rank])
+                clock[rank] = stops[action] = start + costs.of(action)
+                spans[rank].append(Span(action, start, clock[rank]))
+                if send := schedule.output_message(action):
+                    link = schedule.link(send)
+                    free[link] = stops[send] = max(clock[rank], free[link]) + costs.transfer
+        if left == sum(map(len, lists)) - sum(map(len, spans)):
+            stuck = next(
+                actions[len(done)] for actions, done in zip(lists, spans, strict=True) if len(done) < len(actions)
+            )
+            raise ValueError(f"the schedule {schedule.name} cannot be run: {stuck} waits forever")
     return Timeline(tuple(map(tuple, spans)))
 
 
 def _earliest(schedule: Schedule, action: Action, stops: dict[Action, float]) -> float | None:
     """The time at which all inputs of an action are available; None: some are not computed yet."""
-    if action.is_message:
-        return 0.0
     times = [0.0]
     if receive := schedule.input_message(action):
         arrived = stops.get(schedule.partner(receive))

@@ -1,8 +1,8 @@
 """Proves that a lowered schedule can be run, or lists everything that is wrong with it.
 
 Each computation happens once, on the rank of its stage; a backward is whole or split; each message is sent once and
-received once, in one order on each directed link; and with sends that block until their receive has started, a stricter
-condition than executor.py needs, all ranks reach the end. Pure.
+received once, in one order on each directed link; and all ranks reach the end, even if sends block until their receive
+has started, and computations until all messages begun before them have arrived (lower.py says when they do). Pure.
 """
 
 from __future__ import annotations
@@ -79,24 +79,36 @@ def _wrong_links(schedule: Schedule) -> Iterator[str]:
 def _stuck(schedule: Schedule) -> Iterator[str]:
     """The position of each rank when none can continue; empty if all reach the end."""
     position = [0] * len(schedule.actions)
+    coming: list[list[Action]] = [[] for _ in schedule.actions]  # sends whose receive has begun
     done: set[Action] = set()
     moved = True
     while moved:
         moved = False
         for rank, actions in enumerate(schedule.actions):
-            while position[rank] < len(actions) and not _waits_for(schedule, actions[position[rank]], done):
-                done.add(actions[position[rank]])
+            while position[rank] < len(actions):
+                action = actions[position[rank]]
+                if _waits_for(schedule, action, done, coming[rank]):
+                    break
+                if action.kind.startswith("RECV"):
+                    coming[rank].append(schedule.partner(action))
+                elif not action.is_message:
+                    coming[rank].clear()
+                done.add(action)
                 position[rank] += 1
                 moved = True
     for rank, actions in enumerate(schedule.actions):
         if position[rank] < len(actions):
             action = actions[position[rank]]
-            missing = _waits_for(schedule, action, done)
+            missing = _waits_for(schedule, action, done, coming[rank])
             yield f"rank {rank} waits forever in {action} at position {position[rank]} for {missing}"
 
 
-def _waits_for(schedule: Schedule, action: Action, done: set[Action]) -> Action | None:
-    """An unfinished action that another one waits for; None: it can run."""
+def _waits_for(schedule: Schedule, action: Action, done: set[Action], coming: list[Action]) -> Action | None:
+    """An unfinished action that another one waits for; None: it can run.
+
+    Args:
+        coming: the sends of the messages that its rank has begun to receive.
+    """
     if action.kind.startswith("RECV"):
         return None
     if action.kind.startswith("SEND"):
@@ -105,10 +117,11 @@ def _waits_for(schedule: Schedule, action: Action, done: set[Action]) -> Action 
             return Action(made[0], action.stage, action.microbatch)
         receive = schedule.partner(action)
         return None if receive in done else receive
-    if brought := schedule.input_message(action):
-        for message in (brought, schedule.partner(brought)):
-            if message not in done:
-                return message
+    brought = schedule.input_message(action)
+    if brought and brought not in done:
+        return brought
+    if missing := next((send for send in coming if send not in done), None):
+        return missing
     for either in needs(action, schedule.num_stages):
         local = schedule.stage_ranks[either[0].stage] == schedule.stage_ranks[action.stage]
         if local and not any(need in done for need in either):

@@ -15,9 +15,13 @@ class Stuck(Exception):
     """No rank can go on, or one has to use what it does not have."""
 
 
-def interpret(schedule: Schedule) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(the gradient of each stage's w, outputs of the last stage); sends do not block."""
-    machine = _Machine(schedule)
+def interpret(schedule: Schedule, *, waiting: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(the gradient of each stage's w, outputs of the last stage); sends do not block.
+
+    Args:
+        waiting: computations wait for all messages that their rank has begun, as the first launch of a kernel does.
+    """
+    machine = _Machine(schedule, waiting)
     position = [0] * len(schedule.actions)
     moved = True
     while moved:
@@ -35,8 +39,8 @@ def interpret(schedule: Schedule) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 class _Machine:
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule, self.last = schedule, schedule.num_stages - 1
+    def __init__(self, schedule: Schedule, waiting: bool) -> None:
+        self.schedule, self.waiting, self.last = schedule, waiting, schedule.num_stages - 1
         self.on_the_way: dict[Link, deque[int]] = defaultdict(deque)
         self.begun: dict[Link, deque[tuple[str, int, int]]] = defaultdict(deque)
         self.values: dict[tuple[str, int, int], int] = {}  # outputs F, gradients of inputs G, what RECV brought
@@ -61,6 +65,8 @@ class _Machine:
 
     def _compute(self, action: Action) -> bool:
         kind, stage, m = action
+        if self.waiting and self._has_begun_messages(self.schedule.stage_ranks[stage]):
+            return False
         if kind == "F":
             x = m if stage == 0 else self._input(action, ("F", stage - 1, m))
             if x is not None:
@@ -75,6 +81,10 @@ class _Machine:
         self.values["G", stage, m], self.values["D", stage, m] = gradient * (stage + 2), gradient
         self.weights[stage] += gradient if kind == "B" else 0
         return True
+
+    def _has_begun_messages(self, rank: int) -> bool:
+        sends = any(sent for link, sent in self.on_the_way.items() if link[0] == rank)
+        return sends or any(begun for link, begun in self.begun.items() if link[1] == rank)
 
     def _input(self, action: Action, local: tuple[str, int, int]) -> int | None:
         receive = self.schedule.input_message(action)

@@ -62,7 +62,7 @@ def test_what_stays_on_a_rank_is_no_message() -> None:
 def test_two_stages_by_hand() -> None:
     lowered = lower(make_schedule("1f1b", num_ranks=2, num_microbatches=2))
     assert [" ".join(map(str, each)) for each in lowered.actions] == [
-        "0RECV_B0 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B1 0B0 0B1",
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
         "1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1",
     ]
     assert [peak_live(each) for each in lowered.actions] == [2, 1]
@@ -80,6 +80,7 @@ def test_two_stages_by_hand() -> None:
         ("0F0 0SEND_F0 0RECV_B0 0B0 0SEND_B0", "1RECV_F0 1F0 1B0 1SEND_B0", "0SEND_B0 has no other side"),
         ("0SEND_F0 0F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0", "rank 0 waits forever in 0SEND_F0"),
         ("0F0 0SEND_F0 0B0 0RECV_B0", "1RECV_F0 1F0 1B0 1SEND_B0", "waits forever in 0B0 at position 2 for 0RECV_B0"),
+        ("0RECV_B0 0F0 0SEND_F0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0", "waits forever in 0F0 at position 1 for 1SEND_B0"),
         ("0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1B0 1F0 1SEND_B0", "waits forever in 1B0 at position 1 for 1F0"),
     ],
 )  # fmt: skip

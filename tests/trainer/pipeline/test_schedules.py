@@ -34,6 +34,7 @@ def test_every_possible_schedule_is_sound_and_every_other_is_refused(name: str, 
     lowered = lower(make_schedule(name, **sizes))
     assert validate(lowered) == []
     numbers = interpret(lowered)
+    assert interpret(lowered, waiting=True) == numbers, "although a kernel's first launch waits for receives"
     alone = make_schedule("1f1b", num_ranks=1, num_microbatches=sizes["num_microbatches"])
     many = replace(alone, stage_ranks=(0,) * lowered.num_stages, actions=(_one_rank(lowered),))
     assert numbers == interpret(many), "the numbers of all stages on one rank"
