@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,7 +18,17 @@ from tests.helpers.ranks import RankError, run_ranks, stop_ranks
 from trainer.parallel.collectives import Group, Pending, all_reduce_
 from trainer.parallel.world import shared_store
 from trainer.pipeline.actions import Action
-from trainer.run.watchdog import SILENT_TICKS, STILL_TICKS, Sign, Watchdog, held_up_by, places, stands, verdict
+from trainer.run.watchdog import (
+    SILENT_TICKS,
+    STILL_TICKS,
+    Sign,
+    Watchdog,
+    held_up_by,
+    launch_without_the_lock,
+    places,
+    stands,
+    verdict,
+)
 
 TICK_S = 0.1
 _signs = st.builds(
@@ -160,3 +171,63 @@ def test_a_rank_that_is_slow_is_named_and_goes_on(tmp_path: Path) -> None:
 def test_a_rank_that_left_in_order_is_not_missed(tmp_path: Path) -> None:
     assert run_ranks(_rank, 2, "left", str(tmp_path)) == [[], []]
     assert not list(tmp_path.iterdir())
+
+
+class _Store(dict[str, Any]):
+    """A store of one process."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self[key].encode() for key in keys]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+
+class _Event:
+    """An event of a device that has come to it at once; keeps those that were made."""
+
+    made: ClassVar[list[_Event]] = []
+
+    def __init__(self) -> None:
+        self.made.append(self)
+
+    def record(self) -> None:
+        self.recorded = True
+
+    def query(self) -> bool:
+        return self.recorded
+
+
+def test_events_of_passed_actions_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is destroyed: that would wait for the GPU, and the watchdog with it."""
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    monkeypatch.setattr(_Event, "made", [])
+    store = _Store()
+    with Watchdog(1, 2, store=store, end=lambda error: None, device="cuda", tick_s=0.001) as watchdog:
+        for part in range(100):
+            watchdog.note(Action("F", 0, part))
+            while f"at 0F{part} of" not in store.get("mtrain/sign/1", ""):
+                time.sleep(0.001)
+    assert len(_Event.made) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_signs_go_on_while_a_launch_waits_for_the_gpu() -> None:
+    """As on a rank whose peer is lost: its GPU does not move, and the queue of launches is full."""
+    launch_without_the_lock()
+    wave = torch.compile(lambda x: torch.sin(x) * 2 + 1)
+    x, store = torch.ones(1000, device="cuda"), _Store()
+    wave(x)
+    second = torch.cuda.get_device_properties(0).clock_rate * 1000  # cycles
+    with Watchdog(1, 2, store=store, end=lambda error: None, device="cuda", tick_s=0.05) as watchdog:
+        for part in range(4):  # the watchdog sees each end while the launches below wait
+            torch.cuda._sleep(second // 2)  # type: ignore[no-untyped-call]
+            watchdog.note(Action("F", 0, part))
+        began = json.loads(store["mtrain/sign/1"])["number"]
+        for _ in range(3000):
+            wave(x)
+        signs = json.loads(store["mtrain/sign/1"])["number"] - began
+    assert signs >= 20  # of about 40 in the two seconds
