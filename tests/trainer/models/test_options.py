@@ -163,7 +163,7 @@ def test_dropout_is_a_function_of_the_sample_and_not_of_when_it_comes():
     ((same, other, without),) = run_ranks(_dropped, 1, _config(OPTIONS["dropout"]))
     assert same[0] == same[1] and same[0] != other
     (plain,) = run_ranks(_dropped, 1, _config({"position": "learned"}))
-    assert without == plain[2]
+    assert without == pytest.approx(plain[2], rel=1e-14)  # attention with dropout is another kernel
 
 
 def _dropped(context, config):

