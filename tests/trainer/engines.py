@@ -119,6 +119,15 @@ def assemble(parts: list[tuple[str, Any, np.ndarray]]) -> dict[str, np.ndarray]:
     return whole
 
 
+def held_state(engine: Engine) -> dict[str, torch.Tensor]:
+    """A copy of what the rank updates, without what it gathers from others."""
+    engine.optimizer.gathers.release()
+    state, holds = engine.optimizer.state, engine.optimizer.holds
+    return {
+        name: torch.cat([values[:0], *(values[span] for span in holds[name].spans())]) for name, values in state.items()
+    }
+
+
 def save_engine(engine: Engine, root: Path, *, run: RunState) -> Path:
     """Write a checkpoint and wait for it; called by every rank."""
     target = Target(root, engine.with_scale(run), "test")

@@ -26,32 +26,36 @@ LONGEST_PAUSE_S = 0.5  # between looks for files; on a shared file system each c
 
 
 class HostCopies:
-    """A copy of a rank's state in the host's memory, which the next one uses again."""
+    """A copy of what a rank stores in the host's memory, which the next one uses again."""
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
         self._stream: torch.cuda.Stream | None = None
         self._copied: torch.cuda.Event | None = None
 
-    def take(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Begin to copy; the result may be read after `wait`."""
-        pinned = any(tensor.is_cuda for tensor in state.values())
+    def take(self, shard: Shard, state: Mapping[str, Tensor]) -> tuple[Shard, dict[str, Tensor]]:
+        """Begin to copy the parts that the rank stores; the result may be read after `wait`."""
         for name, tensor in state.items():
-            held = self._held.get(name)
-            if held is None or (held.shape, held.dtype) != (tensor.shape, tensor.dtype):
-                self._held[name] = _host_memory(tensor)
-        if not pinned:
-            for name, tensor in state.items():
-                self._held[name].copy_(tensor)
-            return dict(self._held)
-        self._stream = self._stream or torch.cuda.Stream()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            for name, tensor in state.items():
-                self._held[name].copy_(tensor, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
-        return dict(self._held)
+            held, size = self._held.get(name), shard.owned[name].size
+            if held is None or (held.numel(), held.dtype) != (size, tensor.dtype):
+                self._held[name] = _host_memory(size, like=tensor)
+        if any(tensor.is_cuda for tensor in state.values()):
+            self._stream = self._stream or torch.cuda.Stream()
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self._copy(shard, state)
+                self._copied = torch.cuda.Event()
+                self._copied.record()
+        else:
+            self._copy(shard, state)
+        packed = Shard({name: shard.owned[name].packed() for name in state}, shard.index)
+        return packed, dict(self._held)
+
+    def _copy(self, shard: Shard, state: Mapping[str, Tensor]) -> None:
+        for name, tensor in state.items():
+            owned = shard.owned[name]
+            for source, target in zip(owned.spans(), owned.packed().spans(), strict=True):
+                self._held[name][target].copy_(tensor[source], non_blocking=True)
 
     def wait(self) -> None:
         """Wait on the host until the copy is complete."""
@@ -64,13 +68,13 @@ class HostCopies:
             torch.cuda.current_stream().wait_event(self._copied)
 
 
-def _host_memory(like: Tensor) -> Tensor:
+def _host_memory(size: int, *, like: Tensor) -> Tensor:
     """Memory for a copy; pinned where the tensor is on a GPU.
 
     PyTorch's own pinned memory has the next power of two as its size, and is touched by one thread: 5.5 s for 6 GiB on
     the host of an H200, where touching it by all threads and registering it took 0.8 s.
     """
-    held = torch.zeros(like.shape, dtype=like.dtype)
+    held = torch.zeros(size, dtype=like.dtype)
     if like.is_cuda and held.nbytes:
         cudart, address = torch.cuda.cudart(), held.data_ptr()
         torch.cuda.check_error(int(cudart.cudaHostRegister(address, held.nbytes, 0)))

@@ -46,9 +46,9 @@ class Copy(NamedTuple):
 
 
 def load_state(folder: Location, owned: Mapping[str, Owned], *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What a rank of any layout owns, in host memory: name -> flat tensor of its runs; see `load_into`."""
+    """What a rank of any layout owns, in host memory: name -> its runs, one after the other; see `load_into`."""
     state = {name: torch.empty(runs.size, dtype=dtype) for name, runs in owned.items()}
-    load_into(state, folder, owned=owned)
+    load_into(state, folder, owned={name: runs.packed() for name, runs in owned.items()})
     return state
 
 
@@ -56,8 +56,8 @@ def load_into(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[s
     """Read what a rank of any layout owns.
 
     Args:
-        state: name -> flat tensor of its runs, one after the other, on any device; padding becomes 0.
-        owned: the runs that each of them is made of.
+        state: name -> flat tensor that its runs lie in, on any device; padding becomes 0.
+        owned: these runs.
 
     Raises:
         DamageError: the checkpoint is not whole, or a slice is not what was written.
@@ -69,7 +69,8 @@ def load_into(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[s
     for name, runs in owned.items():
         slices = list(runs.slices())
         if sum(math.prod(wanted.size) for _, wanted, _ in slices) < runs.size:
-            state[name].zero_()
+            for span in runs.spans():
+                state[name][span].zero_()
         for _, wanted, first in slices:
             target = state[name][first : first + math.prod(wanted.size)].view(wanted.size)
             for piece, part in overlaps((wanted.start, wanted.size), index.tensors[f"{name}/{wanted.name}"].slices):

@@ -41,11 +41,17 @@ DTYPE_NAMES = MappingProxyType(
 
 
 class Owned(Protocol):
-    """What a rank owns of the training state: `Ownership`, or several of them one after the other."""
+    """What a rank owns of a flat tensor of the training state: see `Ownership`."""
 
     @property
     def size(self) -> int:
-        """Elements of each flat tensor of the state."""
+        """Elements owned."""
+
+    def spans(self) -> Iterator[slice]:
+        """Where the runs lie in the tensor."""
+
+    def packed(self) -> Owned:
+        """The same runs, one after the other in a tensor of their own."""
 
     def slices(self) -> Iterator[OwnedSlice]:
         """The logical rectangles of it, and where each begins."""
@@ -56,7 +62,7 @@ class Shard:
     """The part of the training state that a rank owns.
 
     Args:
-        owned: for each tensor of the state the runs of the buffers that lie in it, one after the other.
+        owned: for each tensor of the state the runs of the buffers that lie in it.
         index: axis -> this rank's place on it, for the axes along which there are copies; the first stores them.
     """
 

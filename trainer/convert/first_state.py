@@ -78,13 +78,14 @@ def first_state(config: RunConfig, vocab_size: int, *, tokenizer: TokenizerConfi
 
 
 def read_owned(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[str, Ownership]) -> None:
-    """Read what a rank of any layout owns: name -> flat tensor of its runs, one after the other; padding becomes 0."""
+    """Read what a rank of any layout owns: name -> flat tensor that its runs lie in; padding becomes 0."""
     source = open_model(folder).source
     for name, runs in owned.items():
-        target = state[name].zero_()
+        for span in runs.spans():
+            state[name][span].zero_()
         for _, part, first in runs.slices():
             found = source.read(f"{name}/{part.name}", (part.start, part.size))
-            target[first : first + math.prod(part.size)] = found.reshape(-1).to(target.dtype)
+            state[name][first : first + math.prod(part.size)] = found.reshape(-1).to(state[name].dtype)
 
 
 def _check_weights(config: RunConfig, model: ModelFolder, vocab_size: int) -> None:

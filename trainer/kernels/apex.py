@@ -76,7 +76,7 @@ def layer_norm_backward(
 
 
 def adamw_(
-    state: tuple[Tensor, Tensor, Tensor, Tensor],
+    state: tuple[Tensor, Tensor, Tensor, Tensor | None],
     gradient: Tensor,
     numbers: Tensor,
     applied: Tensor,
@@ -88,7 +88,7 @@ def adamw_(
     _extension("optimizer").multi_tensor_fused_adam_capturable(
         CHUNK,
         (~applied).int().view(1),  # 1: do nothing
-        [[weight], [first], [second], [gradient], [parameter]],
+        [[weight], [first], [second], [gradient], [weight if parameter is None else parameter]],
         numbers[0:1].contiguous(),
         numbers[1:2].contiguous(),
         beta1,

@@ -49,7 +49,7 @@ def logits_to_gradient_(logits_NV: Tensor, log_total_N: Tensor, column_N: Tensor
 
 
 def adamw_(
-    state: tuple[Tensor, Tensor, Tensor, Tensor],
+    state: tuple[Tensor, Tensor, Tensor, Tensor | None],
     gradient: Tensor,
     numbers: Tensor,
     applied: Tensor,
@@ -78,11 +78,12 @@ def adamw_(
         eps=epsilon,
         maximize=False,
     )
-    parameter.copy_(weight)
+    if parameter is not None:
+        parameter.copy_(weight)
 
 
 def sgd_(
-    state: tuple[Tensor, Tensor, Tensor],
+    state: tuple[Tensor, Tensor, Tensor | None],
     gradient: Tensor,
     numbers: Tensor,
     applied: Tensor,
@@ -106,4 +107,5 @@ def sgd_(
         nesterov=False,
         maximize=False,
     )
-    parameter.copy_(weight)
+    if parameter is not None:
+        parameter.copy_(weight)

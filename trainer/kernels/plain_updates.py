@@ -15,7 +15,7 @@ MUON_EPSILON = 1e-7  # smallest norm by which a matrix is divided before Newton-
 
 
 def adamw_(
-    state: tuple[Tensor, Tensor, Tensor, Tensor],
+    state: tuple[Tensor, Tensor, Tensor, Tensor | None],
     gradient: Tensor,
     numbers: Tensor,
     applied: Tensor,
@@ -24,7 +24,8 @@ def adamw_(
     """One AdamW update (Loshchilov and Hutter 2019, algorithm 2) of flat tensors.
 
     Args:
-        state: main weight, first and second moment, and the parameter that becomes the rounded weight.
+        state: main weight, first and second moment, and the parameter that becomes the rounded weight; None: the main
+            weight is the parameter.
         gradient: undivided.
         numbers: [5] in the main dtype: what the gradient is multiplied by, the learning rate, 1 - beta1^steps,
             1 - beta2^steps, steps.
@@ -42,11 +43,12 @@ def adamw_(
     first.copy_(torch.where(applied, new_first, first))
     second.copy_(torch.where(applied, new_second, second))
     weight.copy_(new_weight)
-    parameter.copy_(new_weight)
+    if parameter is not None:
+        parameter.copy_(new_weight)
 
 
 def sgd_(
-    state: tuple[Tensor, Tensor, Tensor],
+    state: tuple[Tensor, Tensor, Tensor | None],
     gradient: Tensor,
     numbers: Tensor,
     applied: Tensor,
@@ -57,7 +59,7 @@ def sgd_(
     The weight decay is not decoupled: it is added to the gradient.
 
     Args:
-        state: main weight, momentum, and the parameter that becomes the rounded weight.
+        state: main weight, momentum, and the parameter that becomes the rounded weight, or None.
         gradient: undivided.
         numbers: [2] in the main dtype: what the gradient is multiplied by, the learning rate.
         applied: bool scalar; nothing changes where it is False.
@@ -70,7 +72,8 @@ def sgd_(
     new_weight = torch.where(applied, weight - rate * new_first, weight)
     first.copy_(torch.where(applied, new_first, first))
     weight.copy_(new_weight)
-    parameter.copy_(new_weight)
+    if parameter is not None:
+        parameter.copy_(new_weight)
 
 
 def muon_momentum_(
@@ -91,13 +94,14 @@ def muon_momentum_(
 
 
 def muon_apply_(
-    state: tuple[Tensor, Tensor], update: Tensor, rate: Tensor, applied: Tensor, decay: float | Tensor
+    state: tuple[Tensor, Tensor | None], update: Tensor, rate: Tensor, applied: Tensor, decay: float | Tensor
 ) -> None:
-    """Move (main weight, rounded parameter) by rate times (decay * weight + update) where `applied`; flat tensors."""
+    """Move flat (main weight, rounded parameter or None) by rate times (decay * weight + update) where `applied`."""
     weight, parameter = state
     moved = weight - rate.to(weight.dtype) * (decay * weight + update)
     weight.copy_(torch.where(applied, moved, weight))
-    parameter.copy_(weight)
+    if parameter is not None:
+        parameter.copy_(weight)
 
 
 def orthogonalize(matrix: Tensor, dtype: torch.dtype, coefficients: Sequence[tuple[float, float, float]]) -> Tensor:

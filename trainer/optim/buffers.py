@@ -89,6 +89,15 @@ class Buffers:
         """Whether the rank keeps only its own runs of the gradients."""
         return self.sharding in ("gradients", "parameters")
 
+    @property
+    def has_main_weights(self) -> bool:
+        """Whether main weights are kept beside the parameters; if these are not rounded, they are the main weights."""
+        return self.parameters.values.dtype != self.main_dtype
+
+    def rounded(self, start: int, stop: int) -> Tensor | None:
+        """The parameters that are elements [start, stop), where they are rounded main weights."""
+        return self.parameters.view(start, stop) if self.has_main_weights else None
+
     def forget(self, number: int | None = None) -> None:
         """Mark the gradients of one bucket, or of all, as zero, whatever the buffers hold."""
         for mains in self._main_gradients if number is None else [self._main_gradients[number]]:

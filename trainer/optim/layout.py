@@ -154,6 +154,15 @@ class Ownership:
                 runs.append(OwnedRun(start, stop, run.first + start - run.start, run.bucket))
         return Ownership(tuple(runs))
 
+    def packed(self) -> Ownership:
+        """The same runs, one after the other in a state of their own."""
+        firsts = itertools.accumulate((run.stop - run.start for run in self.runs), initial=0)
+        return Ownership(tuple(run._replace(first=first) for run, first in zip(self.runs, firsts, strict=False)))
+
+    def spans(self) -> Iterator[slice]:
+        """Where each run lies in the state."""
+        return (slice(run.first, run.first + run.stop - run.start) for run in self.runs)
+
     def place(self, element: int) -> int:
         """The position of an owned element of the buffer in the state."""
         run = self.runs[bisect.bisect_right(self.runs, element, key=lambda run: run.start) - 1]

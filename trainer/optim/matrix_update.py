@@ -76,5 +76,4 @@ class MatrixUpdate:
         for one in self.rounds:
             for part, update in exchanged(one, direction, update=orthogonal, like=like, group=self._stage):
                 where = part.element, part.element + part.numel
-                held = view("weight", *where), buffers.parameters.view(*where)
-                kernels.muon_apply_(held, update, rate, applied, decay)
+                kernels.muon_apply_((view("weight", *where), buffers.rounded(*where)), update, rate, applied, decay)

@@ -6,9 +6,9 @@
 2. updates: the main weights by the rule of the settings (under Muon matrices by matrix_update.py). Division by the
    number of loss tokens, which no rank had to know before backward, and clipping by the global norm are one factor;
 3. gathers: starts to gather the new parameters of each bucket, in place (gathers.py); blocks wait for their own.
-A rank has the main weights and moments of the runs that it owns, or all of them under `sharding = "none"`. A step is a
-transaction: if the norm is not finite nothing changes. All of this is decided on the device: nothing here waits for the
-host.
+A rank has the main weights and moments of the runs that it owns, or all of them under `sharding = "none"`; where
+parameters are not rounded, they are the main weights. A step is a transaction: if the norm is not finite nothing
+changes. All of this is decided on the device: nothing here waits for the host.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Optimizer:
         kernels: the implementation of the update.
 
     Attributes:
-        holds: name -> the runs of the buffers that a tensor of the state covers: all parameters, or under Muon the
-            matrices, or the rest.
+        holds: name -> the runs of the buffers that this rank updates, and where they lie in a tensor of the state: of
+            all parameters, or under Muon of the matrices, or of the rest.
         owns: name -> those of them that this rank owns; the others are copies.
-        state: name -> flat tensor of these runs, concatenated (fp32, or fp64 for an fp64 model): "weight" has the main
-            weights, the others belong to the rule (kernels/updates.py).
+        state: name -> flat tensor of these runs (fp32, or fp64 for an fp64 model): "weight" has the main weights, which
+            are the buffers' parameters where these are not rounded; the others belong to the rule (kernels/updates.py).
         hooks: of the model's blocks.
     """
 
@@ -75,7 +75,7 @@ class Optimizer:
         whole = buffers.sharding == "none"
         held = buffers.layout.everything() if whole else buffers.owned
         rest = held
-        self.holds = {"weight": held}
+        self.holds = {"weight": held if buffers.has_main_weights else buffers.parameters.runs.within(held)}
         self._matrices: MatrixUpdate | None = None
         if settings.name == "muon":
             matrices, rest = held.only(matrix=True), held.only(matrix=False)
@@ -85,7 +85,10 @@ class Optimizer:
         self.holds |= dict.fromkeys(MOMENTS[self._rule], rest)
         self.owns = {name: runs.within(buffers.owned) for name, runs in self.holds.items()}
         zeros = functools.partial(torch.zeros, dtype=buffers.main_dtype, device=buffers.parameters.values.device)
-        self.state = {name: zeros(runs.size) for name, runs in self.holds.items()}
+        self.state = {
+            name: zeros(runs.size) if name != "weight" or buffers.has_main_weights else buffers.parameters.values
+            for name, runs in self.holds.items()
+        }
         self._segments = [
             [segment for run, segment in rest.segments() if run.bucket is bucket] for bucket in buffers.layout.buckets
         ]
@@ -102,6 +105,11 @@ class Optimizer:
     def owned(self) -> Ownership:
         """The part of the main weights that this rank owns."""
         return self.owns["weight"]
+
+    @property
+    def outside_buffers(self) -> list[Tensor]:
+        """The tensors of the state that have memory of their own."""
+        return [values for values in self.state.values() if values is not self.buffers.parameters.values]
 
     @property
     def steps(self) -> int:
@@ -144,9 +152,10 @@ class Optimizer:
     def publish(self) -> None:
         """Round the main weights and gather the model's parameters from all ranks."""
         self.gathers.release()
-        for run in self.holds["weight"].runs:
-            weight = self.state["weight"][run.first : run.first + run.stop - run.start]
-            self.buffers.parameters.view(run.start, run.stop).copy_(weight)
+        held = self.holds["weight"]
+        for run, span in zip(held.runs, held.spans(), strict=True):
+            if (parameters := self.buffers.rounded(run.start, run.stop)) is not None:
+                parameters.copy_(self.state["weight"][span])
         self._gather()
 
     def _gather(self) -> None:
@@ -181,7 +190,7 @@ class Optimizer:
             for start, stop, rules in self._segments[number]:
                 held = (self._view(name, start, stop) for name in names)
                 update_(
-                    (*held, self.buffers.parameters.view(start, stop)),
+                    (*held, self.buffers.rounded(start, stop)),
                     self.buffers.gradients.view(start, stop),
                     numbers,
                     applied,

@@ -81,9 +81,10 @@ def kept_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> 
     """Bytes that a rank with these parameters holds from step to step."""
     weight, gradient = element_bytes(config)
     main, total = max(weight, 4), 0
+    one = weight == main  # parameters that are not rounded are the main weights
     sharding, data = config.optimizer.sharding, plan.cp * plan.dp
     for spec in table:
-        states = len(state_names(config.optimizer.name, matrix=spec.matrix))
+        states = len(state_names(config.optimizer.name, matrix=spec.matrix)) - one
         share = -(-spec.numel // data)
         total += weight * (share if sharding == "parameters" else spec.numel)
         total += gradient * (share if sharding in ("gradients", "parameters") else spec.numel)

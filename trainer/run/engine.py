@@ -167,7 +167,10 @@ class Engine:
 
     def is_finite(self, loss: float) -> bool:
         """Whether every rank's loss, weights and moments are finite; the same answer on all ranks."""
-        extremes = [torch.stack(torch.aminmax(part)) for part in self.optimizer.state.values() if part.numel()]
+        parts = [
+            values[span] for name, values in self.optimizer.state.items() for span in self.shard.owned[name].spans()
+        ]
+        extremes = [torch.stack(torch.aminmax(part)) for part in parts if part.numel()]
         bad = torch.cat(extremes).isfinite().logical_not().any() if extremes else torch.zeros((), dtype=torch.bool)
         flag = bad.to(self.world.device, torch.float32).reshape(1) + (not math.isfinite(loss))
         return all_reduce_(flag, self.everyone, op="max").item() == 0
@@ -200,6 +203,7 @@ class Engine:
     def load(self, folder: Location) -> RunState:
         """Continue from a checkpoint of any layout; an error of one rank is raised by all."""
         run, optimizer = run_state(folder), self.optimizer
+        optimizer.gathers.release()  # of parameters, which may be the main weights
 
         def read() -> None:
             load_into(optimizer.state, folder, owned=optimizer.holds)
@@ -219,6 +223,7 @@ class Engine:
     def _read_first_state(self, folder: Location, *, moments: bool) -> None:
         """Begin with the weights of another run, or its moments, too; an error of one rank is raised by all."""
         wanted = self.optimizer.holds if moments else {"weight": self.optimizer.holds["weight"]}
+        self.optimizer.gathers.release()
 
         def read() -> RunState:
             read_owned(self.optimizer.state, folder, owned=wanted)

@@ -192,7 +192,7 @@ def held_parameters(optimizer: Optimizer, stages: Iterable[int]) -> dict[str, An
         "kept_bytes": {
             "parameters": buffers.parameters.values.nbytes,
             "gradients": buffers.gradients.values.nbytes,
-            "optimizer": sum(values.nbytes for values in optimizer.state.values()),
+            "optimizer": sum(values.nbytes for values in optimizer.outside_buffers),
         },
         "parameters": [
             {

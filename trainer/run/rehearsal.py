@@ -101,7 +101,7 @@ def run_rank(config: RunConfig, plan: Plan, *, rank: int, schedule: Schedule) ->
     plain = dataclasses.replace(config, kernels=KernelsSection())  # those of a GPU want one
     engine = Engine(plain, plan, world=recorded_world(mesh, rank, record=record), fresh=False)
     flats = (engine.buffers.parameters.values, engine.buffers.gradients.values)
-    held = (*flats, *engine.optimizer.state.values())
+    held = (*flats, *engine.optimizer.outside_buffers)
     record.events.clear()  # of building it
     few, numbers = shortened(schedule)
     engine._training = lambda count: few  # type: ignore[assignment]

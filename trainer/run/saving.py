@@ -178,9 +178,9 @@ class Saver:
                 }
                 self._tell("save waited", facts, "")
         engine, world = self._engine, self._engine.everyone
-        best, copies, state = self._best(), engine.copies, engine.optimizer.state
+        best, copies, shard, state = self._best(), engine.copies, engine.shard, engine.optimizer.state
         if self._settings.background:
-            state = copies.take(state)
+            shard, state = copies.take(shard, state)
         attempt = f"{self._attempt}-{run.step}"
         target = Target(self._root, engine.with_scale(run), attempt, self._extras, self._total_bytes)
         problem = self._clear_place(target)
@@ -188,7 +188,7 @@ class Saver:
         self._in_flight = BackgroundSave(
             target,
             (world.rank, world.size),
-            shard=engine.shard,
+            shard=shard,
             state=state,
             ready=copies.wait if problem is None else partial(_fail, problem),
             after=lambda: self._prune(best),

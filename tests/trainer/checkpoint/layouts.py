@@ -90,7 +90,7 @@ def engines(layout: Layout) -> list[Engine]:
     made = [Engine(config, plan, world=world_of(config, rank, count), fresh=False) for rank in range(count)]
     for engine in made:
         for name, values in engine.optimizer.state.items():
-            values.copy_(painted(engine, name))
+            paint(engine, name, values)
     return made
 
 
@@ -101,16 +101,18 @@ def value(key: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.randperm(1 << 16, generator=generator)[: math.prod(shape)].view(shape) + 0.5
 
 
-def painted(engine: Engine, name: str) -> torch.Tensor:
-    """What a rank holds of a tensor of the state; padding 0."""
+def paint(engine: Engine, name: str, values: torch.Tensor) -> None:
+    """Write what a rank holds into a tensor of the state; padding 0."""
     buffer = torch.zeros(engine.layout.size)
     for slot in engine.layout.slots:
         for piece in slot.spec.pieces:
             box = tuple(slice(a, a + n) for a, n in zip(piece.start, piece.size, strict=True))
-            values = value(f"{name}/{piece.name}", tuple(piece.shape))[box].reshape(-1)
+            part = value(f"{name}/{piece.name}", tuple(piece.shape))[box].reshape(-1)
             first = slot.start + piece.offset
-            buffer[first : first + len(values)] = values
-    return torch.cat([buffer[run.start : run.stop] for run in engine.optimizer.holds[name].runs])
+            buffer[first : first + len(part)] = part
+    holds = engine.optimizer.holds[name]
+    for run, span in zip(holds.runs, holds.spans(), strict=True):
+        values[span] = buffer[run.start : run.stop]
 
 
 def save(root: Path, layout: Layout) -> Path:

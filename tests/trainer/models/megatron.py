@@ -135,6 +135,7 @@ def logical_tensors(found: dict[str, Tensor], shape: GPTShape) -> dict[str, Tens
 
 def load_weights(engine: Engine, weights: dict[str, Tensor]) -> None:
     """Their weights into a rank's main weights, and from there into its model, in any layout."""
+    engine.optimizer.gathers.release()
     whole, held = logical_tensors(weights, engine.plan.shape), engine.optimizer.state["weight"]
     dtype = engine.buffers.parameters.values.dtype  # main weights are copies of what it can hold
     for _, part, first in engine.optimizer.holds["weight"].slices():

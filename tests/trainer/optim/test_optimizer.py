@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
+from tests.trainer.engines import assemble, held_state, layouts, logical, microbatches, small_config
 from trainer.config.sections import MeshSection, OptimizerSection
 from trainer.kernels.table import PLAIN, choose_kernels
 from trainer.layers.base import MainGradients, add_weight_gradient
@@ -117,6 +117,7 @@ def _decayed(context):
     config = replace(small_config("gpt2"), optimizer=OptimizerSection(lr=0.1, weight_decay=0.5))
     engine = layouts(context, config)
     optimizer = engine.optimizer
+    optimizer.gathers.release()
     optimizer.state["weight"].fill_(2.0)
     optimizer.step(0.1, torch.ones(1, dtype=torch.float64))
     return logical(optimizer.owned, optimizer.state["weight"])
@@ -134,6 +135,7 @@ def _scheduled(context):
     """Two steps of a gradient of zero, with weight decays of their own."""
     section = OptimizerSection(lr=0.1, weight_decay_schedule="linear", weight_decay_end=0.3)
     engine = layouts(context, small_config("gpt2", optimizer=section))
+    engine.optimizer.gathers.release()
     engine.optimizer.state["weight"].fill_(2.0)
     for decay in (0.5, 0.25):
         engine.optimizer.step(0.1, torch.ones(1, dtype=torch.float64), weight_decay=decay)
@@ -232,7 +234,7 @@ def test_a_sum_of_squares_takes_every_element(length, dtype):
 
 def _skip(context, poison):
     engine = layouts(context, replace(small_config("llama"), mesh=MeshSection(tp=2)))
-    before = {name: x.clone() for name, x in engine.optimizer.state.items()}
+    before = held_state(engine)
     split = next(slot for slot in engine.layout.slots if not slot.spec.copies)
     finish = engine.optimizer.reducer.finish
 
@@ -244,7 +246,7 @@ def _skip(context, poison):
         if context.rank == poison:
             patch.setattr(engine.optimizer.reducer, "finish", poisoned)
         report = engine.step(microbatches(engine, 0), 1e-2).read()
-    unchanged = all(torch.equal(before[name], x) for name, x in engine.optimizer.state.items())
+    unchanged = all(torch.equal(before[name], x) for name, x in held_state(engine).items())
     after = engine.step(microbatches(engine, 0), 1e-2).read()
     return report.applied, unchanged, engine.optimizer.steps, after.applied
 

@@ -118,19 +118,19 @@ def test_sizes_are_told_in_the_unit_that_fits(count, text):
 def _held(context, config):
     engine = layouts(context, config)
     kept = (engine.buffers.parameters.values, engine.buffers.gradients.values)
-    tensors = [*kept, *engine.optimizer.state.values()]
+    tensors = [*kept, *engine.optimizer.outside_buffers]
     return sum(t.numel() * t.element_size() for t in tensors), state_bytes(config, engine.plan)
 
 
 @pytest.mark.parametrize(
     ("ranks", "tp", "dtype", "rule", "gradients", "bytes_each"),
     [
-        (1, 1, "fp32", "adamw", "main", 8 + 12),
+        (1, 1, "fp32", "adamw", "main", 8 + 8),
         (2, 2, "bf16", "adamw", "main", 6 + 12),
         (2, 1, "bf16", "adamw", "main", 6 + 12 / 2),
         (4, 1, "bf16", "adamw", "params", 4 + 12 / 4),
         (2, 1, "fp16", "adamw", "params", 4 + 12 / 2),
-        (2, 1, "fp64", "adamw", "main", 16 + 24 / 2),
+        (2, 1, "fp64", "adamw", "main", 16 + 16 / 2),
         (1, 1, "bf16", "muon", "main", None),
         (2, 1, "fp32", "muon", "main", None),
     ],

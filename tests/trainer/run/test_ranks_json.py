@@ -16,7 +16,7 @@ from trainer.run.engine import Engine
 from trainer.run.metrics import held_parameters
 
 # bytes of a parameter in fp64: (whole on each rank, divided over the ranks that share gradients)
-BYTES = {"none": (40, 0), "state": (16, 24), "gradients": (8, 32), "parameters": (0, 40)}
+BYTES = {"none": (32, 0), "state": (16, 16), "gradients": (8, 24), "parameters": (0, 32)}
 
 
 @pytest.mark.parametrize("row", ROWS[::7], ids=_name)
