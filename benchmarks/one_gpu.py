@@ -30,8 +30,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.one_gpu_megatron import ROWS as MEGATRON_ROWS
-from benchmarks.one_gpu_megatron import is_installed, megatron_step
+from benchmarks.megatron_peer import ROWS as MEGATRON_ROWS
+from benchmarks.megatron_peer import is_installed, megatron_step
 from benchmarks.one_gpu_peer import peer_step
 from trainer.config.sections import (
     DataSection,
@@ -118,7 +118,9 @@ def measure_row(name: str, shape: str, profile: str | None) -> dict[str, Any]:
         step: Callable[[], Any] = our_step(engine, batches)
     else:
         texts = [(batch.tokens_BS, batch.labels_BS) for batch in batches]
-        step = peer_step(plan.shape, texts) if name == "torch" else megatron_step(name, plan.shape, texts)
+        step = (
+            peer_step(plan.shape, texts) if name == "torch" else megatron_step(MEGATRON_ROWS[name], plan.shape, texts)
+        )
     times, losses = [], [float(step())]
     torch.cuda.synchronize()
     ready = seconds_of_process()
@@ -161,10 +163,11 @@ def kernel_table(step: Callable[[], float]) -> str:
     """The kernels of one step by their time, and the longest times in which none ran."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
         step()
         torch.cuda.synchronize()
-    events = [event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    on_device = [event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    events = [event for event in on_device if not event.name.startswith("nccl:")]  # these repeat kernels
     kernels: dict[str, list[float]] = {}
     gaps, end = [], None
     for event in sorted(events, key=lambda event: event.time_range.start):
@@ -172,12 +175,27 @@ def kernel_table(step: Callable[[], float]) -> str:
         gaps.append((event.time_range.start - (end or event.time_range.start), event.name))
         end = max(end or 0, event.time_range.end)
     spent = sorted(((sum(t), len(t), name) for name, t in kernels.items()), reverse=True)
-    lines = [f"{sum(t for t, _, _ in spent) / 1e3:.1f} ms of kernels, {sum(g for g, _ in gaps) / 1e3:.1f} ms of gaps"]
+    length = end - min(event.time_range.start for event in events)
+    busy, computing = covered(events), covered([event for event in events if not event.name.startswith("nccl")])
+    idle, communication, total = ((length - busy), (busy - computing), sum(t for t, _, _ in spent))
+    lines = [
+        f"{length / 1e3:.1f} ms: {idle / 1e3:.1f} without kernels, {communication / 1e3:.1f} of communication alone; "
+        f"{total / 1e3:.1f} ms of kernels"
+    ]
     lines += [
         f"{total / 1e3:8.2f} ms {count:5d} x {total / count:9.1f} us  {name[:120]}" for total, count, name in spent
     ]
     lines += [f"{gap:8.1f} us before {name[:120]}" for gap, name in sorted(gaps, reverse=True)[:20]]
     return "\n".join(lines) + "\n"
+
+
+def covered(events: list[Any]) -> float:
+    """Microseconds in which at least one of these kernels runs."""
+    total, end = 0.0, float("-inf")
+    for start, stop in sorted((event.time_range.start, event.time_range.end) for event in events):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total
 
 
 def measure_in_turns(shapes: list[str], names: list[str], rounds: int) -> Iterator[dict[str, Any]]:

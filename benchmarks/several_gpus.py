@@ -1,9 +1,12 @@
 """Training speed on several GPUs of one host: layouts of published shapes, each a separate torchrun.
 
-    python benchmarks/several_gpus.py [--rows llama3b-32k-cp2 ...] [--rounds 1] [--out FILE.json]
+    python benchmarks/several_gpus.py [--rows llama7b-tp2 ...] [--rounds 1] [--peers] [--out FILE.json]
+    python benchmarks/several_gpus.py --rows llama7b-tp2 --profile FOLDER
 
-A row is a shape, a layout and the microbatches of a rank; see ROWS. Tokens/s are per GPU: medians of four-step blocks,
-one wait for the device after each. Weights are drawn on the device, tokens are random and lie there.
+A row is a shape, a layout and the microbatches of a rank; see ROWS. Tokens/s are per GPU: medians of two-step blocks,
+one wait for the device after each. Weights are drawn on the device, tokens are random and lie there. With --peers each
+row that megatron-core can run is followed by it, and a table of both comes last. "llama5b" and "llama4b" are the first
+24 and 20 layers of Llama-2-7B, for GPUs of 80 GB.
 
 Where data-parallel ranks communicate, `exposed` is the part of a step in which nothing else runs meanwhile: the step,
 minus one with those collectives left out, over the step. `kept_bytes` are those of a parameter between two steps.
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -25,17 +29,19 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.one_gpu import CHUNK_STEPS, SHAPES, our_step, random_batches, random_engine, run_config
+from benchmarks.megatron_peer import Megatron, megatron_step
+from benchmarks.one_gpu import SHAPES, kernel_table, our_step, random_batches, random_engine, run_config
 from trainer.config.sections import RunConfig
 from trainer.optim import gathers, reducer
-from trainer.parallel.collectives import Group, Pending
+from trainer.parallel.collectives import Group, Pending, gather_objects
 from trainer.parallel.mesh import mesh_of
 from trainer.parallel.world import join_world
-from trainer.plan.plan import make_plan
+from trainer.plan.plan import Plan, make_plan
 
 LLAMA7B = SHAPES["llama1b"][3] | {
     "num_layers": 32,
@@ -47,6 +53,7 @@ LLAMA7B = SHAPES["llama1b"][3] | {
     "tie_embeddings": False,
     "rope_theta": 10000.0,
 }
+LLAMA5B, LLAMA4B = LLAMA7B | {"num_layers": 24}, LLAMA7B | {"num_layers": 20}
 # name -> (ranks, sequence length, micro batch, microbatches of a rank, model, keys of the sections below)
 ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "llama7b-dp2": (2, 4096, 1, 8, LLAMA7B, {}),
@@ -74,6 +81,15 @@ ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
         SHAPES["gpt1.3b"][3],
         {"tp": 2, "sequence_parallel": True, "tensor_parallel": "symmetric_memory"},
     ),
+    "llama4b-dp2": (2, 4096, 1, 8, LLAMA4B, {}),
+    "llama4b-dp2-in-turn": (2, 4096, 1, 8, LLAMA4B, {"overlap_grad_reduce": False, "overlap_param_gather": False}),
+    "llama4b-dp2-fp8": (2, 4096, 1, 8, LLAMA4B, {"fp8": "delayed"}),
+    "llama4b-dp2-gradients": (2, 4096, 1, 8, LLAMA4B, {"sharding": "gradients"}),
+    "llama4b-dp2-parameters": (2, 4096, 1, 8, LLAMA4B, {"sharding": "parameters"}),
+    "llama5b-pp2": (2, 4096, 1, 16, LLAMA5B, {"pp": 2}),
+    "llama5b-pp2-interleaved": (2, 4096, 1, 16, LLAMA5B, {"pp": 2, "schedule": "interleaved", "virtual_pipeline": 4}),
+    "llama5b-pp2-zb_h1": (2, 4096, 1, 16, LLAMA5B, {"pp": 2, "schedule": "zb_h1"}),
+    "llama5b-pp2-zb_v": (2, 4096, 1, 16, LLAMA5B, {"pp": 2, "schedule": "zb_v"}),
     "llama7b-pp2": (2, 4096, 1, 16, LLAMA7B, {"pp": 2}),
     "llama7b-pp2-interleaved": (2, 4096, 1, 16, LLAMA7B, {"pp": 2, "schedule": "interleaved", "virtual_pipeline": 4}),
     "llama7b-pp2-zb_h1": (2, 4096, 1, 16, LLAMA7B, {"pp": 2, "schedule": "zb_h1"}),
@@ -82,7 +98,8 @@ ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "llama3b-32k-tp2": (2, 32768, 1, 2, SHAPES["llama3b"][3], {"tp": 2, "sequence_parallel": True}),
 }
 SECTIONS = ("mesh", "optimizer", "precision", "kernels")  # whose keys a row may set; of one name, the first
-CHUNKS, WARMUP_CHUNKS = 4, 1
+CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 4, 2, 1
+RUN_LIMIT_S = "120"  # of the ranks of one row
 
 
 def row_config(name: str) -> RunConfig:
@@ -99,30 +116,84 @@ def row_config(name: str) -> RunConfig:
     return dataclasses.replace(config, model=type(config.model)(**model), train=train, **changed)
 
 
-def measure(name: str) -> dict[str, Any]:
-    """One rank of a row."""
+def peer_of(name: str) -> Megatron | None:
+    """What megatron-core runs beside a row; None where it has no such layout."""
+    keys = dict(ROWS[name][5])
+    keys.pop("sequence_parallel", None)  # it divides the sequence wherever tp > 1
+    schedule, chunks = keys.pop("schedule", "1f1b"), keys.pop("virtual_pipeline", 1)
+    mesh = {axis: keys.pop(axis, 1) for axis in ("tp", "pp")}
+    fp8 = keys.pop("fp8", "")
+    if keys or schedule not in ("1f1b", "interleaved"):
+        return None
+    return Megatron(optimizer="distributed", fp8=fp8, chunks=chunks, **mesh)
+
+
+def measure(name: str, *, peer: bool, profile: str) -> dict[str, Any]:
+    """One rank of a row, of ours or of the peer."""
     config, ranks = row_config(name), ROWS[name][0]
-    world = join_world(mesh_of(config, ranks))
     plan = make_plan(config, ranks, facts=None)
+    return (measure_peer if peer else measure_ours)(name, config, plan, profile=profile)
+
+
+def measure_peer(name: str, config: RunConfig, plan: Plan, *, profile: str) -> dict[str, Any]:
+    """One rank of megatron-core."""
+    rank, row = int(os.environ["RANK"]), peer_of(name)
+    assert row is not None, f"megatron-core has no {name}"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    texts = [(batch.tokens_BS, batch.labels_BS) for batch in random_batches(plan, device)]
+    step = megatron_step(row, plan.shape, texts)
+    seconds = statistics.median([chunk_seconds(step) for _ in range(CHUNKS)][WARMUP_CHUNKS:])
+    peaks: list[int] = [0] * plan.world_size
+    dist.all_gather_object(peaks, torch.cuda.max_memory_allocated())
+    write_profile(profile, f"megatron-{name}", rank, step)
+    return {
+        "row": name,
+        "of": "megatron-core",
+        **speed(plan, seconds),
+        "peak_gib": round(max(peaks) / 2**30, 2),
+        "main": rank == 0,
+    }
+
+
+def measure_ours(name: str, config: RunConfig, plan: Plan, *, profile: str) -> dict[str, Any]:
+    """One rank of ours."""
+    world = join_world(mesh_of(config, plan.world_size))
     engine = random_engine(config, plan, world)
     batches = [batch.on_context_rank(engine.cp) for batch in random_batches(plan, world.device)]
     step = our_step(engine, batches)
     seconds = statistics.median([chunk_seconds(step) for _ in range(CHUNKS)][WARMUP_CHUNKS:])
     found = {
         "row": name,
-        "tokens_per_s_per_gpu": round(plan.tokens_per_step / ranks / seconds),
-        "step_s": round(seconds, 4),
-        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+        "of": "mtrain",
+        **speed(plan, seconds),
+        "peak_gib": round(max(gather_objects(torch.cuda.max_memory_allocated(), engine.everyone)) / 2**30, 2),
         "loss": round(engine.step(batches, 1e-4).read().loss, 4),
         "main": world.is_main,
     }
+    write_profile(profile, name, world.rank, step)
     engine.optimizer.gathers.release()
     found["kept_bytes"] = round(torch.cuda.memory_allocated() / plan.parameters_per_rank, 2)
     if engine.world.groups["data"].size > 1:
         with without_data_parallel_collectives():
-            alone = statistics.median([chunk_seconds(step) for _ in range(CHUNKS - 1)])
+            alone = statistics.median([chunk_seconds(step) for _ in range(CHUNKS)][WARMUP_CHUNKS:])
         found["exposed"] = round(1 - alone / seconds, 4)
     return found
+
+
+def speed(plan: Plan, seconds: float) -> dict[str, Any]:
+    """The speed of one GPU."""
+    return {
+        "tokens_per_s_per_gpu": round(plan.tokens_per_step / plan.world_size / seconds),
+        "step_s": round(seconds, 4),
+    }
+
+
+def write_profile(folder: str, name: str, rank: int, step: Callable[[], Any]) -> None:
+    """A table of the kernels of one step of this rank, into a folder if one is given."""
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        Path(folder, f"{name}-rank-{rank}.txt").write_text(kernel_table(step))
 
 
 def chunk_seconds(step: Callable[[], Any]) -> float:
@@ -158,31 +229,68 @@ def without_data_parallel_collectives() -> Iterator[None]:
         yield
 
 
+def torchrun(name: str, *, peer: bool, profile: str) -> dict[str, Any] | None:
+    """A row of ours or of the peer in processes of its own; None, and why, if it failed."""
+    launcher = ["timeout", "--kill-after=45", RUN_LIMIT_S, sys.executable, "-m", "torch.distributed.run"]
+    launcher += ["--standalone", f"--nproc-per-node={ROWS[name][0]}", __file__, "--row", name]
+    command = [*launcher, *(["--peers"] if peer else []), "--profile", profile]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(
+            f"{name}{' of megatron-core' if peer else ''} ended with {done.returncode}",
+            done.stderr[-5000:],
+            sep="\n",
+            flush=True,
+        )
+        return None
+    found: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"row"')))
+    return found
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Medians of the rounds, and our speed over megatron-core's where both were measured."""
+    lines = ["| row | mtrain | GiB | exposed | megatron-core | GiB | ratio |", "|---|---|---|---|---|---|---|"]
+    for name in dict.fromkeys(row["row"] for row in rows):
+        cells, speeds = [name], []
+        for of in ("mtrain", "megatron-core"):
+            found = [row for row in rows if (row["row"], row["of"]) == (name, of)]
+            if found:
+                speeds.append(statistics.median(row["tokens_per_s_per_gpu"] for row in found))
+            cells += [f"{speeds[-1]:,.0f}", f"{max(row['peak_gib'] for row in found)}"] if found else ["", ""]
+            if of == "mtrain":
+                exposed = [row["exposed"] for row in found if "exposed" in row]
+                cells.append(f"{statistics.median(exposed):.1%}" if exposed else "")
+        cells.append(f"{speeds[0] / speeds[1]:.3f}" if len(speeds) == 2 else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure one row as one of its ranks, or start the ranks of all rows in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--peers", action="store_true", help="megatron-core after each row that it can run")
+    parser.add_argument("--profile", default="", help="folder for a table of kernels of each rank")
     parser.add_argument("--out", help="file for all rows as JSON")
     parser.add_argument("--row", choices=ROWS, help="measure this one; started by torchrun")
     arguments = parser.parse_args()
     if arguments.row:
-        found = measure(arguments.row)
+        found = measure(arguments.row, peer=arguments.peers, profile=arguments.profile)
         if found.pop("main"):
             print(json.dumps(found), flush=True)
         return
     rows = []
     for name in [name for _ in range(arguments.rounds) for name in arguments.rows]:
-        ranks = ROWS[name][0]
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__]
-        done = subprocess.run([*command, "--row", name], capture_output=True, text=True, check=False, timeout=300)
-        if done.returncode:
-            print(f"{name} ended with {done.returncode}", done.stderr[-3000:], sep="\n", flush=True)
-            continue
-        rows.append(json.loads(done.stdout.splitlines()[-1]))
-        print(json.dumps(rows[-1]), flush=True)
-        if arguments.out:
-            Path(arguments.out).write_text(json.dumps(rows, indent=1) + "\n")
+        for peer in (False, True) if arguments.peers and peer_of(name) else (False,):
+            found = torchrun(name, peer=peer, profile=arguments.profile)
+            if found is None:
+                continue
+            rows.append(found)
+            print(json.dumps(found), flush=True)
+            if arguments.out:
+                Path(arguments.out).write_text(json.dumps(rows, indent=1) + "\n")
+    print(table(rows))
 
 
 if __name__ == "__main__":

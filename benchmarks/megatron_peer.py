@@ -1,0 +1,222 @@
+"""megatron-core with Transformer Engine's layers, a peer of one_gpu.py and several_gpus.py: as a careful user runs it.
+
+bf16 parameters, fp32 main gradients and weights, fused attention, RoPE, SwiGLU and cross-entropy, weight gradients
+added by the product itself, megatron-core's own schedules, optimizer and clipping; gradients and parameters of
+data-parallel ranks travel during computation. Written against megatron-core 0.16.1 and Transformer Engine 2.11; neither
+is a dependency, so both are imported where a row of theirs begins. The head's product wants apex's
+`fused_weight_gradient_mlp_cuda`; where apex is missing, torch's product takes its name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from trainer.models.gpt_shape import GPTShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Megatron:
+    """What a row of megatron-core is run with.
+
+    Args:
+        optimizer: "distributed": flat shards; "fused": and Adam's kernel writes the bf16 parameters.
+        fp8: its recipe, "": none.
+        tp, pp: ranks; with tp > 1 the sequence is divided too. chunks: of the model on each rank of a pipeline.
+    """
+
+    optimizer: Literal["plain", "distributed", "fused"] = "plain"
+    fp8: str = ""
+    tp: int = 1
+    pp: int = 1
+    chunks: int = 1
+
+
+ROWS = {  # of one GPU; there a shard is everything
+    "megatron": Megatron(),
+    "megatron-distributed": Megatron(optimizer="distributed"),
+    "megatron-fused": Megatron(optimizer="fused"),
+    "megatron-fp8": Megatron(fp8="delayed"),
+    "megatron-fp8-fused": Megatron(fp8="delayed", optimizer="fused"),
+    "megatron-fp8-current": Megatron(fp8="tensorwise"),
+}
+
+
+def is_installed() -> bool:
+    """Whether megatron-core and Transformer Engine can be found."""
+    return all(importlib.util.find_spec(name) for name in ("megatron", "transformer_engine"))
+
+
+def megatron_step(row: Megatron, shape: GPTShape, batches: list[tuple[Tensor, Tensor]]) -> Callable[[], float]:
+    """A function that trains one step on this rank's batches and gives their mean loss, 0 where this rank has none.
+
+    All ranks of torch.distributed take part; a process that no launcher started is the only one.
+    """
+    _supply_weight_gradient()
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.distributed import finalize_model_grads
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    device, (size, length) = batches[0][0].device, batches[0][0].shape
+    alone = {} if dist.is_torchelastic_launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("nccl", device_id=device, **alone)
+    parallel_state.initialize_model_parallel(
+        row.tp, row.pp, row.chunks if row.chunks > 1 else None, create_gloo_process_groups=False
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    config = _transformer_config(row, shape)
+    overlap = parallel_state.get_data_parallel_world_size() > 1
+    optimizer_config = _optimizer_config(OptimizerConfig, row.optimizer, overlap=overlap)
+    model = _model(row, config, shape, length, optimizer_config)
+    optimizer = get_megatron_optimizer(optimizer_config, model, use_gloo_process_groups=False)
+    config.grad_scale_func, config.finalize_model_grads_func = optimizer.scale_loss, finalize_model_grads
+    if overlap:
+        config.no_sync_func = [chunk.no_sync for chunk in model] if len(model) > 1 else model[0].no_sync
+    positions = torch.arange(length, device=device).expand(size, length)
+    run = get_forward_backward_func()
+
+    def mean_loss(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        mean = losses.float().mean()
+        return mean, {"loss": mean.detach()}
+
+    def forward(iterator: Any, module: Any) -> tuple[Tensor, Callable[..., Any]]:
+        tokens, labels = next(iterator)
+        return module(tokens, positions, None, labels=labels), mean_loss
+
+    def step() -> float:
+        for chunk in model:
+            chunk.zero_grad_buffer()
+        optimizer.zero_grad()
+        iterators = [iter(batches) for _ in model]
+        found = run(
+            forward_step_func=forward,
+            data_iterator=iterators if len(model) > 1 else iterators[0],
+            model=model if len(model) > 1 else model[0],
+            num_microbatches=len(batches),
+            seq_length=length,
+            micro_batch_size=size,
+            forward_only=False,
+        )
+        optimizer.step()
+        return torch.stack([microbatch["loss"] for microbatch in found]).mean() if found else 0.0
+
+    return step
+
+
+def _model(row: Megatron, config: Any, shape: GPTShape, length: int, optimizer: Any) -> list[Any]:
+    """The chunks of the model that this rank has, each ready for its data-parallel ranks."""
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+    from megatron.core.transformer.module import Float16Module
+
+    rope = {"position_embedding_type": "rope", "rotary_base": int(shape.rope.theta)}
+    reduction = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=optimizer.use_distributed_optimizer,
+        overlap_grad_reduce=parallel_state.get_data_parallel_world_size() > 1,
+        overlap_param_gather=optimizer.overlap_param_gather,
+    )
+    model = []
+    for chunk in range(row.chunks):
+        stage = chunk if row.chunks > 1 else None
+        inner = GPTModel(
+            config,
+            get_gpt_layer_with_transformer_engine_spec(),
+            shape.padded_vocab_size,
+            length,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+            share_embeddings_and_output_weights=shape.tie_embeddings,
+            vp_stage=stage,
+            **(rope if shape.position == "rope" else {"position_embedding_type": "learned_absolute"}),
+        )
+        half = Float16Module(config, inner.cuda())
+        model.append(DistributedDataParallel(config, reduction, half, disable_bucketing=chunk > 0))
+    return model
+
+
+def _transformer_config(row: Megatron, shape: GPTShape) -> Any:
+    from megatron.core.transformer.enums import AttnBackend
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    gated = shape.activation == "swiglu"
+    history = {"fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"} if row.fp8 == "delayed" else {}
+    return TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.num_heads,
+        num_query_groups=shape.num_kv_heads,
+        kv_channels=shape.head_dim,
+        ffn_hidden_size=shape.ffn_hidden_size,
+        normalization="RMSNorm" if shape.norm == "rmsnorm" else "LayerNorm",
+        layernorm_epsilon=shape.norm_epsilon,
+        gated_linear_unit=gated,
+        activation_func=F.silu if gated else F.gelu,
+        add_bias_linear=bool(shape.bias),
+        init_method_std=shape.init_std,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        pipeline_dtype=torch.bfloat16,
+        tensor_model_parallel_size=row.tp,
+        sequence_parallel=row.tp > 1,
+        pipeline_model_parallel_size=row.pp,
+        virtual_pipeline_model_parallel_size=row.chunks if row.chunks > 1 else None,
+        overlap_p2p_comm=row.chunks > 1,
+        batch_p2p_comm=row.chunks == 1,
+        deallocate_pipeline_outputs=True,
+        attention_backend=AttnBackend.auto,
+        bias_activation_fusion=True,
+        bias_dropout_fusion=True,
+        apply_rope_fusion=shape.position == "rope",
+        persist_layer_norm=True,
+        gradient_accumulation_fusion=True,
+        cross_entropy_loss_fusion=True,
+        cross_entropy_fusion_impl="te",
+        **({"fp8": "hybrid", "fp8_recipe": row.fp8, **history} if row.fp8 else {}),
+    )
+
+
+def _optimizer_config(kind: Callable[..., Any], name: str, *, overlap: bool) -> Any:
+    return kind(
+        optimizer="adam",
+        lr=1e-4,
+        min_lr=1e-4,
+        weight_decay=0.1,
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        clip_grad=1.0,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        use_distributed_optimizer=name != "plain",
+        overlap_param_gather=overlap and name != "plain",
+        use_precision_aware_optimizer=name == "fused",
+    )
+
+
+def _supply_weight_gradient() -> None:
+    """apex's product for the head's weight, from torch's where apex is missing."""
+    name = "fused_weight_gradient_mlp_cuda"
+    if importlib.util.find_spec(name):
+        return
+
+    def wgrad_gemm_accum_fp32(inputs: Tensor, gradient: Tensor, weight_gradient: Tensor) -> None:
+        left, right = gradient.flatten(0, -2).t(), inputs.flatten(0, -2)
+        torch.addmm(weight_gradient, left, right, out_dtype=torch.float32, out=weight_gradient)
+
+    module: Any = importlib.util.module_from_spec(ModuleSpec(name, None))
+    module.wgrad_gemm_accum_fp32 = wgrad_gemm_accum_fp32
+    sys.modules[name] = module
