@@ -109,6 +109,19 @@ def test_losses_do_not_depend_on_the_layout(ranks, tp, sequence_parallel, corpor
     assert alone[20][0] < alone[1][0] - 1
 
 
+@pytest.mark.parametrize("samples", [1, 5])
+def test_ranks_with_uneven_shares_of_a_validation_set_gather_parameters_together(samples, corpora, tmp_path):
+    """Of 5 samples in microbatches of 2, rank 0 has two microbatches and rank 1 one; of 1 sample rank 1 has none."""
+    config = _config(corpora, tmp_path / "alone", steps=2)
+    config = replace(config, train=replace(config.train, eval_interval=1, eval_samples=samples))
+    run_ranks(_train, 1, config)
+    sharded = replace(config.optimizer, sharding="parameters")
+    run_ranks(_train, 2, replace(config, run=replace(config.run, folder=str(tmp_path / "ranks")), optimizer=sharded))
+    alone, other = _curve(tmp_path / "alone"), _curve(tmp_path / "ranks")
+    for step in (1, 2):
+        assert other[step][2]["held"] == pytest.approx(alone[step][2]["held"], rel=1e-5)
+
+
 def test_ranks_json_tells_what_each_rank_holds(corpora, tmp_path):
     run_ranks(_train, 1, _config(corpora, tmp_path / "alone", steps=1))
     run_ranks(_train, 2, _config(corpora, tmp_path / "halves", tp=2, sequence_parallel=True, steps=1))
