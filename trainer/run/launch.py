@@ -87,7 +87,7 @@ def preflight(config: RunConfig, world_size: int, *, where: str, progress: Progr
     Raises:
         UsageError: all problems at once. MdataError: the data is damaged.
     """
-    found = survey(config, world_size, progress=progress)
+    found = survey(config, world_size, progress=progress, every_byte=False)  # rank 0 compares the bytes
     if found.problems:
         raise found.error(where)
 
@@ -113,14 +113,17 @@ class Survey:
         return problems_error(where, self.problems, fix=nearest_layout_text(self.nearest))
 
 
-def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT) -> Survey:
+def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT, every_byte: bool = True) -> Survey:
     """All problems of a configuration with its mesh, its data, its folder and its checkpoints, in storage or not.
+
+    Args:
+        every_byte: whether checkpoint.load="latest-valid" compares every byte, or only what is fast to read.
 
     Raises:
         MdataError: the data or the checkpoint is damaged.
     """
     from trainer.run.data import open_data
-    from trainer.run.resume import find_start
+    from trainer.run.resume import find_start, found_by_one
 
     addresses = list(_address_problems(config))
     found = [*_folder_problems(config), *addresses]
@@ -129,7 +132,7 @@ def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT) -
         data = open_data(config, progress=progress)
         facts = data.facts
         if not addresses:
-            start = find_start(config, data)
+            start = find_start(config, data, found=found_by_one(config, every_byte=every_byte))
             if not isinstance(root := checkpoints_folder(config), Path):
                 try_to_write(root)
     except UsageError as error:

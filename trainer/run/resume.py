@@ -221,13 +221,25 @@ def first_done(config: RunConfig, first: FirstState) -> Done:
     )
 
 
-def found_by_all(config: RunConfig, world: World) -> Found:
-    """The checkpoint to go on from; where every byte of it has to be compared, rank 0 does that for all."""
+def found_by_one(config: RunConfig, *, every_byte: bool = True) -> Found:
+    """The checkpoint to go on from, as checkpoint.load says.
+
+    Args:
+        every_byte: see `find_valid`.
+
+    Raises:
+        DamageError: there are checkpoints and none of them can be used.
+    """
     root = checkpoints_folder(config)
+    return find_checkpoint(root) if config.checkpoint.load == "latest" else find_valid(root, every_byte=every_byte)
+
+
+def found_by_all(config: RunConfig, world: World) -> Found:
+    """The same on every rank; where every byte has to be compared, rank 0 does that for all."""
     if config.checkpoint.load == "latest":
-        return find_checkpoint(root)
+        return found_by_one(config)
     found = together(
-        world.groups["world"], lambda: find_valid(root) if world.is_main else None, doing="comparing a checkpoint"
+        world.groups["world"], lambda: found_by_one(config) if world.is_main else None, doing="comparing a checkpoint"
     )[0]
     assert found is not None, "rank 0 looks"
     return found
