@@ -154,12 +154,14 @@ def _refused(group: str, name: str, reason: str) -> UsageError:
 
 
 def float8_kernels(device: torch.device) -> tuple[Kernel, Kernel]:
-    """The kernels for rounding to FP8 and for FP8 products: Transformer Engine's on a GPU, the plain ones on a CPU.
+    """The kernels for rounding to FP8 and for FP8 products: Transformer Engine's on a GPU, otherwise the plain ones.
+
+    A rehearsal's tensors are on "meta", where the plain ones compute shapes.
 
     Raises:
         UsageError: the GPU has no FP8, or the library is missing or computes something else.
     """
-    if device.type == "cpu":
+    if device.type != "cuda":
         return float8.float8_quantize, float8.float8_product
     found = transformer_engine.float8_quantize, transformer_engine.float8_product
     if reason := transformer_engine.float8_missing(device) or float8_differences(*found, device=device):

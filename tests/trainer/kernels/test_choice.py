@@ -116,7 +116,8 @@ def test_fp8_kernels_are_compared_as_well():
 
 @pytest.mark.usefixtures("without_libraries")
 def test_fp8_on_a_gpu_needs_the_library():
-    assert float8_kernels(CPU) == (float8_quantize, float8_product)
+    for without_data in (CPU, torch.device("meta")):  # a rehearsal's
+        assert float8_kernels(without_data) == (float8_quantize, float8_product)
     with pytest.raises(
         UsageError, match=r"precision\.fp8 needs Transformer Engine .*, but it is not installed; install"
     ):
