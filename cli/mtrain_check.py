@@ -90,14 +90,13 @@ def _plan(start: Start, found: Survey, world_size: int) -> Plan:
 
 def _rehearsed(start: Start, found: Survey, plan: Plan) -> tuple[list[str], dict[str, Any]]:
     """The rehearsal as text and as JSON types."""
-    from trainer.plan.memory import activation_bytes_per_stage
+    from trainer.plan.memory import rank_bytes
     from trainer.run.rehearsal import rehearse
     from trainer.run.saving import checkpoint_bytes
 
     config = start.config
     result = rehearse(config, plan)
-    kept = activation_bytes_per_stage(config, plan)
-    totals = [state + more for state, more in zip(result.state_bytes, kept, strict=True)]
+    totals = [rank.total for rank in rank_bytes(config, plan, kept=result.kept_bytes)]
     needed = checkpoint_bytes(config, plan)
     facts = {
         "rehearsal": dataclasses.asdict(result),

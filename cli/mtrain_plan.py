@@ -121,7 +121,7 @@ def _schedule_lines(config: RunConfig, plan: Plan) -> list[str]:
     from trainer.errors import size_text
     from trainer.pipeline.actions import stages_of
     from trainer.pipeline.render import render_text
-    from trainer.plan.memory import activation_bytes_per_stage, state_bytes_per_stage
+    from trainer.plan.memory import rank_bytes
 
     layout, count = plan.pipeline, plan.num_microbatches
     shown = min(count, 2 * plan.pp)
@@ -129,13 +129,13 @@ def _schedule_lines(config: RunConfig, plan: Plan) -> list[str]:
     each = f"{count} microbatches" + (f", the grid shows a step of {shown}" if shown < count else "")
     lines = ["", f"schedule {layout.schedule}, {each}", render_text(grid, num_stages=len(layout.stage_ranks))]
     lines.append(f"bubble: {whole.bubble:.1%} of the busiest rank's work, counted in operations, without communication")
-    activations, states = activation_bytes_per_stage(config, plan), state_bytes_per_stage(config, plan)
+    memory = rank_bytes(config, plan)
     for rank, held in enumerate(plan.parameters_per_stage):
         layers = [layout.layers_per_stage[stage] for stage in stages_of(layout.stage_ranks, rank)]
         lines.append(
             f"rank {rank}: {' + '.join(map(str, layers))} layers, {held:,} parameters, "
-            f"state {size_text(states[rank])}, activations {size_text(activations[rank])}, "
-            f"idle {whole.idle[rank] / whole.step:.1%}"
+            f"state {size_text(memory[rank].state)}, activations {size_text(memory[rank].activations)}, "
+            f"in all {size_text(memory[rank].total)}, idle {whole.idle[rank] / whole.step:.1%}"
         )
     return lines
 

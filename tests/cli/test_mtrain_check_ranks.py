@@ -21,6 +21,40 @@ def test_sixteen_ranks_are_rehearsed(run_file: str, capsys: pytest.CaptureFixtur
     assert "tp 2 x cp 1 x dp 4 x pp 2" in rows[1] and "32 messages on 16 links" in rows[2]
 
 
+FP8 = ["precision.fp8=delayed", "precision.dtype=bf16", "model.hidden_size=64"]
+TP = ["mesh.tp=2", "mesh.sequence_parallel=true", "kernels.tensor_parallel=symmetric_memory"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *([f"optimizer.sharding={name}"] for name in ("none", "state", "gradients", "parameters")),
+        ["optimizer.sharding=parameters", "mesh.schedule=zb_v", "precision.dtype=bf16"],
+        ["optimizer.sharding=gradients", "mesh.schedule=interleaved", "train.global_batch=16"],
+        FP8,
+        [*FP8, "optimizer.sharding=parameters", "precision.gradients=params"],
+        [*TP, "precision.dtype=bf16"],
+    ],
+    ids=" ".join,
+)
+def test_a_rehearsal_needs_the_memory_that_the_plan_says(
+    settings: list[str],
+    run_file: str,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """But for the padding of buffers, which a rehearsal counts."""
+    words = [run_file, "data.blend=mock", "model.num_layers=4", "model.vocab_size=2000", "mesh.pp=2", *settings]
+    assert main(["check", *words, "--ranks", "8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(["plan", *words, "--nproc", "8", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    planned, activations = plan["bytes_per_pipeline_rank"], plan["activation_bytes_per_stage"]
+    states = [total - more for total, more in zip(planned, activations, strict=True)]
+    assert max(states) == plan["state_bytes"] and min(activations) > 0
+    for rehearsed, total, state in zip(found["bytes_per_pipeline_rank"], planned, states, strict=True):
+        assert total <= rehearsed <= total + 0.03 * state
+
+
 def test_what_is_lacking_is_told(
     run_file: str,  # noqa: F811
     capsys: pytest.CaptureFixture[str],

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
 from trainer.plan.check import DataFacts, check, layout_problems
 from trainer.plan.devices import GIB, Device
-from trainer.plan.memory import activation_bytes_per_stage, state_bytes_per_stage
+from trainer.plan.memory import rank_bytes
 from trainer.plan.plan import make_plan
 from trainer.plan.step_time import NETWORK, StepTime, step_time
 
@@ -136,10 +136,9 @@ def _estimated(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -
     time = step_time(
         config, plan, device=hardware.device, gpus_per_node=hardware.gpus_per_node, network=hardware.network
     )
-    held = zip(state_bytes_per_stage(config, plan), activation_bytes_per_stage(config, plan), strict=True)
     return Layout(
         config=config,
-        memory_bytes=max(map(sum, held)),
+        memory_bytes=max(rank.total for rank in rank_bytes(config, plan)),
         time=time,
         tokens_per_s=plan.tokens_per_step / time.total,
     )

@@ -1,7 +1,7 @@
 """Memory of one rank: bytes of its state and of activations; and out-of-memory errors that name both.
 
 The bytes of weights, gradients and optimizer state follow from the table of parameters, those of activations from the
-shape of the model.
+shape of the model. `rank_bytes` adds everything up; `mtrain plan` and `mtrain check` both print what it says.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from trainer.config.sections import RecomputeSection, RunConfig
 from trainer.errors import FEWER_TOKENS, OutOfMemoryError, out_of_memory_error, out_of_memory_in, size_text
@@ -24,6 +24,23 @@ from trainer.plan.stages import rank_parameters
 
 MODES: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")  # of recomputation
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}  # of an element of the model's weights
+
+
+class RankBytes(NamedTuple):
+    """The peak memory of a pipeline rank, without memory outside of tensors.
+
+    Args:
+        state: weights, gradients, optimizer state, whole buckets in use, FP8 weights and memory shared over tp.
+        activations: what the microbatches in progress hold for backward.
+    """
+
+    state: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.state + self.activations
 
 
 @contextmanager
@@ -59,16 +76,21 @@ def _less_memory(config: RunConfig, plan: Plan) -> str:
 
 
 def state_bytes(config: RunConfig, plan: Plan) -> int:
-    """Bytes of a rank's weights, gradients, main weights and moments: its memory without activations.
+    """Bytes of the state on the pipeline rank that needs most for it: its memory without activations."""
+    return max(rank.state for rank in rank_bytes(config, plan))
 
-    For the pipeline rank that needs most.
+
+def rank_bytes(config: RunConfig, plan: Plan, *, kept: Sequence[int] | None = None) -> tuple[RankBytes, ...]:
+    """The peak memory of each pipeline rank.
+
+    Args:
+        kept: bytes of each rank's buffers and optimizer state, if they were counted on tensors, which have padding;
+            None: `kept_bytes` of its parameters.
     """
-    return max(state_bytes_per_stage(config, plan))
-
-
-def state_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]:
-    """The same for each pipeline rank."""
-    return tuple(kept_bytes(config, plan, table=table) + in_use_bytes(config, table) for table in tables(config, plan))
+    of_rank = tables(config, plan)
+    counted = [kept_bytes(config, plan, table=table) for table in of_rank] if kept is None else kept
+    states = (held + working_bytes(config, plan, table=table) for held, table in zip(counted, of_rank, strict=True))
+    return tuple(map(RankBytes, states, activation_bytes_per_stage(config, plan)))
 
 
 def tables(config: RunConfig, plan: Plan) -> tuple[tuple[ParamSpec, ...], ...]:
@@ -78,7 +100,7 @@ def tables(config: RunConfig, plan: Plan) -> tuple[tuple[ParamSpec, ...], ...]:
 
 
 def kept_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> int:
-    """Bytes that a rank with these parameters holds from step to step."""
+    """Bytes of the buffers and the optimizer state that a rank with these parameters holds from step to step."""
     weight, gradient = element_bytes(config)
     main, total = max(weight, 4), 0
     one = weight == main  # parameters that are not rounded are the main weights
@@ -89,7 +111,16 @@ def kept_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> 
         total += weight * (share if sharding == "parameters" else spec.numel)
         total += gradient * (share if sharding in ("gradients", "parameters") else spec.numel)
         total += states * main * (spec.numel if sharding == "none" else share)
-    return total + float8_bytes(config, plan, table=table) + symmetric_bytes(config, plan)
+    return total
+
+
+def working_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> int:
+    """Bytes beside `kept_bytes` and activations during a step: buckets in use, FP8 weights, memory shared over tp.
+
+    A rank without others along data keeps whole buffers, whatever optimizer.sharding says.
+    """
+    buckets = in_use_bytes(config, table) if plan.cp * plan.dp > 1 else 0
+    return buckets + float8_bytes(config, plan, table=table) + symmetric_bytes(config, plan)
 
 
 def in_use_bytes(config: RunConfig, table: Sequence[ParamSpec]) -> int:

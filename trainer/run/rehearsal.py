@@ -44,21 +44,22 @@ class Rehearsal:
         num_runs: ranks that were run; each represents all ranks that do the same.
         matched: collectives and messages.
         parameters: for each pipeline rank, the most that one of its tp ranks holds, with padding.
-        state_bytes: for each pipeline rank, the largest total of weights, gradients and optimizer state on one rank.
+        kept_bytes: for each pipeline rank, the largest total of the buffers and the optimizer state that one rank holds
+            from step to step; plan/memory.py adds what a step needs beside them.
     """
 
     num_runs: int
     matched: Matched
     parameters: tuple[int, ...]
-    state_bytes: tuple[int, ...]
+    kept_bytes: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Program:
-    """One rank's communication in a step, and the bytes that it holds."""
+    """One rank's communication in a step, and the bytes that it holds from step to step."""
 
     entries: tuple[Entry, ...]
-    state_bytes: int
+    kept_bytes: int
 
 
 def rehearse(config: RunConfig, plan: Plan) -> Rehearsal:
@@ -83,14 +84,14 @@ def rehearse(config: RunConfig, plan: Plan) -> Rehearsal:
     by_stage: dict[int, int] = {}
     for rank, program in enumerate(of_rank):
         at = mesh.index("pp", rank)
-        by_stage[at] = max(by_stage.get(at, 0), program.state_bytes)
+        by_stage[at] = max(by_stage.get(at, 0), program.kept_bytes)
     return Rehearsal(
         num_runs=len(programs),
         matched=matched,
         parameters=tuple(
             max(sum(spec.numel for spec in tables[pp, tp]) for tp in range(plan.tp)) for pp in range(plan.pp)
         ),
-        state_bytes=tuple(by_stage[pp] for pp in range(plan.pp)),
+        kept_bytes=tuple(by_stage[pp] for pp in range(plan.pp)),
     )
 
 

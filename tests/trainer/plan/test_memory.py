@@ -24,7 +24,7 @@ from trainer.config.sections import MeshSection, PrecisionSection
 from trainer.errors import OutOfMemoryError, amount_asked, is_out_of_memory, out_of_memory_in, size_text
 from trainer.models.gpt import GPT
 from trainer.optim.optimizer import Optimizer
-from trainer.plan.memory import activation_bytes, explained, state_bytes
+from trainer.plan.memory import activation_bytes, explained, rank_bytes, state_bytes
 from trainer.plan.plan import make_plan
 from trainer.run import train as train_module
 from trainer.run.engine import Engine
@@ -147,6 +147,36 @@ def test_the_state_is_what_an_engine_holds(ranks, tp, dtype, rule, gradients, by
         assert said <= held <= 1.05 * said
         if bytes_each is not None:
             assert said == pytest.approx(bytes_each * make_plan(config, ranks, facts=None).parameters_per_rank)
+
+
+def _wide(**sections):
+    model = {"vocab_size": 1024, "num_layers": 4, "bias": True, "norm": "layernorm"}
+    return sound(**{"mesh": {"tp": 1}, "model": model, "precision": {"dtype": "bf16"}, **sections})
+
+
+def test_a_rank_needs_all_that_a_step_uses():
+    """By hand: FP8 weights and their transposes, shared memory of tp ranks, whole buckets, and activations."""
+
+    def needs(ranks, **sections):
+        run = _wide(**sections)
+        plan = make_plan(run, ranks, facts=None)
+        (rank,) = rank_bytes(run, plan)
+        assert rank.total == rank.state + activation_bytes(run, plan) and rank.activations > 0
+        return rank.state, plan
+
+    alone, plan = needs(1)
+    attention, mlp = 64 * (64 + 32 + 32 + 64), 3 * 64 * 192
+    float8 = {"dtype": "bf16", "fp8": "delayed"}
+    assert needs(1, precision=float8)[0] - alone == 2 * 4 * (attention + mlp)
+    assert needs(1, precision={**float8, "fp8_first_last_bf16": 1})[0] - alone == 2 * 2 * (attention + mlp)
+    assert needs(1, optimizer={"sharding": "parameters"})[0] == alone, "nobody to share with"
+    tp = {"mesh": {"tp": 2, "sequence_parallel": True}}
+    shared = needs(2, **tp, kernels={"tensor_parallel": "symmetric_memory"})[0] - needs(2, **tp)[0]
+    assert shared == 2 * (2 * 32 // 2) * 64 * 2, "two buffers of a rank's tokens"
+    whole, turns = plan.parameters_per_rank, {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    largest = 1024 * 64  # the embedding, which is also the head
+    sharded = needs(4, optimizer={"sharding": "parameters", **turns})[0]
+    assert sharded == pytest.approx(18 * whole / 4 + (4 + 2) * largest, rel=1e-3)
 
 
 # GiB that one microbatch added at most, on an H200 in bf16: rows of benchmarks/one_gpu_options.py.

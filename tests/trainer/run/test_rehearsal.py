@@ -10,8 +10,9 @@ import pytest
 from tests.trainer.engines import small_config
 from trainer.config.presets import PRESETS
 from trainer.config.sections import MeshSection, ModelSection, PrecisionSection, RunConfig
+from trainer.optim.layout import make_layout
 from trainer.parallel.matching import Matched, Mismatch
-from trainer.plan.memory import state_bytes_per_stage
+from trainer.plan.memory import kept_bytes, rank_bytes, tables
 from trainer.plan.plan import make_plan
 from trainer.run import rehearsal
 from trainer.run.rehearsal import rehearse
@@ -73,8 +74,31 @@ def test_gpt2_large_at_tp_2_and_pp_2() -> None:
     found = rehearse(config, plan)
     assert plan.padded_vocab_size == 50432 and found.parameters == (210_753_280, 209_445_120)
     assert found.matched.messages == 2 * 2 * 8 and found.matched.links == 4
-    for held, planned in zip(found.state_bytes, state_bytes_per_stage(config, plan), strict=True):
-        assert held == pytest.approx(planned, rel=1e-3), "padding of buckets"
+    for held, table in zip(found.kept_bytes, tables(config, plan), strict=True):
+        assert held == pytest.approx(kept_bytes(config, plan, table=table), rel=1e-3), "padding of buckets"
+
+
+@pytest.mark.parametrize("sharding", ["none", "state", "gradients", "parameters"])
+@pytest.mark.parametrize(
+    ("dtype", "gradients"), [("fp32", "main"), ("bf16", "main"), ("bf16", "params"), ("fp16", "params")]
+)
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_rehearsed_rank_keeps_the_planned_bytes_and_padding(
+    sharding: Any, dtype: Any, gradients: Any, ranks: int
+) -> None:
+    """With two ranks nobody shares a shard axis, so that buffers are whole whatever the sharding."""
+    config = _config(batch=8, name="llama", pp=2)
+    precision = PrecisionSection(dtype=dtype, gradients=gradients)
+    config = replace(config, precision=precision, optimizer=replace(config.optimizer, sharding=sharding))
+    plan = make_plan(config, ranks, facts=None)
+    found = rehearse(config, plan)
+    for rank, table in enumerate(tables(config, plan)):
+        least, layout = kept_bytes(config, plan, table=table), make_layout(table, {"data": plan.dp, "edp": plan.dp})
+        assert least <= found.kept_bytes[rank] <= least * layout.size / sum(spec.numel for spec in table) + 1
+    planned = [kept_bytes(config, plan, table=table) for table in tables(config, plan)]
+    padding = [held - least for held, least in zip(found.kept_bytes, planned, strict=True)]
+    both = zip(rank_bytes(config, plan, kept=found.kept_bytes), rank_bytes(config, plan), strict=True)
+    assert [counted.total - by_table.total for counted, by_table in both] == padding
 
 
 @pytest.mark.slow
