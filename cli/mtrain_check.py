@@ -72,6 +72,8 @@ def _read(arguments: argparse.Namespace) -> tuple[RunConfig, int]:
         if arguments.memory is not None:
             raise UsageError("--memory needs --ranks N", fix="add --ranks, or leave --memory out")
         return read_run_arguments(arguments)
+    if arguments.memory is not None and not 0 < arguments.memory < float("inf"):
+        raise UsageError(f"--memory is {arguments.memory}", expected="GiB of a GPU, a number above 0")
     if arguments.nproc is not None or arguments.ranks < 1:
         raise UsageError(
             "--ranks is the number of ranks of the whole run, on all machines",
@@ -108,12 +110,16 @@ def _rehearsed(start: Start, found: Survey, plan: Plan) -> tuple[list[str], dict
 
 def _lacks_memory(facts: dict[str, Any], memory: float | None) -> Iterator[str]:
     """Whether the machines have too little memory."""
-    totals = facts.get("bytes_per_pipeline_rank", [])
-    if memory is not None and max(totals) > memory * 2**30:
-        yield (
-            f"problem: pipeline rank {totals.index(max(totals))} needs {max(totals) / 2**30:.1f} GiB, more than "
-            f"--memory {memory:g}; mtrain plan with --gpus and --memory {memory:g} lists the layouts that fit"
-        )
+    from trainer.plan.memory import USABLE
+
+    needed = facts.get("bytes_per_pipeline_rank", [])
+    if memory is None or max(needed) <= (usable := int(USABLE * memory * 2**30)):
+        return
+    yield (
+        f"problem: pipeline rank {needed.index(max(needed))} needs {size_text(max(needed))}, more than the "
+        f"{size_text(usable)} ({USABLE:.0%}) of --memory {memory:g} that a run can use; mtrain plan with --gpus and "
+        f"--memory {memory:g} lists the layouts that fit"
+    )
 
 
 def _lacks_disk(start: Start, plan: Plan) -> Iterator[str]:

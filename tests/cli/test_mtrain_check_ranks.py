@@ -63,16 +63,32 @@ def test_what_is_lacking_is_told(
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     assert main(["check", run_file, "--ranks", "4", *MOCK, "--memory", "0.0001", "--json"]) == 5
     memory, disk = json.loads(capsys.readouterr().out)["lacks"]
-    assert "more than --memory 0.0001" in memory and "a checkpoint does not fit" in disk
+    assert "GiB" not in memory.split(";")[0] and "(94%) of --memory 0.0001 that a run can use" in memory
+    assert "a checkpoint does not fit" in disk
     assert main(["check", run_file, "data.blend=mock", "--nproc", "2"]) == 5
     head, disk = capsys.readouterr().out.splitlines()[:2]
     assert head.endswith("too little memory or disk with --nproc 2") and "a checkpoint does not fit" in disk
+
+
+def test_a_rehearsal_and_a_list_of_layouts_have_the_same_limit(
+    run_file: str,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """CUDA, NCCL and fragmentation take a part of the memory that a data sheet names."""
+    words = [run_file, "data.blend=mock", "model.hidden_size=512"]
+    assert main(["check", *words, "--ranks", "1", "--json"]) == 0
+    (needed,) = json.loads(capsys.readouterr().out)["bytes_per_pipeline_rank"]
+    for part, code in ((0.95, 5), (0.93, 0)):  # of the memory
+        memory = ["--memory", str(needed / part / 2**30)]
+        assert main(["check", *words, "--ranks", "1", *memory]) == code, part
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
         (["--memory", "80"], "--memory needs --ranks N"),
+        (["--ranks", "4", "--memory", "-1"], "--memory is -1.0\n  expected: GiB of a GPU, a number above 0"),
+        (["--ranks", "4", "--memory", "nan"], "--memory is nan"),
         (["--ranks", "0"], "--ranks is the number of ranks of the whole run"),
         (["--ranks", "4", "--nproc", "4"], "--ranks is the number of ranks of the whole run"),
         (["--ranks", "3", "mesh.tp=2"], "3 ranks are not a multiple of mesh.tp=2"),

@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
 from trainer.plan.check import DataFacts, check, layout_problems
 from trainer.plan.devices import GIB, Device
-from trainer.plan.memory import rank_bytes
+from trainer.plan.memory import USABLE, rank_bytes
 from trainer.plan.plan import make_plan
 from trainer.plan.step_time import NETWORK, StepTime, step_time
 
-USABLE = 0.94  # usable part of a GPU's memory: CUDA, NCCL and fragmentation take the rest
 RECOMPUTE = (RecomputeSection(), RecomputeSection(mode="selective"), RecomputeSection(mode="full"))
 LARGEST_MICRO_BATCH = 16
 SCHEDULES = ("interleaved", "zb_h1", "zb_v")  # beside 1f1b

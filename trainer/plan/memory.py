@@ -23,6 +23,7 @@ from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_parameters
 
 MODES: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")  # of recomputation
+USABLE = 0.94  # usable part of a GPU's memory: CUDA, NCCL and fragmentation take the rest
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}  # of an element of the model's weights
 
 

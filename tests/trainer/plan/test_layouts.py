@@ -20,8 +20,8 @@ from trainer.models.family import family_of
 from trainer.parallel.params import Place
 from trainer.plan.check import check
 from trainer.plan.devices import GIB, device_named
-from trainer.plan.layouts import USABLE, Hardware, find_layouts, problems_of_every_layout
-from trainer.plan.memory import activation_bytes, state_bytes
+from trainer.plan.layouts import Hardware, find_layouts, problems_of_every_layout
+from trainer.plan.memory import USABLE, activation_bytes, state_bytes
 from trainer.plan.plan import make_plan
 from trainer.plan.step_time import exposed_data_parallel, step_time
 
