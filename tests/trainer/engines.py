@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,20 @@ def microbatch(tokens_BS: torch.Tensor, labels_BS: torch.Tensor, loss_mask_BS: t
     return Microbatch(tokens_BS=tokens_BS, labels_BS=labels_BS, loss_mask_BS=loss_mask_BS)
 
 
+def with_documents(batches: Sequence[Microbatch]) -> list[Microbatch]:
+    """Documents that end inside chunks of context parallelism and on their borders; positions restart in each."""
+    whole = torch.tensor([0, 3, 8, 13, SEQUENCE], dtype=torch.int32)
+    positions = torch.arange(SEQUENCE) - torch.repeat_interleave(whole[:-1], whole.diff())
+    out = []
+    for batch in batches:
+        rows = batch.tokens_BS.shape[0]
+        ends = [whole[:-1] + SEQUENCE * row for row in range(rows)] + [torch.tensor([SEQUENCE * rows])]
+        columns = torch.arange(SEQUENCE) if batch.columns_S is None else batch.columns_S
+        places = positions[columns].expand(rows, -1).contiguous()
+        out.append(replace(batch, bounds=torch.cat(ends).int(), longest=5, positions_BS=places))
+    return out
+
+
 def logical(owned: Ownership, state: torch.Tensor) -> list[tuple[str, Any, np.ndarray]]:
     """A tensor of a rank's optimizer state as (logical name, whole shape and start, values)."""
     out = []
@@ -117,6 +132,15 @@ def assemble(parts: list[tuple[str, Any, np.ndarray]]) -> dict[str, np.ndarray]:
         target[box] = values
     assert not any(np.isnan(x).any() for x in whole.values()), "a part of a tensor is held by nobody"
     return whole
+
+
+def check_same_gradients(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    """The numerics policy for fp64 gradients of two layouts (CONTRIBUTING.md)."""
+    assert got.keys() == expected.keys()
+    largest = max(np.abs(g).max() for g in expected.values())
+    for key, reference in expected.items():
+        bound = 1e-10 * max(np.abs(reference).max(), 1e-3 * largest)
+        assert np.abs(got[key] - reference).max() <= bound, key
 
 
 def held_state(engine: Engine) -> dict[str, torch.Tensor]:

@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import SEQUENCE, assemble, layouts, logical, microbatches, reduced, small_config
+from tests.trainer.engines import (
+    SEQUENCE,
+    assemble,
+    check_same_gradients,
+    layouts,
+    logical,
+    microbatches,
+    reduced,
+    small_config,
+)
 from trainer.config.sections import MeshSection, RecomputeSection
 from trainer.models.gpt_memory import block_bytes
 from trainer.models.gpt_shape import gpt_shape
@@ -65,14 +74,6 @@ def _whole(config, ranks, documents=False):
     return results[0][0][0], assemble([part for _, parts in results for part in parts])
 
 
-def _same(got, expected):
-    assert got.keys() == expected.keys()
-    largest = max(np.abs(g).max() for g in expected.values())
-    for key, reference in expected.items():
-        bound = 1e-10 * max(np.abs(reference).max(), 1e-3 * largest)
-        assert np.abs(got[key] - reference).max() <= bound, key
-
-
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_layout_has_the_gradients_of_one_rank(name):
     """tp 4 is more than the 2, or 1, key-value heads: some are held by two or four ranks."""
@@ -80,7 +81,7 @@ def test_every_layout_has_the_gradients_of_one_rank(name):
     for tp, sequence_parallel in ((2, True), (4, False), (4, True)):
         got_loss, got = _whole(_config(OPTIONS[name], tp=tp, sequence_parallel=sequence_parallel, micro_batch=2), tp)
         assert got_loss == pytest.approx(loss, rel=1e-12)
-        _same(got, expected)
+        check_same_gradients(got, expected)
 
 
 def test_an_option_changes_the_function():
@@ -95,7 +96,7 @@ def test_documents_in_a_row_are_documents_alone(name):
     loss, expected = _whole(config, 1, documents=True)
     ((alone, parts),) = run_ranks(_documents_alone, 1, config)
     assert alone == pytest.approx(loss, rel=1e-12)
-    _same(assemble(parts), expected)
+    check_same_gradients(assemble(parts), expected)
 
 
 def _documents_alone(context, config):

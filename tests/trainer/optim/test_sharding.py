@@ -7,6 +7,8 @@ late or early; memory filled with NaN where nothing was written yet; what a rank
 
 from __future__ import annotations
 
+import gc
+import itertools
 import random
 import time
 from dataclasses import replace
@@ -21,6 +23,7 @@ import torch.distributed as dist
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import (
     assemble,
+    check_same_gradients,
     held_state,
     layouts,
     logical,
@@ -28,13 +31,15 @@ from tests.trainer.engines import (
     reduced,
     save_engine,
     small_config,
+    with_documents,
 )
 from trainer.checkpoint.folder import read_index
 from trainer.checkpoint.format import RunState
 from trainer.config.sections import PrecisionSection, RunConfig
 from trainer.optim import buffers, gathers, reducer
 from trainer.parallel import collectives
-from trainer.parallel.collectives import all_reduce_
+from trainer.parallel.collectives import Pending, all_reduce_
+from trainer.parallel.mesh import mesh_of
 from trainer.plan.memory import in_use_bytes, kept_bytes, tables
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
@@ -113,11 +118,7 @@ def test_gradients_equal_those_of_one_rank(case: str, sharding: str) -> None:
     totals, evaluated, got = _whole(config, ranks)
     np.testing.assert_allclose(totals, expected_totals, rtol=1e-12)
     np.testing.assert_allclose(evaluated, expected_loss, rtol=1e-12)
-    largest = max(np.abs(g).max() for g in expected.values())
-    assert got.keys() == expected.keys()
-    for key, reference in expected.items():
-        bound = 1e-10 * max(np.abs(reference).max(), 1e-3 * largest)
-        assert np.abs(got[key] - reference).max() <= bound, key
+    check_same_gradients(got, expected)
 
 
 def _alone(case: str) -> RunConfig:
@@ -146,7 +147,7 @@ def _late(patch: pytest.MonkeyPatch, seed: int) -> None:
     patch.setattr(collectives.Pending, "wait", late(collectives.Pending.wait))
 
 
-def _train(context: Any, config: RunConfig, seed: int | None) -> Any:
+def _train(context: Any, config: RunConfig, seed: int | None, documents: bool = False) -> Any:
     """(losses and norms, evaluations with gathers on their way, weights after three steps, the model's parameters)."""
     with pytest.MonkeyPatch.context() as patch:
         if seed is not None:
@@ -154,9 +155,11 @@ def _train(context: Any, config: RunConfig, seed: int | None) -> Any:
         engine = layouts(context, config)
         losses, evaluated = [], []
         for step in range(3):
-            report = engine.step(microbatches(engine, step), 1e-2).read()
+            batches = microbatches(engine, step)
+            batches = with_documents(batches) if documents else batches
+            report = engine.step(batches, 1e-2).read()
             losses.append((report.loss, report.grad_norm, report.applied))
-            evaluated.append(engine.evaluate(microbatches(engine, step)))
+            evaluated.append(engine.evaluate(batches))
         engine.optimizer.gathers.whole()
         parameters = {name: parameter.detach().double().numpy() for name, parameter in engine.model.named_parameters()}
         return losses, evaluated, logical(engine.optimizer.owned, engine.optimizer.state["weight"]), parameters
@@ -259,48 +262,58 @@ def test_what_memory_held_before_does_not_count(options: dict[str, Any], shardin
     assert all(np.isfinite(losses).all() for losses, *_ in other)
 
 
-# dtype, gradients, sharding -> bytes of a parameter that are whole on a rank, and those that are divided
+# dtype, gradients -> bytes of a parameter, of its gradient, of main weight and moments
 BYTES = {
-    ("fp32", "main", "none"): (16, 0),
-    ("bf16", "main", "none"): (18, 0),
-    ("fp16", "params", "none"): (16, 0),
-    ("fp32", "main", "state"): (8, 8),
-    ("bf16", "main", "state"): (6, 12),
-    ("fp16", "params", "state"): (4, 12),
-    ("bf16", "main", "gradients"): (2, 16),
-    ("bf16", "params", "gradients"): (2, 14),
-    ("bf16", "main", "parameters"): (0, 18),
-    ("fp32", "main", "parameters"): (0, 16),
+    ("fp32", "main"): (4, 4, 8),
+    ("bf16", "main"): (2, 4, 12),
+    ("bf16", "params"): (2, 2, 12),
+    ("fp16", "main"): (2, 4, 12),
+    ("fp16", "params"): (2, 2, 12),
 }
+# sharding -> which of them are divided
+DIVIDED = {"none": (0, 0, 0), "state": (0, 0, 1), "gradients": (0, 1, 1), "parameters": (1, 1, 1)}
 
 
-def _kept(context: Any, config: RunConfig) -> tuple[int, dict[str, Any], int]:
-    """(bytes of the storages that exist after two steps, what ranks.json says, the estimate)."""
-    engine = layouts(context, config)
-    for step in range(2):
-        engine.step(microbatches(engine, step), 1e-2)
-    engine.optimizer.gathers.release()
-    kept, optimizer = engine.buffers, engine.optimizer
-    tensors = [kept.parameters.values, kept.gradients.values, *optimizer.outside_buffers]
-    tensors += [*kept.bucket_parameters, *kept.bucket_gradients, *engine.model.parameters()]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    (table,) = tables(config, engine.plan)
-    return sum(storages.values()), held_parameters(optimizer, [0]), kept_bytes(config, engine.plan, table=table)
+def _storages() -> dict[int, int]:
+    """Bytes of every tensor's memory in this process, by its address."""
+    gc.collect()
+    # type, because isinstance asks lazy objects of other libraries for their class
+    tensors = [found for found in gc.get_objects() if type(found) in (torch.Tensor, torch.nn.Parameter)]
+    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
-@pytest.mark.parametrize("case", BYTES, ids=" ".join)
-def test_the_bytes_that_a_rank_keeps_are_those_of_the_table(case: tuple[str, str, str]) -> None:
-    dtype, gradients, sharding = case
-    whole, divided = BYTES[case]
-    ranks = 4
-    config = _config("llama", dtype=dtype, sharding=sharding, bucket_size=0)
-    config = replace(config, precision=PrecisionSection(dtype=dtype, gradients=gradients))
-    count = make_plan(config, ranks, facts=None).parameters_per_rank
-    for held, said, estimate in run_ranks(_kept, ranks, config):
-        assert estimate == count * (whole + divided / ranks)
-        assert estimate <= held <= 1.03 * estimate, "but for the padding of buckets"
-        assert sum(said["kept_bytes"].values()) == held
-        assert said["owned_elements"] == said["buffer_elements"] / ranks
+def _kept(context: Any, configs: list[RunConfig]) -> list[tuple[int, dict[str, Any], int]]:
+    """Of each: (bytes of all tensors that two steps leave, what ranks.json says, the estimate)."""
+    world, found = context.join(mesh_of(configs[0], context.world)), []
+    for config in configs:
+        before = _storages()
+        engine = Engine(config, make_plan(config, context.world, facts=None), world=world)
+        for step in range(2):
+            engine.step(microbatches(engine, step), 1e-2)
+        engine.optimizer.gathers.release()
+        held = sum(size for address, size in _storages().items() if address not in before)
+        (table,) = tables(config, engine.plan)
+        found.append((held, held_parameters(engine.optimizer, [0]), kept_bytes(config, engine.plan, table=table)))
+        del engine
+    return found
+
+
+def test_the_bytes_that_a_rank_keeps_are_those_of_the_table() -> None:
+    ranks, cases = 4, list(itertools.product(BYTES, SHARDINGS))
+    configs = []
+    for (dtype, gradients), sharding in cases:
+        config = _config("llama", dtype=dtype, sharding=sharding, bucket_size=0)
+        model = replace(config.model, hidden_size=128, ffn_hidden_size=256, num_layers=4)
+        precision = PrecisionSection(dtype=dtype, gradients=gradients)
+        configs.append(replace(config, model=model, precision=precision))
+    count = make_plan(configs[0], ranks, facts=None).parameters_per_rank
+    for rank in run_ranks(_kept, ranks, configs):
+        for (kind, sharding), (held, said, estimate) in zip(cases, rank, strict=True):
+            each = zip(BYTES[kind], DIVIDED[sharding], strict=True)
+            assert estimate == count * sum(size / ranks if divided else size for size, divided in each)
+            assert estimate <= held <= 1.03 * estimate, (kind, sharding)
+            assert estimate <= sum(said["kept_bytes"].values()) <= held
+            assert said["owned_elements"] == said["buffer_elements"] / ranks
 
 
 def _saved(context: Any, config: RunConfig, root: Path) -> Any:
@@ -350,10 +363,17 @@ def test_each_form_of_sharding_continues_from_a_checkpoint_of_each_other(tmp_pat
 
 
 def _events(context: Any, config: RunConfig) -> list[str]:
-    """What the second of two steps begins, in order: passes through blocks (f0, b0), sums (s0) and gathers (g0)."""
+    """What the second of two steps does, in order: passes through blocks (f0, b0), sums and gathers that begin (s0, g0)
+    and that are waited for (S0, G0)."""
     engine = layouts(context, config)
-    engine.step(microbatches(engine, 0), 1e-2)
     events: list[str] = []
+    begun: dict[int, tuple[Pending, str]] = {}
+    wait = Pending.wait
+
+    def waited(self: Pending) -> torch.Tensor:
+        if id(self) in begun:
+            events.append(begun.pop(id(self))[1])
+        return wait(self)
 
     def noted(name: str, real: Any) -> Any:
         def call(first: Any, *rest: Any, **options: Any) -> Any:
@@ -361,14 +381,17 @@ def _events(context: Any, config: RunConfig) -> list[str]:
                 tensors = engine.buffers.bucket_gradients if name == "s" else engine.buffers.bucket_parameters
                 number = next(i for i, flat in enumerate(tensors) if flat is first)
                 events.append(f"{name}{max(engine.layout.buckets[number].blocks)}")
-            else:
-                events.append(f"{name}{first}")
+                pending = real(first, *rest, **options)
+                begun[id(pending)] = pending, events[-1].upper()
+                return pending
+            events.append(f"{name}{first}")
             return real(first, *rest, **options)
 
         return call
 
     with pytest.MonkeyPatch.context() as patch:
         hooks = engine.optimizer.hooks
+        patch.setattr(Pending, "wait", waited)
         patch.setattr(reducer, "start_reduce_scatter_", noted("s", reducer.start_reduce_scatter_))
         patch.setattr(reducer, "start_sum_", noted("s", reducer.start_sum_))
         patch.setattr(gathers, "start_all_gather_", noted("g", gathers.start_all_gather_))
@@ -376,35 +399,50 @@ def _events(context: Any, config: RunConfig) -> list[str]:
         patch.setattr(engine.optimizer.reducer, "finish", lambda: (events.append("end"), finish()))
         patch.setattr(hooks, "before_forward", noted("f", hooks.before_forward))
         patch.setattr(hooks, "before_backward", noted("b", hooks.before_backward))
+        engine.step(microbatches(engine, 0), 1e-2)
+        events.clear()
         engine.step(microbatches(engine, 1), 1e-2)
     return events
 
 
 # name -> (options, what happens); "end" is where the optimizer asks for the gradients
-TWICE = "f0 f1 f2 f3 b3 b2 b1 b0 f0 f1 f2 f3 b3"
-AHEAD = "g1 f1 g2 f2 g3 f3 b3 g2 s3 b2 g1 s2 b1 g0 s1 b0 s0"
+GATHERED = "f0 G0 f1 G1 f2 G2 f3 G3"  # each block waits for its own
+LAST = "f0 f1 f2 f3 b3 s3 b2 s2 b1 s1 b0 s0 end S3 S2 S1 S0"
+RETURNED = "b3 g2 {}s3 b2 g1 G2 S3 s2 b1 g0 G1 S2 s1 b0 G0 S1 s0"
 ORDERS: dict[str, tuple[dict[str, Any], str]] = {
-    "none": ({"sharding": "none"}, f"{TWICE} s3 b2 s2 b1 s1 b0 s0 end"),
-    "state": ({}, f"{TWICE} s3 b2 s2 b1 s1 b0 s0 end g0 g1 g2 g3"),
-    "state, in turn": ({"overlap_grad_reduce": False}, f"{TWICE} b2 b1 b0 end s3 s2 s1 s0 g0 g1 g2 g3"),
+    "none": ({"sharding": "none"}, f"f0 f1 f2 f3 b3 b2 b1 b0 {LAST}"),
+    "state": ({}, f"{GATHERED} b3 b2 b1 b0 {LAST} g0 g1 g2 g3"),
+    "state, in turn": (
+        {"overlap_grad_reduce": False},
+        f"{GATHERED} b3 b2 b1 b0 f0 f1 f2 f3 b3 b2 b1 b0 end s3 S3 s2 S2 s1 S1 s0 S0 g0 g1 g2 g3",
+    ),
+    "state, gathered in turn": (
+        {"overlap_param_gather": False},
+        f"f0 f1 f2 f3 b3 b2 b1 b0 {LAST} g0 G0 g1 G1 g2 G2 g3 G3",
+    ),
     "gradients": (
         {"sharding": "gradients"},
-        "f0 f1 f2 f3 b3 s3 b2 s2 b1 s1 b0 s0 f0 f1 f2 f3 b3 s3 b2 s2 b1 s1 b0 s0 end g0 g1 g2 g3",
+        f"{GATHERED} b3 s3 b2 S3 s2 b1 S2 s1 b0 S1 s0 "
+        "f0 f1 f2 f3 b3 S0 s3 b2 S3 s2 b1 S2 s1 b0 S1 s0 end S0 g0 g1 g2 g3",
     ),
-    "parameters": ({"sharding": "parameters"}, f"f0 g0 {AHEAD} f0 {AHEAD} end"),
+    "parameters": (
+        {"sharding": "parameters"},
+        f"f0 g0 g1 G0 f1 g2 G1 f2 g3 G2 f3 G3 {RETURNED.format('')} "
+        f"f0 g1 f1 g2 G1 f2 g3 G2 f3 G3 {RETURNED.format('S0 ')} end S0",
+    ),
     "parameters, in turn": (
         {"sharding": "parameters", "overlap_param_gather": False, "micro_batch": 2},
-        "f0 g0 f1 g1 f2 g2 f3 g3 b3 s3 b2 g2 s2 b1 g1 s1 b0 g0 s0 end",
+        "f0 g0 G0 f1 g1 G1 f2 g2 G2 f3 g3 G3 b3 s3 b2 g2 G2 S3 s2 b1 g1 G1 S2 s1 b0 g0 G0 S1 s0 end S0",
     ),
     "parameters, recomputed": (
         {"sharding": "parameters", "recompute": "full", "micro_batch": 2},
-        "f0 g0 g1 f1 g2 f2 g3 f3 b3 g2 s3 b2 g1 f2 s2 b1 g0 f1 s1 b0 s0 end",
+        "f0 g0 g1 G0 f1 g2 G1 f2 g3 G2 f3 G3 b3 g2 s3 b2 g1 G2 f2 S3 s2 b1 g0 G1 f1 S2 s1 b0 G0 S1 s0 end S0",
     ),
 }
 
 
 @pytest.mark.parametrize("case", ORDERS)
-def test_communication_begins_at_the_borders_of_blocks(case: str) -> None:
+def test_communication_begins_at_the_borders_of_blocks_and_is_waited_for_where_it_is_needed(case: str) -> None:
     """Whole gradients are summed in the last backward pass, as blocks are complete, and sharded ones in each; whole
     parameters gathered after the update, in the order of use, and sharded ones a block ahead."""
     options, expected = ORDERS[case]

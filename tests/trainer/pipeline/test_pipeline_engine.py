@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import assemble, layouts, logical, microbatches, reduced, small_config
+from tests.trainer.engines import assemble, check_same_gradients, layouts, logical, microbatches, reduced, small_config
 from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
+from trainer.errors import LostRankError
 from trainer.parallel.collectives import all_reduce_
 
 LAYERS = 5
@@ -77,11 +78,7 @@ def test_fp64_gradients_equal_those_of_one_rank(case: str) -> None:
     totals, evaluated, got = _whole(_config(name, **options), ranks)
     np.testing.assert_allclose(totals, expected_totals, rtol=1e-12)
     np.testing.assert_allclose(evaluated, expected_loss, rtol=1e-12)
-    largest = max(np.abs(g).max() for g in expected.values())
-    assert got.keys() == expected.keys()
-    for key, reference in expected.items():
-        bound = 1e-10 * max(np.abs(reference).max(), 1e-3 * largest)
-        assert np.abs(got[key] - reference).max() <= bound, key
+    check_same_gradients(got, expected)
 
 
 def _steps(context: Any, config: RunConfig) -> Any:
@@ -119,3 +116,31 @@ def test_interleaved_stages_give_the_bits_of_as_many_ranks() -> None:
         assert other == losses, schedule
         for name, values in gradients.items():
             np.testing.assert_array_equal(others[name], values, err_msg=f"{schedule} {name}")
+
+
+def _crossed(context: Any, config: RunConfig) -> str:
+    """What the second rank says if it takes the first two activations, of equal shapes, in the wrong order."""
+    engine = layouts(context, config)
+    engine.executor.wait_s, engine.executor._runs = 3.0, 1  # not as long as in a first step
+    batches = microbatches(engine, 0)
+    schedule = engine._training(len(batches))
+    if context.rank == 1:
+        swapped = {0: 1, 1: 0}
+        actions = [
+            action._replace(microbatch=swapped.get(action.microbatch, action.microbatch))
+            if action.is_message
+            else action
+            for action in schedule.actions[1]
+        ]
+        crossed = replace(schedule, actions=(schedule.actions[0], tuple(actions)))
+        engine._training = lambda _: crossed  # type: ignore[assignment]
+    try:
+        engine.add_gradients(batches)
+    except (AssertionError, LostRankError) as error:
+        return str(error)
+    return ""
+
+
+def test_crossed_messages_of_equal_shapes_are_an_error() -> None:
+    _, said = run_ranks(_crossed, 2, _config("llama", pp=2))
+    assert "waited for 1RECV_F" in said and "was sent the message" in said
