@@ -1,4 +1,4 @@
-"""`checkpoint.load = "latest-valid"` from the command line: whatever is damaged, the newest valid checkpoint is used."""
+"""`checkpoint.load = "latest-valid"` from the command line: whatever is damaged, the newest valid one is used."""
 
 from __future__ import annotations
 

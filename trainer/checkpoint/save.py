@@ -30,7 +30,7 @@ from mdata import MdataError, ResourceError
 from mdata.errors import explain_os_error
 from mdata.object_storage.uploading import put_stream
 from mdata.util import atomic_io
-from trainer.checkpoint.folder import check_written, folder_name, make_room, point_to
+from trainer.checkpoint.folder import check_written, folder_name, make_room, point_to, steps_in
 from trainer.checkpoint.format import HashedFile, RunState, dump_index, dump_part
 from trainer.checkpoint.location import Location, ObjectFolder
 from trainer.checkpoint.object_folder import put, put_all, remove_others, remove_unfinished, try_to_write
@@ -40,6 +40,7 @@ from trainer.errors import size_text
 from trainer.parallel.collectives import Group, gather_objects
 
 T = TypeVar("T")
+SPARE_BYTES = 1 << 20  # of disk space, for indexes, configurations and a tokenizer
 SYNC_BYTES = 64 << 20  # are put on the device at a time, beside the writing; smaller requests took longer
 
 
@@ -113,7 +114,7 @@ def write_part(target: Target, rank: int, *, shard: Shard, state: Mapping[str, T
     folder = target.root / target.partial_name
     folder.mkdir(parents=True, exist_ok=True)
     if rank == 0:
-        check_room(target.root, target.total_bytes)
+        _check_fits(target.root, target.total_bytes, extras=target.extras, begun=folder)
     with atomic_io.atomic_file(folder / content.name) as fd:
         written = begun = 0
         for piece in content:
@@ -192,25 +193,54 @@ def check_target(root: Location, needed_bytes: int) -> None:
             credentials, no permission.
     """
     if isinstance(root, Path):
-        check_room(root, needed_bytes)
+        _check_fits(root, needed_bytes)
     else:
         try_to_write(root)
 
 
-def check_room(root: Path, needed_bytes: int) -> None:
-    """See that a checkpoint fits beside those that are there.
+def _check_fits(
+    root: Path, slices_bytes: int, *, extras: Mapping[str, bytes] | None = None, begun: Path | None = None
+) -> None:
+    """See that a checkpoint fits beside those that are there; see `check_room`."""
+    if not slices_bytes:
+        return
+    # Headers and side indexes have some 250 bytes for each slice.
+    others = slices_bytes // 1024 + SPARE_BYTES + sum(map(len, (extras or {}).values()))
+    there = sorted(steps_in(root)) if root.is_dir() else []
+    old = f"remove an old checkpoint such as {folder_name(there[0])}, " if len(there) > 1 else ""
+    fix = f"{old}free some disk space, or set checkpoint.folder to another file system"
+    check_room(root, slices_bytes + others, what="a checkpoint", fix=fix, begun=begun)
+
+
+def check_room(place: Path, needed_bytes: int, *, what: str, fix: str, begun: Path | None = None) -> None:
+    """See that a file system has room for what is about to be written.
+
+    Args:
+        place: need not exist yet. what: is written. fix: what to do without room.
+        begun: the folder with what others have written of it already.
 
     Raises:
-        ResourceError: it does not.
+        ResourceError: it has not.
     """
-    free = shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists())).free
-    if free < needed_bytes:
+    free = shutil.disk_usage(next(path for path in (place, *place.absolute().parents) if path.is_dir())).free
+    # Looked at after what is free, so that what is written meanwhile counts twice and not never.
+    there = _bytes_in(begun) if begun else 0
+    if free + there < needed_bytes:
         raise ResourceError(
-            f"a checkpoint does not fit into {root}",
+            f"{what} does not fit into {place}",
             found=f"{size_text(free)} free",
-            expected=f"{size_text(needed_bytes)}",
-            fix="free some disk space, lower checkpoint.keep, or set checkpoint.folder to another file system",
+            expected=f"{size_text(needed_bytes - there)}",
+            fix=fix,
         )
+
+
+def _bytes_in(folder: Path) -> int:
+    """Of the files in a folder in which others write and rename them."""
+    while True:
+        try:
+            return sum(path.stat().st_size for path in folder.iterdir())
+        except FileNotFoundError:
+            continue  # it has another name now
 
 
 def together(world: Group, action: Callable[[], T], *, doing: str = "writing a checkpoint") -> list[T]:

@@ -24,10 +24,11 @@ from mdata.progress import SILENT, Progress
 from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io
 from trainer.checkpoint.location import Location
+from trainer.checkpoint.save import SPARE_BYTES, check_room
 from trainer.convert.compare import Rounded, compare_logits
 from trainer.convert.hf_folder import find_tokenizer, is_hf, open_hf, write_hf
 from trainer.convert.links import TensorInfo
-from trainer.convert.model_folder import Format, ModelFolder, check_new, check_room, num_bytes
+from trainer.convert.model_folder import Format, ModelFolder, check_new, num_bytes
 from trainer.convert.mp_rank import is_mp_rank, open_mp_rank, write_mp_rank
 from trainer.convert.native import is_native, open_native, write_native
 from trainer.convert.torch_dist import is_torch_dist, open_torch_dist
@@ -35,7 +36,6 @@ from trainer.convert.torch_dist_write import OptimizerForm, write_torch_dist
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RESULT = "conversion.json"
-_SPARE = 1 << 20  # bytes for indexes, configurations and a tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +107,8 @@ def convert(source: Location, target: Path, *, options: Options, progress: Progr
     dtype = torch.promote_types(dtype, torch.float32) if options.to == "mtrain" else dtype
     states = _states(model, options, progress.note)
     total = _written_bytes(model, states, dtype=dtype, options=options)
-    check_room(target, total + _SPARE)
+    fix = "free some space, choose another disk, or a smaller --dtype"
+    check_room(target, total + SPARE_BYTES, what="the converted model", fix=fix)
     partial = atomic_io.partial_path(target)
     shutil.rmtree(partial, ignore_errors=True)
     try:

@@ -11,14 +11,13 @@ import dataclasses
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from mdata import DamageError, ResourceError, UsageError
+from mdata import DamageError, UsageError
 from mdata.errors import few, os_errors_named
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from trainer.checkpoint.format import RunState
@@ -28,7 +27,6 @@ from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
 from trainer.convert.hf_names import logical_shapes
 from trainer.convert.links import Source, TensorInfo
-from trainer.errors import size_text
 from trainer.kernels.updates import state_names
 from trainer.models.family import family_of
 from trainer.models.gpt_shape import GPTShape, gpt_shape
@@ -139,23 +137,6 @@ def boxes(info: TensorInfo, dtype: torch.dtype, *, limit: int = CHUNK_BYTES) -> 
 def num_bytes(tensors: Mapping[str, TensorInfo], dtype: torch.dtype | None = None) -> int:
     """Of tensors, in their own dtype or in another."""
     return sum(math.prod(info.shape) * (dtype or info.dtype).itemsize for info in tensors.values())
-
-
-def check_room(target: Path, needed: int) -> None:
-    """Refuse to begin what the disk cannot hold.
-
-    Raises:
-        ResourceError: too little room.
-    """
-    folder = next(path for path in (target, *target.absolute().parents) if path.is_dir())
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise ResourceError(
-            f"there is too little disk space for {target}",
-            found=f"{size_text(free)} free",
-            expected=f"{size_text(needed)}",
-            fix="free some space, choose another disk, or a smaller --dtype",
-        )
 
 
 def check_new(target: Path) -> None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import errno
 import itertools
+import math
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,20 +28,31 @@ from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import find_valid, load_state, verify_checkpoint
 from trainer.checkpoint.location import Location
 from trainer.checkpoint.rank_file import Shard
-from trainer.checkpoint.save import Target, commit, write_part
+from trainer.checkpoint.save import Target, check_target, commit, write_part
 from trainer.models.gpt_params import parameter_table
+from trainer.models.gpt_shape import GPTShape
 from trainer.optim.layout import make_layout
 from trainer.parallel.params import Place
 
 
-def save_tiny(root: Path, step: int) -> Path:
-    """A checkpoint of two ranks with a file of a tokenizer."""
+def tiny_save(
+    root: Path, step: int, *, shape: GPTShape = SMALL
+) -> tuple[Target, list[tuple[Shard, dict[str, torch.Tensor]]]]:
+    """Where a checkpoint of two ranks with a file of a tokenizer goes, and what each rank stores."""
     run = RunState(step=step, consumed_samples=step, data_id="", data={}, optimizer_steps=step, config="")
-    target = Target(root, run, "x", {"tokenizer/vocab.json": b"{}"})
-    layout = make_layout(parameter_table(SMALL, Place()), {"data": 2, "edp": 2})
+    layout = make_layout(parameter_table(shape, Place()), {"data": 2, "edp": 2})
+    parts = []
     for rank in (0, 1):
         part = Shard({"weight": layout.owned({"data": rank, "edp": rank})}, {"tp": 0})
-        state = {"weight": torch.arange(part.owned["weight"].size) + 0.5 + step}
+        parts.append((part, {"weight": torch.arange(part.owned["weight"].size) + 0.5 + step}))
+    total = sum(4 * math.prod(one.size) for part, _ in parts for _, one, _ in part.owned["weight"].slices())
+    return Target(root, run, "x", {"tokenizer/vocab.json": b"{}"}, total), parts
+
+
+def save_tiny(root: Path, step: int) -> Path:
+    """Such a checkpoint."""
+    target, parts = tiny_save(root, step)
+    for rank, (part, state) in enumerate(parts):
         write_part(target, rank, shard=part, state=state)
     commit(target, 2)
     return target.root / target.name
@@ -219,3 +233,43 @@ def test_a_model_of_another_shape_is_told_with_its_tensors(tiny: Path) -> None:
     assert "does not fit this model at blocks." in message and "shape [" in message
     with pytest.raises(mdata.UsageError, match="momentum"):
         load_state(tiny, {"momentum": shard().owned["weight"]}, dtype=torch.float32)
+
+
+class _Disk:
+    """A file system of so many bytes, of which the files in a folder take what they hold."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.capacity = folder, 0
+        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=self.capacity - self.used()))
+
+    def used(self) -> int:
+        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+
+
+def test_what_other_ranks_have_written_is_part_of_the_checkpoint_that_has_to_fit(tmp_path, monkeypatch) -> None:
+    disk = _Disk(tmp_path, monkeypatch)
+    shape = replace(SMALL, vocab_size=1 << 20, padded_vocab_size=1 << 20)
+    for spare, fits in ((1 << 20, True), ((1 << 20) - 1, False), (0, False)):
+        target, parts = tiny_save(root := tmp_path / str(spare), 2, shape=shape)
+        disk.capacity = 1 << 40
+        write_part(target, 1, shard=parts[1][0], state=parts[1][1])
+        disk.capacity = target.total_bytes + target.total_bytes // 1024 + len(b"{}") + spare
+        if not fits:
+            with pytest.raises(mdata.ResourceError, match="a checkpoint does not fit into"):
+                write_part(target, 0, shard=parts[0][0], state=parts[0][1])
+            shutil.rmtree(root)
+            continue
+        write_part(target, 0, shard=parts[0][0], state=parts[0][1])
+        commit(target, 2)
+        verify_checkpoint(root / "step-2")
+        assert target.total_bytes < disk.used() < disk.capacity
+        shutil.rmtree(root)
+
+
+def test_only_what_is_there_is_advised_to_be_removed(tiny: Path, monkeypatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=9))
+    with pytest.raises(mdata.ResourceError, match="9 bytes free") as none:
+        check_target(tiny.parent / "run" / "checkpoints", 10)
+    assert "\n  try: free some disk space, or set checkpoint.folder to another file system" in str(none.value)
+    with pytest.raises(mdata.ResourceError, match=r"try: remove an old checkpoint such as step-2, free some disk "):
+        check_target(tiny.parent, 10)

@@ -21,6 +21,7 @@ from tests.trainer.convert.hf_models import NAMES, SIZES, save, save_tokenizer
 from tests.trainer.engines import save_engine
 from trainer.checkpoint.folder import read_index
 from trainer.checkpoint.load import verify_checkpoint
+from trainer.checkpoint.save import SPARE_BYTES
 from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunSection
 from trainer.convert import convert as converting
 from trainer.convert.convert import Options, convert, open_model
@@ -396,7 +397,7 @@ def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatc
     folder = save("llama2", tmp_path / "theirs", tokens=False)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
-    with pytest.raises(ResourceError, match="too little disk space"):
+    with pytest.raises(ResourceError, match="the converted model does not fit into"):
         convert(folder, tmp_path / "ours", options=NATIVE)
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
@@ -408,8 +409,8 @@ def test_weights_that_are_widened_need_the_room_that_they_take(tmp_path, monkeyp
     written = convert(folder, tmp_path / "ours", options=NATIVE, progress=heard)["target"]
     assert heard.total == heard.done > 100_000 and written["dtype"] == "float32"
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=converting._SPARE + heard.total - 1))
-    with pytest.raises(ResourceError, match="too little disk space"):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=SPARE_BYTES + heard.total - 1))
+    with pytest.raises(ResourceError, match="the converted model does not fit into"):
         convert(folder, tmp_path / "again", options=NATIVE)
 
 
