@@ -234,7 +234,9 @@ def torchrun(name: str, *, peer: bool, profile: str) -> dict[str, Any] | None:
     launcher = ["timeout", "--kill-after=45", RUN_LIMIT_S, sys.executable, "-m", "torch.distributed.run"]
     launcher += ["--standalone", f"--nproc-per-node={ROWS[name][0]}", __file__, "--row", name]
     command = [*launcher, *(["--peers"] if peer else []), "--profile", profile]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Megatron's own scripts set it, so that collectives are launched in turn with the products that they overlap.
+    turns = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if peer and "tp" in ROWS[name][5] else {}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | turns)
     if done.returncode:
         print(
             f"{name}{' of megatron-core' if peer else ''} ended with {done.returncode}",
