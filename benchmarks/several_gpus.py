@@ -8,6 +8,9 @@ one wait for the device after each. Weights are drawn on the device, tokens are 
 row that megatron-core can run is followed by it, and a table of both comes last. "llama5b" and "llama4b" are the first
 24 and 20 layers of Llama-2-7B, for GPUs of 80 GB.
 
+With --narrow layers have the smallest widths and rows 256 tokens, so that the GPUs have next to nothing to do: the step
+is then the time that the host needs to launch one, with the latency of its collectives.
+
 Where data-parallel ranks communicate, `exposed` is the part of a step in which nothing else runs meanwhile: the step,
 minus one with those collectives left out, over the step. `kept_bytes` are those of a parameter between two steps.
 """
@@ -99,12 +102,16 @@ ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
 }
 SECTIONS = ("mesh", "optimizer", "precision", "kernels")  # whose keys a row may set; of one name, the first
 CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 4, 2, 1
+NARROW_TOKENS = 256
 RUN_LIMIT_S = "120"  # of the ranks of one row
 
 
-def row_config(name: str) -> RunConfig:
-    """The run of a row."""
+def row_config(name: str, *, narrow: bool = False) -> RunConfig:
+    """The run of a row, or the same with next to nothing to compute."""
     ranks, length, micro_batch, microbatches, model, keys = ROWS[name]
+    if narrow:
+        length = NARROW_TOKENS
+        model = model | {"hidden_size": 16 * model["num_heads"], "ffn_hidden_size": 512, "vocab_size": 1024}
     config = run_config("llama1b")
     changed: dict[str, Any] = {name: getattr(config, name) for name in SECTIONS}
     for key, value in keys.items():
@@ -128,9 +135,9 @@ def peer_of(name: str) -> Megatron | None:
     return Megatron(optimizer="distributed", fp8=fp8, chunks=chunks, **mesh)
 
 
-def measure(name: str, *, peer: bool, profile: str) -> dict[str, Any]:
+def measure(name: str, *, peer: bool, narrow: bool, profile: str) -> dict[str, Any]:
     """One rank of a row, of ours or of the peer."""
-    config, ranks = row_config(name), ROWS[name][0]
+    config, ranks = row_config(name, narrow=narrow), ROWS[name][0]
     plan = make_plan(config, ranks, facts=None)
     return (measure_peer if peer else measure_ours)(name, config, plan, profile=profile)
 
@@ -229,11 +236,11 @@ def without_data_parallel_collectives() -> Iterator[None]:
         yield
 
 
-def torchrun(name: str, *, peer: bool, profile: str) -> dict[str, Any] | None:
+def torchrun(name: str, *, peer: bool, narrow: bool, profile: str) -> dict[str, Any] | None:
     """A row of ours or of the peer in processes of its own; None, and why, if it failed."""
     launcher = ["timeout", "--kill-after=45", RUN_LIMIT_S, sys.executable, "-m", "torch.distributed.run"]
     launcher += ["--standalone", f"--nproc-per-node={ROWS[name][0]}", __file__, "--row", name]
-    command = [*launcher, *(["--peers"] if peer else []), "--profile", profile]
+    command = [*launcher, *(["--peers"] if peer else []), *(["--narrow"] if narrow else []), "--profile", profile]
     # Megatron's own scripts set it, so that collectives are launched in turn with the products that they overlap.
     turns = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if peer and "tp" in ROWS[name][5] else {}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | turns)
@@ -273,19 +280,20 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--peers", action="store_true", help="megatron-core after each row that it can run")
+    parser.add_argument("--narrow", action="store_true", help="the same rows with next to nothing to compute")
     parser.add_argument("--profile", default="", help="folder for a table of kernels of each rank")
     parser.add_argument("--out", help="file for all rows as JSON")
     parser.add_argument("--row", choices=ROWS, help="measure this one; started by torchrun")
     arguments = parser.parse_args()
     if arguments.row:
-        found = measure(arguments.row, peer=arguments.peers, profile=arguments.profile)
+        found = measure(arguments.row, peer=arguments.peers, narrow=arguments.narrow, profile=arguments.profile)
         if found.pop("main"):
             print(json.dumps(found), flush=True)
         return
     rows = []
     for name in [name for _ in range(arguments.rounds) for name in arguments.rows]:
         for peer in (False, True) if arguments.peers and peer_of(name) else (False,):
-            found = torchrun(name, peer=peer, profile=arguments.profile)
+            found = torchrun(name, peer=peer, narrow=arguments.narrow, profile=arguments.profile)
             if found is None:
                 continue
             rows.append(found)
