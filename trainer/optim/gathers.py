@@ -26,10 +26,7 @@ class ParameterGathers:
     def __init__(self, buffers: Buffers, groups: Mapping[str, Group], *, overlap: bool) -> None:
         self.buffers, self.groups, self.overlap = buffers, groups, overlap
         self._buckets = buffers.layout.buckets
-        self._of_block: dict[int, list[int]] = {}
-        for number, bucket in enumerate(self._buckets):
-            for block in bucket.blocks:
-                self._of_block.setdefault(block, []).append(number)
+        self._of_block = buffers.layout.of_block
         self._pending: dict[int, Pending] = {}
         self._in_memory: set[int] = set()  # sharded buckets that were gathered, or are on their way
         self._backward: int | None = None  # the block whose backward pass is running

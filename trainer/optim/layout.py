@@ -103,6 +103,15 @@ class BufferLayout:
         """All parameters in buffer order."""
         return tuple(slot for bucket in self.buckets for slot in bucket.slots)
 
+    @property
+    def of_block(self) -> dict[int, list[int]]:
+        """The numbers of the buckets with parameters of each block."""
+        found: dict[int, list[int]] = {}
+        for number, bucket in enumerate(self.buckets):
+            for block in bucket.blocks:
+                found.setdefault(block, []).append(number)
+        return found
+
     def owned(self, index: Mapping[str, int]) -> Ownership:
         """The runs owned by the rank at these positions on the shard axes."""
         runs, first = [], 0

@@ -35,10 +35,7 @@ class GradientReducer:
         self.buffers, self.groups, self.overlap, self.shrink = buffers, groups, overlap, shrink
         self._held = held
         self._buckets = buffers.layout.buckets
-        self._of_block: dict[int, list[int]] = {}
-        for number, bucket in enumerate(self._buckets):
-            for block in bucket.blocks:
-                self._of_block.setdefault(block, []).append(number)
+        self._of_block = buffers.layout.of_block
         self._missing = [set(bucket.blocks) for bucket in self._buckets]  # blocks, by bucket
         self._pending: dict[int, Pending] = {}
         self._reduced: set[int] = set()  # buckets whose own run already has part of this step's gradient
