@@ -2,7 +2,7 @@
 
 What a folder is, is seen from its files. The target is written under a hidden name beside its final one, compared with
 the source (`compare.py`) and renamed: what has the final name is whole. conversion.json in it says where it comes from
-and what the comparison gave. At most one piece of one tensor is in memory, and what the source holds of it.
+and what the comparison gave. A few pieces of one tensor are in memory, and what the source holds of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainer.convert.compare import Rounded, compare_logits
 from trainer.convert.hf_folder import find_tokenizer, is_hf, open_hf, write_hf
 from trainer.convert.links import TensorInfo
 from trainer.convert.model_folder import Format, ModelFolder, check_new, num_bytes
-from trainer.convert.mp_rank import is_mp_rank, open_mp_rank, write_mp_rank
+from trainer.convert.mp_rank import is_mp_rank, open_mp_rank, scratch_bytes, write_mp_rank
 from trainer.convert.native import is_native, open_native, write_native
 from trainer.convert.torch_dist import is_torch_dist, open_torch_dist
 from trainer.convert.torch_dist_write import OptimizerForm, write_torch_dist
@@ -107,8 +107,9 @@ def convert(source: Location, target: Path, *, options: Options, progress: Progr
     dtype = torch.promote_types(dtype, torch.float32) if options.to == "mtrain" else dtype
     states = _states(model, options, progress.note)
     total = _written_bytes(model, states, dtype=dtype, options=options)
+    scratch = scratch_bytes(model, dtype=dtype, tp=options.tp, pp=options.pp) if options.to == "mp_rank" else 0
     fix = "free some space, choose another disk, or a smaller --dtype"
-    check_room(target, total + SPARE_BYTES, what="the converted model", fix=fix)
+    check_room(target, total + scratch + SPARE_BYTES, what="the converted model", fix=fix)
     partial = atomic_io.partial_path(target)
     shutil.rmtree(partial, ignore_errors=True)
     try:

@@ -7,8 +7,9 @@ and several sources as one.
 
 from __future__ import annotations
 
-import functools
+import io
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +27,36 @@ from trainer.convert.pickles import load_item, load_metadata
 
 METADATA = ".metadata"
 _FILE = re.compile(r"[^/\\\x00]+\.distcp")
-_KEPT = 4  # chunks, so that q, k and v of one are read once
+_KEPT_BYTES = 64 << 20  # of chunks, or a larger one, so that q, k and v of one are read once
+
+
+class _Window(io.RawIOBase):
+    """A part of an open file as a file of its own, read straight into the memory that wants it."""
+
+    def __init__(self, fd: int, begin: int, *, size: int) -> None:
+        super().__init__()
+        self._fd, self._begin, self._size, self._at = fd, begin, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = memoryview(buffer)[: max(0, self._size - self._at)]
+        done = 0
+        while done < len(wanted) and (got := os.preadv(self._fd, [wanted[done:]], self._begin + self._at + done)):
+            done += got
+        self._at += done
+        return done
 
 
 class ChunkSource:
@@ -51,7 +81,7 @@ class ChunkSource:
                 continue
             self.tensors[name] = TensorInfo(tuple(entry.size), entry.properties.dtype)
             self._chunks[name] = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks]
-        self._read_chunk = functools.lru_cache(maxsize=_KEPT)(self._load_chunk)
+        self._kept: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self._check_files()
 
     def starts(self, name: str) -> list[tuple[int, ...]]:
@@ -64,8 +94,8 @@ class ChunkSource:
 
     def read(self, name: str, box: Rectangle) -> Tensor:
         """See `Source`."""
-        out = torch.zeros(box[1], dtype=self.tensors[name].dtype)
-        covered = 0
+        out: Tensor | None = None
+        covered, wanted = 0, math.prod(box[1])
         for start, size in self._chunks[name]:
             low = tuple(max(a, b) for a, b in zip(start, box[0], strict=True))
             high = tuple(min(a + n, b + m) for a, n, b, m in zip(start, size, box[0], box[1], strict=True))
@@ -73,12 +103,27 @@ class ChunkSource:
                 chunk = self._read_chunk(name, start, size)
                 there = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, box[0], strict=True))
                 here = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, start, strict=True))
-                out[there] = chunk[here]
-                covered += math.prod(b - a for a, b in zip(low, high, strict=True))
-        if covered != out.numel():
-            found = f"{covered} elements of {out.numel()}"
+                part = chunk[here]
+                if part.numel() == wanted:
+                    return part
+                out = torch.zeros(box[1], dtype=chunk.dtype) if out is None else out
+                out[there] = part
+                covered += part.numel()
+        if out is None or covered != wanted:
+            found = f"{covered} elements of {wanted}"
             raise DamageError(f"{self._folder} does not hold all of {name}", found=found, fix="restore the folder")
         return out
+
+    def _read_chunk(self, name: str, start: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
+        """A chunk, which is kept; of the others those that were used last."""
+        found = self._kept.pop((name, start), None)
+        if found is None:
+            room = _KEPT_BYTES - math.prod(size) * self.tensors[name].dtype.itemsize
+            while self._kept and sum(chunk.nbytes for chunk in self._kept.values()) > room:
+                del self._kept[next(iter(self._kept))]
+            found = self._load_chunk(name, start, size)
+        self._kept[name, start] = found
+        return found
 
     def _load_chunk(self, name: str, start: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
         found = self._load(name, start)
@@ -90,9 +135,8 @@ class ChunkSource:
     def _load(self, name: str, start: tuple[int, ...]) -> Any:
         info = self._where[name, start]
         path = self._folder / info.relative_path
-        with os_errors_named("reading a checkpoint"), path.open("rb") as file:
-            file.seek(info.offset)
-            return load_item(file.read(info.length), where=f"{name} in {path}")
+        with os_errors_named("reading a checkpoint"), path.open("rb", buffering=0) as file:
+            return load_item(_Window(file.fileno(), info.offset, size=info.length), where=f"{name} in {path}")
 
     def _check_files(self) -> None:
         """Every chunk has a place inside a file of this folder.

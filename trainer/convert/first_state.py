@@ -8,7 +8,6 @@ run/resume.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,10 +18,12 @@ from mdata.errors import few, wanted_by
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from mdata.tokenizers.registry import build_tokenizer
 from trainer.checkpoint.format import RunState
+from trainer.checkpoint.load import load_into
 from trainer.checkpoint.location import Location, location_of
+from trainer.checkpoint.tiling import cut
 from trainer.config.sections import RunConfig
 from trainer.convert.convert import open_model
-from trainer.convert.model_folder import ModelFolder, expected_tensors
+from trainer.convert.model_folder import CHUNK_BYTES, ModelFolder, expected_tensors
 from trainer.convert.model_keys import effective
 from trainer.kernels.updates import state_names
 from trainer.models.family import family_of
@@ -78,14 +79,24 @@ def first_state(config: RunConfig, vocab_size: int, *, tokenizer: TokenizerConfi
 
 
 def read_owned(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[str, Ownership]) -> None:
-    """Read what a rank of any layout owns: name -> flat tensor that its runs lie in; padding becomes 0."""
-    source = open_model(folder).source
+    """Read what a rank of any layout owns: name -> flat tensor that its runs lie in; padding becomes 0.
+
+    Beside these tensors, memory holds a few pieces of CHUNK_BYTES, and what a torch_dist folder stores in one chunk.
+    """
+    model = open_model(folder)
+    if model.format == "mtrain":
+        load_into(state, model.path, owned=owned)
+        return
     for name, runs in owned.items():
+        flat = state[name]
         for span in runs.spans():
-            state[name][span].zero_()
+            flat[span].zero_()
         for _, part, first in runs.slices():
-            found = source.read(f"{name}/{part.name}", (part.start, part.size))
-            state[name][first : first + math.prod(part.size)] = found.reshape(-1).to(state[name].dtype)
+            at = first
+            for box in cut((tuple(part.start), tuple(part.size)), CHUNK_BYTES // flat.element_size()):
+                found = model.source.read(f"{name}/{part.name}", box).reshape(-1)
+                flat[at : at + found.numel()] = found
+                at += found.numel()
 
 
 def _check_weights(config: RunConfig, model: ModelFolder, vocab_size: int) -> None:

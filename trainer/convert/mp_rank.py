@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
+import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -27,7 +30,7 @@ from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.megatron_args import from_arguments, to_arguments
 from trainer.convert.megatron_folder import LATEST, Training, check_rows, iteration_folder, training_of
 from trainer.convert.megatron_names import Shard, is_ignored, megatron_links, modern_name
-from trainer.convert.model_folder import ModelFolder, Report, check_tensors
+from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, num_bytes
 from trainer.convert.mp_rank_moments import NamedMoments, named_moments
 from trainer.convert.pickles import load_torch
 from trainer.models.arithmetic import round_up
@@ -166,39 +169,74 @@ def _of_state(shard: Shard, state: str, *, within: tuple[str, ...]) -> Shard:
 
 
 def write_mp_rank(target: Path, model: ModelFolder, *, dtype: torch.dtype, tp: int, pp: int, report: Report) -> None:
-    """Write a classic checkpoint of version 3 for tp x pp ranks; memory holds one rank's part.
+    """Write a classic checkpoint of version 3 for tp x pp ranks.
+
+    torch.save wants all tensors of a file at once: they are gathered in files that are mapped into memory.
 
     Raises:
         UsageError: Megatron-LM's arguments do not express the model, or it cannot be cut so.
     """
-    shape = model.shape
-    rows = round_up(shape.vocab_size, _VOCABULARY_MULTIPLE * tp)
-    arguments = to_arguments(model.config, shape.vocab_size, padded_rows=rows, tp=tp, pp=pp)
     check_cut(model, tp=tp, pp=pp)
-    iteration = model.run.step
+    rows, iteration = _padded_rows(model, tp), model.run.step
+    arguments = to_arguments(model.config, model.shape.vocab_size, padded_rows=rows, tp=tp, pp=pp)
     for stage in range(pp):
         for rank in range(tp):
-            layers = Place(stage=stage, num_stages=pp).blocks(shape.num_layers)
-            shard = Shard(
-                layers=layers, padded_rows=rows, has_embedding=stage == 0, has_head=stage == pp - 1,
-                tied_copy=pp > 1 and stage == pp - 1, tp_rank=rank, tp_size=tp,
-            )  # fmt: skip
-            linked = Linked(model.source, [one.flipped() for one in megatron_links(shape, shard)])
-            state: dict[str, Any] = {}
-            for name, info in linked.tensors.items():
-                state[name] = linked.read(name, (tuple(0 for _ in info.shape), info.shape)).to(dtype)
-                report(state[name].numel() * dtype.itemsize)
-            state |= dict.fromkeys(_extra_states(len(layers), head=stage == pp - 1))
+            shard = _target_shard(model, rows=rows, rank=(rank, tp), stage=(stage, pp))
             part = f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if pp > 1 else "")
             folder = target / f"iter_{iteration:07d}" / part
             folder.mkdir(parents=True)
             whole = {
                 "args": argparse.Namespace(**arguments, consumed_train_samples=model.run.consumed_samples),
-                "checkpoint_version": 3.0, "iteration": iteration, "model": state,
+                "checkpoint_version": 3.0, "iteration": iteration,
             }  # fmt: skip
             with atomic_io.atomic_file(folder / FILE) as fd:
-                torch.save(whole, cast(Any, _Appended(fd)))
+                state = _gathered(folder, _of_shard(model, shard), dtype=dtype, report=report)
+                state |= dict.fromkeys(_extra_states(len(shard.layers), head=shard.has_head))
+                torch.save({**whole, "model": state}, cast(Any, _Appended(fd)))
+                del state  # before the next one's
     atomic_io.atomic_write(target / LATEST, str(iteration).encode())
+
+
+def scratch_bytes(model: ModelFolder, *, dtype: torch.dtype, tp: int, pp: int) -> int:
+    """Disk space that `write_mp_rank` needs beside the target: the largest rank's tensors once more."""
+    check_cut(model, tp=tp, pp=pp)
+    rows = _padded_rows(model, tp)
+    shards = [_target_shard(model, rows=rows, rank=(0, tp), stage=(stage, pp)) for stage in range(pp)]
+    return max(num_bytes(_of_shard(model, shard).tensors, dtype) for shard in shards)
+
+
+def _padded_rows(model: ModelFolder, tp: int) -> int:
+    return round_up(model.shape.vocab_size, _VOCABULARY_MULTIPLE * tp)
+
+
+def _target_shard(model: ModelFolder, *, rows: int, rank: tuple[int, int], stage: tuple[int, int]) -> Shard:
+    """What one file holds; (number, how many) of ranks and stages."""
+    first, last = stage[0] == 0, stage[0] == stage[1] - 1
+    layers = Place(stage=stage[0], num_stages=stage[1]).blocks(model.shape.num_layers)
+    return Shard(
+        layers=layers, padded_rows=rows, has_embedding=first, has_head=last, tied_copy=last and not first,
+        tp_rank=rank[0], tp_size=rank[1],
+    )  # fmt: skip
+
+
+def _of_shard(model: ModelFolder, shard: Shard) -> Linked:
+    return Linked(model.source, [one.flipped() for one in megatron_links(model.shape, shard)])
+
+
+def _gathered(folder: Path, source: Linked, *, dtype: torch.dtype, report: Report) -> dict[str, Any]:
+    """All tensors, each in a file that is gone when the tensor is, so that the system may write its pages away."""
+    found = {}
+    for name, info in source.tensors.items():
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            # Without this, a full disk would end the process when a page is written.
+            os.posix_fallocate(file.fileno(), 0, num_bytes({name: info}, dtype))
+            held = torch.from_file(file.name, shared=True, size=math.prod(info.shape), dtype=dtype).view(info.shape)
+        for start, size in boxes(info, dtype):
+            piece = source.read(name, (start, size))
+            held[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))] = piece
+            report(piece.numel() * dtype.itemsize)
+        found[name] = held
+    return found
 
 
 def check_cut(model: ModelFolder, *, tp: int, pp: int) -> None:

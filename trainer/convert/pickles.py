@@ -14,7 +14,7 @@ import pickle
 import re
 import types
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata, planner
@@ -98,7 +98,7 @@ def load_torch(path: Path) -> Any:
         raise _damaged(path, error) from error
 
 
-def load_item(data: bytes, *, where: str) -> Any:
+def load_item(file: io.RawIOBase, *, where: str) -> Any:
     """One tensor or object of a .distcp file.
 
     Raises:
@@ -106,7 +106,7 @@ def load_item(data: bytes, *, where: str) -> Any:
     """
     try:
         with safe_globals([argparse.Namespace, io.BytesIO]):
-            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            return torch.load(cast(IO[bytes], file), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise DamageError(f"{where} cannot be read", found=str(error)[:200], fix="restore the file") from error
 
