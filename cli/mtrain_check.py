@@ -139,18 +139,25 @@ def _lacks_disk(start: Start, plan: Plan) -> Iterator[str]:
 def _rehearsal_lines(plan: Plan, result: Rehearsal, found: Survey, totals: list[int]) -> list[str]:
     facts, matched, least, most = found.facts, result.matched, min(totals), max(totals)
     tokens = f"{facts.num_tokens:,} tokens" if facts is not None and facts.num_tokens else "unlimited tokens"
-    bubble = f", bubble {plan.pipeline.timeline(plan.num_microbatches).bubble:.1%}" if plan.pp > 1 else ""
-    name = f"{plan.pipeline.schedule}, " if plan.pp > 1 else ""
+    bubble = name = ""
+    if plan.pp > 1:
+        step, name = plan.pipeline.timeline(plan.num_microbatches), f"{plan.pipeline.schedule}, "
+        bubble = f", bubble {step.bubble:.1%}, a rank idle up to {max(step.idle) / step.step:.1%}"
     return [
         f"data      {tokens} for training, {plan.num_samples * plan.sequence_length:,} of them are read",
         f"shapes    tp {plan.tp} x cp {plan.cp} x dp {plan.dp} x pp {plan.pp} hold the {plan.num_parameters:,} "
         f"parameters, {min(result.parameters):,} to {max(result.parameters):,} on a rank",
-        f"schedule  {name}{plan.num_microbatches} microbatches{bubble}; {matched.messages:,} messages on "
-        f"{matched.links:,} links and {matched.collectives:,} collectives of {matched.groups:,} groups match",
+        f"schedule  {name}{_counted(plan.num_microbatches, 'microbatch', 'es')}{bubble}; "
+        f"{_counted(matched.messages, 'message')} on {_counted(matched.links, 'link')} and "
+        f"{_counted(matched.collectives, 'collective')} of {_counted(matched.groups, 'group')} match",
         f"memory    {size_text(most)} on pipeline rank {totals.index(most)}"
         + (f", {size_text(least)} on pipeline rank {totals.index(least)}" if plan.pp > 1 else "")
         + ", activations estimated",
     ]
+
+
+def _counted(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}{plural * (number != 1)}"
 
 
 def start_lines(start: Start) -> list[str]:

@@ -126,14 +126,18 @@ def _schedule_lines(config: RunConfig, plan: Plan) -> list[str]:
     layout, count = plan.pipeline, plan.num_microbatches
     shown = min(count, 2 * plan.pp)
     whole, grid = layout.timeline(count), layout.timeline(shown)
-    each = f"{count} microbatches" + (f", the grid shows a step of {shown}" if shown < count else "")
+    each = f"{count} microbatch{'es' * (count > 1)}" + (f", the grid shows a step of {shown}" if shown < count else "")
     lines = ["", f"schedule {layout.schedule}, {each}", render_text(grid, num_stages=len(layout.stage_ranks))]
-    lines.append(f"bubble: {whole.bubble:.1%} of the busiest rank's work, counted in operations, without communication")
+    bubble = f"bubble: {whole.bubble:.1%} of the busiest rank's work"
+    if plan.pp > 1:
+        most = max(whole.idle)
+        bubble += f"; rank {whole.idle.index(most)} is idle for {most / whole.step:.1%} of the step, the most of all"
+    lines.append(f"{bubble} (counted in layers, without communication)")
     memory = rank_bytes(config, plan)
     for rank, held in enumerate(plan.parameters_per_stage):
         layers = [layout.layers_per_stage[stage] for stage in stages_of(layout.stage_ranks, rank)]
         lines.append(
-            f"rank {rank}: {' + '.join(map(str, layers))} layers, {held:,} parameters, "
+            f"rank {rank}: {' + '.join(map(str, layers))} layer{'s' * (sum(layers) > 1)}, {held:,} parameters, "
             f"state {size_text(memory[rank].state)}, activations {size_text(memory[rank].activations)}, "
             f"in all {size_text(memory[rank].total)}, idle {whole.idle[rank] / whole.step:.1%}"
         )
@@ -173,9 +177,11 @@ def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
 
     if arguments.nproc is not None:
         raise UsageError("--nproc and --gpus exclude each other", fix="give --gpus alone to list layouts")
+    _refuse_idle(arguments)
     config, hardware = load_config(arguments.config, arguments.overrides), _hardware(arguments)
     facts = _facts(config, console)
-    found = find_layouts(config, hardware, facts=facts)
+    with console.progress() as progress:
+        found = find_layouts(config, hardware, facts=facts, progress=progress)
     none_runs = all(layout.problem for layout in found)
     if none_runs and (problems := problems_of_every_layout(config, hardware, facts=facts)):
         raise problems_error(arguments.config, problems)
@@ -186,6 +192,7 @@ def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
         "pp",
         "dp",
         "schedule",
+        "balance",
         "microbatch",
         "recompute",
         "bubble",
@@ -202,6 +209,18 @@ def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _refuse_idle(arguments: argparse.Namespace) -> None:
+    """Refuse what a list of layouts has no use for."""
+    one = f"plan one layout: mtrain plan {arguments.config} --nproc {arguments.gpus}"
+    if arguments.schedule:
+        fix = f"leave --schedule out, or {one} --schedule mesh.pp=2"
+        raise UsageError("--schedule draws one layout, and --gpus lists all of them", fix=fix)
+    chosen = ("mesh.", "recompute.", "train.micro_batch=")  # by the list
+    if idle := [word for word in arguments.overrides if word.startswith(chosen)]:
+        text = f"--gpus tries every mesh, microbatch and recomputation, so {' '.join(idle)} has no effect"
+        raise UsageError(text, fix=f"leave it out, or {one} {' '.join(idle)}")
+
+
 def _hardware(arguments: argparse.Namespace) -> Hardware:
     """The GPUs that the arguments describe.
 
@@ -212,8 +231,10 @@ def _hardware(arguments: argparse.Namespace) -> Hardware:
     from trainer.plan.layouts import Hardware
     from trainer.plan.step_time import NETWORK
 
+    if arguments.gpus < 1:
+        raise UsageError("--gpus is too small", found=str(arguments.gpus), expected="1 or more, on all machines")
     nodes = -(-arguments.gpus // 8) if arguments.nodes is None else arguments.nodes
-    if arguments.gpus < 1 or nodes < 1 or arguments.gpus % nodes:
+    if nodes < 1 or arguments.gpus % nodes:
         raise UsageError(
             "the GPUs cannot be divided over the machines",
             found=f"--gpus {arguments.gpus}, --nodes {nodes}",
@@ -251,6 +272,7 @@ def _layout_facts(layout: Layout, hardware: Hardware) -> dict[str, Any]:
         "pp": config.mesh.pp,
         "dp": hardware.gpus // (config.mesh.tp * config.mesh.cp * config.mesh.pp),
         "schedule": config.mesh.schedule if config.mesh.pp > 1 else "",
+        "stage_balance": config.mesh.stage_balance if config.mesh.pp > 1 else "",
         "bubble": layout.time and round(layout.time.bubble / layout.time.total, 4),
         "micro_batch": config.train.micro_batch,
         "recompute": config.recompute.mode,
@@ -266,8 +288,9 @@ def _layout_row(layout: Layout, hardware: Hardware) -> tuple[str, ...]:
     mesh = (*(str(facts[axis]) for axis in ("tp", "cp", "pp", "dp")),)
     gib = f"{layout.memory_bytes / 2**30:.1f}" if layout.memory_bytes else ""
     if layout.problem:
-        return (*mesh, "", "", "", "", "", "", gib, layout.problem)
+        return (*mesh, "", "", "", "", "", "", "", gib, layout.problem)
     assert layout.time is not None, "a layout that runs"
     bubble = f"{layout.time.bubble / layout.time.total:.1%}" if facts["schedule"] else ""
     speed = (f"{layout.tokens_per_s:,.0f}", f"{layout.tokens_per_s / hardware.gpus:,.0f}")
-    return (*mesh, facts["schedule"], str(facts["micro_batch"]), facts["recompute"], bubble, *speed, gib, "")
+    pipeline = (facts["schedule"], facts["stage_balance"])
+    return (*mesh, *pipeline, str(facts["micro_batch"]), facts["recompute"], bubble, *speed, gib, "")

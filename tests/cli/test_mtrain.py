@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -179,8 +180,8 @@ def test_a_plan_lists_the_layouts_of_gpus(run_file: str, capsys: pytest.CaptureF
     assert main(words) == 0
     head, columns, *rows = capsys.readouterr().out.splitlines()
     assert head == "8 x H200 of 80 GiB on 1 node; estimates"
-    assert columns.split()[:5] == ["tp", "cp", "pp", "dp", "schedule"]
-    works = [row for row in rows if {"none", "selective", "full"} & set(row.split()[5:7])]
+    assert columns.split()[:6] == ["tp", "cp", "pp", "dp", "schedule", "balance"]
+    works = [row for row in rows if {"none", "selective", "full"} & set(row.split()[5:8])]
     assert works and all(math.prod(map(int, row.split()[:4])) == 8 for row in rows)
     assert len(works) < len(rows) and "model.num_heads" in rows[-1], "those that do not work say why"
     assert main([*words, "--json"]) == 0
@@ -194,7 +195,9 @@ def test_a_plan_lists_the_layouts_of_gpus(run_file: str, capsys: pytest.CaptureF
 
 
 def test_what_no_layout_mends_is_an_error_and_no_table(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", run_file, "--gpus", "8", "mesh.tp=3", "run.folder="]) == 2
+    with Path(run_file).open("a") as file:
+        file.write("[mesh]\ntp = 3\n")  # another one is found
+    assert main(["plan", run_file, "--gpus", "8", "run.folder="]) == 2
     out, err = capsys.readouterr()
     assert not out and err.splitlines()[-1].startswith(f"mtrain: error: {run_file}: run.folder is empty; set it to")
 
@@ -204,7 +207,12 @@ def test_what_no_layout_mends_is_an_error_and_no_table(run_file: str, capsys: py
     [
         (["--memory", "80"], "--memory needs --gpus N"),
         (["--gpus", "6", "--nodes", "4"], "the GPUs cannot be divided over the machines"),
-        (["--gpus", "0"], "the GPUs cannot be divided over the machines"),
+        (["--gpus", "0"], "--gpus is too small\n  found: 0\n  expected: 1 or more"),
+        (["--gpus", "8", "--schedule"], "--schedule draws one layout, and --gpus lists all of them\n  try: leave"),
+        (
+            ["--gpus", "8", "mesh.tp=4", "train.micro_batch=2", "train.steps=5"],
+            "--gpus tries every mesh, microbatch and recomputation, so mesh.tp=4 train.micro_batch=2 has no effect",
+        ),
         (["--gpus", "8", "--device", "T4"], "--device T4 is not known"),
         (["--gpus", "8", "--memory", "-1"], "--memory is -1.0"),
         (["--gpus", "8", "--network", "nan"], "--network is nan"),
@@ -390,7 +398,9 @@ def test_a_plan_draws_its_schedule(run_file: str, capsys: pytest.CaptureFixture[
     lines = out.split("\n\n")[1].splitlines()
     assert lines[0] == "schedule 1f1b, 4 microbatches"
     assert lines[1].startswith("rank 0 | F0 F1 ") and lines[2].startswith("rank 1 | .  F0 ")
-    assert lines[3].startswith("bubble: ") and lines[4].startswith("rank 0: 1 layers, ")
+    assert lines[3].startswith("bubble: ") and lines[4].startswith("rank 0: 1 layer, ")
+    idle = re.findall(r"idle (\S+%)", out)
+    assert len(idle) == 2 and f"is idle for {max(idle, key=lambda text: float(text[:-1]))} of the step" in lines[3]
     assert main([*words[:-1], "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert len(facts["parameters_per_stage"]) == 2 and facts["bubble"] > 0

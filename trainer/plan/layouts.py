@@ -1,25 +1,36 @@
 """The possible layouts of a run on a number of GPUs: how fast each would be, and why the others do not work.
 
-For each mesh the fastest choice of microbatch, recomputation and schedule that fits into memory is kept; schedules
-other than 1f1b are tried with the best choice of the rest. Speed and memory are the estimates of step_time.py and
-memory.py; the rules are those of check.py. Pure.
+For each mesh the fastest choice of microbatch, recomputation, schedule and stages that fits into memory is kept;
+schedules other than 1f1b, and stages of equal work, are tried with the best choice of the rest. Speed and memory are
+the estimates of step_time.py and memory.py; the rules are those of check.py. The bubble of a choice is simulated only
+if the choice would be the fastest without one. Pure.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, NamedTuple
 
+from mdata.progress import SILENT, Progress
 from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
+from trainer.errors import size_text
 from trainer.plan.check import DataFacts, check, layout_problems
-from trainer.plan.devices import GIB, Device
+from trainer.plan.devices import Device
 from trainer.plan.memory import USABLE, rank_bytes
-from trainer.plan.plan import make_plan
-from trainer.plan.step_time import NETWORK, StepTime, step_time
+from trainer.plan.plan import Plan, plan_of_valid
+from trainer.plan.step_time import NETWORK, StepTime, busy_time, step_time
 
 RECOMPUTE = (RecomputeSection(), RecomputeSection(mode="selective"), RecomputeSection(mode="full"))
 LARGEST_MICRO_BATCH = 16
-SCHEDULES = ("interleaved", "zb_h1", "zb_v")  # beside 1f1b
+SCHEDULES: tuple[Literal["1f1b", "interleaved", "zb_h1", "zb_v"], ...] = ("1f1b", "interleaved", "zb_h1", "zb_v")
+BALANCES: tuple[Literal["layers", "flops"], ...] = ("layers", "flops")
+SHARDINGS: tuple[Literal["none", "state", "gradients", "parameters"], ...] = (
+    "none",
+    "state",
+    "gradients",
+    "parameters",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +72,24 @@ class Layout:
     problem: str = ""
 
 
-def find_layouts(config: RunConfig, hardware: Hardware, *, facts: DataFacts | None) -> list[Layout]:
+class _Choice(NamedTuple):
+    """A layout whose speed is not estimated yet."""
+
+    config: RunConfig
+    plan: Plan
+    memory_bytes: int
+
+
+def find_layouts(
+    config: RunConfig, hardware: Hardware, *, facts: DataFacts | None, progress: Progress = SILENT
+) -> list[Layout]:
     """Every mesh of these GPUs: those that work, the fastest first, then the others with their reasons."""
-    found = [_best(mesh, hardware, facts) for mesh in _meshes(config, hardware)]
+    meshes, found = list(_meshes(config, hardware)), []
+    progress.begin("estimating layouts", len(meshes), unit="layouts")
+    for mesh in meshes:
+        found.append(_best(mesh, hardware, facts))
+        progress.advance(1)
+    progress.end()
     return sorted(found, key=lambda layout: (bool(layout.problem), -layout.tokens_per_s))
 
 
@@ -80,7 +106,7 @@ def _meshes(config: RunConfig, hardware: Hardware) -> Iterator[RunConfig]:
         for cp in _divisors(hardware.gpus // tp):
             for pp in _divisors(hardware.gpus // (tp * cp)):
                 mesh = MeshSection(tp=tp, cp=cp, pp=pp, sequence_parallel=tp > 1)
-                yield dataclasses.replace(config, mesh=mesh)
+                yield dataclasses.replace(config, mesh=mesh, recompute=RecomputeSection())
 
 
 def _divisors(number: int) -> list[int]:
@@ -90,54 +116,83 @@ def _divisors(number: int) -> list[int]:
 def _best(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Layout:
     """The fastest choice for one mesh that fits; the one with the least memory if none does."""
     choices = list(_choices(config, hardware, facts))
-    runs = [layout for layout in choices if layout.time is not None]
-    if not runs:
-        return choices[0]
-    fits = [layout for layout in runs if layout.memory_bytes <= USABLE * hardware.memory_bytes]
-    if fits:
-        best = max(fits, key=lambda layout: layout.tokens_per_s)
-        others = _other_schedules(best.config, hardware, facts)
-        return max([best, *others], key=lambda layout: layout.tokens_per_s)
-    least = min(runs, key=lambda layout: layout.memory_bytes)
-    needs, has = least.memory_bytes / GIB, USABLE * hardware.memory_bytes / GIB
-    problem = f"needs at least {needs:.1f} GiB a GPU, {has:.1f} can be used"
-    return dataclasses.replace(least, tokens_per_s=0.0, time=None, problem=problem)
+    if not choices:
+        smallest = dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch=1))
+        return Layout(config=smallest, problem=check(smallest, hardware.gpus, facts=facts)[0])
+    usable = USABLE * hardware.memory_bytes
+    best = _fastest((choice for choice in choices if choice.memory_bytes <= usable), hardware)
+    least = min(choices, key=lambda choice: choice.memory_bytes)
+    others = list(_other_pipelines(best.config if best else least.config, hardware, facts))
+    best = _fastest((choice for choice in others if choice.memory_bytes <= usable), hardware, best=best)
+    if best is not None:
+        return best
+    least = min(least, *others, key=lambda choice: choice.memory_bytes) if others else least
+    return Layout(config=least.config, memory_bytes=least.memory_bytes, problem=_too_large(least, usable))
 
 
-def _other_schedules(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Iterator[Layout]:
-    """The same with each other schedule that fits."""
-    for name in SCHEDULES if config.mesh.pp > 1 else ():
-        mesh = dataclasses.replace(config.mesh, schedule=name)  # type: ignore[arg-type]
-        choice = dataclasses.replace(config, mesh=mesh)
-        if not check(choice, hardware.gpus, facts=facts):
-            layout = _estimated(choice, hardware, facts)
-            if layout.memory_bytes <= USABLE * hardware.memory_bytes:
-                yield layout
+def _fastest(choices: Iterable[_Choice], hardware: Hardware, *, best: Layout | None = None) -> Layout | None:
+    """The fastest of some choices and of the best one so far."""
+    machine: dict[str, Any] = {
+        "device": hardware.device,
+        "gpus_per_node": hardware.gpus_per_node,
+        "network": hardware.network,
+    }
+    bounded = [(busy_time(choice.config, choice.plan, **machine).total, choice) for choice in choices]
+    for least, choice in sorted(bounded, key=lambda pair: pair[0]):
+        if best is not None and choice.plan.tokens_per_step / least <= best.tokens_per_s:
+            break  # all that follow are slower even without a bubble
+        time = step_time(choice.config, choice.plan, **machine)
+        speed = choice.plan.tokens_per_step / time.total
+        if best is None or speed > best.tokens_per_s:
+            best = Layout(config=choice.config, memory_bytes=choice.memory_bytes, time=time, tokens_per_s=speed)
+    return best
 
 
-def _choices(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Iterator[Layout]:
+def _too_large(choice: _Choice, usable: float) -> str:
+    """Why the choice with the least memory does not run, and what sharding more would need."""
+    settings, needs = choice.config.optimizer, []
+    for sharding in SHARDINGS[SHARDINGS.index(settings.sharding) + 1 :]:
+        optimizer = dataclasses.replace(settings, sharding=sharding)
+        sharded = dataclasses.replace(choice.config, optimizer=optimizer)
+        needed = max(rank.total for rank in rank_bytes(sharded, choice.plan))
+        if needed < choice.memory_bytes:
+            needs.append((needed, sharding))
+    text = f"needs at least {size_text(choice.memory_bytes)} a GPU, {size_text(int(usable))} can be used"
+    fits = [(needed, sharding) for needed, sharding in needs if needed <= usable]
+    if needs:
+        needed, sharding = fits[0] if fits else min(needs)
+        text += f"; {size_text(needed)} with optimizer.sharding={sharding}" + ("" if fits else ", still too much")
+    return text
+
+
+def _other_pipelines(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Iterator[_Choice]:
+    """The same with each other schedule, and with stages of equal work."""
+    if config.mesh.pp == 1:
+        return
+    for schedule in SCHEDULES:
+        seen = set()
+        for balance in BALANCES:
+            mesh = dataclasses.replace(config.mesh, schedule=schedule, stage_balance=balance)
+            other = dataclasses.replace(config, mesh=mesh)
+            if check(other, hardware.gpus, facts=facts):
+                break
+            plan = plan_of_valid(other, hardware.gpus, facts=facts)
+            if mesh != config.mesh and plan.pipeline.layers_per_stage not in seen:
+                yield _choice(other, plan)
+            seen.add(plan.pipeline.layers_per_stage)
+
+
+def _choices(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Iterator[_Choice]:
+    """Every microbatch and recomputation under 1f1b."""
     micro_batch = 1
     while micro_batch <= LARGEST_MICRO_BATCH:
-        train = dataclasses.replace(config.train, micro_batch=micro_batch)
-        for recompute in RECOMPUTE:
-            choice = dataclasses.replace(config, train=train, recompute=recompute)
-            problems = check(choice, hardware.gpus, facts=facts)
-            if problems:
-                if micro_batch == 1:
-                    yield Layout(config=choice, problem=problems[0])
-                return  # a larger microbatch divides the batch less often
-            yield _estimated(choice, hardware, facts)
+        choice = dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch=micro_batch))
+        if check(choice, hardware.gpus, facts=facts):
+            return  # a larger microbatch divides the batch less often
+        plan = plan_of_valid(choice, hardware.gpus, facts=facts)
+        yield from (_choice(dataclasses.replace(choice, recompute=recompute), plan) for recompute in RECOMPUTE)
         micro_batch *= 2
 
 
-def _estimated(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Layout:
-    plan = make_plan(config, hardware.gpus, facts=facts)
-    time = step_time(
-        config, plan, device=hardware.device, gpus_per_node=hardware.gpus_per_node, network=hardware.network
-    )
-    return Layout(
-        config=config,
-        memory_bytes=max(rank.total for rank in rank_bytes(config, plan)),
-        time=time,
-        tokens_per_s=plan.tokens_per_step / time.total,
-    )
+def _choice(config: RunConfig, plan: Plan) -> _Choice:
+    return _Choice(config, plan, max(rank.total for rank in rank_bytes(config, plan)))

@@ -18,7 +18,7 @@ from trainer.models.arithmetic import common_divisors
 from trainer.models.family import family_of
 from trainer.parallel.buckets import cut_buckets
 from trainer.parallel.params import ParamSpec, Place
-from trainer.pipeline.actions import peak_live
+from trainer.pipeline.actions import peak_live, stages_of
 from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_parameters
 
@@ -88,10 +88,21 @@ def rank_bytes(config: RunConfig, plan: Plan, *, kept: Sequence[int] | None = No
         kept: bytes of each rank's buffers and optimizer state, if they were counted on tensors, which have padding;
             None: `kept_bytes` of its parameters.
     """
-    of_rank = tables(config, plan)
-    counted = [kept_bytes(config, plan, table=table) for table in of_rank] if kept is None else kept
-    states = (held + working_bytes(config, plan, table=table) for held, table in zip(counted, of_rank, strict=True))
+    of_rank, like = tables(config, plan), alike(plan)
+    counted = {r: kept_bytes(config, plan, table=of_rank[r]) for r in set(like)} if kept is None else kept
+    working = {r: working_bytes(config, plan, table=of_rank[r]) for r in set(like)}
+    states = (counted[rank if kept else first] + working[first] for rank, first in enumerate(like))
     return tuple(map(RankBytes, states, activation_bytes_per_stage(config, plan)))
+
+
+def alike(plan: Plan) -> list[int]:
+    """For each pipeline rank the first one with as many parameters and layers: most are alike, which saves time."""
+    layout, first = plan.pipeline, dict[tuple[int, ...], int]()
+    keys = (
+        (held, *(layout.layers_per_stage[stage] for stage in stages_of(layout.stage_ranks, rank)))
+        for rank, held in enumerate(plan.parameters_per_stage)
+    )
+    return [first.setdefault(key, rank) for rank, key in enumerate(keys)]
 
 
 def tables(config: RunConfig, plan: Plan) -> tuple[tuple[ParamSpec, ...], ...]:
@@ -120,7 +131,8 @@ def working_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) 
 
     A rank without others along data keeps whole buffers, whatever optimizer.sharding says.
     """
-    buckets = in_use_bytes(config, table) if plan.cp * plan.dp > 1 else 0
+    sharded = config.optimizer.sharding in ("gradients", "parameters") and plan.cp * plan.dp > 1
+    buckets = in_use_bytes(config, table) if sharded else 0
     return buckets + float8_bytes(config, plan, table=table) + symmetric_bytes(config, plan)
 
 
@@ -183,7 +195,7 @@ def activation_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]
         for rank in range(plan.pp)
         for place in plan.pipeline.places(rank, like)
     }
-    schedule = plan.pipeline.lowered(min(plan.num_microbatches, _steady(plan)))
+    schedule = plan.pipeline.computations(min(plan.num_microbatches, _steady(plan)))
     return tuple(peak_live(actions, of_stage) for actions in schedule.actions)
 
 

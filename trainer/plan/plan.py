@@ -11,11 +11,11 @@ import dataclasses
 from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig
 from trainer.models.family import ModelShape, family_of
-from trainer.parallel.params import Place, num_elements
+from trainer.parallel.params import Place
 from trainer.plan.check import DataFacts, check
 from trainer.plan.lengths import ScheduleLengths, run_length, schedule_lengths
 from trainer.plan.nearest_layout import nearest_layout, nearest_layout_text
-from trainer.plan.stages import PipelineLayout, pipeline_layout, rank_parameters
+from trainer.plan.stages import PipelineLayout, count_parameters, flops_per_token, pipeline_layout, rank_parameters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,12 +90,24 @@ def make_plan(
     Raises:
         UsageError: lists every problem of the configuration.
     """
-    problems = check(config, world_size, facts=facts)
-    vocab_size = config.model.vocab_size or (facts.vocab_size if facts else None)
-    if problems or not vocab_size:
-        unknown = "model.vocab_size is 0 and the data names no tokenizer; set model.vocab_size"
+    if problems := check(config, world_size, facts=facts):
         nearest = nearest_layout_text(nearest_layout(config, world_size, facts=facts))
-        raise problems_error("this configuration", problems or [unknown], fix=nearest)
+        raise problems_error("this configuration", problems, fix=nearest)
+    return plan_of_valid(config, world_size, facts=facts, done_steps=done_steps, done_samples=done_samples)
+
+
+def plan_of_valid(
+    config: RunConfig, world_size: int, *, facts: DataFacts | None, done_steps: int = 0, done_samples: int = 0
+) -> Plan:
+    """The same for a configuration without problems, which is not checked again.
+
+    Raises:
+        UsageError: the size of the vocabulary is unknown.
+    """
+    vocab_size = config.model.vocab_size or (facts.vocab_size if facts else None)
+    if not vocab_size:
+        unknown = "model.vocab_size is 0 and the data names no tokenizer; set model.vocab_size"
+        raise problems_error("this configuration", [unknown])
     family, train, tp = family_of(config), config.train, config.mesh.tp
     shape = family.shape(config, vocab_size)
     cp, pp, length = config.mesh.cp, config.mesh.pp, run_length(config, steps=done_steps, samples=done_samples)
@@ -118,10 +130,10 @@ def make_plan(
         heads_per_rank=shape.num_heads // tp,
         kv_heads_per_rank=max(1, shape.num_kv_heads // tp),
         shape=shape,
-        num_parameters=num_elements(family.parameters(shape, Place())),
+        num_parameters=count_parameters(family, shape),
         parameters_per_rank=max(counts),
         parameters_per_stage=counts,
-        flops_per_token=family.flops_per_token(shape, train.sequence_length),
+        flops_per_token=flops_per_token(family, shape, train.sequence_length),
         steps=length.steps,
         schedule=schedule_lengths(config),
     )

@@ -1,7 +1,9 @@
 """How the layers of a model are divided into pipeline stages, and the stages over ranks.
 
-Layers are divided into equal numbers, into stages of equal operations (counting the head as a number of layers; an
-embedding is a lookup and does not count), or as a user sets. Pure.
+Layers are divided into equal numbers, into stages of equal work, or as a user sets. For equal work the head counts by
+its operations and the embedding by the memory that it moves: a lookup has no operations, but its rows are read and
+written, and their gradients added. Not counted are collectives, and what happens once a step, such as the sum of a tied
+embedding's two gradients. Pure.
 """
 
 from __future__ import annotations
@@ -11,15 +13,20 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
-from trainer.config.sections import MeshSection, RunConfig
+from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
 from trainer.models.family import Family, ModelShape, family_of
-from trainer.parallel.params import ParamSpec, Place, equal_layers
+from trainer.parallel.params import ParamSpec, Place, equal_layers, num_elements
 from trainer.pipeline.actions import Schedule, stages_of
 from trainer.pipeline.generators import default_chunks, forward_only, make_schedule, placement
 from trainer.pipeline.lower import lower
 from trainer.pipeline.simulate import Costs, Timeline, simulate
 
 STEADY = 2  # rounds of as many microbatches as ranks, after which a step repeats itself
+
+# Bytes of a feature of a token in an embedding: a row read and written, its gradient read, all in 16 bits, and the main
+# gradient's row in fp32 read and written.
+LOOKUP_BYTES = 3 * 2 + 2 * 4
+OPERATIONS_PER_BYTE = 270  # of products, while an H100 moves a byte: by the rates that plan/devices.py says are reached
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +36,7 @@ class PipelineLayout:
     Args:
         schedule: name of the generator. chunks: stages of each rank.
         stage_ranks: pipeline rank of each stage. layers_per_stage: blocks of each stage.
-        stage_costs: operations of a forward pass through each stage, in layers; includes the head.
+        stage_costs: work of a forward pass through each stage, in layers; includes the embedding and the head.
     """
 
     schedule: str
@@ -64,28 +71,37 @@ class PipelineLayout:
         """The actions of all ranks in a step, with communication."""
         return _lowered(self.schedule, self.num_ranks, num_microbatches, self.chunks)
 
+    def computations(self, num_microbatches: int) -> Schedule:
+        """The same without communication and without the proof that it ends: enough for times and memory."""
+        return _computations(self.schedule, self.num_ranks, num_microbatches, self.chunks)
+
     def step_seconds(self, num_microbatches: int, costs: Costs) -> float:
         """Time of a step; a long one is extrapolated from two shorter ones."""
         few, more = STEADY * self.num_ranks, (STEADY + 1) * self.num_ranks
         if num_microbatches <= more:
-            return simulate(self.lowered(num_microbatches), costs).step
-        first, second = (simulate(self.lowered(count), costs).step for count in (few, more))
+            return simulate(self.computations(num_microbatches), costs).step
+        first, second = (simulate(self.computations(count), costs).step for count in (few, more))
         return second + (num_microbatches - more) * (second - first) / (more - few)
 
     def timeline(self, num_microbatches: int) -> Timeline:
         """The timeline of a step if each half of backward took as long as forward; unit: the shortest stage's time."""
         least = min(self.stage_costs)
         each = tuple(cost / least for cost in self.stage_costs)
-        return simulate(self.lowered(num_microbatches), Costs(forward=each, inputs=each, weights=each))
+        return simulate(self.computations(num_microbatches), Costs(forward=each, inputs=each, weights=each))
 
     def forward(self, num_microbatches: int) -> Schedule:
         """The actions of all ranks in an evaluation."""
         return lower(forward_only(self.stage_ranks, num_microbatches))
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=16)
 def _lowered(name: str, num_ranks: int, num_microbatches: int, chunks: int, /) -> Schedule:
-    return lower(make_schedule(name, num_ranks=num_ranks, num_microbatches=num_microbatches, chunks=chunks))
+    return lower(_computations(name, num_ranks, num_microbatches, chunks))
+
+
+@functools.lru_cache(maxsize=32)
+def _computations(name: str, num_ranks: int, num_microbatches: int, chunks: int, /) -> Schedule:
+    return make_schedule(name, num_ranks=num_ranks, num_microbatches=num_microbatches, chunks=chunks)
 
 
 def num_chunks(mesh: MeshSection) -> int:
@@ -97,44 +113,72 @@ def pipeline_layout(config: RunConfig, shape: ModelShape) -> PipelineLayout:
     """The pipeline of a valid configuration."""
     mesh, chunks = config.mesh, num_chunks(config.mesh)
     num_stages = mesh.pp * chunks
-    layers, head = mesh.layers_per_stage, head_layers(config, shape)
+    ends = embedding_layers(config, shape), head_layers(config, shape)
+    stage_ranks = placement(mesh.schedule, mesh.pp, chunks=chunks)
+    layers = mesh.layers_per_stage
     if not layers and mesh.stage_balance == "flops":
-        layers = balanced_layers(shape.num_layers, num_stages, head=head)
+        layers = balanced_layers(shape.num_layers, stage_ranks, ends=ends)
     layers = layers or equal_layers(shape.num_layers, num_stages)
     return PipelineLayout(
         schedule=mesh.schedule,
         chunks=chunks,
-        stage_ranks=placement(mesh.schedule, mesh.pp, chunks=chunks),
+        stage_ranks=stage_ranks,
         layers_per_stage=layers,
-        stage_costs=(*layers[:-1], layers[-1] + head),
+        stage_costs=tuple(_costs(layers, ends)),
     )
 
 
 def head_layers(config: RunConfig, shape: ModelShape) -> float:
     """The operations after the last layer, in layers."""
-    family = family_of(config)
-    one, two = (
-        family.flops_per_token(dataclasses.replace(shape, num_layers=n), config.train.sequence_length)  # type: ignore[type-var]
-        for n in (1, 2)
-    )
+    one, two = (flops_per_token(family_of(config), _of_layers(shape, n), config.train.sequence_length) for n in (1, 2))
     return (2 * one - two) / (two - one)
 
 
-def balanced_layers(num_layers: int, num_stages: int, *, head: float) -> tuple[int, ...]:
-    """Blocks of each stage, at least one, so that the longest stage is as short as possible.
+def embedding_layers(config: RunConfig, shape: ModelShape) -> float:
+    """The time of the embedding's lookup and of its gradient, in layers.
+
+    As on an H100, whatever the machine: every rank and every plan of a run must divide the layers in the same way.
+    """
+    tokens, cost = config.train.sequence_length, family_of(config).stage_cost
+    how = {"tokens": tokens, "length": tokens, "element": 2, "recompute": RecomputeSection()}
+    one, two = (cost(_of_layers(shape, n), Place(), **how) for n in (1, 2))
+    operations = two.product_flops + two.attention_flops - one.product_flops - one.attention_flops
+    layer = operations + (two.moved_bytes - one.moved_bytes) * OPERATIONS_PER_BYTE
+    return tokens * shape.hidden_size * LOOKUP_BYTES * OPERATIONS_PER_BYTE / layer
+
+
+def balanced_layers(num_layers: int, stage_ranks: Sequence[int], *, ends: tuple[float, float]) -> tuple[int, ...]:
+    """Blocks of each stage, at least one, so that the rank with the most work has as little as possible.
+
+    Each block goes to the rank with the least work, there to its shortest stage; among equals to one in the middle.
 
     Args:
-        head: the head's operations, in layers; it is in the last stage.
+        stage_ranks: pipeline rank of each stage.
+        ends: work of the embedding, in the first stage, and of the head, in the last one, in layers.
     """
-    if num_stages == 1:
-        return (num_layers,)
+    layers, middle = [1] * len(stage_ranks), (len(stage_ranks) - 1) / 2
+    costs, of_rank = _costs(layers, ends), [0.0] * (max(stage_ranks) + 1)
+    for rank, cost in zip(stage_ranks, costs, strict=True):
+        of_rank[rank] += cost
+    for _ in range(num_layers - len(layers)):
+        keys = ((of_rank[rank], costs[s], abs(s - middle), s) for s, rank in enumerate(stage_ranks))
+        stage = min(keys)[-1]
+        layers[stage] += 1
+        costs[stage] += 1
+        of_rank[stage_ranks[stage]] += 1
+    return tuple(layers)
 
-    def longest(last: int) -> float:
-        return max(last + head, -(-(num_layers - last) // (num_stages - 1)))
 
-    most = num_layers // num_stages  # no more than without a head
-    last = min(range(most, 0, -1), key=longest)
-    return (*equal_layers(num_layers - last, num_stages - 1), last)
+def _costs(layers: Sequence[int], ends: tuple[float, float]) -> list[float]:
+    """The work of each stage, in layers."""
+    costs = [float(count) for count in layers]
+    costs[0] += ends[0]
+    costs[-1] += ends[1]
+    return costs
+
+
+def _of_layers(shape: ModelShape, count: int) -> ModelShape:
+    return dataclasses.replace(shape, num_layers=count)  # type: ignore[type-var]
 
 
 def rank_parameters(family: Family, shape: ModelShape, *, places: Sequence[Place]) -> tuple[ParamSpec, ...]:
@@ -149,3 +193,24 @@ def _rank_parameters(
     tables = [parameters(shape, place) for place in places]
     found = {spec.name: spec for table in reversed(tables) for spec in table}
     return tuple({spec.name: found[spec.name] for table in tables for spec in table}.values())
+
+
+# A list of layouts makes hundreds of plans of one model, and its table takes longer than all the rest of a plan.
+def count_parameters(family: Family, shape: ModelShape) -> int:
+    """Elements of the logical model."""
+    return _count_parameters(family.parameters, cast(Hashable, shape))
+
+
+def flops_per_token(family: Family, shape: ModelShape, sequence_length: int) -> int:
+    """Operations of forward and backward for a token, as the family counts them."""
+    return _flops_per_token(family.flops_per_token, cast(Hashable, shape), sequence_length)
+
+
+@functools.lru_cache(maxsize=64)
+def _count_parameters(parameters: Callable[[Any, Place], tuple[ParamSpec, ...]], shape: Hashable, /) -> int:
+    return num_elements(parameters(shape, Place()))
+
+
+@functools.lru_cache(maxsize=64)
+def _flops_per_token(count: Callable[[Any, int], int], shape: Hashable, sequence_length: int, /) -> int:
+    return count(shape, sequence_length)

@@ -16,8 +16,9 @@ from trainer.pipeline.simulate import Costs
 from trainer.plan import devices
 from trainer.plan.devices import Device
 from trainer.plan.kernel_choice import chunks_by_cudnn
-from trainer.plan.memory import BYTES, element_bytes, tables
+from trainer.plan.memory import BYTES, alike, element_bytes, tables
 from trainer.plan.plan import Plan
+from trainer.plan.stages import LOOKUP_BYTES
 
 NETWORK = 50e9  # bytes a second of one GPU to other machines: a port of 400 Gbit/s
 UPDATE_BYTES = 30  # moved by AdamW for one parameter in 16 bits: weight and moments twice, gradient, parameter
@@ -71,11 +72,17 @@ def step_time(
     Args:
         gpus_per_node: ranks that share a machine. network: bytes per second of each rank to other machines.
     """
-    rates, like = _Rates(device, gpus_per_node, network), _place(config, plan)
-    ranks = [
-        [_microbatch(config, plan, place, rates) for place in plan.pipeline.places(r, like)] for r in range(plan.pp)
-    ]
-    busiest = max(ranks, key=lambda stages: sum(stage.total for stage in stages))
+    time = busy_time(config, plan, device=device, gpus_per_node=gpus_per_node, network=network)
+    if plan.pp == 1:
+        return time
+    rates = _Rates(device, gpus_per_node, network)
+    return dataclasses.replace(time, bubble=_bubble(config, plan, _of_ranks(config, plan, rates), rates))
+
+
+def busy_time(config: RunConfig, plan: Plan, *, device: Device, gpus_per_node: int, network: float) -> StepTime:
+    """The same without the bubble, whose simulation takes longer than everything else: the least that a step takes."""
+    rates = _Rates(device, gpus_per_node, network)
+    busiest = max(_of_ranks(config, plan, rates), key=lambda stages: sum(stage.total for stage in stages))
     times, parts = plan.num_microbatches, ("products", "attention", "memory", "idle", "tensor_parallel")
     kernels = {name: times * sum(getattr(stage, name) for stage in busiest) for name in (*parts, "context_parallel")}
     kernels["idle"] += devices.STEP_S
@@ -86,8 +93,15 @@ def step_time(
         **kernels,
         data_parallel=exposed_data_parallel(config, plan, rate=rates.among(plan.tp * data), computed=computed),
         update=updated * UPDATE_BYTES / (devices.MEMORY * device.bandwidth),
-        bubble=_bubble(config, plan, ranks, rates) if plan.pp > 1 else 0.0,
     )
+
+
+def _of_ranks(config: RunConfig, plan: Plan, rates: _Rates) -> list[list[StepTime]]:
+    """One microbatch through each stage of each pipeline rank."""
+    like = _place(config, plan)
+    return [
+        [_microbatch(config, plan, place, rates) for place in plan.pipeline.places(r, like)] for r in range(plan.pp)
+    ]
 
 
 def _place(config: RunConfig, plan: Plan) -> Place:
@@ -109,12 +123,14 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> S
     if plan.cp > 1:
         share *= devices.CUDNN_CHUNKS if chunks_by_cudnn(config, plan) else devices.OTHER_CHUNKS
     layers = len(place.blocks(plan.shape.num_layers))
+    # The embedding, which the family's cost leaves out.
+    looked_up = (place.stage == 0) * plan.micro_batch * plan.sequence_length // plan.cp * plan.shape.hidden_size
     keys = 2 * plan.shape.num_kv_heads * plan.head_dim // plan.tp * layers * element
     gathered = keys * plan.micro_batch * plan.sequence_length * (plan.cp - 1) / plan.cp
     return StepTime(
         products=cost.product_flops / (devices.PRODUCTS * device.flops),
         attention=cost.attention_flops / (share * device.flops),
-        memory=cost.moved_bytes / (devices.MEMORY * device.bandwidth),
+        memory=(cost.moved_bytes + looked_up * LOOKUP_BYTES) / (devices.MEMORY * device.bandwidth),
         idle=cost.passes * devices.PASS_S,
         tensor_parallel=cost.sent_bytes / rates.among(plan.tp),
         context_parallel=2 * gathered / rates.among(plan.tp * plan.cp),
@@ -139,8 +155,11 @@ def exposed_data_parallel(config: RunConfig, plan: Plan, *, rate: float, compute
     beside_sums = computed * 2 / 3 / (1 if sharded else times)
     beside_gathers = computed if optimizer.sharding == "parameters" else computed / 3 / times
     second = plan.parameters_per_rank * (data - 1) / data / rate  # for a byte of each parameter
-    buckets = min(len(list(cut_buckets(table, bucket_size=optimizer.bucket_size))) for table in tables(config, plan))
     exposed = 0.0
+    if data == 1:
+        return exposed
+    of_rank = tables(config, plan)
+    buckets = min(len(list(cut_buckets(of_rank[r], bucket_size=optimizer.bucket_size))) for r in set(alike(plan)))
     for seconds, beside, overlaps in (
         (sums * second, beside_sums, optimizer.overlap_grad_reduce),
         (gathers * second, beside_gathers, optimizer.overlap_param_gather),

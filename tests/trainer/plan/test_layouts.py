@@ -18,8 +18,9 @@ from tests.trainer.plan.test_plan import vars_of
 from trainer.config.sections import MeshSection, RecomputeSection
 from trainer.models.family import family_of
 from trainer.parallel.params import Place
+from trainer.plan import layouts
 from trainer.plan.check import check
-from trainer.plan.devices import GIB, device_named
+from trainer.plan.devices import GIB, PRODUCTS, device_named
 from trainer.plan.layouts import Hardware, find_layouts, problems_of_every_layout
 from trainer.plan.memory import USABLE, activation_bytes, state_bytes
 from trainer.plan.plan import make_plan
@@ -116,14 +117,71 @@ def test_every_layout_runs_and_fits_or_says_why(gpus, nodes, gib):
 
 def test_what_does_not_fit_says_how_much_it_needs():
     (layout,) = find_layouts(row_config("none", "llama1b"), _hardware(1, gib=20), facts=None)
-    assert layout.problem == "needs at least 21.8 GiB a GPU, 18.8 can be used"
+    assert layout.problem == "needs at least 21.77 GiB a GPU, 18.80 GiB can be used"
 
 
-def test_a_run_that_needs_recomputation_gets_it():
+def test_what_does_not_fit_names_the_sharding_that_does():
+    """With as little sharding more as possible; what fits under no sharding says what the last needs."""
     config = row_config("none", "llama1b")
-    roomy, tight = (find_layouts(config, _hardware(1, gib=gib), facts=None)[0] for gib in (140, 26))
-    assert roomy.config.recompute.mode == "none" and tight.config.recompute.mode != "none"
-    assert roomy.tokens_per_s > tight.tokens_per_s > 0
+
+    def problem(gib, sharding="state"):
+        run = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, sharding=sharding))
+        found = find_layouts(run, _hardware(4, gib=gib), facts=None)
+        return next(x.problem for x in found if (x.config.mesh.tp, x.config.mesh.cp, x.config.mesh.pp) == (1, 1, 1))
+
+    assert problem(12).endswith(" GiB can be used; 9.16 GiB with optimizer.sharding=gradients")
+    assert problem(9).endswith(" GiB can be used; 8.04 GiB with optimizer.sharding=parameters")
+    assert problem(4).endswith(" GiB can be used; 8.04 GiB with optimizer.sharding=parameters, still too much")
+    assert problem(4, "parameters").endswith("8.04 GiB a GPU, 3.76 GiB can be used")
+
+
+def test_stages_of_equal_work_are_tried():
+    """With equal numbers of layers all other ranks wait for the last one, which has the head."""
+    config = _config(micro_batch=1, sequence_length=2048)
+    sizes = {"num_layers": 16, "hidden_size": 1024, "num_heads": 1, "num_kv_heads": 1, "vocab_size": 128_000}
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes))
+    config = dataclasses.replace(config, precision=dataclasses.replace(config.precision, dtype="bf16"))
+    found = {x.config.mesh.pp: x.config.mesh for x in find_layouts(config, _hardware(4), facts=None)}
+    assert [found[pp].stage_balance for pp in (1, 4)] == ["layers", "flops"]
+
+
+def test_what_is_not_simulated_is_not_the_fastest(monkeypatch):
+    """The twin simulates every choice."""
+    config = _config(global_batch=32)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=8))
+    simulated = []
+    monkeypatch.setattr(layouts, "step_time", lambda *a, **k: (simulated.append(1), step_time(*a, **k))[1])
+    found, count = find_layouts(config, _hardware(4), facts=None), len(simulated)
+    real = layouts.busy_time
+    monkeypatch.setattr(layouts, "busy_time", lambda *a, **k: dataclasses.replace(real(*a, **k), bubble=-1e-9))
+    monkeypatch.setattr(layouts, "_fastest", _fastest_of_all)
+    assert find_layouts(config, _hardware(4), facts=None) == found and count < len(simulated) - count
+
+
+def _fastest_of_all(choices, hardware, *, best=None):
+    for choice in choices:
+        time = layouts.step_time(choice.config, choice.plan, device=hardware.device, gpus_per_node=4)
+        speed = choice.plan.tokens_per_step / time.total
+        if best is None or speed > best.tokens_per_s:
+            best = layouts.Layout(config=choice.config, memory_bytes=choice.memory_bytes, time=time, tokens_per_s=speed)
+    return best
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_a_pipeline_rank_computes_its_part_of_the_model(pp):
+    """The last rank, which has the head too, is the slowest one; the estimate is for that rank."""
+    config = row_config("none", "llama1b")
+    plans, times = {}, {}
+    for size in (1, pp):
+        run = dataclasses.replace(config, mesh=MeshSection(pp=size))
+        plans[size] = make_plan(run, size, facts=None)
+        times[size] = step_time(run, plans[size], device=H200, gpus_per_node=8)
+    plan = plans[1]
+    head = 6 * plan.tokens_per_step * plan.shape.hidden_size * plan.padded_vocab_size / (PRODUCTS * H200.flops)
+    assert 0 < head < times[1].products / 4
+    assert times[pp].products - head == pytest.approx((times[1].products - head) / pp)
+    assert times[pp].attention == pytest.approx(times[1].attention / pp)
+    assert 1 < times[pp].memory * pp / times[1].memory < 1 + 0.2 * pp, "with the head, which moves memory too"
 
 
 def test_tp_does_not_leave_a_machine():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from trainer.models.family import family_of
 from trainer.parallel.params import Place
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
-from trainer.plan.stages import balanced_layers, rank_parameters
+from trainer.plan.stages import balanced_layers, embedding_layers, head_layers, rank_parameters
 
 
 def _config(preset: str = "", *, batch: int = 8, layers: int = 8, **mesh: Any) -> RunConfig:
@@ -66,24 +67,53 @@ def test_the_pieces_of_all_ranks_are_the_model(preset: str, tp: int, mesh: dict[
     assert total == plan.num_parameters
 
 
-@given(st.integers(1, 60), st.integers(1, 12), st.floats(0, 20))
-def test_balanced_stages_are_as_short_as_can_be(layers: int, stages: int, head: float) -> None:
-    if stages > layers:
-        return
-    split = balanced_layers(layers, stages, head=head)
-    assert len(split) == stages and sum(split) == layers and min(split) >= 1
-    if stages == 1:
+PLACEMENTS = [(0,), (0, 1), (0, 1, 2), (0, 1, 0, 1), (0, 1, 1, 0), (0, 1, 2, 0, 1, 2), (0, 1, 2, 2, 1, 0)]
+
+
+@given(st.integers(1, 10), st.sampled_from(PLACEMENTS), st.floats(0, 3), st.floats(0, 12))
+def test_no_division_leaves_the_busiest_rank_less(
+    layers: int, stage_ranks: tuple[int, ...], embedding: float, head: float
+) -> None:
+    """Against every division; with several stages a rank has their sum to do."""
+    if len(stage_ranks) > layers:
         return
 
-    def longest(last: int) -> float:
-        return max(last + head, -(-(layers - last) // (stages - 1)))
+    def most(split: tuple[int, ...]) -> float:
+        costs = [0.0] * (max(stage_ranks) + 1)
+        for count, rank in zip(split, stage_ranks, strict=True):
+            costs[rank] += count
+        costs[stage_ranks[0]] += embedding
+        costs[stage_ranks[-1]] += head
+        return max(costs)
 
-    assert max(*split[:-1], split[-1] + head) == min(longest(last) for last in range(1, layers // stages + 1))
+    split = balanced_layers(layers, stage_ranks, ends=(embedding, head))
+    assert len(split) == len(stage_ranks) and sum(split) == layers and min(split) >= 1
+    others = itertools.product(range(1, layers + 1), repeat=len(stage_ranks) - 1)
+    divisions = ((*first, layers - sum(first)) for first in others if sum(first) < layers)
+    assert most(split) == pytest.approx(min(map(most, divisions)))
 
 
 def test_the_head_counts_in_layers() -> None:
     plan = make_plan(_config("gpt2-large", pp=2, stage_balance="flops"), 2, facts=None)
     assert plan.pipeline.layers_per_stage == (20, 16), "the head is 3.2 layers"
+
+
+def test_the_embedding_counts_by_the_memory_that_it_moves() -> None:
+    config = _config("gpt2", pp=3, stage_balance="flops")
+    config = replace(config, train=replace(config.train, sequence_length=1024))
+    shape = make_plan(config, 3, facts=None).shape
+    embedding = embedding_layers(config, shape)
+    assert 0.02 < embedding < 0.2, "14 bytes of about 90 for each feature of a token, beside a layer's products"
+    wide = replace(config, model=replace(config.model, hidden_size=12288, num_heads=96))
+    assert embedding_layers(wide, make_plan(wide, 3, facts=None).shape) < embedding / 4
+    layout = make_plan(config, 3, facts=None).pipeline
+    head = head_layers(config, shape)
+    assert layout.stage_costs == pytest.approx(
+        [a + b for a, b in zip(layout.layers_per_stage, (embedding, 0, head), strict=True)]
+    )
+    # The first stage has a layer less when its embedding is more than one.
+    assert balanced_layers(10, (0, 1, 2, 3), ends=(0.0, 2.0)) == (3, 3, 3, 1)
+    assert balanced_layers(10, (0, 1, 2, 3), ends=(1.5, 2.0)) == (2, 4, 3, 1)
 
 
 @pytest.mark.parametrize(
