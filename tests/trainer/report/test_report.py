@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -16,6 +17,9 @@ import mdata
 from mdata import DamageError, UsageError
 from mdata.reporting.svg import escape
 from tests.helpers import runs
+from trainer.config.sections import MeshSection
+from trainer.plan.facts import plan_facts
+from trainer.plan.plan import make_plan
 from trainer.report import baselines
 from trainer.report import data as report_data
 from trainer.report import page as report_page
@@ -80,6 +84,21 @@ def test_the_page_says_what_happened(config):
     assert text.count("<|endoftext|>") >= 1
     assert [attrs for tag, attrs in page.tags if tag == "mark"]
     assert len([1 for tag, _ in page.tags if tag == "svg"]) == 7
+
+
+def test_a_pipeline_is_drawn(config):
+    """One row for each rank, one box for each pass of the microbatches shown."""
+    folder = runs.write_run(config, steps=5)
+    model = replace(config.model, num_layers=4, vocab_size=300)
+    piped = replace(config, model=model, mesh=MeshSection(pp=2, schedule="interleaved"))
+    facts = plan_facts(piped, make_plan(piped, 2, facts=None))
+    (folder / "plan.json").write_text(json.dumps(facts))
+    page, text = page_of(folder), (folder / "report.html").read_text()
+    assert "Schedule interleaved, 2 microbatches a step: bubble " in str(page)
+    drawing = ElementTree.fromstring(re.search(r"<svg[^>]*Pipeline schedule of 2 ranks.*?</svg>", text, re.DOTALL)[0])
+    assert [row.text for row in drawing.findall("text")] == ["rank 0", "rank 1"]
+    titles = [box.find("title").text.split(":")[0] for box in drawing.findall("g")]
+    assert sorted(titles) == sorted(f"{s}{kind}{m}" for s in range(4) for kind in "FB" for m in range(2))
 
 
 def test_losses_are_said_beside_their_baselines(config):
