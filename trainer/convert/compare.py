@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mdata import DamageError
+from mdata.util.machine_limits import available_bytes
 from trainer.checkpoint.tiling import Rectangle
 from trainer.convert.links import Source, TensorInfo
 from trainer.convert.model_folder import ModelFolder, num_bytes
@@ -53,7 +53,7 @@ def compare_logits(before: ModelFolder, after: ModelFolder) -> dict[str, Any]:
         DamageError: they are different models.
     """
     needed = 2 * num_bytes(_weights(before), torch.float32)
-    if (free := _free_memory()) is not None and free < needed:
+    if (free := available_bytes()) is not None and free < needed:
         return {"compared": False, "why": f"{size_text(needed)} of memory are needed, {size_text(free)} are free"}
     length = min(TOKENS, before.config.train.sequence_length)
     tokens_BS = torch.randint(
@@ -120,11 +120,3 @@ def _by_transformers(model: ModelFolder, tokens_BS: Tensor) -> Tensor:
 
 def _weights(model: ModelFolder) -> dict[str, TensorInfo]:
     return {name: info for name, info in model.source.tensors.items() if name.startswith("weight/")}
-
-
-def _free_memory() -> int | None:
-    """Bytes that can be had without swapping; None where the system does not say."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None

@@ -23,6 +23,7 @@ from trainer.checkpoint.folder import read_index
 from trainer.checkpoint.load import verify_checkpoint
 from trainer.checkpoint.save import SPARE_BYTES
 from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunSection
+from trainer.convert import compare as comparing
 from trainer.convert import convert as converting
 from trainer.convert.convert import Options, convert, open_model
 from trainer.convert.hf_config import DEFAULTS, MODEL_TYPES, from_hf, to_hf
@@ -482,3 +483,13 @@ def test_a_flipped_byte_of_a_checkpoint_of_ours_is_found(tmp_path):
     with pytest.raises(DamageError, match="a different hash"):
         convert(tmp_path / "ours", tmp_path / "back", options=HF)
     assert not (tmp_path / "back").exists()
+
+
+def test_memory_that_the_system_can_take_back_counts_as_free(tmp_path, monkeypatch):
+    """And a control group's limit counts, which the number of free pages does not know."""
+    folder = save("llama2", tmp_path / "theirs", tokens=False)
+    monkeypatch.setattr(comparing, "available_bytes", lambda: 1000)
+    told = convert(folder, tmp_path / "ours", options=NATIVE)["check"]
+    assert told["compared"] is False and told["why"].endswith("1000 bytes are free")
+    monkeypatch.setattr(comparing, "available_bytes", lambda: None)
+    assert convert(folder, tmp_path / "again", options=NATIVE)["check"]["compared"]
