@@ -102,6 +102,9 @@ class LocalFiles:
 
     def look(self, name: str) -> int | str:
         """See `Files`."""
+        inner = name.rpartition("/")[0]
+        if inner and (self._folder / inner).is_symlink():
+            return "a file in a folder that is a link"
         try:
             found = (self._folder / name).lstat()
         except (FileNotFoundError, NotADirectoryError):

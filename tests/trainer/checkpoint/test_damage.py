@@ -133,6 +133,26 @@ def test_a_file_of_another_save_or_rank_is_found(name: str, tiny: Path) -> None:
     check_found(tiny, path)
 
 
+def test_a_folder_inside_that_is_a_link_is_not_followed(tiny: Path) -> None:
+    shutil.move(tiny / "tokenizer", tiny.parent / "elsewhere")
+    (tiny / "tokenizer").symlink_to(tiny.parent / "elsewhere")
+    check_found(tiny, tiny / "tokenizer" / "vocab.json")
+    with pytest.raises(mdata.DamageError, match="found: a file in a folder that is a link"):
+        read_index(tiny)
+
+
+def test_a_file_that_lost_bytes_before_the_commit_makes_no_checkpoint(tmp_path: Path) -> None:
+    for name in ("rank-00001.safetensors", "rank-00000.safetensors"):
+        target, parts = tiny_save(tmp_path / name, 2)
+        for rank, (part, state) in enumerate(parts):
+            write_part(target, rank, shard=part, state=state)
+        path = target.root / target.partial_name / name
+        path.write_bytes(path.read_bytes()[:-4])
+        with pytest.raises(mdata.DamageError, match=f"a checkpoint was not written: .*{name}"):
+            commit(target, 2)
+        assert not (target.root / "step-2").exists() and not (target.root / "latest").exists()
+
+
 def test_an_index_of_another_save_is_found_by_the_first_file_that_it_does_not_name(tiny: Path) -> None:
     (tiny / "index.json").write_bytes((tiny.with_name("step-2") / "index.json").read_bytes())
     check_found(tiny, tiny / "rank-00000.json")
