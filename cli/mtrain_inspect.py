@@ -1,13 +1,15 @@
 """Show what a checkpoint contains: its step, the format, the tensors of each state, files and their sizes.
 
 Takes a checkpoint, or a run folder, which means the checkpoint from which it would continue. Reads only indexes; with
---verify every byte is compared with its hash. --json has the run's resolved configuration, too, as TOML in "config".
+--verify every byte is compared with its hash. --json also has the tensors of the optimizer's state, and the run's
+resolved configuration as TOML in "config".
 Exit code 4 if it is damaged.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,9 @@ from mdata.errors import UsageError
 if TYPE_CHECKING:
     from trainer.checkpoint.format import Index
     from trainer.checkpoint.location import Location
+
+COUNTS = ("skipped_samples", "schedule_steps", "schedule_samples", "moment_steps")  # of `RunState`, most often 0
+LONGEST = 100  # characters of a value in the text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,12 +49,11 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def checkpoint_facts(folder: Location, index: Index, *, verified: bool) -> dict[str, Any]:
-    """The facts about a checkpoint, as JSON types; states and tensors with element counts."""
+    """The facts about a checkpoint, as JSON types; tensors of the optimizer's state have its name before theirs."""
     run = index.run
     states: dict[str, list[int]] = {}
     for name, tensor in index.tensors.items():
         states.setdefault(name.partition("/")[0], []).append(math.prod(tensor.shape))
-    prefix = "weight/"
     return {
         "path": str(folder),
         "version": index.version,
@@ -58,18 +62,19 @@ def checkpoint_facts(folder: Location, index: Index, *, verified: bool) -> dict[
         "step": run.step,
         "consumed_samples": run.consumed_samples,
         "optimizer_steps": run.optimizer_steps,
+        **{name: getattr(run, name) for name in COUNTS},
         "data_id": run.data_id,
         "data": run.data,
         "measured": run.measured,
         "scaler": run.scaler,
+        "float8": run.float8,
         "written_by": run.versions,
         "states": {name: {"tensors": len(sizes), "elements": sum(sizes)} for name, sizes in states.items()},
         "files": {name: file.bytes for name, file in index.files.items()},
         "extras": {name: file.bytes for name, file in index.extras.items()},
         "tensors": {
-            name.removeprefix(prefix): {"shape": list(t.shape), "dtype": t.dtype, "slices": len(t.slices)}
+            name.removeprefix("weight/"): {"shape": list(t.shape), "dtype": t.dtype, "slices": len(t.slices)}
             for name, t in index.tensors.items()
-            if name.startswith(prefix)
         },
         "config": run.config,
     }
@@ -84,7 +89,11 @@ def checkpoint_text(facts: dict[str, Any]) -> str:
         f"format version {facts['version']}, "
         + ("every byte verified" if facts["verified"] else "with hashes" if facts["hashed"] else "without hashes"),
         f"data {facts['data_id']}",
+        *(f"  {name} {_shown(value)}" for name, value in facts["data"].items()),
+        'configuration: with --json, as TOML under "config"',
     ]
+    if counts := [f"{name} {facts[name]:,}" for name in COUNTS if facts[name]]:
+        lines.append(", ".join(counts))
     if facts["written_by"]:
         lines.append("written by " + ", ".join(f"{name} {value}" for name, value in facts["written_by"].items()))
     total = sum(facts["files"].values())
@@ -94,8 +103,14 @@ def checkpoint_text(facts: dict[str, Any]) -> str:
     shown = [
         [name, " x ".join(map(str, tensor["shape"])), tensor["dtype"], tensor["slices"]]
         for name, tensor in facts["tensors"].items()
+        if "/" not in name
     ]
     return "\n".join([*lines, "", table(["weight", "shape", "dtype", "slices"], shown)])
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 def _names(extras: dict[str, int]) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from cli.mtrain import main
+from cli.mtrain_inspect import checkpoint_facts, checkpoint_text
 from tests.trainer.checkpoint.layouts import Layout, save
+from trainer.checkpoint.format import Index, RunState
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "checkpoint" / "step-2"
 
@@ -27,6 +30,33 @@ def test_a_checkpoint_is_shown_for_people_and_as_json(tmp_path: Path, capsys: py
         {"weight", "exp_avg", "exp_avg_sq"},
     )
     assert facts["tensors"]["embedding.weight"] == {"shape": [250, 8], "dtype": "F32", "slices": 2}
+    assert facts["tensors"]["exp_avg_sq/embedding.weight"] == {"shape": [250, 8], "dtype": "F32", "slices": 2}
+    assert "exp_avg_sq/embedding.weight" not in text
+    assert "configuration: with --json" in text
+
+
+def test_all_that_resuming_needs_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunState(
+        4, 8, data_id="id", data={"order": "native", "corpora": [["a", 1]] * 99}, optimizer_steps=6, config="",
+        skipped_samples=1, float8={"layer": [[1.0, 2.0, 3.0]]}, schedule_steps=2, schedule_samples=-3, moment_steps=5,
+    )  # fmt: skip
+    facts = checkpoint_facts(tmp_path, Index(run, {}, {}, hashed=True), verified=False)
+    assert {field.name for field in fields(RunState)} - {"versions"} <= facts.keys()
+    assert (facts["float8"], facts["schedule_samples"]) == (run.float8, -3)
+    lines = checkpoint_text(facts).splitlines()
+    assert "  order native" in lines and any(line.startswith('  corpora [["a", 1], ') for line in lines)
+    assert "skipped_samples 1, schedule_steps 2, schedule_samples -3, moment_steps 5" in lines
+    assert max(map(len, lines)) < 120
+
+
+def test_a_file_and_a_step_that_is_not_there_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r.toml").touch()
+    assert main(["inspect", str(tmp_path / "r.toml")]) == 2
+    assert "r.toml is a file\n  expected: a checkpoint" in capsys.readouterr().err
+    save(tmp_path / "run" / "checkpoints", Layout())
+    words = ["convert", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "hf", "--checkpoint", "step-999"]
+    assert main(words) == 2
+    assert "step-999\n  expected: step-2\n" in capsys.readouterr().err
 
 
 def test_version_1_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,7 @@ class BackgroundSave:
     """One rank's part of one save, in a thread; on rank 0 also the commit.
 
     Args:
-        target: where it goes. rank, num_ranks: this one's number, and how many write.
+        target: where it goes. place: this rank's number, and how many ranks write.
         shard, state: what this rank stores, on the host; nobody else may write to it. ready: waits until it is there.
         after: called on rank 0 once the checkpoint exists.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mdata import DamageError, MdataError, UsageError
-from mdata.errors import os_errors_named
+from mdata.errors import few, os_errors_named
 from mdata.util import atomic_io
 from trainer.checkpoint.format import Index, RunState, parse_index
 from trainer.checkpoint.index_fields import IndexFault
@@ -109,7 +109,7 @@ def read_index(folder: Location) -> Index:
     """
     files = files_of(folder)
     if not files.exists():
-        raise UsageError(f"there is no checkpoint at {folder}", fix="give a folder with index.json in it")
+        raise _none_there(folder)
     try:
         index = _read_index(folder, files)
     except IndexFault as error:
@@ -121,6 +121,15 @@ def read_index(folder: Location) -> Index:
         name, found, expected = problem
         raise DamageError(f"{folder / name} is damaged", found=found, expected=expected, fix=instead(folder))
     return index
+
+
+def _none_there(folder: Location) -> UsageError:
+    fix = "give a folder with index.json in it"
+    if isinstance(folder, Path) and folder.exists():
+        return UsageError(f"{folder} is a file", expected="a checkpoint (a folder step-N), or a run folder", fix=fix)
+    others = sorted(steps_in(folder.parent)) if _NAME.fullmatch(folder.name) else []
+    there = few([folder_name(step) for step in others], 8) if others else None
+    return UsageError(f"there is no checkpoint at {folder}", expected=there, fix=fix)
 
 
 def run_state(folder: Location) -> RunState:
