@@ -1,8 +1,8 @@
 """Convert models between mtrain, Hugging Face and Megatron-LM; merge and reshard our own checkpoints.
 
-The format of SOURCE is detected from its files. TARGET is a new folder. No GPU is needed. Tensors are converted in pieces
-of 64 MiB, so memory does not grow with the model. At the end the logits of both are compared if both models fit into
-memory, one after the other; the result is written to conversion.json in TARGET. --no-check leaves this out.
+The format of SOURCE is detected from its files. TARGET is a new folder. No GPU is needed. Tensors are converted in
+pieces of 64 MiB, so memory does not grow with the model. At the end the logits of both are compared if each model fits
+into memory; the result is written to conversion.json in TARGET. --no-check leaves this out.
 """
 
 from __future__ import annotations
