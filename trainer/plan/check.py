@@ -59,7 +59,7 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
     problems += [*layout_problems(config, world_size), *family_of(config).problems(config)]
     problems += _recompute_problems(config)
     problems += [*schedule_problems(config), *optimizer_problems(config), *precision_problems(config)]
-    problems += _first_state_problems(config)
+    problems += [*_first_state_problems(config), *_keep_best_problems(config)]
     problems += [] if problems else kernel_problems(config)
     if config.data.blend == MOCK:
         return problems + list(_mock_problems(config))
@@ -73,6 +73,14 @@ def _first_state_problems(config: RunConfig) -> Iterator[str]:
     if keys and not settings.init_from:
         named = " and ".join(f"checkpoint.{key}" for key in keys)
         yield f"{named}=true without checkpoint.init_from; name the folder to begin with, or set it to false"
+
+
+def _keep_best_problems(config: RunConfig) -> Iterator[str]:
+    best, share = config.checkpoint.keep_best, config.data.split.split(",")[1:2]
+    lacks = [] if config.data.valid or share not in ([], ["0"]) else ["data.valid names no set"]
+    lacks += [] if config.train.eval_interval else ["train.eval_interval=0 validates at the end only"]
+    if best and lacks:
+        yield f"checkpoint.keep_best={best} would keep nothing: {' and '.join(lacks)}; change that, or set it to 0"
 
 
 def layout_problems(config: RunConfig, world_size: int) -> list[str]:
