@@ -5,17 +5,16 @@ Each problem is one line with the conflicting values and advice. Pure.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import suppress
 
 from mdata import UsageError
 from trainer.config.sections import MeshSection, RunConfig
 from trainer.models.arithmetic import round_up
-from trainer.pipeline.generators import impossible
+from trainer.pipeline.generators import default_chunks, impossible
 from trainer.plan.lengths import batch_sizes
 from trainer.plan.stages import num_chunks
-
-OTHER_CHUNKS = 'set mesh.virtual_pipeline to 0, or mesh.schedule="interleaved"'
 
 
 def pipeline_problems(config: RunConfig, world_size: int) -> Iterator[str]:
@@ -25,19 +24,39 @@ def pipeline_problems(config: RunConfig, world_size: int) -> Iterator[str]:
         yield from _without_effect(mesh)
         return
     chunks, num_layers = num_chunks(mesh), config.model.num_layers
-    stages = mesh.pp * chunks
-    stages_text = f"mesh.pp={mesh.pp}" + (f" x {chunks} stages per rank = {stages} stages" if chunks > 1 else " stages")
+    wrong_chunks = impossible(mesh.schedule, num_ranks=mesh.pp, chunks=chunks, num_microbatches=mesh.pp)
+    stages = mesh.pp * (default_chunks(mesh.schedule) if wrong_chunks else chunks)
     if stages > num_layers:
-        fit = [pp for pp in range(1, num_layers // chunks + 1) if world_size % (mesh.tp * mesh.cp * pp) == 0]
-        nearest = f"choose mesh.pp={max(fit)}" if fit else "choose fewer stages per rank"
-        yield f"{stages_text} are more than model.num_layers={num_layers}; {nearest}, or a deeper model"
+        yield _too_many_stages(config, world_size, chunks=stages // mesh.pp)
     yield from _layer_problems(config, stages)
     others = mesh.tp * mesh.cp
     part = world_size // (others * mesh.pp)
     if part and world_size % (others * mesh.pp) == 0:
         yield from _schedule_problems(config, chunks, config.train.micro_batch * part)
-    elif problem := impossible(mesh.schedule, num_ranks=mesh.pp, chunks=chunks, num_microbatches=mesh.pp):
-        yield f"mesh.schedule={mesh.schedule}: {problem}; {OTHER_CHUNKS}"
+    elif wrong_chunks:
+        yield f"mesh.schedule={mesh.schedule}: {wrong_chunks}; {_other_chunks(config, chunks)}"
+
+
+def _too_many_stages(config: RunConfig, world_size: int, *, chunks: int) -> str:
+    """A problem whose every remedy works: fewer ranks, one stage for each, or more layers."""
+    mesh, num_layers = config.mesh, config.model.num_layers
+    stages = f"mesh.pp={mesh.pp}" + (f" x {chunks} stages per rank = {mesh.pp * chunks}" if chunks > 1 else "")
+    remedies = []
+    for pp in range(num_layers // chunks, 0, -1):
+        fewer = dataclasses.replace(mesh, pp=pp)
+        if world_size % (mesh.tp * mesh.cp * pp) == 0 and not (pp == 1 and list(_without_effect(fewer))):
+            remedies.append(f"mesh.pp={pp}")
+            break
+    if chunks > 1 and mesh.pp <= num_layers:
+        remedies.append('mesh.schedule="1f1b"' + (" with mesh.virtual_pipeline=0" if mesh.virtual_pipeline > 1 else ""))
+    ways = ", ".join([*remedies, "or a deeper model"]) if remedies else "a deeper model"
+    return f"{stages} stages are more than model.num_layers={num_layers}; choose {ways}"
+
+
+def _other_chunks(config: RunConfig, chunks: int) -> str:
+    """The remedy for a number of stages per rank that a schedule does not have."""
+    enough = chunks > 1 and config.mesh.pp * chunks <= config.model.num_layers
+    return "set mesh.virtual_pipeline to 0" + (', or mesh.schedule="interleaved"' if enough else "")
 
 
 def _without_effect(mesh: MeshSection) -> Iterator[str]:
@@ -79,7 +98,7 @@ def _schedule_problems(config: RunConfig, chunks: int, part: int) -> Iterator[st
         problem = impossible(mesh.schedule, num_ranks=mesh.pp, chunks=chunks, num_microbatches=count)
         if not problem:
             continue
-        remedy = OTHER_CHUNKS
+        remedy = _other_chunks(config, chunks)
         if count % mesh.pp and mesh.schedule == "interleaved" and chunks > 1:
             whole = round_up(count, mesh.pp) * part
             what = "train.global_batch" if size == train.global_batch else "a step of train.batch_ramp"

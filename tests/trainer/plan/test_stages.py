@@ -127,7 +127,18 @@ def test_the_embedding_counts_by_the_memory_that_it_moves() -> None:
         (
             8,
             {"pp": 8, "schedule": "interleaved"},
-            "mesh.pp=8 x 2 stages per rank = 16 stages are more than model.num_layers=8; choose mesh.pp=4, or a deeper",
+            "mesh.pp=8 x 2 stages per rank = 16 stages are more than model.num_layers=8; choose mesh.pp=4, "
+            'mesh.schedule="1f1b", or a deeper model',
+        ),
+        (
+            4,
+            {"pp": 4, "schedule": "interleaved", "virtual_pipeline": 3},
+            'choose mesh.pp=2, mesh.schedule="1f1b" with mesh.virtual_pipeline=0, or a deeper model',
+        ),
+        (
+            2,
+            {"pp": 2, "schedule": "zb_v", "virtual_pipeline": 5},
+            "2 stages per rank, not 5; set mesh.virtual_pipeline to 0",
         ),
         (
             4,
@@ -148,6 +159,15 @@ def test_what_cannot_be_is_refused_with_what_can(ranks: int, options: dict[str, 
     assert any(problem in found for found in check(config, ranks, facts=None)), check(config, ranks, facts=None)
     with pytest.raises(UsageError):
         make_plan(config, ranks, facts=None)
+
+
+def test_stages_that_a_schedule_does_not_have_are_one_problem() -> None:
+    """Fewer ranks would not help, and interleaved would need more layers: neither is advised."""
+    config = _config(layers=4, pp=2, schedule="zb_v", virtual_pipeline=3)
+    (problem,) = check(config, 4, facts=None)
+    assert problem.endswith("zb_v has 2 stages per rank, not 3; set mesh.virtual_pipeline to 0")
+    (problem,) = check(_config(layers=3, pp=2, schedule="interleaved"), 2, facts=None)
+    assert problem.endswith('choose mesh.schedule="1f1b", or a deeper model'), "one rank has no schedule"
 
 
 def test_all_problems_come_at_once() -> None:
