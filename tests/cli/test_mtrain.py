@@ -110,6 +110,31 @@ def test_a_run_folder_that_cannot_be_made_is_told_before(
     assert "checkpoint.folder='elsewhere' is not writable: no permission for" in told
 
 
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_checkpoints_that_cannot_be_written_are_told_before(
+    run_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    kept = tmp_path / "run" / "checkpoints"
+    kept.mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != kept)
+    assert main([command, run_file, "data.blend=mock"]) == 2
+    assert f"checkpoint.folder='{kept}' is not writable: no permission for {kept}" in capsys.readouterr().err
+    kept.rmdir()
+    kept.touch()
+    assert main([command, run_file, "data.blend=mock"]) == 2
+    assert f"checkpoint.folder='{kept}' cannot be created: {kept} is a file" in capsys.readouterr().err
+
+
+def test_the_best_of_no_validation_are_a_problem(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["check", run_file, "data.blend=mock", "checkpoint.keep_best=2"]
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert "checkpoint.keep_best=2 would keep nothing: data.valid names no set and train.eval_interval=0" in told
+    assert main([*words, 'data.valid=["x.json"]']) == 2
+    told = capsys.readouterr().err
+    assert "keep nothing: train.eval_interval=0 validates at the end only; change" in told
+
+
 def test_check_as_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", run_file, "--json", "mesh.tp=3", "--nproc", "3"]) == 2
     facts = json.loads(capsys.readouterr().out)

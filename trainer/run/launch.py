@@ -145,7 +145,9 @@ def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT, e
 
 def _folder_problems(config: RunConfig) -> Iterator[str]:
     """Why the run's folders cannot be made or written, if that can be seen; nothing is made."""
-    for key, folder in (("run.folder", config.run.folder), ("checkpoint.folder", config.checkpoint.folder)):
+    run, usual = config.run.folder, Path(config.run.folder, "checkpoints")
+    kept = config.checkpoint.folder or (str(usual) if os.path.lexists(usual) else "")
+    for key, folder in (("run.folder", run), ("checkpoint.folder", kept)):
         if is_address(folder):
             if key == "run.folder":
                 yield f"{key}={folder!r} is an address; choose a folder, and set checkpoint.folder to the address"
