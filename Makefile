@@ -12,10 +12,10 @@ SOURCES = mdata trainer cli tests benchmarks scripts fuzz
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check soak fuzz wheel clean install lint types cluster-test cpp cpp-plain cpp-sanitized core-sanitized
+.PHONY: help quickstart test check soak fuzz wheel clean install lint types cluster-test megatron-test cpp cpp-plain cpp-sanitized core-sanitized
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  variables: PYTHON=python3.12, TORCH_INDEX=<package index that torch comes from>, JOBS=2, SOAK=20, SECONDS=600"
 
 quickstart: ## install, then text -> tokens -> blend -> training -> report.html, under 4 minutes
@@ -43,6 +43,14 @@ cluster-test: install ## real Slurm and Ray on this machine: install them (as ro
 	@$(IN_CLUSTER) python scripts/see_environment.py .venv
 	$(IN_CLUSTER) python -m pip install --quiet -c constraints.txt ray
 	$(IN_CLUSTER) python -m pytest tests/cluster tests/mdata/launching --timeout 900 -rs
+
+# megatron-core lies in an environment of its own, which has the torch of .venv.
+MEGATRON = $(CURDIR)/build/megatron
+megatron-test: install ## checkpoints that megatron-core reads and writes: install it and run its tests
+	@test -x $(MEGATRON)/bin/python || $(IN_VENV) python -m venv $(MEGATRON)
+	@$(MEGATRON)/bin/python scripts/see_environment.py .venv
+	$(MEGATRON)/bin/python -m pip install --quiet -c constraints.txt megatron-core==0.16.1 psutil
+	$(IN_VENV) MTRAIN_MEGATRON_PYTHON=$(MEGATRON)/bin/python python -m pytest tests/trainer/convert/test_megatron_core.py -rs
 
 SECONDS ?= 600
 fuzz: install ## fuzz each reader of foreign bytes for SECONDS

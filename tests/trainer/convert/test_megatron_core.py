@@ -32,7 +32,7 @@ from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
 
 PYTHON = os.environ.get("MTRAIN_MEGATRON_PYTHON", "")
-pytestmark = pytest.mark.skipif(not PYTHON, reason="MTRAIN_MEGATRON_PYTHON is not set")
+pytestmark = pytest.mark.skipif(not PYTHON, reason="MTRAIN_MEGATRON_PYTHON is not set (make megatron-test sets it)")
 SIDE = Path(__file__).with_name("megatron_core_side.py")
 ADAM = {"lr": 3e-3, "weight_decay": 0.1, "betas": [0.9, 0.95], "eps": 1e-8, "clip": 1.0}
 STEPS, ROWS, LENGTH = 20, 4, 16
