@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from cli.console import Console
+from mdata.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +49,9 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         seed=arguments.seed,
     )
     place = find_placement(os.environ) or Placement()
-    tp = place.world_size // arguments.pp if arguments.pp > 0 else 1
-    world = join_world(Mesh(place.world_size, max(1, tp), pp=arguments.pp), placement=place)
+    _refuse_pipeline(arguments, place.world_size)
+    tp = place.world_size // arguments.pp
+    world = join_world(Mesh(place.world_size, tp, pp=arguments.pp), placement=place)
     with console.progress() as progress:
         texts = generate(
             arguments.run_folder,
@@ -64,3 +66,18 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         parts = [f"{generated.prompt}{generated.text}" for generated in texts]
         console.result("\n\n".join(parts), {"texts": [dataclasses.asdict(generated) for generated in texts]})
     return 0
+
+
+def _refuse_pipeline(arguments: argparse.Namespace, world_size: int) -> None:
+    """Refuse a number of pipeline ranks that does not divide the ranks which torchrun or Slurm started."""
+    if arguments.pp > 0 and world_size % arguments.pp == 0:
+        return
+    ranks = max(2, arguments.pp)
+    raise UsageError(
+        f"--pp {arguments.pp} cannot divide the layers over {world_size} rank{'s' * (world_size > 1)}",
+        expected="a divisor of the ranks that torchrun or Slurm starts, at least 1",
+        fix=(
+            f"torchrun --nproc-per-node {ranks} -m cli.mtrain generate {arguments.run_folder} --pp {ranks}, "
+            "or leave --pp out"
+        ),
+    )

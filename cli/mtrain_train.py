@@ -114,7 +114,10 @@ def result_text(result: TrainResult, folder: str, *, unit: str = "steps") -> str
         lines = [f"step {result.step}, training loss {result.loss:.4f} nats per token"]
     lines += [f"validation loss {name}: {loss:.4f}" for name, loss in result.valid.items()]
     lines += [f"test loss {name}: {loss:.4f}" for name, loss in result.test.items()]
-    return "\n".join([*lines, f"checkpoint: {result.checkpoint}", f"next: mtrain generate {folder}"])
+    lines.append(f"checkpoint: {result.checkpoint}")
+    if Path(folder, "tokenizer").is_dir():  # mock data, and data without a manifest, have none
+        lines.append(f"next: mtrain generate {folder}")
+    return "\n".join(lines)
 
 
 def _train_on_ranks(config: RunConfig, world_size: int, console: Console) -> None:

@@ -265,15 +265,28 @@ def test_generate_and_report_want_a_run(tmp_path: Path, capsys: pytest.CaptureFi
     assert "top_p=2.0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("pp", ["2", "0", "-1"])
+def test_generate_says_how_to_start_pipeline_ranks(pp: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command has no --nproc, and no key of a mesh."""
+    assert main(["generate", str(tmp_path), "--pp", pp]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"mtrain: error: --pp {pp} cannot divide the layers over 1 rank\n")
+    assert "try: torchrun --nproc-per-node 2 -m cli.mtrain generate" in message
+    assert "mesh." not in message and "--nproc " not in message
+
+
 def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "step-9"
-    text = result_text(TrainResult(9, 1.23456, {"prose": 2.0}, {"late": 3.0}, checkpoint), "runs/a")
+    checkpoint, folder = tmp_path / "step-9", str(tmp_path / "run")
+    result = TrainResult(9, 1.23456, {"prose": 2.0}, {"late": 3.0}, checkpoint)
+    assert "generate" not in result_text(result, folder), "data without a tokenizer"
+    (tmp_path / "run" / "tokenizer").mkdir(parents=True)
+    text = result_text(result, folder)
     assert text.splitlines() == [
         "step 9, training loss 1.2346 nats per token",
         "validation loss prose: 2.0000",
         "test loss late: 3.0000",
         f"checkpoint: {checkpoint}",
-        "next: mtrain generate runs/a",
+        f"next: mtrain generate {folder}",
     ]
     again = result_text(TrainResult(9, None, {}, {}, checkpoint), "runs/a")
     expected = "step 9 is already done; to train further, raise train.steps and optimizer.decay_steps"
