@@ -198,7 +198,7 @@ def held_parameters(optimizer: Optimizer, stages: Iterable[int]) -> dict[str, An
             {
                 "name": spec.name,
                 "shape": list(spec.shape),
-                "copies": list(spec.copies),
+                "copies": [axis for axis in spec.copies if optimizer.groups[axis].size > 1],
                 "pieces": [{"name": p.name, "start": list(p.start), "size": list(p.size)} for p in spec.pieces],
             }
             for spec in real

@@ -12,9 +12,13 @@ from trainer.config.presets import PRESETS
 from trainer.config.sections import MeshSection, ModelSection, PrecisionSection, RunConfig
 from trainer.optim.layout import make_layout
 from trainer.parallel.matching import Matched, Mismatch
+from trainer.parallel.mesh import mesh_of
+from trainer.parallel.recorded import Record, recorded_world
 from trainer.plan.memory import kept_bytes, rank_bytes, tables
 from trainer.plan.plan import make_plan
 from trainer.run import rehearsal
+from trainer.run.engine import Engine
+from trainer.run.metrics import held_parameters
 from trainer.run.rehearsal import rehearse
 
 
@@ -99,6 +103,17 @@ def test_a_rehearsed_rank_keeps_the_planned_bytes_and_padding(
     padding = [held - least for held, least in zip(found.kept_bytes, planned, strict=True)]
     both = zip(rank_bytes(config, plan, kept=found.kept_bytes), rank_bytes(config, plan), strict=True)
     assert [counted.total - by_table.total for counted, by_table in both] == padding
+
+
+@pytest.mark.parametrize(("tp", "copies"), [(1, []), (2, ["tp"])])
+def test_a_rank_names_copies_only_where_others_have_them(tp: int, copies: list[str]) -> None:
+    """What ranks.json says, of an engine without data."""
+    config = _config(batch=8, tp=tp)
+    plan, mesh = make_plan(config, 4, facts=None), mesh_of(config, 4)
+    world = recorded_world(mesh, 0, record=Record(lambda _, value: [value] * 4))
+    said = held_parameters(Engine(config, plan, world=world, fresh=False).optimizer, [0])
+    found = {parameter["name"]: parameter["copies"] for parameter in said["parameters"]}
+    assert found["final_norm.weight"] == copies and found["embedding.weight"] == []
 
 
 @pytest.mark.slow
