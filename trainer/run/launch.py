@@ -51,6 +51,12 @@ class RankFault(RuntimeError):
     """A rank failed by a fault of ours; the message names it, a note holds its traceback."""
 
 
+class SilentRanksError(ResourceError):
+    """The run cannot continue, because some of its `ranks` do not respond."""
+
+    ranks: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankReport:
     """How one rank ended badly.
@@ -307,7 +313,7 @@ def rank_process() -> None:
 
 
 def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
-    """Leave a rank's error for `launch` and return the exit code that belongs to it."""
+    """Leave a rank's error for `launch` and return the exit code that belongs to it; ranks that it names are killed."""
     known = explain_os_error(error) if isinstance(error, OSError) else error
     if isinstance(known, MemoryError):
         known = ResourceError("out of memory", fix="use a smaller train.micro_batch")
@@ -326,6 +332,10 @@ def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
         lost=isinstance(known, LostRankError),
     )
     atomic_io.atomic_write(folder / f"rank-{rank}.json", json.dumps(asdict(report)).encode())
+    for other in known.ranks if isinstance(known, SilentRanksError) else ():
+        # A process that was stopped does not answer SIGTERM, and the launcher would wait for it.
+        with suppress(OSError, ValueError):  # it never listened, or has ended
+            os.kill(int((folder / f"listens-{other}").read_text()), signal.SIGKILL)
     return code
 
 

@@ -132,6 +132,26 @@ def test_a_rank_that_sigterm_ends_before_it_can_answer_is_told(rank_script) -> N
         run_body(rank_script, body)
 
 
+def test_a_stopped_rank_is_killed_as_soon_as_another_names_it(rank_script, tmp_path) -> None:
+    """It does not answer the launcher's SIGTERM, which waits half a minute for it."""
+    body = """
+    from trainer.run.launch import SilentRanksError, listen
+    if rank == 1:
+        listen(folder, rank=rank)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while not (folder / "listens-1").exists():
+        time.sleep(0.05)
+    time.sleep(0.5)
+    (folder / "named").touch()
+    error = SilentRanksError("rank 1 of 2 does not respond")
+    error.ranks = (1,)
+    raise error
+    """
+    with pytest.raises(ResourceError, match="rank 1 of 2 does not respond"):
+        run_body(rank_script, body)
+    assert time.time() - (tmp_path / "reports" / "named").stat().st_mtime < launch_module.LAUNCHER_PATIENCE_S / 2
+
+
 def test_signal_handlers_are_put_back(rank_script) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     run_body(rank_script, "pass")

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+import threading
 import time
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -15,17 +19,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.ranks import RankError, run_ranks, stop_ranks
+from trainer.layers.base import Parallel
+from trainer.optim.reducer import GradientReducer
 from trainer.parallel.collectives import Group, Pending, all_reduce_
-from trainer.parallel.world import shared_store
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import World, shared_store
+from trainer.pipeline import executor
 from trainer.pipeline.actions import Action
+from trainer.pipeline.generators import make_schedule
+from trainer.pipeline.lower import lower
+from trainer.pipeline.messages import Messages
+from trainer.run import watchdog as watchdog_module
+from trainer.run.launch import SilentRanksError
 from trainer.run.watchdog import (
+    HEARD_TICKS,
     SILENT_TICKS,
     STILL_TICKS,
+    Ranks,
     Sign,
     Watchdog,
     held_up_by,
     launch_without_the_lock,
     places,
+    ranks_of,
     stands,
     verdict,
 )
@@ -41,21 +57,44 @@ _signs = st.builds(
 )
 
 
+def test_a_rank_is_named_within_a_minute() -> None:
+    """And the run ends in that time, while a rank that only works for long without Python's lock is not taken for lost.
+
+    Ticks: up to one from the event to the next sign, then those counted, one until rank 0 reads the last, and one until
+    others hear the verdict.
+    """
+    tick_s = watchdog_module.TICK_S
+    named_s, ends_s = (1 + max(SILENT_TICKS, STILL_TICKS) + 1) * tick_s, HEARD_TICKS * tick_s
+    assert named_s <= 50 and named_s + ends_s <= 55
+    assert SILENT_TICKS * tick_s >= 30 and STILL_TICKS * tick_s >= 30 and HEARD_TICKS > 1
+    assert named_s <= executor.WAIT_S <= 60  # a message that does not come, on CPUs: the watchdog says more of it
+
+
 @given(st.lists(st.tuples(_signs, st.integers(0, 12)), min_size=1, max_size=6))
 def test_a_verdict_is_passed_on_silence_or_when_nobody_can_move(ranks: list[tuple[Sign, int]]) -> None:
-    signs, silent = [sign for sign, _ in ranks], [ticks for _, ticks in ranks]
-    found = verdict(signs, silent)
+    signs = {rank: sign for rank, (sign, _) in enumerate(ranks)}
+    silent = {rank: ticks for rank, (_, ticks) in enumerate(ranks)}
+    found = verdict(signs, silent, ranks=Ranks(rank=0, world_size=len(ranks)))
     here = [(sign, ticks) for sign, ticks in ranks if not sign.left]
-    lost = any(ticks >= SILENT_TICKS for _, ticks in here)
+    lost = [rank for rank, (sign, ticks) in enumerate(ranks) if ticks >= SILENT_TICKS and not sign.left]
     stuck = bool(here) and all(sign.waits and sign.still >= STILL_TICKS for sign, _ in here)
-    assert (found is not None) == (lost or stuck)
+    assert (found is not None) == (bool(lost) or stuck)
     if found is not None:
-        assert ("does not respond" in found[0]) == lost
+        assert ("does not respond" in found.what) == bool(lost)
+        assert list(found.lost) == lost and found.error().ranks == tuple(lost)
+
+
+def test_who_reads_one_sign_judges_that_rank_alone() -> None:
+    deputy, sign = Ranks(rank=3, world_size=4), Sign(waits=True, still=99, where="at 0F1, in all_reduce_")
+    assert verdict({0: sign}, {0: SILENT_TICKS - 1}, ranks=deputy) is None
+    found = verdict({0: sign}, {0: SILENT_TICKS}, ranks=deputy)
+    assert found is not None and found.what == "rank 0 of 4 does not respond" and found.by == 3
+    assert found.found == "rank 0 was last at 0F1, in all_reduce_"
 
 
 @given(st.lists(_signs, min_size=1, max_size=6))
 def test_who_holds_up_the_others_does_not_wait_and_they_do(signs: list[Sign]) -> None:
-    busy = held_up_by(signs)
+    busy = held_up_by(dict(enumerate(signs)))
     here = {rank for rank, sign in enumerate(signs) if not sign.left}
     for rank in here:
         assert signs[rank].waits == (rank not in busy) or not busy
@@ -75,48 +114,115 @@ def test_places_are_shown_once_and_the_rarest_first() -> None:
     assert places(list(enumerate(many))).endswith("rank 3 in place 3; and at 3 more places")
 
 
+def test_the_ranks_of_groups_are_named_where_that_is_short() -> None:
+    signs = [Sign(where="in f over tp", peers=f"tp: ranks {rank // 2 * 2}, {rank // 2 * 2 + 1}") for rank in range(12)]
+    assert places(list(enumerate(signs[:4]))) == (
+        "ranks 0, 1 in f over tp (tp: ranks 0, 1); ranks 2, 3 in f over tp (tp: ranks 2, 3)"
+    )
+    assert places(list(enumerate(signs))) == "ranks 0 to 11 in f over tp"
+
+
 class _Frames:
-    """A process group that looks where its caller stands."""
+    """An operation that looks where its caller stands, and does not end."""
 
-    def wait(self) -> None:
-        import sys
+    def __init__(self, members: dict[Group, list[int]]) -> None:
+        self.members = members
 
-        self.seen = stands(sys._getframe())
-
-
-def test_a_thread_in_a_collective_waits_and_its_group_is_named() -> None:
-    frames = _Frames()
-    Pending(torch.zeros(1), frames).wait()
-    assert frames.seen == (True, "Pending.wait")
-    assert stands(None) == (False, "")
+    def wait(self, timeout: timedelta | None = None) -> None:
+        self.seen = stands(sys._getframe(), self.members)
+        raise TimeoutError
 
 
-def _rank(context: Any, case: str, folder: str) -> list[str]:
-    """What is told on this rank; an error ends the process, as in a run."""
+def test_a_thread_in_a_collective_waits_and_its_group_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    tp = Group("tp", 2, 0)
+    frames = _Frames({tp: [4, 5], Group("dp", 2, 0): [0, 4]})
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda *_, **__: frames.wait())
+    with pytest.raises(TimeoutError):
+        all_reduce_(torch.zeros(1), tp)
+    assert frames.seen == Sign(waits=True, where="in all_reduce_ over tp", peers="tp: ranks 4, 5")
+    with pytest.raises(TimeoutError):
+        Pending(torch.zeros(1), frames).wait()
+    assert frames.seen == Sign(waits=True, where="in Pending.wait")
+    assert stands(None, {}) == Sign(where="in ")
+
+
+def test_a_wait_for_what_was_started_earlier_names_its_group_too() -> None:
+    link, data = Group("pp", 2, 1), Group("data", 4, 1)
+    frames = _Frames({link: [2, 3], data: list(range(8, 16))})
+    messages = Messages(
+        lower(make_schedule("1f1b", num_ranks=2, num_microbatches=2)), 1, links={(0, 1): link}, wait_s=1
+    )
+    with pytest.raises(TimeoutError):
+        messages._wait(Action("RECV_F", 1, 0), Pending(torch.zeros(1), frames))
+    assert frames.seen.where == "in Pending.wait_at_most < Messages._wait over pp"
+    assert frames.seen.peers == "pp: ranks 2, 3"
+    reducer = object.__new__(GradientReducer)
+    reducer.groups, reducer._pending = {"data": data}, {0: Pending(torch.zeros(1), frames)}
+    reducer.buffers = SimpleNamespace(layout=SimpleNamespace(buckets=[SimpleNamespace(shard="data")]))
+    with pytest.raises(TimeoutError):
+        reducer._wait(0)
+    assert frames.seen.where == "in Pending.wait < GradientReducer._wait over data"
+    assert frames.seen.peers == "data: ranks 8 to 15"
+    ctx = SimpleNamespace(parallel=Parallel(data, sequence_parallel=False))
+    assert watchdog_module._group_in({"ctx": ctx}) is data
+
+
+def test_the_ranks_of_each_group_and_the_holder_of_the_store_follow_from_the_world() -> None:
+    mesh = Mesh(8, 2, pp=4)
+    groups = {axis: Group(axis, mesh.size(axis), 0, object()) for axis in ("tp", "pp", "world")}  # type: ignore[arg-type]
+    links = {(1, 2): Group("pp", 2, 1, object()), (3, 2): Group("pp", 2, 0, object())}  # type: ignore[arg-type]
+    world = World(
+        rank=5,
+        world_size=8,
+        local_rank=5,
+        local_world_size=8,
+        mesh=mesh,
+        coordinates=mesh.coordinates(5),
+        device=torch.device("cpu"),
+        groups=groups,
+        links=links,
+    )
+    ranks = ranks_of(world, {})
+    assert {group.name: list(ranks.members[group]) for group in groups.values()} == {
+        "tp": [4, 5],
+        "pp": [1, 3, 5, 7],
+        "world": list(range(8)),
+    }
+    assert [list(ranks.members[group]) for group in links.values()] == [[3, 5], [5, 7]]
+    assert (ranks.rank, ranks.world_size, ranks.holder) == (5, 8, 0)
+    assert ranks_of(world, {"TORCHELASTIC_USE_AGENT_STORE": "True"}).holder is None
+
+
+def _rank(context: Any, case: str, folder: str, lost: int = 1) -> list[str]:
+    """What is told on this rank; an error ends the process, as in a run. `lost` is the rank that has no luck."""
     context.join()
     told: list[str] = []
     stopped = Path(folder, "pid")
 
     def end(error: Exception) -> None:
         Path(folder, f"rank-{context.rank}").write_text(str(error))
-        if case == "stopped" and context.rank == 2:
+        if case.startswith("stopped") and context.rank == 2:
             os.kill(int(stopped.read_text()), signal.SIGKILL)
         os._exit(5)
 
     own = {rank: Group(f"of {rank}", context.world, context.rank, _group(context)) for rank in range(2)}
-    store = shared_store()
-    with Watchdog(context.rank, context.world, store=store, end=end, tell=told.append, tick_s=TICK_S) as watchdog:
+    store = _store_of_rank_0(context, folder) if case == "stopped with the store" else shared_store()
+    ranks = Ranks(rank=context.rank, world_size=context.world, holder=0 if "with" in case else None)
+    with Watchdog(ranks, store=store, end=end, tell=told.append, tick_s=TICK_S) as watchdog:
         watchdog.note(Action("F", context.rank, 7))
-        if context.rank == 1 and case == "stopped":
+        if context.rank == lost and case.startswith("stopped"):
             stopped.write_text(str(os.getpid()))
+            time.sleep(3 * TICK_S)
+            while watchdog._exchange.is_alive():  # with a lock of the store, which is a file here
+                time.sleep(TICK_S / 100)
             os.kill(os.getpid(), signal.SIGSTOP)
-        if context.rank == 1 and case == "killed":
+        if context.rank == lost and case == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        if context.rank == 1 and case == "slow":
+        if context.rank == lost and case == "slow":
             time.sleep(2.5 * SILENT_TICKS * TICK_S)
-        if context.rank == 1 and case == "left":
+        if context.rank == lost and case == "left":
             return told
-        if case in ("stopped", "killed", "left"):  # nobody to talk to
+        if case.startswith("stopped") or case in ("killed", "left"):  # nobody to talk to
             time.sleep(60 if case != "left" else 3 * SILENT_TICKS * TICK_S)
             return told
         if case == "wrong list" and context.rank == 1:
@@ -126,29 +232,54 @@ def _rank(context: Any, case: str, folder: str) -> list[str]:
     return told
 
 
+def _store_of_rank_0(context: Any, folder: str) -> Any:
+    """A store in rank 0's process, as under Slurm."""
+    from torch.distributed import TCPStore
+
+    port = Path(folder, "port")
+    if context.rank == 0:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port.write_text(str(store.port))
+    all_reduce_(torch.ones(1), Group("world", context.world, context.rank, _group(context)))
+    return store if context.rank == 0 else TCPStore("127.0.0.1", int(port.read_text()), is_master=False)
+
+
 def _group(context: Any) -> Any:
     import torch.distributed as dist
 
     return dist.new_group(list(range(context.world)))
 
 
-@pytest.mark.parametrize("case", ["stopped", "killed"])
-def test_a_rank_without_a_sign_is_named_on_the_others(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("case", "lost"), [("stopped", 1), ("killed", 1), ("stopped", 0)])
+def test_a_rank_without_a_sign_is_named_on_the_others(case: str, lost: int, tmp_path: Path) -> None:
     with pytest.raises(RankError):
-        run_ranks(_rank, 3, case, str(tmp_path), timeout_s=30)
+        run_ranks(_rank, 3, case, str(tmp_path), lost, timeout_s=120)
     stop_ranks()
     found = sorted(tmp_path.glob("rank-*"))
-    assert [path.name for path in found] == ["rank-0", "rank-2"]
+    assert [path.name for path in found] == [f"rank-{rank}" for rank in range(3) if rank != lost]
     for path in found:
         told = path.read_text()
-        assert told.startswith("rank 1 of 3 does not respond\n")
-        assert "found: rank 1 was last" in told and "the same command continues" in told
+        assert told.startswith(f"rank {lost} of 3 does not respond\n")
+        assert f"found: rank {lost} was last" in told and "the same command continues" in told
+
+
+def test_rank_0_is_named_if_it_holds_the_store_and_is_stopped(tmp_path: Path) -> None:
+    """Calls of the store then do not return."""
+    with pytest.raises(RankError):
+        run_ranks(_rank, 3, "stopped with the store", str(tmp_path), 0, timeout_s=120)
+    stop_ranks()
+    found = sorted(tmp_path.glob("rank-*"))
+    assert found and {path.name for path in found} <= {"rank-1", "rank-2"}
+    for path in found:
+        told = path.read_text()
+        assert told.startswith("rank 0 of 3 does not respond\n")
+        assert "holds the store of all ranks, which has not answered for " in told
 
 
 def test_ranks_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
     """Whoever is ended second may hear of it by its broken connection; it gives the same reason."""
     with pytest.raises(RankError, match=r"all ranks wait for each other|the process died"):
-        run_ranks(_rank, 2, "wrong list", str(tmp_path), timeout_s=30)
+        run_ranks(_rank, 2, "wrong list", str(tmp_path), timeout_s=120)
     stop_ranks()
     found = list(tmp_path.glob("rank-*"))
     assert found
@@ -185,6 +316,68 @@ class _Store(dict[str, Any]):
     def check(self, keys: list[str]) -> bool:
         return all(key in self for key in keys)
 
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        if self.get(key, "") == expected:
+            self[key] = value
+        return self[key].encode()
+
+
+class _StoppedStore(_Store):
+    """A store whose process was stopped: after the first calls none returns."""
+
+    def check(self, keys: list[str]) -> bool:
+        threading.Event().wait(60)
+        return False
+
+
+@pytest.mark.parametrize(
+    ("holder", "what"), [(0, "rank 0 of 2 does not"), (None, "rank 1 of 2 cannot reach the store")]
+)
+def test_a_store_that_does_not_answer_ends_a_rank_that_cannot_move(holder: int | None, what: str) -> None:
+    ended, errors = threading.Event(), list[SilentRanksError]()
+
+    def end(error: SilentRanksError) -> None:
+        errors.append(error)
+        ended.set()
+
+    ranks = Ranks(rank=1, world_size=2, holder=holder)
+    with Watchdog(ranks, store=_StoppedStore(), end=end, tick_s=0.01) as watchdog:  # type: ignore[arg-type]
+        for part in range(300):  # a launcher that was stopped by Ctrl-Z does not end ranks that move
+            watchdog.note(Action("F", 0, part))
+            time.sleep(0.002)
+        assert not errors
+        assert ended.wait(30)
+    assert str(errors[0]).startswith(what) and "has not answered for" in str(errors[0])
+    assert "rank 1 at 0F299 of the schedule" in str(errors[0])
+
+
+def test_a_first_action_is_told_at_once() -> None:
+    """A rank that is lost in its first seconds of training was not last starting."""
+    store = _Store()
+    with Watchdog(Ranks(rank=1, world_size=2), store=store, end=lambda error: None, tick_s=60) as watchdog:
+        assert '"starting"' in store["mtrain/sign/1"]
+        watchdog.note(Action("F", 0, 7))
+        for _ in range(500):
+            if "at 0F7 of the schedule" in store["mtrain/sign/1"]:
+                break
+            time.sleep(0.01)
+        assert "at 0F7 of the schedule" in store["mtrain/sign/1"]
+
+
+def test_a_rank_that_never_gave_a_sign_is_lost() -> None:
+    """It was stopped between joining the others and its first sign."""
+    ended, errors, told = threading.Event(), list[Exception](), list[str]()
+
+    def end(error: Exception) -> None:
+        errors.append(error)
+        ended.set()
+
+    ranks = Ranks(rank=0, world_size=2)
+    with Watchdog(ranks, store=_Store(), end=end, tell=told.append, tick_s=0.01):
+        assert ended.wait(30)
+    assert str(errors[0]).startswith("rank 1 of 2 does not respond\n  found: rank 1 was last starting")
+    assert told == ["rank 1 of 2 does not respond (rank 1 was last starting); all ranks are stopped"]
+
 
 class _Event:
     """An event of a device that has come to it at once; keeps those that were made."""
@@ -206,7 +399,9 @@ def test_events_of_passed_actions_are_used_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "Event", _Event)
     monkeypatch.setattr(_Event, "made", [])
     store = _Store()
-    with Watchdog(1, 2, store=store, end=lambda error: None, device="cuda", tick_s=0.001) as watchdog:
+    with Watchdog(
+        Ranks(rank=1, world_size=2), store=store, end=lambda error: None, device="cuda", tick_s=0.001
+    ) as watchdog:
         for part in range(100):
             watchdog.note(Action("F", 0, part))
             while f"at 0F{part} of" not in store.get("mtrain/sign/1", ""):
@@ -222,7 +417,9 @@ def test_signs_go_on_while_a_launch_waits_for_the_gpu() -> None:
     x, store = torch.ones(1000, device="cuda"), _Store()
     wave(x)
     second = torch.cuda.get_device_properties(0).clock_rate * 1000  # cycles
-    with Watchdog(1, 2, store=store, end=lambda error: None, device="cuda", tick_s=0.05) as watchdog:
+    with Watchdog(
+        Ranks(rank=1, world_size=2), store=store, end=lambda error: None, device="cuda", tick_s=0.05
+    ) as watchdog:
         for part in range(4):  # the watchdog sees each end while the launches below wait
             torch.cuda._sleep(second // 2)  # type: ignore[no-untyped-call]
             watchdog.note(Action("F", 0, part))
