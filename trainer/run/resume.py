@@ -17,8 +17,8 @@ from typing import Any
 from mdata import UsageError
 from mdata.loader.resume_check import resumes
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
-from trainer.checkpoint.folder import Found, find_checkpoint, read_index, run_state
-from trainer.checkpoint.format import RunState
+from trainer.checkpoint.folder import Found, find_checkpoint, read_index
+from trainer.checkpoint.format import Index, RunState
 from trainer.checkpoint.load import find_valid
 from trainer.checkpoint.location import Location, checkpoints_folder, location_of
 from trainer.checkpoint.object_folder import LATEST
@@ -121,7 +121,7 @@ def find_start(config: RunConfig, data: RunData, *, found: Found | None = None) 
     folder = seen.folder
     if folder is None:
         return _first_start(config, data)
-    run = run_state(folder)
+    run = (index := read_index(folder)).run
     stored, _ = parse_config(tomllib.loads(run.config))
     conflicts = [
         *_model_conflict(config, stored, data=data, folder=folder),
@@ -134,7 +134,7 @@ def find_start(config: RunConfig, data: RunData, *, found: Found | None = None) 
     if conflicts:
         raise conflicts[0] if len(conflicts) == 1 else UsageError("\n".join(map(str, conflicts)))
     done = done_in(run)
-    told = tuple(_seen_notes(seen))
+    told = tuple(_seen_notes(seen, index))
     if stored is None:
         note = f"{folder.name} has settings that this version does not know, so changed settings are not reported"
         return Start(done=done, folder=folder, config=with_horizon(config, None), changes={}, notes=(*told, note))
@@ -287,11 +287,11 @@ def changed_settings(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, 
     }
 
 
-def _seen_notes(seen: Found) -> Iterator[str]:
+def _seen_notes(seen: Found, index: Index) -> Iterator[str]:
     """What the user should know of the checkpoint itself."""
     if seen.warning:
         yield seen.warning
-    if seen.folder and not read_index(seen.folder).hashed:
+    if not index.hashed:
         yield f"{seen.folder} was written by an older version, without hashes: damage to its content cannot be detected"
 
 
