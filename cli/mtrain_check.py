@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.console import Console, Parser
@@ -130,10 +132,24 @@ def _lacks_disk(start: Start, plan: Plan) -> Iterator[str]:
 
     if start.done.steps >= plan.steps:
         return
+    _refuse_unwritable(Path(start.config.run.folder))
     try:
         check_target(checkpoints_folder(start.config), checkpoint_bytes(start.config, plan))
     except ResourceError as error:
         yield f"problem: {error}"
+
+
+def _refuse_unwritable(folder: Path) -> None:
+    """Refuse a run folder that cannot be made: no permission, or no file system that stores files, such as /proc."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK) and os.statvfs(there).f_blocks:
+        return
+    what = "stores no files" if os.access(there, os.W_OK) else "is not writable"
+    raise UsageError(
+        f"run.folder={folder} cannot be written",
+        found=f"{there} {what}",
+        fix="set run.folder to a folder that you may write, on a disk",
+    )
 
 
 def _rehearsal_lines(plan: Plan, result: Rehearsal, found: Survey, totals: list[int]) -> list[str]:

@@ -111,7 +111,10 @@ def _memory_rows(config: RunConfig, plan: Plan) -> list[tuple[str, str]]:
 
     return [
         ("memory per rank: weights, gradients, optimizer", size_text(state_bytes(config, plan))),
-        ("  activations of a microbatch", size_text(activation_bytes(config, plan))),
+        (
+            f"  activations of {'microbatches in progress' if plan.pp > 1 else 'a microbatch'}",
+            size_text(activation_bytes(config, plan)),
+        ),
         ("  recomputation", config.recompute.mode),
     ]
 
