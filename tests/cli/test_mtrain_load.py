@@ -69,3 +69,17 @@ def test_latest_valid_passes_over_a_damaged_checkpoint(
     facts = json.loads(capsys.readouterr().out)
     assert facts["step"] == 4 and [line["step"] for line in read_metrics(run)] == [1, 2, 3, 4]
     assert [event["step"] for event in read_events(run) if event["event"] == "start"][-1] == 2
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_where_none_is_valid_all_are_named(
+    command: str, stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(stopped.parent / "run", tmp_path / "run")
+    for step, kind in ((4, "no index"), (2, "a flipped byte of a slice")):
+        DAMAGE[kind][0](run / "checkpoints" / f"step-{step}")
+    assert main([command, str(stopped), *WORDS, f"run.folder={run}"]) == 4
+    told = capsys.readouterr().err
+    assert f"no checkpoint in {run}/checkpoints is valid" in told and "latest-valid" not in told
+    assert "step-4/index.json is damaged" in told and "step-2/rank-00000.safetensors is damaged" in told
+    assert len(told.strip().splitlines()) <= 4

@@ -148,18 +148,19 @@ def find_valid(root: Location, *, every_byte: bool = True) -> Found:
     # A later one may be of a curve that this run has left.
     others = [path for path in whole_checkpoints(root) if step_of(path) < step_of(named.folder)]
     told = [named.warning] if named.warning else []
-    first: MdataError | None = None
     for folder in (named.folder, *others):
         try:
             (verify_checkpoint if every_byte else read_index)(folder)
         except MdataError as error:
-            first = first or error
             told.append(str(error).splitlines()[0])
         else:
             told += [f"using {folder.name}, the newest valid checkpoint"] if folder != named.folder else []
             return Found(folder, "; ".join(told) or None)
-    assert first is not None, "the named checkpoint was tried"
-    raise first
+    raise DamageError(
+        f"no checkpoint in {root} is valid",
+        found=few(told, 3),
+        fix=f"restore one from a copy, or move {root} away to begin at step 1",
+    )
 
 
 class _Entry(NamedTuple):
