@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -30,6 +32,7 @@ from trainer.convert.hf_config import DEFAULTS, MODEL_TYPES, from_hf, to_hf
 from trainer.convert.hf_names import hf_links
 from trainer.convert.links import covers_exactly
 from trainer.convert.model_keys import effective, model_config
+from trainer.convert.mp_rank import scratch_bytes
 from trainer.models.gpt_shape import gpt_shape
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
@@ -413,6 +416,23 @@ def test_weights_that_are_widened_need_the_room_that_they_take(tmp_path, monkeyp
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=SPARE_BYTES + heard.total - 1))
     with pytest.raises(ResourceError, match="the converted model does not fit into"):
         convert(folder, tmp_path / "again", options=NATIVE)
+
+
+def test_tensors_that_are_gathered_on_the_disk_need_room_there(tmp_path, monkeypatch):
+    """One file of an mp_rank target at a time, twice."""
+    folder = save("llama2", tmp_path / "theirs", tokens=False)
+    model, options = open_model(folder), Options(to="mp_rank", tp=2, pp=2, check=False)
+    one = scratch_bytes(model, dtype=torch.float32, tp=2, pp=2)
+    total = sum(math.prod(info.shape) * 4 for info in model.source.tensors.values())
+    assert total / 4 < one < total / 2
+    usage = shutil.disk_usage(tmp_path)
+    for lacks in (1, 0):
+        free = SPARE_BYTES + total + one - lacks
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: usage._replace(free=free))
+        with pytest.raises(ResourceError, match="does not fit into") if lacks else nullcontext():
+            convert(folder, tmp_path / "ranks", options=options)
+    sizes = [file.stat().st_size for file in (tmp_path / "ranks").rglob("*") if file.is_file()]
+    assert max(sizes) < one + SPARE_BYTES and len(sizes) == 6  # four ranks, the iteration, conversion.json
 
 
 @pytest.mark.parametrize(
