@@ -140,16 +140,14 @@ def _lacks_disk(start: Start, plan: Plan) -> Iterator[str]:
 
 
 def _refuse_unwritable(folder: Path) -> None:
-    """Refuse a run folder that cannot be made: no permission, or no file system that stores files, such as /proc."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if there.is_dir() and os.access(there, os.W_OK | os.X_OK) and os.statvfs(there).f_blocks:
-        return
-    what = "stores no files" if os.access(there, os.W_OK) else "is not writable"
-    raise UsageError(
-        f"run.folder={folder} cannot be written",
-        found=f"{there} {what}",
-        fix="set run.folder to a folder that you may write, on a disk",
-    )
+    """Refuse a run folder on a file system that stores no files, such as /proc, which has no free bytes either."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    if not os.statvfs(there).f_blocks:
+        raise UsageError(
+            f"run.folder={folder} cannot be written",
+            found=f"{there} stores no files",
+            fix="set run.folder to a folder on a disk",
+        )
 
 
 def _rehearsal_lines(plan: Plan, result: Rehearsal, found: Survey, totals: list[int]) -> list[str]:

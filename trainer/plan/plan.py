@@ -133,7 +133,7 @@ def plan_of_valid(
         num_parameters=count_parameters(family, shape),
         parameters_per_rank=max(counts),
         parameters_per_stage=counts,
-        flops_per_token=flops_per_token(family, shape, train.sequence_length),
+        flops_per_token=flops_per_token(family, shape, sequence_length=train.sequence_length),
         steps=length.steps,
         schedule=schedule_lengths(config),
     )

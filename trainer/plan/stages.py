@@ -130,7 +130,8 @@ def pipeline_layout(config: RunConfig, shape: ModelShape) -> PipelineLayout:
 
 def head_layers(config: RunConfig, shape: ModelShape) -> float:
     """The operations after the last layer, in layers."""
-    one, two = (flops_per_token(family_of(config), _of_layers(shape, n), config.train.sequence_length) for n in (1, 2))
+    how = {"sequence_length": config.train.sequence_length}
+    one, two = (flops_per_token(family_of(config), _of_layers(shape, n), **how) for n in (1, 2))
     return (2 * one - two) / (two - one)
 
 
@@ -201,7 +202,7 @@ def count_parameters(family: Family, shape: ModelShape) -> int:
     return _count_parameters(family.parameters, cast(Hashable, shape))
 
 
-def flops_per_token(family: Family, shape: ModelShape, sequence_length: int) -> int:
+def flops_per_token(family: Family, shape: ModelShape, *, sequence_length: int) -> int:
     """Operations of forward and backward for a token, as the family counts them."""
     return _flops_per_token(family.flops_per_token, cast(Hashable, shape), sequence_length)
 
