@@ -18,7 +18,7 @@ from trainer.errors import size_text
 from trainer.plan.check import DataFacts, check, layout_problems
 from trainer.plan.devices import Device
 from trainer.plan.memory import USABLE, rank_bytes
-from trainer.plan.plan import Plan, plan_of_valid
+from trainer.plan.plan import Plan, make_plan
 from trainer.plan.step_time import NETWORK, StepTime, busy_time, step_time
 
 RECOMPUTE = (RecomputeSection(), RecomputeSection(mode="selective"), RecomputeSection(mode="full"))
@@ -176,7 +176,7 @@ def _other_pipelines(config: RunConfig, hardware: Hardware, facts: DataFacts | N
             other = dataclasses.replace(config, mesh=mesh)
             if check(other, hardware.gpus, facts=facts):
                 break
-            plan = plan_of_valid(other, hardware.gpus, facts=facts)
+            plan = make_plan(other, hardware.gpus, facts=facts)
             if mesh != config.mesh and plan.pipeline.layers_per_stage not in seen:
                 yield _choice(other, plan)
             seen.add(plan.pipeline.layers_per_stage)
@@ -189,7 +189,7 @@ def _choices(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> 
         choice = dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch=micro_batch))
         if check(choice, hardware.gpus, facts=facts):
             return  # a larger microbatch divides the batch less often
-        plan = plan_of_valid(choice, hardware.gpus, facts=facts)
+        plan = make_plan(choice, hardware.gpus, facts=facts)
         yield from (_choice(dataclasses.replace(choice, recompute=recompute), plan) for recompute in RECOMPUTE)
         micro_batch *= 2
 

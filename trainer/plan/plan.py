@@ -90,24 +90,12 @@ def make_plan(
     Raises:
         UsageError: lists every problem of the configuration.
     """
-    if problems := check(config, world_size, facts=facts):
-        nearest = nearest_layout_text(nearest_layout(config, world_size, facts=facts))
-        raise problems_error("this configuration", problems, fix=nearest)
-    return plan_of_valid(config, world_size, facts=facts, done_steps=done_steps, done_samples=done_samples)
-
-
-def plan_of_valid(
-    config: RunConfig, world_size: int, *, facts: DataFacts | None, done_steps: int = 0, done_samples: int = 0
-) -> Plan:
-    """The same for a configuration without problems, which is not checked again.
-
-    Raises:
-        UsageError: the size of the vocabulary is unknown.
-    """
+    problems = check(config, world_size, facts=facts)
     vocab_size = config.model.vocab_size or (facts.vocab_size if facts else None)
-    if not vocab_size:
+    if problems or not vocab_size:
         unknown = "model.vocab_size is 0 and the data names no tokenizer; set model.vocab_size"
-        raise problems_error("this configuration", [unknown])
+        nearest = nearest_layout_text(nearest_layout(config, world_size, facts=facts))
+        raise problems_error("this configuration", problems or [unknown], fix=nearest)
     family, train, tp = family_of(config), config.train, config.mesh.tp
     shape = family.shape(config, vocab_size)
     cp, pp, length = config.mesh.cp, config.mesh.pp, run_length(config, steps=done_steps, samples=done_samples)
