@@ -8,6 +8,7 @@ run/resume.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from trainer.convert.model_folder import CHUNK_BYTES, ModelFolder, expected_tens
 from trainer.convert.model_keys import effective
 from trainer.kernels.updates import state_names
 from trainer.models.family import family_of
-from trainer.optim.layout import Ownership
+from trainer.optim.ownership import Ownership
 from trainer.parallel.params import Place
 
 TEXT = "The year is 1969."  # that tokenizers of one vocabulary agree about, however they cut it
@@ -94,9 +95,9 @@ def read_owned(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[
         for _, part, first in runs.slices():
             at = first
             for box in cut((tuple(part.start), tuple(part.size)), CHUNK_BYTES // flat.element_size()):
-                found = model.source.read(f"{name}/{part.name}", box).reshape(-1)
-                flat[at : at + found.numel()] = found
-                at += found.numel()
+                count = math.prod(box[1])
+                flat[at : at + count] = model.source.read(f"{name}/{part.name}", box).reshape(-1)
+                at += count
 
 
 def _check_weights(config: RunConfig, model: ModelFolder, vocab_size: int) -> None:
