@@ -23,7 +23,7 @@ from trainer.config.sections import (
     TrainSection,
 )
 from trainer.models.stage import Microbatch
-from trainer.optim.layout import Ownership
+from trainer.optim.ownership import Ownership
 from trainer.parallel.mesh import mesh_of
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine

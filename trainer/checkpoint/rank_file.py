@@ -21,7 +21,7 @@ from torch import Tensor
 from mdata.util.background import BackgroundIterator
 from trainer.checkpoint.format import Part, SavedFile, SavedSlice, SavedTensor, file_of_part, slice_key
 from trainer.checkpoint.tiling import Rectangle, cut
-from trainer.optim.layout import OwnedSlice
+from trainer.optim.ownership import OwnedSlice
 from trainer.parallel.params import is_first_copy
 
 MAX_SLICE_BYTES = 32 << 20  # larger ones are cut, so that a reader of a part of a tensor reads little more

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.layers.base import Layer, MainGradients
-from trainer.optim.layout import Bucket, BufferLayout, Ownership
+from trainer.optim.layout import Bucket, BufferLayout
+from trainer.optim.ownership import Ownership, everything
 
 
 class Flat(NamedTuple):
@@ -122,7 +123,7 @@ class Buffers:
             kept = Flat(self.owned, torch.zeros(self.owned.size, dtype=dtype, device=device))
             return kept, [_without_memory(bucket.size, dtype, device) for bucket in buckets]
         whole = torch.zeros(self.layout.size, dtype=dtype, device=device)
-        return Flat(self.layout.everything(), whole), [whole[bucket.start : bucket.stop] for bucket in buckets]
+        return Flat(everything(self.layout), whole), [whole[bucket.start : bucket.stop] for bucket in buckets]
 
     def _adopt(self, model: nn.Module, number: int) -> None:
         """Replace a bucket's parameters and main gradients by views of its tensors."""

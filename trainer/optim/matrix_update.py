@@ -14,8 +14,8 @@ from torch import Tensor
 from trainer.config.sections import OptimizerSection
 from trainer.kernels.table import Kernels
 from trainer.optim.buffers import Buffers
-from trainer.optim.layout import Ownership
 from trainer.optim.muon import Part, exchanged, iterations, make_rounds, parts_of, update_scale
+from trainer.optim.ownership import Ownership
 from trainer.parallel.collectives import Group, gather_objects
 
 

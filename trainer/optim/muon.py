@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.sections import OptimizerSection
-from trainer.optim.layout import Ownership
+from trainer.optim.ownership import Ownership
 from trainer.parallel.collectives import Group, all_to_all
 from trainer.parallel.params import is_first_copy, slices
 

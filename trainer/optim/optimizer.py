@@ -27,8 +27,9 @@ from trainer.kernels.updates import MOMENTS, rule_of
 from trainer.optim.buffers import Buffers
 from trainer.optim.gathers import ParameterGathers
 from trainer.optim.hooks import DataParallelHooks
-from trainer.optim.layout import BufferLayout, Ownership
+from trainer.optim.layout import BufferLayout
 from trainer.optim.matrix_update import MatrixUpdate
+from trainer.optim.ownership import Ownership, everything, owned_by
 from trainer.optim.reducer import GradientReducer
 from trainer.optim.squares import sum_of_squares
 from trainer.parallel.collectives import Group, all_reduce_
@@ -73,7 +74,7 @@ class Optimizer:
     ) -> None:
         self.buffers, self.settings, self.groups, self.kernels = buffers, settings, groups, kernels
         whole = buffers.sharding == "none"
-        held = buffers.layout.everything() if whole else buffers.owned
+        held = everything(buffers.layout) if whole else buffers.owned
         rest = held
         self.holds = {"weight": held if buffers.has_main_weights else buffers.parameters.runs.within(held)}
         self._matrices: MatrixUpdate | None = None
@@ -210,4 +211,4 @@ class Optimizer:
 
 def owned_runs(layout: BufferLayout, groups: Mapping[str, Group]) -> Ownership:
     """The runs owned by the rank with these groups."""
-    return layout.owned({axis: groups[axis].rank for axis in ("data", "edp")})
+    return owned_by(layout, {axis: groups[axis].rank for axis in ("data", "edp")})

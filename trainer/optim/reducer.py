@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trainer.optim.buffers import Buffers, give_memory, has_memory, take_memory
-from trainer.optim.layout import Ownership
+from trainer.optim.ownership import Ownership
 from trainer.parallel.collectives import Group, Pending, all_reduce_, start_reduce_scatter_, start_sum_
 
 

@@ -1,7 +1,7 @@
 """The losses of a run's evaluation sets, and the progress of an evaluation.
 
 Every data-parallel rank reads its share of the samples; the sums are reduced once per set. All ranks compute the same
-number of microbatches, because gathering sharded parameters is a collective: a rank that has fewer samples ends with one
+number of microbatches, because gathering sharded parameters is a collective: a rank with fewer samples ends with one
 whose loss does not count. The progress of training shows how many samples are left, beside its steps: an evaluation has
 no separate progress.
 """

@@ -16,6 +16,7 @@ from trainer.config.sections import RunConfig
 from trainer.errors import out_of_memory_in
 from trainer.models.family import family_of
 from trainer.optim.layout import make_layout
+from trainer.optim.ownership import everything
 from trainer.parallel.params import Place
 from trainer.parallel.world import World
 from trainer.plan.plan import Plan
@@ -34,7 +35,7 @@ def load_model(folder: Location, config: RunConfig, *, plan: Plan, world: World)
     layout = make_layout(family.parameters(plan.shape, place), {"data": 1, "edp": 1})
     dtype = DTYPES[config.precision.dtype]
     main = torch.promote_types(dtype, torch.float32)
-    weights = load_state(folder, {"weight": layout.everything()}, dtype=main)["weight"]
+    weights = load_state(folder, {"weight": everything(layout)}, dtype=main)["weight"]
     model = family.build(plan.shape, place, groups={"tp": tp}, dtype=dtype, device=world.device)
     named = dict(model.named_parameters())
     for slot in layout.slots:

@@ -23,6 +23,7 @@ from trainer.models.family import family_of
 from trainer.models.stage import Microbatch
 from trainer.optim.layout import make_layout
 from trainer.optim.muon import parts_of
+from trainer.optim.ownership import owned_by
 from trainer.parallel.matching import Entry, Group, Matched, match
 from trainer.parallel.mesh import AXES, Coordinates, Mesh, mesh_of
 from trainer.parallel.params import ParamSpec, Place
@@ -170,7 +171,7 @@ def _keys(
     for pp in range(plan.pp):
         layout = make_layout(tables[pp, 0], sizes)
         for data in range(sizes["data"]):
-            owned = layout.owned({"data": data, "edp": data % sizes["edp"]})
+            owned = owned_by(layout, {"data": data, "edp": data % sizes["edp"]})
             sums = [
                 sum(s.stop - s.start for _, s in owned.segments() if axis in s.rules.partial)
                 for axis in ("tp", "kv", "ends")
@@ -252,7 +253,7 @@ def _answers(config: RunConfig, plan: Plan, mesh: Mesh, rank: int) -> list[Any]:
     found = []
     for other in mesh.ranks_of("stage", rank):
         place: Coordinates = mesh.coordinates(other)
-        owned = layouts[place.tp].owned({axis: mesh.index(axis, other) for axis in sizes}).only(matrix=True)
+        owned = owned_by(layouts[place.tp], {axis: mesh.index(axis, other) for axis in sizes}).only(matrix=True)
         index = {axis: mesh.index(axis, other) for axis in AXES if mesh.has(axis, other)}
         found.append(parts_of(owned, index.__getitem__))
     return found

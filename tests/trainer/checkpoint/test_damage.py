@@ -32,6 +32,7 @@ from trainer.checkpoint.save import Target, check_target, commit, write_part
 from trainer.models.gpt_params import parameter_table
 from trainer.models.gpt_shape import GPTShape
 from trainer.optim.layout import make_layout
+from trainer.optim.ownership import everything, owned_by
 from trainer.parallel.params import Place
 
 
@@ -43,7 +44,7 @@ def tiny_save(
     layout = make_layout(parameter_table(shape, Place()), {"data": 2, "edp": 2})
     parts = []
     for rank in (0, 1):
-        part = Shard({"weight": layout.owned({"data": rank, "edp": rank})}, {"tp": 0})
+        part = Shard({"weight": owned_by(layout, {"data": rank, "edp": rank})}, {"tp": 0})
         parts.append((part, {"weight": torch.arange(part.owned["weight"].size) + 0.5 + step}))
     total = sum(4 * math.prod(one.size) for part, _ in parts for _, one, _ in part.owned["weight"].slices())
     return Target(root, run, "x", {"tokenizer/vocab.json": b"{}"}, total), parts
@@ -248,7 +249,7 @@ def test_a_kill_at_any_call_leaves_the_newest(tmp_path) -> None:
 def test_a_model_of_another_shape_is_told_with_its_tensors(tiny: Path) -> None:
     wide = make_layout(parameter_table(replace(SMALL, ffn_hidden_size=12), Place()), {"data": 1, "edp": 1})
     with pytest.raises(mdata.UsageError) as caught:
-        load_state(tiny, {"weight": wide.everything()}, dtype=torch.float32)
+        load_state(tiny, {"weight": everything(wide)}, dtype=torch.float32)
     message = str(caught.value)
     assert "does not fit this model at blocks." in message and "shape [" in message
     with pytest.raises(mdata.UsageError, match="momentum"):

@@ -108,13 +108,14 @@ from trainer.convert.first_state import read_owned
 from trainer.convert.model_keys import model_config
 from trainer.models.gpt_params import parameter_table
 from trainer.optim.layout import make_layout
+from trainer.optim.ownership import owned_by
 from trainer.parallel.params import Place
 shape = replace(LLAMA, hidden_size=1024, ffn_hidden_size=4096, num_layers=1, vocab_size=20000,
     padded_vocab_size=20000, num_heads=8, num_kv_heads=8, head_dim=128)
 folder = Path(sys.argv[1])
 def owned(tp_rank, tp, dp_rank, dp):
     layout = make_layout(parameter_table(shape, Place(tp_rank=tp_rank, tp_size=tp)), {"data": dp, "edp": dp})
-    return {"weight": layout.owned({"data": dp_rank, "edp": dp_rank})}
+    return {"weight": owned_by(layout, {"data": dp_rank, "edp": dp_rank})}
 def peak():
     return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) << 10
 if sys.argv[2] == "save":

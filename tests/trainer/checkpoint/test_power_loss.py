@@ -24,6 +24,7 @@ from trainer.checkpoint.rank_file import Shard
 from trainer.checkpoint.save import Target, save_checkpoint
 from trainer.models.gpt_params import parameter_table
 from trainer.optim.layout import make_layout
+from trainer.optim.ownership import everything
 from trainer.parallel.collectives import Group
 from trainer.parallel.params import Place
 
@@ -35,7 +36,7 @@ SMALL = replace(
 
 def shard() -> Shard:
     layout = make_layout(parameter_table(SMALL, Place()), {"data": 1, "edp": 1})
-    return Shard({"weight": layout.everything()}, {"tp": 0})
+    return Shard({"weight": everything(layout)}, {"tp": 0})
 
 
 def save(root: Path, step: int, *, value: float, keep: int = 2) -> None:

@@ -27,7 +27,8 @@ from trainer.convert.first_state import read_owned
 from trainer.convert.model_keys import model_config
 from trainer.models.family import family_of
 from trainer.models.gpt_shape import gpt_shape
-from trainer.optim.layout import Ownership, make_layout
+from trainer.optim.layout import make_layout
+from trainer.optim.ownership import Ownership, owned_by
 from trainer.parallel.params import Place
 
 ROWS = 70_000
@@ -62,7 +63,7 @@ def owned() -> Ownership:
     """All weights."""
     shape = gpt_shape(CONFIG, ROWS)
     layout = make_layout(family_of(CONFIG).parameters(shape, Place()), {"data": 1, "edp": 1})
-    return layout.owned({"data": 0, "edp": 0})
+    return owned_by(layout, {"data": 0, "edp": 0})
 
 
 def save(folder: Path) -> None:

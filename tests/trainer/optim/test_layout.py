@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.trainer.shapes import SHAPES
 from trainer.models.gpt_params import parameter_table
 from trainer.optim.layout import ALIGNMENT, make_layout
+from trainer.optim.ownership import owned_by
 from trainer.parallel import buckets
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import ParamSpec, Piece, Place, is_first_copy
@@ -108,7 +109,7 @@ def test_the_runs_of_all_ranks_tile_every_logical_tensor_once(mesh, name):
         key = (at.tp, at.pp, mesh.index("ep", rank) if at.pp == 0 else 0)
         if key not in layouts_of:
             layouts_of[key] = make_layout(_specs(mesh, rank, shape), sizes)
-        owned = layouts_of[key].owned({axis: mesh.index(axis, rank) for axis in sizes})
+        owned = owned_by(layouts_of[key], {axis: mesh.index(axis, rank) for axis in sizes})
         last = 0
         for spec, part, first in owned.slices():
             assert first >= last, "runs lie in the state one after the other"
@@ -158,7 +159,7 @@ def test_brute_force_and_layout_disagree_where_a_sum_is_missing():
 
 def test_segments_are_cut_to_the_runs():
     layout = make_layout(parameter_table(SHAPES["gpt2"], Place()), {"data": 3, "edp": 1})
-    owners = [layout.owned({"data": rank, "edp": 0}) for rank in range(3)]
+    owners = [owned_by(layout, {"data": rank, "edp": 0}) for rank in range(3)]
     assert len({owned.size for owned in owners}) == 1
     covered = Counter()
     for owned in owners:

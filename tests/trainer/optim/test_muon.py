@@ -20,6 +20,7 @@ from trainer.kernels.table import PLAIN
 from trainer.models.gpt_params import parameter_table
 from trainer.optim.layout import make_layout
 from trainer.optim.muon import COEFFICIENTS, Part, exchanged, iterations, make_rounds, parts_of, update_scale
+from trainer.optim.ownership import owned_by
 from trainer.parallel.collectives import Group, gather_objects
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
@@ -110,7 +111,7 @@ def test_each_matrix_is_put_together_by_one_rank_of_any_mesh_and_every_copy_gets
     for rank in range(mesh.world_size):
         place = Place(tp_rank=mesh.index("tp", rank), tp_size=tp)
         layout = make_layout(parameter_table(shape, place), {"data": data, "edp": 1})
-        owned = layout.owned({axis: mesh.index(axis, rank) for axis in ("data", "edp")})
+        owned = owned_by(layout, {axis: mesh.index(axis, rank) for axis in ("data", "edp")})
         parts.append(parts_of(owned.only(matrix=True), lambda axis, rank=rank: mesh.index(axis, rank)))
     expected = {piece.name for spec in parameter_table(shape, Place()) if spec.matrix for piece in spec.pieces}
     views = [make_rounds(parts, rank) for rank in range(mesh.world_size)]
@@ -180,7 +181,7 @@ def _one_exchange(context, tp):
     world = context.join(Mesh(context.world, tp))
     place = Place(tp_rank=world.groups["tp"].rank, tp_size=tp)
     layout = make_layout(parameter_table(SHAPES["llama"], place), {"data": world.mesh.size("data"), "edp": 1})
-    owned = layout.owned({axis: world.groups[axis].rank for axis in ("data", "edp")}).only(matrix=True)
+    owned = owned_by(layout, {axis: world.groups[axis].rank for axis in ("data", "edp")}).only(matrix=True)
     index = {axis: group.rank for axis, group in world.groups.items()}.__getitem__
     parts = gather_objects(parts_of(owned, index), world.groups["stage"])
     out = []

@@ -29,26 +29,25 @@ from trainer.pipeline.actions import Action
 from trainer.pipeline.generators import make_schedule
 from trainer.pipeline.lower import lower
 from trainer.pipeline.messages import Messages
+from trainer.run import heartbeats as heartbeats_module
 from trainer.run import watchdog as watchdog_module
-from trainer.run.launch import SilentRanksError
-from trainer.run.watchdog import (
-    HEARD_TICKS,
+from trainer.run.heartbeats import (
     SILENT_TICKS,
     STILL_TICKS,
+    Heartbeat,
     Ranks,
-    Sign,
-    Watchdog,
     held_up_by,
-    launch_without_the_lock,
     places,
     ranks_of,
     stands,
     verdict,
 )
+from trainer.run.launch import SilentRanksError
+from trainer.run.watchdog import HEARD_TICKS, Watchdog, launch_without_the_lock
 
 TICK_S = 0.1
-_signs = st.builds(
-    Sign,
+_heartbeats = st.builds(
+    Heartbeat,
     number=st.integers(1, 99),
     still=st.integers(0, 12),
     waits=st.booleans(),
@@ -60,8 +59,8 @@ _signs = st.builds(
 def test_a_rank_is_named_within_a_minute() -> None:
     """And the run ends in that time, while a rank that only works for long without Python's lock is not taken for lost.
 
-    Ticks: up to one from the event to the next sign, then those counted, one until rank 0 reads the last, and one until
-    others hear the verdict.
+    Ticks: up to one from the event to the next heartbeat, then those counted, one until rank 0 reads the last, and one
+    until others hear the verdict.
     """
     tick_s = watchdog_module.TICK_S
     named_s, ends_s = (1 + max(SILENT_TICKS, STILL_TICKS) + 1) * tick_s, HEARD_TICKS * tick_s
@@ -70,14 +69,14 @@ def test_a_rank_is_named_within_a_minute() -> None:
     assert named_s <= executor.WAIT_S <= 60  # a message that does not come, on CPUs: the watchdog says more of it
 
 
-@given(st.lists(st.tuples(_signs, st.integers(0, 12)), min_size=1, max_size=6))
-def test_a_verdict_is_passed_on_silence_or_when_nobody_can_move(ranks: list[tuple[Sign, int]]) -> None:
-    signs = {rank: sign for rank, (sign, _) in enumerate(ranks)}
+@given(st.lists(st.tuples(_heartbeats, st.integers(0, 12)), min_size=1, max_size=6))
+def test_a_verdict_is_passed_on_silence_or_when_nobody_can_move(ranks: list[tuple[Heartbeat, int]]) -> None:
+    heartbeats = {rank: heartbeat for rank, (heartbeat, _) in enumerate(ranks)}
     silent = {rank: ticks for rank, (_, ticks) in enumerate(ranks)}
-    found = verdict(signs, silent, ranks=Ranks(rank=0, world_size=len(ranks)))
-    here = [(sign, ticks) for sign, ticks in ranks if not sign.left]
-    lost = [rank for rank, (sign, ticks) in enumerate(ranks) if ticks >= SILENT_TICKS and not sign.left]
-    stuck = bool(here) and all(sign.waits and sign.still >= STILL_TICKS for sign, _ in here)
+    found = verdict(heartbeats, silent, ranks=Ranks(rank=0, world_size=len(ranks)))
+    here = [(heartbeat, ticks) for heartbeat, ticks in ranks if not heartbeat.left]
+    lost = [rank for rank, (heartbeat, ticks) in enumerate(ranks) if ticks >= SILENT_TICKS and not heartbeat.left]
+    stuck = bool(here) and all(heartbeat.waits and heartbeat.still >= STILL_TICKS for heartbeat, _ in here)
     assert (found is not None) == (bool(lost) or stuck)
     if found is not None:
         assert ("does not respond" in found.what) == bool(lost)
@@ -85,41 +84,43 @@ def test_a_verdict_is_passed_on_silence_or_when_nobody_can_move(ranks: list[tupl
 
 
 def test_who_reads_one_sign_judges_that_rank_alone() -> None:
-    deputy, sign = Ranks(rank=3, world_size=4), Sign(waits=True, still=99, where="at 0F1, in all_reduce_")
-    assert verdict({0: sign}, {0: SILENT_TICKS - 1}, ranks=deputy) is None
-    found = verdict({0: sign}, {0: SILENT_TICKS}, ranks=deputy)
+    deputy, heartbeat = Ranks(rank=3, world_size=4), Heartbeat(waits=True, still=99, where="at 0F1, in all_reduce_")
+    assert verdict({0: heartbeat}, {0: SILENT_TICKS - 1}, ranks=deputy) is None
+    found = verdict({0: heartbeat}, {0: SILENT_TICKS}, ranks=deputy)
     assert found is not None and found.what == "rank 0 of 4 does not respond" and found.by == 3
     assert found.found == "rank 0 was last at 0F1, in all_reduce_"
 
 
-@given(st.lists(_signs, min_size=1, max_size=6))
-def test_who_holds_up_the_others_does_not_wait_and_they_do(signs: list[Sign]) -> None:
-    busy = held_up_by(dict(enumerate(signs)))
-    here = {rank for rank, sign in enumerate(signs) if not sign.left}
+@given(st.lists(_heartbeats, min_size=1, max_size=6))
+def test_who_holds_up_the_others_does_not_wait_and_they_do(heartbeats: list[Heartbeat]) -> None:
+    busy = held_up_by(dict(enumerate(heartbeats)))
+    here = {rank for rank, heartbeat in enumerate(heartbeats) if not heartbeat.left}
     for rank in here:
-        assert signs[rank].waits == (rank not in busy) or not busy
-        assert not busy or rank in busy or signs[rank].still >= STILL_TICKS
+        assert heartbeats[rank].waits == (rank not in busy) or not busy
+        assert not busy or rank in busy or heartbeats[rank].still >= STILL_TICKS
     if here and not busy:
-        waiting = [signs[rank] for rank in here if signs[rank].waits]
-        assert not waiting or len(waiting) == len(here) or min(sign.still for sign in waiting) < STILL_TICKS
+        waiting = [heartbeats[rank] for rank in here if heartbeats[rank].waits]
+        assert not waiting or len(waiting) == len(here) or min(heartbeat.still for heartbeat in waiting) < STILL_TICKS
 
 
 def test_places_are_shown_once_and_the_rarest_first() -> None:
-    signs = [Sign(where="in all_reduce_ over tp") for _ in range(9)]
-    signs[5] = Sign(where="at 1F2, in Pending.wait")
-    assert places(list(enumerate(signs))) == (
+    heartbeats = [Heartbeat(where="in all_reduce_ over tp") for _ in range(9)]
+    heartbeats[5] = Heartbeat(where="at 1F2, in Pending.wait")
+    assert places(list(enumerate(heartbeats))) == (
         "rank 5 at 1F2, in Pending.wait; ranks 0, 1, 2, 3 and 4 more in all_reduce_ over tp"
     )
-    many = [Sign(where=f"in place {rank}") for rank in range(7)]
+    many = [Heartbeat(where=f"in place {rank}") for rank in range(7)]
     assert places(list(enumerate(many))).endswith("rank 3 in place 3; and at 3 more places")
 
 
 def test_the_ranks_of_groups_are_named_where_that_is_short() -> None:
-    signs = [Sign(where="in f over tp", peers=f"tp: ranks {rank // 2 * 2}, {rank // 2 * 2 + 1}") for rank in range(12)]
-    assert places(list(enumerate(signs[:4]))) == (
+    heartbeats = [
+        Heartbeat(where="in f over tp", peers=f"tp: ranks {rank // 2 * 2}, {rank // 2 * 2 + 1}") for rank in range(12)
+    ]
+    assert places(list(enumerate(heartbeats[:4]))) == (
         "ranks 0, 1 in f over tp (tp: ranks 0, 1); ranks 2, 3 in f over tp (tp: ranks 2, 3)"
     )
-    assert places(list(enumerate(signs))) == "ranks 0 to 11 in f over tp"
+    assert places(list(enumerate(heartbeats))) == "ranks 0 to 11 in f over tp"
 
 
 class _Frames:
@@ -139,11 +140,11 @@ def test_a_thread_in_a_collective_waits_and_its_group_is_named(monkeypatch: pyte
     monkeypatch.setattr("torch.distributed.all_reduce", lambda *_, **__: frames.wait())
     with pytest.raises(TimeoutError):
         all_reduce_(torch.zeros(1), tp)
-    assert frames.seen == Sign(waits=True, where="in all_reduce_ over tp", peers="tp: ranks 4, 5")
+    assert frames.seen == Heartbeat(waits=True, where="in all_reduce_ over tp", peers="tp: ranks 4, 5")
     with pytest.raises(TimeoutError):
         Pending(torch.zeros(1), frames).wait()
-    assert frames.seen == Sign(waits=True, where="in Pending.wait")
-    assert stands(None, {}) == Sign(where="in ")
+    assert frames.seen == Heartbeat(waits=True, where="in Pending.wait")
+    assert stands(None, {}) == Heartbeat(where="in ")
 
 
 def test_a_wait_for_what_was_started_earlier_names_its_group_too() -> None:
@@ -164,7 +165,7 @@ def test_a_wait_for_what_was_started_earlier_names_its_group_too() -> None:
     assert frames.seen.where == "in Pending.wait < GradientReducer._wait over data"
     assert frames.seen.peers == "data: ranks 8 to 15"
     ctx = SimpleNamespace(parallel=Parallel(data, sequence_parallel=False))
-    assert watchdog_module._group_in({"ctx": ctx}) is data
+    assert heartbeats_module._group_in({"ctx": ctx}) is data
 
 
 def test_the_ranks_of_each_group_and_the_holder_of_the_store_follow_from_the_world() -> None:
@@ -355,17 +356,17 @@ def test_a_first_action_is_told_at_once() -> None:
     """A rank that is lost in its first seconds of training was not last starting."""
     store = _Store()
     with Watchdog(Ranks(rank=1, world_size=2), store=store, end=lambda error: None, tick_s=60) as watchdog:
-        assert '"starting"' in store["mtrain/sign/1"]
+        assert '"starting"' in store["mtrain/heartbeat/1"]
         watchdog.note(Action("F", 0, 7))
         for _ in range(500):
-            if "at 0F7 of the schedule" in store["mtrain/sign/1"]:
+            if "at 0F7 of the schedule" in store["mtrain/heartbeat/1"]:
                 break
             time.sleep(0.01)
-        assert "at 0F7 of the schedule" in store["mtrain/sign/1"]
+        assert "at 0F7 of the schedule" in store["mtrain/heartbeat/1"]
 
 
 def test_a_rank_that_never_gave_a_sign_is_lost() -> None:
-    """It was stopped between joining the others and its first sign."""
+    """It was stopped between joining the others and its first heartbeat."""
     ended, errors, told = threading.Event(), list[Exception](), list[str]()
 
     def end(error: Exception) -> None:
@@ -404,7 +405,7 @@ def test_events_of_passed_actions_are_used_again(monkeypatch: pytest.MonkeyPatch
     ) as watchdog:
         for part in range(100):
             watchdog.note(Action("F", 0, part))
-            while f"at 0F{part} of" not in store.get("mtrain/sign/1", ""):
+            while f"at 0F{part} of" not in store.get("mtrain/heartbeat/1", ""):
                 time.sleep(0.001)
     assert len(_Event.made) == 1
 
@@ -423,8 +424,8 @@ def test_signs_go_on_while_a_launch_waits_for_the_gpu() -> None:
         for part in range(4):  # the watchdog sees each end while the launches below wait
             torch.cuda._sleep(second // 2)  # type: ignore[no-untyped-call]
             watchdog.note(Action("F", 0, part))
-        began = json.loads(store["mtrain/sign/1"])["number"]
+        began = json.loads(store["mtrain/heartbeat/1"])["number"]
         for _ in range(3000):
             wave(x)
-        signs = json.loads(store["mtrain/sign/1"])["number"] - began
-    assert signs >= 20  # of about 40 in the two seconds
+        heartbeats = json.loads(store["mtrain/heartbeat/1"])["number"] - began
+    assert heartbeats >= 20  # of about 40 in the two seconds

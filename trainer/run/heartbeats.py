@@ -1,0 +1,195 @@
+"""What a rank tells the others of itself, and what the heartbeats of some ranks mean for a run.
+
+Pure: watchdog.py sends and reads the heartbeats. A rank that sends no new ones is lost; if all wait and none moves,
+they wait for each other; one that works on its own while all others wait is only named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from trainer.layers.base import Parallel
+from trainer.optim.gathers import ParameterGathers
+from trainer.optim.reducer import GradientReducer
+from trainer.parallel.collectives import Group
+from trainer.parallel.world import World
+from trainer.pipeline.actions import Action
+from trainer.pipeline.messages import Messages
+from trainer.run.launch import SilentRanksError
+
+SILENT_TICKS = 10  # without a new heartbeat: the rank is lost
+STILL_TICKS = 10  # in which no rank moves: they wait for each other
+SHOWN = 4  # places or ranks that are named in a message
+_FRAMES = 3  # functions named of a rank
+_WAITING = frozenset(f"trainer.{name}" for name in ("parallel.collectives", "pipeline.messages", "run.step_report"))
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a rank says of itself every few seconds.
+
+    Args:
+        number: of its heartbeats so far. still: how many of them, including the last, found it at the same position.
+        waits: for other ranks, or for its device. left: it has ended normally.
+        where, peers: for messages: its position, and the ranks of the group that it communicates in.
+    """
+
+    number: int = 0
+    still: int = 0
+    waits: bool = False
+    where: str = "starting"
+    peers: str = ""
+    left: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Why a run cannot continue.
+
+    Args:
+        what, found: for the message. lost: the ranks that do not respond. by: the rank that found it.
+    """
+
+    what: str
+    found: str
+    lost: Sequence[int] = ()
+    by: int = 0
+
+    def error(self) -> SilentRanksError:
+        """As an error that ends the run."""
+        fix = "check the machines of these ranks and their output; the same command continues"
+        error = SilentRanksError(self.what, found=self.found, fix=fix)
+        error.ranks = tuple(self.lost)
+        return error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """The ranks of a run, from the view of one of them.
+
+    Args:
+        rank, world_size: of this rank, and how many there are.
+        holder: the rank whose process holds the store; None: a launcher's does.
+        members: the ranks of each group of this rank.
+    """
+
+    rank: int
+    world_size: int
+    holder: int | None = None
+    members: Mapping[Group, Sequence[int]] = field(default_factory=dict)
+
+
+def ranks_of(world: World, env: Mapping[str, str]) -> Ranks:
+    """The ranks of a world. A pure function.
+
+    Args:
+        env: where torchrun says that its own process holds the store; otherwise rank 0's does.
+    """
+    mesh, rank = world.mesh, world.rank
+    line = mesh.ranks_of("pp", rank)
+    members: dict[Group, Sequence[int]] = {group: mesh.ranks_of(axis, rank) for axis, group in world.groups.items()}
+    members |= {group: sorted(line[end] for end in link) for link, group in world.links.items()}
+    holder = None if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
+    return Ranks(rank=rank, world_size=world.world_size, holder=holder, members=members)
+
+
+def verdict(heartbeats: Mapping[int, Heartbeat], silent: Mapping[int, int], *, ranks: Ranks) -> Verdict | None:
+    """Whether the run cannot continue, as far as some ranks' heartbeats tell. A pure function.
+
+    Args:
+        heartbeats: the last of each. silent: for how many ticks each has sent no new one.
+        ranks: from the view of the reader.
+    """
+    here = [rank for rank, heartbeat in heartbeats.items() if not heartbeat.left]
+    lost = [rank for rank in here if silent[rank] >= SILENT_TICKS]
+    if lost:
+        more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
+        what = f"rank {lost[0]} of {ranks.world_size} does not respond{more}"
+        found = places([(rank, heartbeats[rank]) for rank in lost], last=True)
+        return Verdict(what=what, found=found, lost=lost, by=ranks.rank)
+    are_all = len(heartbeats) == ranks.world_size and here
+    if are_all and all(heartbeats[rank].waits and heartbeats[rank].still >= STILL_TICKS for rank in here):
+        found = places([(rank, heartbeats[rank]) for rank in here])
+        return Verdict(what="all ranks wait for each other", found=found, by=ranks.rank)
+    return None
+
+
+def without_store(ranks: Ranks, why: str, *, heartbeat: Heartbeat) -> Verdict:
+    """The verdict of a rank that cannot reach the store. A pure function.
+
+    Args:
+        why: what the store does. heartbeat: of this rank.
+    """
+    own = f"; {places([(ranks.rank, heartbeat)])}"
+    if ranks.holder is not None:
+        what = f"rank {ranks.holder} of {ranks.world_size} does not respond"
+        return Verdict(what=what, found=f"its process holds the store of all ranks, which {why}{own}", by=ranks.rank)
+    what = f"rank {ranks.rank} of {ranks.world_size} cannot reach the store that all ranks share"
+    return Verdict(what=what, found=f"the launcher on the first machine holds it, and it {why}{own}", by=ranks.rank)
+
+
+def held_up_by(heartbeats: Mapping[int, Heartbeat]) -> list[int]:
+    """The ranks that work on their own while all others have waited for a long time. A pure function."""
+    here = [rank for rank, heartbeat in heartbeats.items() if not heartbeat.left]
+    busy = [rank for rank in here if not heartbeats[rank].waits]
+    waiting = [rank for rank in here if heartbeats[rank].waits]
+    return busy if waiting and all(heartbeats[rank].still >= STILL_TICKS for rank in waiting) else []
+
+
+def places(heartbeats: Sequence[tuple[int, Heartbeat]], *, last: bool = False) -> str:
+    """Where ranks are, grouped by position; of many positions the rarest, which show the difference.
+
+    Groups of ranks are named unless that makes too many positions.
+    """
+    ranks, named = dict[str, list[int]](), dict[str, list[int]]()
+    for rank, heartbeat in heartbeats:
+        ranks.setdefault(heartbeat.where, []).append(rank)
+        named.setdefault(f"{heartbeat.where} ({heartbeat.peers})" if heartbeat.peers else heartbeat.where, []).append(
+            rank
+        )
+    rarest = sorted((named if len(named) <= SHOWN else ranks).items(), key=lambda found: len(found[1]))
+    texts = [f"{numbers(found)} {'was last ' if last else ''}{where}" for where, found in rarest[:SHOWN]]
+    return "; ".join([*texts, *([f"and at {len(rarest) - SHOWN} more places"] if len(rarest) > SHOWN else [])])
+
+
+def stands(frame: FrameType | None, members: Mapping[Group, Sequence[int]]) -> Heartbeat:
+    """A heartbeat of where a thread is: whether it waits, and our functions on its stack, innermost first.
+
+    Args:
+        members: the ranks of groups.
+    """
+    names, waits, peers = list[str](), False, ""
+    while frame is not None and len(names) < _FRAMES:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(("trainer.", "mdata.")):
+            waits |= not names and module in _WAITING
+            group = _group_in(frame.f_locals)
+            names.append(frame.f_code.co_qualname + (f" over {group.name}" if group else ""))
+            if group is not None and group in members and not peers:
+                peers = f"{group.name}: {numbers(members[group])}"
+        frame = frame.f_back
+    return Heartbeat(waits=waits, where=f"in {' < '.join(names)}", peers=peers if waits else "")
+
+
+def numbers(ranks: Sequence[int]) -> str:
+    """Ranks for a message: "rank 3", "ranks 0, 1", "ranks 0 to 7"."""
+    if len(ranks) > SHOWN and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    shown = ", ".join(map(str, ranks[:SHOWN])) + (f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+
+
+def _group_in(variables: Mapping[str, Any]) -> Group | None:
+    """The group that one of our functions communicates in, as far as its variables tell."""
+    owner, number = variables.get("self"), variables.get("number")
+    group = variables.get("group", variables.get("link"))
+    if isinstance(owner, Messages) and isinstance(action := variables.get("action"), Action):
+        group = owner.links.get(owner.schedule.link(action))
+    elif isinstance(owner, GradientReducer | ParameterGathers) and isinstance(number, int):
+        group = owner.groups.get(owner.buffers.layout.buckets[number].shard)
+    elif isinstance(parallel := getattr(variables.get("ctx"), "parallel", None), Parallel):
+        group = parallel.tp
+    return group if isinstance(group, Group) else None
