@@ -235,12 +235,13 @@ def check_room(place: Path, needed_bytes: int, *, what: str, fix: str, begun: Pa
 
 
 def _bytes_in(folder: Path) -> int:
-    """Of the files in a folder in which others write and rename them."""
-    while True:
+    """Of the files in a folder in which others write and rename them; 0 if there is none."""
+    while folder.is_dir():
         try:
             return sum(path.stat().st_size for path in folder.iterdir())
         except FileNotFoundError:
-            continue  # it has another name now
+            continue  # a file has another name now
+    return 0
 
 
 def together(world: Group, action: Callable[[], T], *, doing: str = "writing a checkpoint") -> list[T]:
