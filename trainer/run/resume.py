@@ -23,7 +23,7 @@ from trainer.checkpoint.load import find_valid
 from trainer.checkpoint.location import Location, checkpoints_folder, location_of
 from trainer.checkpoint.object_folder import LATEST
 from trainer.checkpoint.save import together
-from trainer.config.parse import parse_config
+from trainer.config.parse import parse_config, problems_error
 from trainer.config.sections import OptimizerSection, RunConfig
 from trainer.convert.first_state import FirstState, first_state
 from trainer.models.family import family_of
@@ -132,7 +132,7 @@ def find_start(config: RunConfig, data: RunData, *, found: Found | None = None) 
         fix = f"write the name of another one into {folder.parent / LATEST}"
         conflicts.append(UsageError(seen.warning, fix=fix))
     if conflicts:
-        raise conflicts[0] if len(conflicts) == 1 else UsageError("\n".join(map(str, conflicts)))
+        raise problems_error(f"continuing {folder.name}", [*map(str, conflicts)]) if conflicts[1:] else conflicts[0]
     done = done_in(run)
     told = tuple(_seen_notes(seen, index))
     if stored is None:

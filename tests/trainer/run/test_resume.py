@@ -230,8 +230,9 @@ def test_check_finds_what_train_would_refuse(corpus, tmp_path, capsys):
     assert "in a different order\n" in err and "found: seed 5\n" in err
     assert "a different model\n" in err and "found: head_dim 4\n" in err and "expected: head_dim 8\n" in err
     assert "optimizer.warmup_steps=4 is more than train.steps=3" in err
-    with pytest.raises(UsageError, match="a different model"):
+    with pytest.raises(UsageError, match=r"^continuing step-1 has 2 problems:\n  - .*different model\n    ") as raised:
         find_start(wrong, open_data(wrong))
+    assert str(raised.value).count("\n  - ") == 2
 
 
 def test_what_decides_a_model_is_named_by_its_keys():
@@ -254,7 +255,7 @@ def test_a_conflict_with_a_checkpoint_that_latest_does_not_name_says_how_to_choo
     assert "step-20 was trained with a different model\n" in text
     assert text.endswith(
         "latest is missing; using the newest intact checkpoint, step-20\n"
-        f"  try: write the name of another one into {folder}/checkpoints/latest"
+        f"      try: write the name of another one into {folder}/checkpoints/latest"
     )
 
 
