@@ -118,8 +118,8 @@ def _pipeline(run: Run) -> str:
     layout = msgspec.convert(known, PipelineLayout)
     shown = min(count, 2 * layout.num_ranks)
     text = (
-        f"Schedule {layout.schedule}, {count} microbatches a step: bubble {layout.timeline(count).bubble:.1%}, "
-        f"counted in operations. The drawing has {shown} microbatches."
+        f"Schedule {layout.schedule}, {count} microbatch{'es' if count > 1 else ''} a step: estimated bubble "
+        f"{layout.timeline(count).bubble:.1%}. The drawing shows {shown} of them."
     )
     drawing = render_svg(layout.timeline(shown))
     return f'<div><h2>Pipeline</h2><p class="lead">{escape(text)}</p>{drawing}</div>'

@@ -94,7 +94,7 @@ def test_a_pipeline_is_drawn(config):
     facts = plan_facts(piped, make_plan(piped, 2, facts=None))
     (folder / "plan.json").write_text(json.dumps(facts))
     page, text = page_of(folder), (folder / "report.html").read_text()
-    assert "Schedule interleaved, 2 microbatches a step: bubble " in str(page)
+    assert "Schedule interleaved, 2 microbatches a step: estimated bubble " in str(page)
     drawing = ElementTree.fromstring(re.search(r"<svg[^>]*Pipeline schedule of 2 ranks.*?</svg>", text, re.DOTALL)[0])
     assert [row.text for row in drawing.findall("text")] == ["rank 0", "rank 1"]
     titles = [box.find("title").text.split(":")[0] for box in drawing.findall("g")]
