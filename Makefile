@@ -46,7 +46,7 @@ cluster-test: install ## real Slurm and Ray on this machine: install them (as ro
 
 # megatron-core lies in an environment of its own, which has the torch of .venv.
 MEGATRON = $(CURDIR)/build/megatron
-megatron-test: install ## checkpoints that megatron-core reads and writes: install it and run its tests
+megatron-test: install ## install megatron-core and run the tests of its checkpoints
 	@test -x $(MEGATRON)/bin/python || $(IN_VENV) python -m venv $(MEGATRON)
 	@$(MEGATRON)/bin/python scripts/see_environment.py .venv
 	$(MEGATRON)/bin/python -m pip install --quiet -c constraints.txt megatron-core==0.16.1 psutil

@@ -2,9 +2,9 @@
 
 bf16 parameters, fp32 main gradients and weights, fused attention, RoPE, SwiGLU and cross-entropy, weight gradients
 added by the product itself, megatron-core's own schedules, optimizer and clipping; gradients and parameters of
-data-parallel ranks travel during computation. Written against megatron-core 0.16.1 and Transformer Engine 2.11; neither
-is a dependency, so both are imported where a row of theirs begins. The head's product wants apex's
-`fused_weight_gradient_mlp_cuda`; where apex is missing, torch's product takes its name.
+data-parallel ranks are communicated during computation. Written against megatron-core 0.16.1 and Transformer Engine
+2.11; neither is a dependency, so both are imported where a row of theirs begins. The head's product needs apex's
+`fused_weight_gradient_mlp_cuda`; where apex is missing, a module of that name calls torch's product.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Megatron:
     """What a row of megatron-core is run with.
 
     Args:
-        optimizer: "distributed": flat shards; "fused": and Adam's kernel writes the bf16 parameters.
+        optimizer: "distributed": flat shards; "fused": in addition, Adam's kernel writes the bf16 parameters.
         fp8: its recipe, "": none.
         tp, pp: ranks; with tp > 1 the sequence is divided too. chunks: of the model on each rank of a pipeline.
     """
@@ -41,7 +41,7 @@ class Megatron:
     chunks: int = 1
 
 
-ROWS = {  # of one GPU; there a shard is everything
+ROWS = {  # of one GPU, whose shard is the whole state
     "megatron": Megatron(),
     "megatron-distributed": Megatron(optimizer="distributed"),
     "megatron-fused": Megatron(optimizer="fused"),
@@ -208,7 +208,7 @@ def _optimizer_config(kind: Callable[..., Any], name: str, *, overlap: bool) -> 
 
 
 def _supply_weight_gradient() -> None:
-    """apex's product for the head's weight, from torch's where apex is missing."""
+    """Where apex is missing, provide its product for the head's weight gradient by torch's."""
     name = "fused_weight_gradient_mlp_cuda"
     if importlib.util.find_spec(name):
         return

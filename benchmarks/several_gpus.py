@@ -237,7 +237,7 @@ def without_data_parallel_collectives() -> Iterator[None]:
 
 
 def torchrun(name: str, *, peer: bool, narrow: bool, profile: str) -> dict[str, Any] | None:
-    """A row of ours or of the peer in processes of its own; None, and why, if it failed."""
+    """A row of ours or of the peer in processes of its own; None if it failed; its stderr is then printed."""
     launcher = ["timeout", "--kill-after=45", RUN_LIMIT_S, sys.executable, "-m", "torch.distributed.run"]
     launcher += ["--standalone", f"--nproc-per-node={ROWS[name][0]}", __file__, "--row", name]
     command = [*launcher, *(["--peers"] if peer else []), *(["--narrow"] if narrow else []), "--profile", profile]

@@ -35,7 +35,7 @@ def add_arguments(parser: Parser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--ranks", type=int, metavar="N", help="rehearse a step of N ranks, on any number of machines")
     parser.add_argument(
-        "--memory", type=float, metavar="GIB", help="with --ranks: GiB of each GPU, compared with the estimate"
+        "--memory", type=float, metavar="GIB", help="with --ranks: GiB of each GPU, of which a rank may need 94 %%"
     )
 
 
@@ -75,7 +75,7 @@ def _read(arguments: argparse.Namespace) -> tuple[RunConfig, int]:
             raise UsageError("--memory needs --ranks N", fix="add --ranks, or leave --memory out")
         return read_run_arguments(arguments)
     if arguments.memory is not None and not 0 < arguments.memory < float("inf"):
-        raise UsageError(f"--memory is {arguments.memory}", expected="GiB of a GPU, a number above 0")
+        raise UsageError(f"--memory is {arguments.memory}", expected="a number above 0, in GiB per GPU")
     if arguments.nproc is not None or arguments.ranks < 1:
         raise UsageError(
             "--ranks is the number of ranks of the whole run, on all machines",
@@ -140,7 +140,7 @@ def _lacks_disk(start: Start, plan: Plan) -> Iterator[str]:
 
 
 def _refuse_unwritable(folder: Path) -> None:
-    """Refuse a run folder on a file system that stores no files, such as /proc, which has no free bytes either."""
+    """Refuse a run folder on a file system that stores no files, such as /proc: its free space is 0, too."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     if not os.statvfs(there).f_blocks:
         raise UsageError(
@@ -156,7 +156,7 @@ def _rehearsal_lines(plan: Plan, result: Rehearsal, found: Survey, totals: list[
     bubble = name = ""
     if plan.pp > 1:
         step, name = plan.pipeline.timeline(plan.num_microbatches), f"{plan.pipeline.schedule}, "
-        bubble = f", bubble {step.bubble:.1%}, a rank idle up to {max(step.idle) / step.step:.1%}"
+        bubble = f", bubble {step.bubble:.1%}, ranks idle for up to {max(step.idle) / step.step:.1%} of a step"
     return [
         f"data      {tokens} for training, {plan.num_samples * plan.sequence_length:,} of them are read",
         f"shapes    tp {plan.tp} x cp {plan.cp} x dp {plan.dp} x pp {plan.pp} hold the {plan.num_parameters:,} "

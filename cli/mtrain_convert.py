@@ -2,7 +2,7 @@
 
 The format of SOURCE is detected from its files. TARGET is a new folder. No GPU is needed. Tensors are converted in
 pieces of 64 MiB, so memory does not grow with the model. At the end the logits of both are compared if each model fits
-into memory; the result is written to conversion.json in TARGET. --no-check leaves this out.
+into memory in fp32 (--no-check: not compared). The result is written to conversion.json in TARGET.
 """
 
 from __future__ import annotations

@@ -69,13 +69,13 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _refuse_pipeline(arguments: argparse.Namespace, world_size: int) -> None:
-    """Refuse a number of pipeline ranks that does not divide the ranks which torchrun or Slurm started."""
+    """Refuse a number of pipeline ranks that does not divide the number of ranks that torchrun or Slurm started."""
     if arguments.pp > 0 and world_size % arguments.pp == 0:
         return
     ranks = max(2, arguments.pp)
     raise UsageError(
         f"--pp {arguments.pp} cannot divide the layers over {world_size} rank{'s' * (world_size > 1)}",
-        expected="a divisor of the ranks that torchrun or Slurm starts, at least 1",
+        expected="a divisor of the number of ranks that torchrun or Slurm starts, at least 1",
         fix=(
             f"torchrun --nproc-per-node {ranks} -m cli.mtrain generate {arguments.run_folder} --pp {ranks}, "
             "or leave --pp out"

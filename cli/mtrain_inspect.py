@@ -2,8 +2,7 @@
 
 Takes a checkpoint, or a run folder, which means the checkpoint from which it would continue. Reads only indexes; with
 --verify every byte is compared with its hash. --json also has the tensors of the optimizer's state, and the run's
-resolved configuration as TOML in "config".
-Exit code 4 if it is damaged.
+resolved configuration as TOML in "config". Exit code 4 if the checkpoint is damaged.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from trainer.checkpoint.format import Index
     from trainer.checkpoint.location import Location
 
-COUNTS = ("skipped_samples", "schedule_steps", "schedule_samples", "moment_steps")  # of `RunState`, most often 0
-LONGEST = 100  # characters of a value in the text
+COUNTS = ("skipped_samples", "schedule_steps", "schedule_samples", "moment_steps")  # of `RunState`; text: if above 0
+LONGEST = 100  # characters of a value; the text cuts longer ones
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +48,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def checkpoint_facts(folder: Location, index: Index, *, verified: bool) -> dict[str, Any]:
-    """The facts about a checkpoint, as JSON types; tensors of the optimizer's state have its name before theirs."""
+    """The facts about a checkpoint, as JSON types; names of tensors of the optimizer's state begin with the state's."""
     run = index.run
     states: dict[str, list[int]] = {}
     for name, tensor in index.tensors.items():
@@ -90,7 +89,7 @@ def checkpoint_text(facts: dict[str, Any]) -> str:
         + ("every byte verified" if facts["verified"] else "with hashes" if facts["hashed"] else "without hashes"),
         f"data {facts['data_id']}",
         *(f"  {name} {_shown(value)}" for name, value in facts["data"].items()),
-        'configuration: with --json, as TOML under "config"',
+        'configuration: with --json, as TOML in "config"',
     ]
     if counts := [f"{name} {facts[name]:,}" for name in COUNTS if facts[name]]:
         lines.append(", ".join(counts))

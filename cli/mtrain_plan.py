@@ -134,8 +134,8 @@ def _schedule_lines(config: RunConfig, plan: Plan) -> list[str]:
     bubble = f"bubble: {whole.bubble:.1%} of the busiest rank's work"
     if plan.pp > 1:
         most = max(whole.idle)
-        bubble += f"; rank {whole.idle.index(most)} is idle for {most / whole.step:.1%} of the step, the most of all"
-    lines.append(f"{bubble} (counted in layers, without communication)")
+        bubble += f"; rank {whole.idle.index(most)} is idle for {most / whole.step:.1%} of the step, the longest"
+    lines.append(f"{bubble} (work is counted in layers, without communication)")
     memory = rank_bytes(config, plan)
     for rank, held in enumerate(plan.parameters_per_stage):
         layers = [layout.layers_per_stage[stage] for stage in stages_of(layout.stage_ranks, rank)]
@@ -213,12 +213,12 @@ def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _refuse_idle(arguments: argparse.Namespace) -> None:
-    """Refuse what a list of layouts has no use for."""
+    """Refuse options and settings that a list of layouts would ignore."""
     one = f"plan one layout: mtrain plan {arguments.config} --nproc {arguments.gpus}"
     if arguments.schedule:
         fix = f"leave --schedule out, or {one} --schedule mesh.pp=2"
         raise UsageError("--schedule draws one layout, and --gpus lists all of them", fix=fix)
-    chosen = ("mesh.", "recompute.", "train.micro_batch=")  # by the list
+    chosen = ("mesh.", "recompute.", "train.micro_batch=")  # the list tries all of their values
     if idle := [word for word in arguments.overrides if word.startswith(chosen)]:
         text = f"--gpus tries every mesh, microbatch and recomputation, so {' '.join(idle)} has no effect"
         raise UsageError(text, fix=f"leave it out, or {one} {' '.join(idle)}")

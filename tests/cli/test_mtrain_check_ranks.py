@@ -103,7 +103,7 @@ def test_a_rehearsal_and_a_list_of_layouts_have_the_same_limit(
     ("words", "text"),
     [
         (["--memory", "80"], "--memory needs --ranks N"),
-        (["--ranks", "4", "--memory", "-1"], "--memory is -1.0\n  expected: GiB of a GPU, a number above 0"),
+        (["--ranks", "4", "--memory", "-1"], "--memory is -1.0\n  expected: a number above 0, in GiB per GPU"),
         (["--ranks", "4", "--memory", "nan"], "--memory is nan"),
         (["--ranks", "0"], "--ranks is the number of ranks of the whole run"),
         (["--ranks", "4", "--nproc", "4"], "--ranks is the number of ranks of the whole run"),

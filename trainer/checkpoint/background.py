@@ -26,7 +26,7 @@ LONGEST_PAUSE_S = 0.5  # between looks for files; on a shared file system each c
 
 
 class HostCopies:
-    """A copy of what a rank stores in the host's memory, which the next one uses again."""
+    """A copy, in the host's memory, of what a rank stores; the next copy uses the same memory."""
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}

@@ -137,7 +137,7 @@ def find_valid(root: Location, *, every_byte: bool = True) -> Found:
     """As `find_checkpoint`, but damaged ones are passed over, which is told.
 
     Args:
-        every_byte: whether every byte is compared; False: only indexes and the sizes of files, which is fast.
+        every_byte: whether every byte is compared; False: only indexes and the sizes of files are, which is fast.
 
     Raises:
         DamageError: there are checkpoints and none is valid.

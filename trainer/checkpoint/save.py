@@ -204,7 +204,7 @@ def _check_fits(
     """See that a checkpoint fits beside those that are there; see `check_room`."""
     if not slices_bytes:
         return
-    # Headers and side indexes have some 250 bytes for each slice.
+    # Headers and side indexes take some 250 bytes per slice.
     others = slices_bytes // 1024 + SPARE_BYTES + sum(map(len, (extras or {}).values()))
     there = sorted(steps_in(root)) if root.is_dir() else []
     old = f"remove an old checkpoint such as {folder_name(there[0])}, " if len(there) > 1 else ""
@@ -216,14 +216,15 @@ def check_room(place: Path, needed_bytes: int, *, what: str, fix: str, begun: Pa
     """See that a file system has room for what is about to be written.
 
     Args:
-        place: need not exist yet. what: is written. fix: what to do without room.
-        begun: the folder with what others have written of it already.
+        place: the file or folder that will be written; it need not exist yet.
+        what: is written. fix: what to do if there is no room. Both are for the message.
+        begun: a folder in which other ranks may have written a part of it already.
 
     Raises:
         ResourceError: it has not.
     """
     free = shutil.disk_usage(next(path for path in (place, *place.absolute().parents) if path.is_dir())).free
-    # Looked at after what is free, so that what is written meanwhile counts twice and not never.
+    # Read after the free space: bytes that are written in between count twice; in the other order they count never.
     there = _bytes_in(begun) if begun else 0
     if free + there < needed_bytes:
         raise ResourceError(
@@ -235,7 +236,7 @@ def check_room(place: Path, needed_bytes: int, *, what: str, fix: str, begun: Pa
 
 
 def _bytes_in(folder: Path) -> int:
-    """Of the files in a folder in which others write and rename them; 0 if there is none."""
+    """Bytes of the files in a folder, while others write and rename them; 0 if there is no folder."""
     while folder.is_dir():
         try:
             return sum(path.stat().st_size for path in folder.iterdir())

@@ -190,7 +190,7 @@ class MeshSection:
     )
     virtual_pipeline: Count = 0  # stages of each pipeline rank; 0: 1, or 2 for interleaved and zb_v
     stage_balance: Literal["layers", "flops"] = (
-        "layers"  # what pipeline ranks have equal shares of; flops: embedding and head count, so that ends have fewer
+        "layers"  # what pipeline ranks have equal shares of; flops: work, which includes the embedding and the head
     )
     layers_per_stage: tuple[int, ...] = ()  # layers of each stage by hand, in the order of the model
     sequence_parallel: bool = False  # norms and residuals split over tp along the sequence

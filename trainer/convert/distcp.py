@@ -27,11 +27,11 @@ from trainer.convert.pickles import load_item, load_metadata
 
 METADATA = ".metadata"
 _FILE = re.compile(r"[^/\\\x00]+\.distcp")
-_KEPT_BYTES = 64 << 20  # of chunks, or a larger one, so that q, k and v of one are read once
+_KEPT_BYTES = 64 << 20  # of chunks, or one larger chunk: q, k and v of a chunk are read once
 
 
 class _Window(io.RawIOBase):
-    """A part of an open file as a file of its own, read straight into the memory that wants it."""
+    """A part of an open file as a file of its own, read directly into the caller's memory."""
 
     def __init__(self, fd: int, begin: int, *, size: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class ChunkSource:
         return out
 
     def _read_chunk(self, name: str, start: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
-        """A chunk, which is kept; of the others those that were used last."""
+        """A chunk. It is kept, with those last used before it that fit into _KEPT_BYTES."""
         found = self._kept.pop((name, start), None)
         if found is None:
             room = _KEPT_BYTES - math.prod(size) * self.tensors[name].dtype.itemsize

@@ -210,7 +210,7 @@ def _padded_rows(model: ModelFolder, tp: int) -> int:
 
 
 def _target_shard(model: ModelFolder, *, rows: int, rank: tuple[int, int], stage: tuple[int, int]) -> Shard:
-    """What one file holds; (number, how many) of ranks and stages."""
+    """What one file holds; rank and stage are (its number, how many there are)."""
     first, last = stage[0] == 0, stage[0] == stage[1] - 1
     layers = Place(stage=stage[0], num_stages=stage[1]).blocks(model.shape.num_layers)
     return Shard(
@@ -224,11 +224,11 @@ def _of_shard(model: ModelFolder, shard: Shard) -> Linked:
 
 
 def _gathered(folder: Path, source: Linked, *, dtype: torch.dtype, report: Report) -> dict[str, Any]:
-    """All tensors, each in a file that is gone when the tensor is, so that the system may write its pages away."""
+    """All tensors, each mapped from an unlinked file: the system can write its pages to the disk to free memory."""
     found = {}
     for name, info in source.tensors.items():
         with tempfile.NamedTemporaryFile(dir=folder) as file:
-            # Without this, a full disk would end the process when a page is written.
+            # Without this, a full disk would kill the process (SIGBUS) when a page is written.
             os.posix_fallocate(file.fileno(), 0, num_bytes({name: info}, dtype))
             held = torch.from_file(file.name, shared=True, size=math.prod(info.shape), dtype=dtype).view(info.shape)
         for start, size in boxes(info, dtype):

@@ -77,10 +77,12 @@ def _first_state_problems(config: RunConfig) -> Iterator[str]:
 
 def _keep_best_problems(config: RunConfig) -> Iterator[str]:
     best, share = config.checkpoint.keep_best, config.data.split.split(",")[1:2]
-    lacks = [] if config.data.valid or share not in ([], ["0"]) else ["data.valid names no set"]
-    lacks += [] if config.train.eval_interval else ["train.eval_interval=0 validates at the end only"]
+    lacks = {} if config.data.valid or share not in ([], ["0"]) else {"data.valid": "data.valid names no set"}
+    if not config.train.eval_interval:
+        lacks["train.eval_interval"] = "train.eval_interval=0 validates at the end only"
     if best and lacks:
-        yield f"checkpoint.keep_best={best} would keep nothing: {' and '.join(lacks)}; change that, or set it to 0"
+        why, keys = " and ".join(lacks.values()), " and ".join(lacks)
+        yield f"checkpoint.keep_best={best} would keep nothing: {why}; set {keys}, or checkpoint.keep_best=0"
 
 
 def layout_problems(config: RunConfig, world_size: int) -> list[str]:

@@ -19,8 +19,8 @@ def plan_facts(config: RunConfig, plan: Plan) -> dict[str, Any]:
 
     Returns:
         The fields of `Plan`, and `state_bytes` and `activation_bytes` per rank, `activation_bytes_per_stage` and
-        `bytes_per_pipeline_rank` (both together, of each pipeline rank), `bubble` (idle over busy time of a step),
-        `recompute` (the section of the configuration) and `kernels`: the choices for "cpu" and "gpu".
+        `bytes_per_pipeline_rank` (state and activations, of each pipeline rank), `bubble` (idle over busy time of a
+        step), `recompute` (the section of the configuration) and `kernels`: the choices for "cpu" and "gpu".
     """
     return {
         **dataclasses.asdict(plan),

@@ -149,7 +149,7 @@ def _fastest(choices: Iterable[_Choice], hardware: Hardware, *, best: Layout | N
 
 
 def _too_large(choice: _Choice, usable: float) -> str:
-    """Why the choice with the least memory does not run, and what sharding more would need."""
+    """Why the choice with the least memory does not run, and what a higher optimizer.sharding would need."""
     settings, needs = choice.config.optimizer, []
     for sharding in SHARDINGS[SHARDINGS.index(settings.sharding) + 1 :]:
         optimizer = dataclasses.replace(settings, sharding=sharding)

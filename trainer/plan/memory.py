@@ -31,7 +31,7 @@ class RankBytes(NamedTuple):
     """The peak memory of a pipeline rank, without memory outside of tensors.
 
     Args:
-        state: weights, gradients, optimizer state, whole buckets in use, FP8 weights and memory shared over tp.
+        state: weights, gradients, optimizer state, whole buckets in use, FP8 weights and symmetric memory of tp.
         activations: what the microbatches in progress hold for backward.
     """
 
@@ -127,7 +127,7 @@ def kept_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> 
 
 
 def working_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> int:
-    """Bytes beside `kept_bytes` and activations during a step: buckets in use, FP8 weights, memory shared over tp.
+    """Bytes beside `kept_bytes` and activations during a step: buckets in use, FP8 weights, symmetric memory of tp.
 
     A rank without others along data keeps whole buffers, whatever optimizer.sharding says.
     """

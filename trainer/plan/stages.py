@@ -26,7 +26,7 @@ STEADY = 2  # rounds of as many microbatches as ranks, after which a step repeat
 # Bytes of a feature of a token in an embedding: a row read and written, its gradient read, all in 16 bits, and the main
 # gradient's row in fp32 read and written.
 LOOKUP_BYTES = 3 * 2 + 2 * 4
-OPERATIONS_PER_BYTE = 270  # of products, while an H100 moves a byte: by the rates that plan/devices.py says are reached
+OPERATIONS_PER_BYTE = 270  # of products, in the time in which an H100 moves a byte; rates of plan/devices.py
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,7 @@ class PipelineLayout:
         return _lowered(self.schedule, self.num_ranks, num_microbatches, self.chunks)
 
     def computations(self, num_microbatches: int) -> Schedule:
-        """The same without communication and without the proof that it ends: enough for times and memory."""
+        """The same without communication and without the check for deadlocks: enough for times and memory."""
         return _computations(self.schedule, self.num_ranks, num_microbatches, self.chunks)
 
     def step_seconds(self, num_microbatches: int, costs: Costs) -> float:
@@ -129,14 +129,14 @@ def pipeline_layout(config: RunConfig, shape: ModelShape) -> PipelineLayout:
 
 
 def head_layers(config: RunConfig, shape: ModelShape) -> float:
-    """The operations after the last layer, in layers."""
+    """The operations after the last layer, as a number of layers."""
     how = {"sequence_length": config.train.sequence_length}
     one, two = (flops_per_token(family_of(config), _of_layers(shape, n), **how) for n in (1, 2))
     return (2 * one - two) / (two - one)
 
 
 def embedding_layers(config: RunConfig, shape: ModelShape) -> float:
-    """The time of the embedding's lookup and of its gradient, in layers.
+    """The time of the embedding's lookup and of its gradient, as a number of layers.
 
     As on an H100, whatever the machine: every rank and every plan of a run must divide the layers in the same way.
     """

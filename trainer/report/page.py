@@ -119,7 +119,7 @@ def _pipeline(run: Run) -> str:
     shown = min(count, 2 * layout.num_ranks)
     text = (
         f"Schedule {layout.schedule}, {count} microbatch{'es' if count > 1 else ''} a step: estimated bubble "
-        f"{layout.timeline(count).bubble:.1%}. The drawing shows {shown} of them."
+        f"{layout.timeline(count).bubble:.1%}. The drawing shows a step of {shown}."
     )
     drawing = render_svg(layout.timeline(shown))
     return f'<div><h2>Pipeline</h2><p class="lead">{escape(text)}</p>{drawing}</div>'

@@ -1,4 +1,4 @@
-"""What a rank tells the others of itself, and what the heartbeats of some ranks mean for a run.
+"""What a rank tells the others about itself, and what the heartbeats of ranks mean for a run.
 
 Pure: watchdog.py sends and reads the heartbeats. A rank that sends no new ones is lost; if all wait and none moves,
 they wait for each other; one that works on its own while all others wait is only named.
@@ -29,7 +29,7 @@ _WAITING = frozenset(f"trainer.{name}" for name in ("parallel.collectives", "pip
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a rank says of itself every few seconds.
+    """What a rank tells the others about itself every few seconds.
 
     Args:
         number: of its heartbeats so far. still: how many of them, including the last, found it at the same position.
@@ -68,11 +68,11 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """The ranks of a run, from the view of one of them.
+    """The ranks of a run, as one of them sees them.
 
     Args:
         rank, world_size: of this rank, and how many there are.
-        holder: the rank whose process holds the store; None: a launcher's does.
+        holder: the rank whose process holds the store; None: the launcher's process holds it.
         members: the ranks of each group of this rank.
     """
 
@@ -86,7 +86,7 @@ def ranks_of(world: World, env: Mapping[str, str]) -> Ranks:
     """The ranks of a world. A pure function.
 
     Args:
-        env: where torchrun says that its own process holds the store; otherwise rank 0's does.
+        env: in which torchrun says that its own process holds the store; otherwise rank 0's process does.
     """
     mesh, rank = world.mesh, world.rank
     line = mesh.ranks_of("pp", rank)
@@ -101,7 +101,7 @@ def verdict(heartbeats: Mapping[int, Heartbeat], silent: Mapping[int, int], *, r
 
     Args:
         heartbeats: the last of each. silent: for how many ticks each has sent no new one.
-        ranks: from the view of the reader.
+        ranks: as the reader sees them.
     """
     here = [rank for rank, heartbeat in heartbeats.items() if not heartbeat.left]
     lost = [rank for rank in here if silent[rank] >= SILENT_TICKS]
@@ -121,7 +121,7 @@ def without_store(ranks: Ranks, why: str, *, heartbeat: Heartbeat) -> Verdict:
     """The verdict of a rank that cannot reach the store. A pure function.
 
     Args:
-        why: what the store does. heartbeat: of this rank.
+        why: how the store fails, for the message. heartbeat: of this rank.
     """
     own = f"; {places([(ranks.rank, heartbeat)])}"
     if ranks.holder is not None:

@@ -52,7 +52,7 @@ class RankFault(RuntimeError):
 
 
 class SilentRanksError(ResourceError):
-    """The run cannot continue, because some of its `ranks` do not respond."""
+    """The run cannot continue, because ranks do not respond (`ranks`) or wait for each other."""
 
     ranks: tuple[int, ...] = ()
 
@@ -93,7 +93,7 @@ def preflight(config: RunConfig, world_size: int, *, where: str, progress: Progr
     Raises:
         UsageError: all problems at once. MdataError: the data is damaged.
     """
-    found = survey(config, world_size, progress=progress, every_byte=False)  # rank 0 compares the bytes
+    found = survey(config, world_size, progress=progress, every_byte=False)  # rank 0 compares them when the run starts
     if found.problems:
         raise found.error(where)
 
@@ -313,7 +313,7 @@ def rank_process() -> None:
 
 
 def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
-    """Leave a rank's error for `launch` and return the exit code that belongs to it; ranks that it names are killed."""
+    """Leave a rank's error for `launch`, kill the ranks that it names, and return the exit code that belongs to it."""
     known = explain_os_error(error) if isinstance(error, OSError) else error
     if isinstance(known, MemoryError):
         known = ResourceError("out of memory", fix="use a smaller train.micro_batch")

@@ -6,10 +6,10 @@ stopped; if all ranks wait and none moves, they wait for each other (heartbeats.
 ranks, with one message. A rank that works on its own while the others wait is only named in a note: it may be
 compiling.
 
-A store whose process is stopped never answers, so each exchange with it has a thread of its own, and its ticks are
-counted. Silence is counted in ticks of the listener, not in seconds, so that a job that is suspended as a whole
-continues. On a GPU device events show the progress, because the host runs ahead; a lost peer then stops the main thread
-inside some launch, beside which this thread goes on (`launch_without_the_lock`). Nothing here delays a step.
+A store whose process is stopped never answers, so each exchange with it has a thread of its own, and the ticks without
+an answer are counted. Silence is counted in ticks of the listener, not in seconds, so that a job that is suspended as a
+whole continues. On a GPU device events show the progress, because the host runs ahead; a lost peer then stops the main
+thread inside some launch, beside which this thread goes on (`launch_without_the_lock`). Nothing here delays a step.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Watchdog:
         ranks: this one and the others.
         store: shared by all ranks; used only by this object, because its calls block each other, and may not return.
         end: ends this process with an error; it does not return.
-        tell: a line for people; of a verdict, only on the rank that found it first.
+        tell: prints a line; a verdict is printed only by the rank that found it first.
         device: on which the main thread works.
     """
 
@@ -106,7 +106,7 @@ class Watchdog:
         self.ranks, self.store, self.tick_s = ranks, store, tick_s
         self.end, self.tell, self.on_gpu = end, tell, device == "cuda"
         self._main, self._left, self._wake = threading.get_ident(), threading.Event(), threading.Event()
-        self._begun = False  # the first action of a step
+        self._begun = False  # whether a first action was noted
         self._action, self._actions = "", 0  # that the main thread is at, and its number
         self._events: deque[tuple[Any, str]] = deque()  # of actions that the device has not come to
         self._unused: list[Any] = []  # events that it has passed: destroying one may wait for the device
@@ -148,7 +148,7 @@ class Watchdog:
             self._events.append((event, text))
         else:
             self._action, self._actions = text, self._actions + 1
-        if not self._begun:  # a rank that is lost soon was not last starting
+        if not self._begun:  # sent at once: a rank that is lost soon after is no longer "starting"
             self._begun = True
             self._wake.set()
 
@@ -221,7 +221,7 @@ class Watchdog:
         self.store.set(self._key(self.ranks.rank), json.dumps(asdict(self._heartbeat)))
 
     def _read(self) -> Verdict | None:
-        """Read the heartbeats of all ranks, or of rank 0; a rank without any is as silent as one that gives no more."""
+        """Read the heartbeats of all ranks, or of rank 0; a rank that never sent one counts as silent."""
         came = {rank: self._key(rank) for rank in self._heartbeats}
         if not self.store.check(list(came.values())):
             came = {rank: key for rank, key in came.items() if self.store.check([key])}

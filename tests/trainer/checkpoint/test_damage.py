@@ -257,7 +257,7 @@ def test_a_model_of_another_shape_is_told_with_its_tensors(tiny: Path) -> None:
 
 
 class _Disk:
-    """A file system of so many bytes, of which the files in a folder take what they hold."""
+    """A file system with a capacity in bytes, used by the files in one folder."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.capacity = folder, 0

@@ -121,7 +121,7 @@ def test_what_does_not_fit_says_how_much_it_needs():
 
 
 def test_what_does_not_fit_names_the_sharding_that_does():
-    """With as little sharding more as possible; what fits under no sharding says what the last needs."""
+    """The lowest sharding that fits is named; if none fits, the one with the least memory, as still too much."""
     config = row_config("none", "llama1b")
 
     def problem(gib, sharding="state"):

@@ -50,7 +50,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "overlap_grad_reduce": (True, False),
     "overlap_param_gather": (True, False),
 }
-OF_DATA = ("sharding", "overlap_grad_reduce", "overlap_param_gather")  # nothing to one data-parallel rank
+OF_DATA = ("sharding", "overlap_grad_reduce", "overlap_param_gather")  # without effect on one data-parallel rank
 
 
 def _ranks(row: Row) -> int:

@@ -57,7 +57,7 @@ _heartbeats = st.builds(
 
 
 def test_a_rank_is_named_within_a_minute() -> None:
-    """And the run ends in that time, while a rank that only works for long without Python's lock is not taken for lost.
+    """The run also ends in that time; a rank that works for long without releasing Python's lock is not taken for lost.
 
     Ticks: up to one from the event to the next heartbeat, then those counted, one until rank 0 reads the last, and one
     until others hear the verdict.
@@ -195,7 +195,7 @@ def test_the_ranks_of_each_group_and_the_holder_of_the_store_follow_from_the_wor
 
 
 def _rank(context: Any, case: str, folder: str, lost: int = 1) -> list[str]:
-    """What is told on this rank; an error ends the process, as in a run. `lost` is the rank that has no luck."""
+    """What is told on this rank; an error ends the process, as in a run. `lost`: the rank that is stopped, or ends."""
     context.join()
     told: list[str] = []
     stopped = Path(folder, "pid")
@@ -223,7 +223,7 @@ def _rank(context: Any, case: str, folder: str, lost: int = 1) -> list[str]:
             time.sleep(2.5 * SILENT_TICKS * TICK_S)
         if context.rank == lost and case == "left":
             return told
-        if case.startswith("stopped") or case in ("killed", "left"):  # nobody to talk to
+        if case.startswith("stopped") or case in ("killed", "left"):  # there is no rank to communicate with
             time.sleep(60 if case != "left" else 3 * SILENT_TICKS * TICK_S)
             return told
         if case == "wrong list" and context.rank == 1:
