@@ -35,26 +35,25 @@ class HostCopies:
 
     def take(self, shard: Shard, state: Mapping[str, Tensor]) -> tuple[Shard, dict[str, Tensor]]:
         """Begin to copy the parts that the rank stores; the result may be read after `wait`."""
+        packed = Shard({name: shard.owned[name].packed() for name in state}, shard.index)
         for name, tensor in state.items():
-            held, size = self._held.get(name), shard.owned[name].size
+            held, size = self._held.get(name), packed.owned[name].size
             if held is None or (held.numel(), held.dtype) != (size, tensor.dtype):
                 self._held[name] = _host_memory(size, like=tensor)
         if any(tensor.is_cuda for tensor in state.values()):
             self._stream = self._stream or torch.cuda.Stream()
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                self._copy(shard, state)
+                self._copy(state, shard, packed=packed)
                 self._copied = torch.cuda.Event()
                 self._copied.record()
         else:
-            self._copy(shard, state)
-        packed = Shard({name: shard.owned[name].packed() for name in state}, shard.index)
+            self._copy(state, shard, packed=packed)
         return packed, dict(self._held)
 
-    def _copy(self, shard: Shard, state: Mapping[str, Tensor]) -> None:
+    def _copy(self, state: Mapping[str, Tensor], shard: Shard, *, packed: Shard) -> None:
         for name, tensor in state.items():
-            owned = shard.owned[name]
-            for source, target in zip(owned.spans(), owned.packed().spans(), strict=True):
+            for source, target in zip(shard.owned[name].spans(), packed.owned[name].spans(), strict=True):
                 self._held[name][target].copy_(tensor[source], non_blocking=True)
 
     def wait(self) -> None:

@@ -23,7 +23,7 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mdata import DamageError, MdataError, UsageError
+from mdata import DamageError, UsageError
 from mdata.errors import few
 from trainer.checkpoint.folder import Found, find_checkpoint, instead, read_index, step_of, whole_checkpoints
 from trainer.checkpoint.format import Index, SavedSlice
@@ -151,7 +151,7 @@ def find_valid(root: Location, *, every_byte: bool = True) -> Found:
     for folder in (named.folder, *others):
         try:
             (verify_checkpoint if every_byte else read_index)(folder)
-        except MdataError as error:
+        except (DamageError, UsageError) as error:  # not of a disk or a storage that fails: it says nothing of the next
             told.append(str(error).splitlines()[0])
         else:
             told += [f"using {folder.name}, the newest valid checkpoint"] if folder != named.folder else []

@@ -17,6 +17,7 @@ slices are put at their place, side indexes wait under a name of their own, and 
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ from trainer.errors import size_text
 from trainer.parallel.collectives import Group, gather_objects
 
 T = TypeVar("T")
+COUNTS = 10  # of the files of a save in progress, of which some are being renamed
 SPARE_BYTES = 1 << 20  # of disk space, for indexes, configurations and a tokenizer
 SYNC_BYTES = 64 << 20  # are put on the device at a time, beside the writing; smaller requests took longer
 
@@ -236,12 +238,11 @@ def check_room(place: Path, needed_bytes: int, *, what: str, fix: str, begun: Pa
 
 
 def _bytes_in(folder: Path) -> int:
-    """Bytes of the files in a folder, while others write and rename them; 0 if there is no folder."""
-    while folder.is_dir():
-        try:
+    """Bytes of the files in a folder, while others write and rename them."""
+    for _ in range(COUNTS):
+        with suppress(FileNotFoundError):
             return sum(path.stat().st_size for path in folder.iterdir())
-        except FileNotFoundError:
-            continue  # a file has another name now
+        time.sleep(0.05)  # a file has another name now
     return 0
 
 

@@ -96,6 +96,8 @@ class ChunkSource:
         """See `Source`."""
         out: Tensor | None = None
         covered, wanted = 0, math.prod(box[1])
+        if not wanted:
+            return torch.empty(box[1], dtype=self.tensors[name].dtype)
         for start, size in self._chunks[name]:
             low = tuple(max(a, b) for a, b in zip(start, box[0], strict=True))
             high = tuple(min(a + n, b + m) for a, n, b, m in zip(start, size, box[0], box[1], strict=True))

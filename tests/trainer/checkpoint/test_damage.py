@@ -23,6 +23,7 @@ import torch
 import mdata
 from tests.helpers.failures import crash_at, durable_calls
 from tests.trainer.checkpoint.test_power_loss import SMALL, resumed, save, shard
+from trainer.checkpoint import load as load_module
 from trainer.checkpoint.folder import find_checkpoint, read_index, whole_checkpoints
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import find_valid, load_state, verify_checkpoint
@@ -132,6 +133,19 @@ def test_a_file_of_another_save_or_rank_is_found(name: str, tiny: Path) -> None:
             check_found(tiny, path)
     path.write_bytes(whole[::-1])
     check_found(tiny, path)
+
+
+@pytest.mark.parametrize("every_byte", [True, False])
+def test_a_storage_that_fails_is_not_taken_for_damage(
+    every_byte: bool, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(folder: Location) -> None:
+        raise mdata.ResourceError("the storage does not answer")
+
+    monkeypatch.setattr(load_module, "verify_checkpoint", fails)
+    monkeypatch.setattr(load_module, "read_index", fails)
+    with pytest.raises(mdata.ResourceError, match="the storage does not answer"):
+        find_valid(tiny.parent, every_byte=every_byte)
 
 
 def test_a_folder_inside_that_is_a_link_is_not_followed(tiny: Path) -> None:
