@@ -14,8 +14,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tests.helpers.ranks import RankError, run_ranks
-from tests.trainer.engines import assemble, layouts, logical, microbatches, reduced
-from tests.trainer.models.test_options import _config, _same
+from tests.trainer.engines import assemble, check_same_gradients, layouts, logical, microbatches, reduced
+from tests.trainer.models.test_options import _config
 from trainer.run.engine import Engine
 
 PAGE = Path(__file__).parents[3] / "docs" / "custom_loss.md"
@@ -41,7 +41,7 @@ def test_the_same_loss_as_a_function_of_logits_has_the_same_gradients(tp, sequen
     ((loss, parts),) = run_ranks(_gradients, 1, _config(options), False)
     results = run_ranks(_gradients, tp, _config(options, tp=tp, sequence_parallel=sequence_parallel), True)
     assert {round(got, 9) for got, _ in results} == {round(loss, 9)}
-    _same(assemble([part for _, found in results for part in found]), assemble(parts))
+    check_same_gradients(assemble([part for _, found in results for part in found]), assemble(parts))
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 1), (1, 2, 2)])
@@ -78,7 +78,7 @@ def test_the_pages_own_step_trains_alike_in_every_layout():
     results = run_ranks(_own_step, 4, _config({}, tp=2, sequence_parallel=True))
     for found, _ in results:
         np.testing.assert_allclose(found, expected, rtol=1e-9)
-    _same(assemble([part for _, held in results for part in held]), assemble(parts))
+    check_same_gradients(assemble([part for _, held in results for part in held]), assemble(parts))
 
 
 def test_the_pages_program_trains(tmp_path):
