@@ -14,11 +14,12 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 import os  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
+from functools import partial  # noqa: E402
 from pathlib import Path  # noqa: E402
 from types import FrameType  # noqa: E402
 
 from cli.start import ProcessEnd  # noqa: E402
-from mdata.errors import StoppedError  # noqa: E402
+from mdata.errors import MdataError, ResourceError, StoppedError  # noqa: E402
 from mdata.util.stop_signals import stop_requests  # noqa: E402
 
 
@@ -41,12 +42,23 @@ def main(argv: Sequence[str]) -> int:
             train_here(
                 load_config(folder / "config.toml"),
                 Console("mtrain", json="--json" in argv),
-                end=lambda error: os._exit(write_report(folder, error, rank=rank)),
+                end=partial(_end, folder, rank=rank),
             )
     # Report any error to the parent.
     except BaseException as error:
         return write_report(folder, error, rank=rank)
     return 0
+
+
+def _end(folder: Path, error: MdataError, *, rank: int) -> None:
+    """End this process at once, from a thread, with an error of the watchdog; also where no report can be written."""
+    from trainer.run.launch import write_report
+
+    code = ResourceError.exit_code
+    try:
+        code = write_report(folder, error, rank=rank)
+    finally:
+        os._exit(code)
 
 
 def _stopped() -> StoppedError:

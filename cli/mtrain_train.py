@@ -101,8 +101,11 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
 
 
 def _end(console: Console, error: MdataError) -> None:
-    console.error(str(error))
-    os._exit(error.exit_code)
+    """End this process at once, from a thread, with an error of the watchdog; also where it cannot be printed."""
+    try:
+        console.error(str(error))
+    finally:
+        os._exit(error.exit_code)
 
 
 def result_text(result: TrainResult, folder: str, *, unit: str = "steps") -> str:

@@ -155,18 +155,20 @@ def places(heartbeats: Sequence[tuple[int, Heartbeat]], *, last: bool = False) -
     return "; ".join([*texts, *([f"and at {len(rarest) - SHOWN} more places"] if len(rarest) > SHOWN else [])])
 
 
-def stands(frame: FrameType | None, members: Mapping[Group, Sequence[int]]) -> Heartbeat:
+def stands(frame: FrameType | None, members: Mapping[Group, Sequence[int]], *, still: int = 1) -> Heartbeat:
     """A heartbeat of where a thread is: whether it waits, and our functions on its stack, innermost first.
 
     Args:
         members: the ranks of groups.
+        still: how often it was found there before; 0: no group is named, because that reads the variables of frames.
+            Until Python 3.13 a copy of them stays in the frame, and keeps the tensors that a moving thread deletes.
     """
     names, waits, peers = list[str](), False, ""
     while frame is not None and len(names) < _FRAMES:
         module = frame.f_globals.get("__name__", "")
         if module.startswith(("trainer.", "mdata.")):
             waits |= not names and module in _WAITING
-            group = _group_in(frame.f_locals)
+            group = _group_in(frame.f_locals) if still else None
             names.append(frame.f_code.co_qualname + (f" over {group.name}" if group else ""))
             if group is not None and group in members and not peers:
                 peers = f"{group.name}: {numbers(members[group])}"

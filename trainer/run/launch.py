@@ -313,7 +313,7 @@ def rank_process() -> None:
 
 
 def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
-    """Leave a rank's error for `launch`, kill the ranks that it names, and return the exit code that belongs to it."""
+    """Leave a rank's error for `launch`, kill the others that it names, and return the exit code that belongs to it."""
     known = explain_os_error(error) if isinstance(error, OSError) else error
     if isinstance(known, MemoryError):
         known = ResourceError("out of memory", fix="use a smaller train.micro_batch")
@@ -332,10 +332,13 @@ def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
         lost=isinstance(known, LostRankError),
     )
     atomic_io.atomic_write(folder / f"rank-{rank}.json", json.dumps(asdict(report)).encode())
-    for other in known.ranks if isinstance(known, SilentRanksError) else ():
+    for other in {*known.ranks} - {rank} if isinstance(known, SilentRanksError) else ():
         # A process that was stopped does not answer SIGTERM, and the launcher would wait for it.
-        with suppress(OSError, ValueError):  # it never listened, or has ended
-            os.kill(int((folder / f"listens-{other}").read_text()), signal.SIGKILL)
+        with suppress(OSError, ValueError):  # it never listened, or has ended; or this is not Linux
+            pid = int((folder / f"listens-{other}").read_text())
+            parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]
+            if int(parent) == os.getppid():  # otherwise the number is another process's by now
+                os.kill(pid, signal.SIGKILL)
     return code
 
 

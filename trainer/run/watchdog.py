@@ -118,9 +118,10 @@ class Watchdog:
         self._silent = dict.fromkeys(self._heartbeats, 0)
         self._told = 0  # ticks since a note
         self._unanswered = self._failures = 0  # ticks without an answer of the store, and with an error
+        self._failure = ""  # the last error of the store
         self._found: Verdict | None = None
         self._grace_s = 0.0  # from the verdict to the end of this process
-        self._exchange = threading.Thread(target=self._exchange_heartbeats)
+        self._exchange: threading.Thread | None = None  # with the store; the last one that was begun
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
@@ -155,7 +156,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._rest():
             self._look()
-            if not self._exchange.is_alive():
+            if self._exchange is None or not self._exchange.is_alive():
                 self._unanswered = 0
                 self._exchange = threading.Thread(target=self._exchange_heartbeats, name="heartbeats", daemon=True)
                 self._exchange.start()
@@ -163,12 +164,13 @@ class Watchdog:
             else:
                 self._unanswered += 1
             # A rank that moves goes on without the store: its holder may be a launcher that a user has stopped.
-            if self._unanswered >= SILENT_TICKS and self._heartbeat.still >= STILL_TICKS:
-                why = f"has not answered for {self._unanswered * self.tick_s:.0f} s"
+            if max(self._unanswered, self._failures) >= SILENT_TICKS and self._heartbeat.still >= STILL_TICKS:
+                silent = f"has not answered for {self._unanswered * self.tick_s:.0f} s"
+                why = silent if self._unanswered >= self._failures else f"fails: {self._failure}"
                 self._found = without_store(self.ranks, why, heartbeat=self._heartbeat)
             if self._found is not None and not self._left.wait(self._grace_s):
                 self.end(self._found.error())
-        if self._exchange.is_alive():
+        if self._exchange is not None:
             self._exchange.join(self.tick_s)
         with suppress(RuntimeError):  # rank 0 may have ended, and the store with it
             self._hear()
@@ -188,16 +190,14 @@ class Watchdog:
             if (found := self._read()) is not None:
                 text = json.dumps(asdict(found))
                 if self.store.compare_set(_VERDICT, "", text).decode() == text:
-                    self.tell(f"{found.what} ({found.found}); all ranks are stopped")  # a launcher may wait for it
                     self._grace_s = HEARD_TICKS * self.tick_s  # the store may be in this process
+                    self._found = found  # before the line: where it cannot be printed, this process ends as well
+                    self.tell(f"{found.what} ({found.found}); all ranks are stopped")  # a launcher may wait for it
             self._hear()
             self._failures = 0
         except RuntimeError as error:  # of the store
+            self._failure = str(error).partition("\n")[0]
             self._failures += 1
-            if self._failures >= SILENT_TICKS:
-                self._found = without_store(
-                    self.ranks, f"fails: {str(error).splitlines()[0]}", heartbeat=self._heartbeat
-                )
 
     def _hear(self) -> None:
         if self.store.check([_VERDICT]):
@@ -212,7 +212,7 @@ class Watchdog:
         stood = (self._actions, *_fingerprint(frame))
         still = self._heartbeat.still + 1 if stood == self._stood else 0
         self._stood = stood
-        now = stands(frame, self.ranks.members)
+        now = stands(frame, self.ranks.members, still=still)
         self._heartbeat = replace(
             now, number=self._heartbeat.number + 1, still=still, where=self._action + now.where, left=left
         )

@@ -152,6 +152,50 @@ def test_a_stopped_rank_is_killed_as_soon_as_another_names_it(rank_script, tmp_p
     assert time.time() - (tmp_path / "reports" / "named").stat().st_mtime < launch_module.LAUNCHER_PATIENCE_S / 2
 
 
+NAMING = """
+import os, pathlib, sys
+from trainer.run.launch import SilentRanksError, listen, write_report
+listen(folder := pathlib.Path(sys.argv[1]), rank=0)
+error = SilentRanksError("ranks do not respond")
+error.ranks = (0, 1, 2)
+os._exit(write_report(folder, error, rank=0))
+"""
+
+
+def test_a_rank_that_names_others_kills_its_siblings_alone(tmp_path: Path) -> None:
+    """Not itself, if it goes on and hears of it; nor a process that got the number of one that has ended."""
+    with (
+        subprocess.Popen(["sleep", "60"]) as sibling,
+        subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as parent,
+    ):
+        assert parent.stdout is not None
+        stranger = int(parent.stdout.readline())
+        try:
+            for rank, pid in enumerate((sibling.pid, stranger), start=1):
+                (tmp_path / f"listens-{rank}").write_text(str(pid))
+            done = subprocess.run([sys.executable, "-c", NAMING, tmp_path], cwd=ROOT, check=False)
+            assert done.returncode == 5 and [report.rank for report in read_reports(tmp_path)] == [0]
+            assert sibling.wait(10) == -signal.SIGKILL
+            assert alive(stranger)
+        finally:
+            sibling.kill()
+            if alive(stranger):
+                os.kill(stranger, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("call", ["rank._end(Path('no/folder'), error, rank=0)", "train._end(None, error)"])
+def test_the_watchdog_ends_a_rank_that_cannot_tell_why(call: str, tmp_path: Path) -> None:
+    """Its main thread waits for a lost rank: an exception in the watchdog's thread would end nothing."""
+    code = (
+        f"import sys, threading; sys.path.insert(0, {str(ROOT)!r}); from pathlib import Path\n"
+        "from cli import mtrain_rank as rank, mtrain_train as train; from trainer.run.launch import SilentRanksError\n"
+        "error = SilentRanksError('rank 1 does not respond')\n"
+        f"thread = threading.Thread(target=lambda: {call}); thread.start(); thread.join()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 5, done.stderr
+
+
 def test_signal_handlers_are_put_back(rank_script) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     run_body(rank_script, "pass")

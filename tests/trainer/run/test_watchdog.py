@@ -8,9 +8,10 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -214,7 +215,8 @@ def _rank(context: Any, case: str, folder: str, lost: int = 1) -> list[str]:
         if context.rank == lost and case.startswith("stopped"):
             stopped.write_text(str(os.getpid()))
             time.sleep(3 * TICK_S)
-            while watchdog._exchange.is_alive():  # with a lock of the store, which is a file here
+            # An exchange may hold a lock of the store, which is a file here.
+            while watchdog._exchange is None or watchdog._exchange.is_alive():
                 time.sleep(TICK_S / 100)
             os.kill(os.getpid(), signal.SIGSTOP)
         if context.rank == lost and case == "killed":
@@ -331,10 +333,23 @@ class _StoppedStore(_Store):
         return False
 
 
+class _BrokenStore(_Store):
+    """A store whose process has ended."""
+
+    def check(self, keys: list[str]) -> bool:
+        raise RuntimeError("Connection reset by peer\nframe #0: of C++")
+
+
+@pytest.mark.parametrize(
+    ("store", "why"),
+    [(_StoppedStore(), "has not answered for "), (_BrokenStore(), "fails: Connection reset by peer;")],
+)
 @pytest.mark.parametrize(
     ("holder", "what"), [(0, "rank 0 of 2 does not"), (None, "rank 1 of 2 cannot reach the store")]
 )
-def test_a_store_that_does_not_answer_ends_a_rank_that_cannot_move(holder: int | None, what: str) -> None:
+def test_a_store_that_does_not_answer_ends_a_rank_that_cannot_move(
+    holder: int | None, what: str, store: _Store, why: str
+) -> None:
     ended, errors = threading.Event(), list[SilentRanksError]()
 
     def end(error: SilentRanksError) -> None:
@@ -342,13 +357,13 @@ def test_a_store_that_does_not_answer_ends_a_rank_that_cannot_move(holder: int |
         ended.set()
 
     ranks = Ranks(rank=1, world_size=2, holder=holder)
-    with Watchdog(ranks, store=_StoppedStore(), end=end, tick_s=0.01) as watchdog:  # type: ignore[arg-type]
+    with Watchdog(ranks, store=store, end=end, tick_s=0.01) as watchdog:  # type: ignore[arg-type]
         for part in range(300):  # a launcher that was stopped by Ctrl-Z does not end ranks that move
             watchdog.note(Action("F", 0, part))
             time.sleep(0.002)
         assert not errors
         assert ended.wait(30)
-    assert str(errors[0]).startswith(what) and "has not answered for" in str(errors[0])
+    assert str(errors[0]).startswith(what) and why in str(errors[0])
     assert "rank 1 at 0F299 of the schedule" in str(errors[0])
 
 
@@ -378,6 +393,39 @@ def test_a_rank_that_never_gave_a_sign_is_lost() -> None:
         assert ended.wait(30)
     assert str(errors[0]).startswith("rank 1 of 2 does not respond\n  found: rank 1 was last starting")
     assert told == ["rank 1 of 2 does not respond (rank 1 was last starting); all ranks are stopped"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_rank_whose_line_cannot_be_printed_ends_too() -> None:
+    """It found the verdict; its terminal may be gone. The others get the usual time to hear of it."""
+    ended = threading.Event()
+
+    def tell(text: str) -> None:
+        raise BrokenPipeError
+
+    ranks = Ranks(rank=0, world_size=2)
+    with Watchdog(ranks, store=_Store(), end=lambda error: ended.set(), tell=tell, tick_s=0.01) as watchdog:
+        assert ended.wait(10)
+    assert watchdog._grace_s == HEARD_TICKS * watchdog.tick_s
+
+
+def test_a_look_at_a_rank_that_moves_keeps_no_tensor() -> None:
+    """Until Python 3.13, reading the variables of a frame leaves a copy of them in it."""
+    watchdog = Watchdog(Ranks(rank=1, world_size=2), store=_Store(), end=lambda error: None)  # type: ignore[arg-type]
+    kept = list[bool]()
+
+    def parts() -> None:
+        for part in range(3):
+            logits = torch.zeros(8)
+            there = weakref.ref(logits)
+            watchdog.note(Action("F", 0, part))
+            watchdog._look()
+            del logits
+            kept.append(there() is not None)
+
+    FunctionType(parts.__code__, globals() | {"__name__": "trainer.layers.head"}, closure=parts.__closure__)()
+    assert " < test_a_look_at_a_rank_that_moves_keeps_no_tensor.<locals>.parts" in watchdog._heartbeat.where
+    assert kept == [False] * 3
 
 
 class _Event:
