@@ -41,16 +41,33 @@ def _too_many_stages(config: RunConfig, world_size: int, *, chunks: int) -> str:
     """A problem whose every remedy works: fewer ranks, one stage for each, or more layers."""
     mesh, num_layers = config.mesh, config.model.num_layers
     stages = f"mesh.pp={mesh.pp}" + (f" x {chunks} stages per rank = {mesh.pp * chunks}" if chunks > 1 else "")
-    remedies = []
+    remedies, sizes = [], _batches(config)
     for pp in range(num_layers // chunks, 0, -1):
         fewer = dataclasses.replace(mesh, pp=pp)
-        if world_size % (mesh.tp * mesh.cp * pp) == 0 and not (pp == 1 and list(_without_effect(fewer))):
+        dp, rest = divmod(world_size, mesh.tp * mesh.cp * pp)
+        if rest or (pp == 1 and list(_without_effect(fewer))):
+            continue
+        if all(_can_be_run(fewer, chunks, size=size, part=config.train.micro_batch * dp) for size in sizes):
             remedies.append(f"mesh.pp={pp}")
             break
     if chunks > 1 and mesh.pp <= num_layers:
         remedies.append('mesh.schedule="1f1b"' + (" with mesh.virtual_pipeline=0" if mesh.virtual_pipeline > 1 else ""))
     ways = ", ".join([*remedies, "or a deeper model"]) if remedies else "a deeper model"
     return f"{stages} stages are more than model.num_layers={num_layers}; choose {ways}"
+
+
+def _can_be_run(mesh: MeshSection, chunks: int, *, size: int, part: int) -> bool:
+    """Whether a batch of `size` samples divides into microbatches of `part` that the schedule takes."""
+    count, rest = divmod(size, part)
+    return not (rest or impossible(mesh.schedule, num_ranks=mesh.pp, chunks=chunks, num_microbatches=count))
+
+
+def _batches(config: RunConfig) -> list[int]:
+    """The sizes of batch that a run has."""
+    sizes = {config.train.global_batch}
+    with suppress(UsageError):  # an invalid ramp is reported separately
+        sizes.update(batch_sizes(config).sizes)
+    return sorted(sizes)
 
 
 def _other_chunks(config: RunConfig, chunks: int) -> str:
@@ -88,10 +105,7 @@ def _schedule_problems(config: RunConfig, chunks: int, part: int) -> Iterator[st
         part: samples that a microbatch has over all data-parallel ranks.
     """
     mesh, train = config.mesh, config.train
-    sizes = [train.global_batch]
-    with suppress(UsageError):  # an invalid ramp is reported separately
-        sizes = sorted({*sizes, *batch_sizes(config).sizes})
-    for size in sizes:
+    for size in _batches(config):
         if size % part:
             continue  # reported with the other layouts
         count = size // part

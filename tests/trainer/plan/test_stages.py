@@ -170,6 +170,29 @@ def test_stages_that_a_schedule_does_not_have_are_one_problem() -> None:
     assert problem.endswith('choose mesh.schedule="1f1b", or a deeper model'), "one rank has no schedule"
 
 
+@pytest.mark.parametrize(
+    ("ranks", "options", "advice"),
+    [
+        (16, {"pp": 16, "batch": 1}, "choose a deeper model"),
+        (6, {"pp": 3, "schedule": "zb_v", "layers": 4, "batch": 8}, 'choose mesh.schedule="1f1b", or a deeper model'),
+        (6, {"pp": 3, "schedule": "zb_v", "layers": 4, "batch": 9}, 'choose mesh.pp=2, mesh.schedule="1f1b", or a'),
+        # Two microbatches on four pipeline ranks, where interleaved wants a multiple.
+        (8, {"pp": 8, "schedule": "interleaved", "batch": 4}, 'choose mesh.schedule="1f1b", or a deeper model'),
+    ],
+)
+def test_fewer_stages_are_advised_only_where_the_batch_can_be_divided(
+    ranks: int, options: dict[str, Any], advice: str
+) -> None:
+    config = _config(**options)
+    assert any(advice in found for found in check(config, ranks, facts=None)), check(config, ranks, facts=None)
+
+
+def test_a_step_of_a_ramp_counts_as_a_batch() -> None:
+    config = _config(pp=16, batch=8)
+    config = replace(config, train=replace(config.train, batch_ramp="1 1 56"))
+    assert any("choose a deeper model" in found for found in check(config, 16, facts=None))
+
+
 def test_all_problems_come_at_once() -> None:
     problems = check(_config(pp=16, batch=7, schedule="interleaved", layers_per_stage=(1, 0)), 16, facts=None)
     assert len(problems) == 5
