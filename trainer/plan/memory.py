@@ -89,9 +89,11 @@ def rank_bytes(config: RunConfig, plan: Plan, *, kept: Sequence[int] | None = No
             None: `kept_bytes` of its parameters.
     """
     of_rank, like = tables(config, plan), alike(plan)
-    counted = {r: kept_bytes(config, plan, table=of_rank[r]) for r in set(like)} if kept is None else kept
+    if kept is None:
+        of_first = {r: kept_bytes(config, plan, table=of_rank[r]) for r in set(like)}
+        kept = [of_first[first] for first in like]
     working = {r: working_bytes(config, plan, table=of_rank[r]) for r in set(like)}
-    states = (counted[rank if kept else first] + working[first] for rank, first in enumerate(like))
+    states = (held + working[first] for held, first in zip(kept, like, strict=True))
     return tuple(map(RankBytes, states, activation_bytes_per_stage(config, plan)))
 
 
@@ -131,8 +133,7 @@ def working_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) 
 
     A rank without others along data keeps whole buffers, whatever optimizer.sharding says.
     """
-    sharded = config.optimizer.sharding in ("gradients", "parameters") and plan.cp * plan.dp > 1
-    buckets = in_use_bytes(config, table) if sharded else 0
+    buckets = in_use_bytes(config, table) if plan.cp * plan.dp > 1 else 0
     return buckets + float8_bytes(config, plan, table=table) + symmetric_bytes(config, plan)
 
 
@@ -141,14 +142,16 @@ def in_use_bytes(config: RunConfig, table: Sequence[ParamSpec]) -> int:
 
     With a backward pass in two halves, all gradients are in use from the first half to the second.
     """
-    sharding, optimizer = config.optimizer.sharding, config.optimizer
+    optimizer = config.optimizer
+    if optimizer.sharding not in ("gradients", "parameters"):
+        return 0
     sizes = [sum(spec.numel for spec in group) for group in cut_buckets(table, bucket_size=optimizer.bucket_size)]
     two = max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)))
     weight, gradient = element_bytes(config)
     split = config.mesh.schedule.startswith("zb") and config.mesh.pp > 1
-    parameters = weight * (two if optimizer.overlap_param_gather else max(sizes)) * (sharding == "parameters")
+    parameters = weight * (two if optimizer.overlap_param_gather else max(sizes)) * (optimizer.sharding == "parameters")
     gradients = gradient * (sum(sizes) if split else two if optimizer.overlap_grad_reduce else max(sizes))
-    return parameters + gradients * (sharding in ("gradients", "parameters"))
+    return parameters + gradients
 
 
 def element_bytes(config: RunConfig) -> tuple[int, int]:
