@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.console import Console, Parser
@@ -132,22 +130,10 @@ def _lacks_disk(start: Start, plan: Plan) -> Iterator[str]:
 
     if start.done.steps >= plan.steps:
         return
-    _refuse_unwritable(Path(start.config.run.folder))
     try:
         check_target(checkpoints_folder(start.config), checkpoint_bytes(start.config, plan))
     except ResourceError as error:
         yield f"problem: {error}"
-
-
-def _refuse_unwritable(folder: Path) -> None:
-    """Refuse a run folder on a file system that stores no files, such as /proc: its free space is 0, too."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    if not os.statvfs(there).f_blocks:
-        raise UsageError(
-            f"run.folder={folder} cannot be written",
-            found=f"{there} stores no files",
-            fix="set run.folder to a folder on a disk",
-        )
 
 
 def _rehearsal_lines(plan: Plan, result: Rehearsal, found: Survey, totals: list[int]) -> list[str]:

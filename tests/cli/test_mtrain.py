@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,7 @@ from cli.mtrain_train import result_text
 from tests.helpers.runs import make_config, make_corpora, write_jsonl
 from trainer.config.parse import dump_config
 from trainer.run.metrics import read_metrics
+from trainer.run.run_folder import folder_problems
 from trainer.run.train import TrainResult
 
 RUN = """
@@ -123,6 +125,30 @@ def test_checkpoints_that_cannot_be_written_are_told_before(
     kept.touch()
     assert main([command, run_file, "data.blend=mock"]) == 2
     assert f"checkpoint.folder='{kept}' cannot be created: {kept} is a file" in capsys.readouterr().err
+    kept.unlink()
+    kept.symlink_to(tmp_path / "nowhere")
+    assert main([command, run_file, "data.blend=mock"]) == 2
+    assert f"checkpoint.folder='{kept}' cannot be created: {kept} is a broken link" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no /proc")
+@pytest.mark.parametrize("key", ["run.folder", "checkpoint.folder"])
+@pytest.mark.parametrize("words", [["check", "--ranks", "2"], ["check"], ["train", "--nproc", "1"]], ids=" ".join)
+def test_a_folder_that_stores_no_files_is_told_before(
+    run_file: str, capsys: pytest.CaptureFixture[str], words: list[str], key: str
+) -> None:
+    """Root may write to /proc, and it has 0 bytes free: neither permissions nor space tell."""
+    command, *options = words
+    assert main([command, run_file, *options, "data.blend=mock", f"{key}=/proc/nope"]) == 2
+    problem = f"{key}='/proc/nope' is not writable: /proc stores no files; choose another folder\n"
+    assert capsys.readouterr().err == f"mtrain: error: {run_file}: {problem}"
+
+
+def test_a_disk_that_does_not_tell_its_size_may_store_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some FUSE mounts."""
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_blocks=0))
+    assert list(folder_problems(make_config(tmp_path / "run", blend="mock", valid=[]))) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_best_of_no_validation_are_a_problem(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,22 +70,6 @@ def test_what_is_lacking_is_told(
     assert head.endswith("too little memory or disk with --nproc 2") and "a checkpoint does not fit" in disk
 
 
-def test_a_folder_that_cannot_be_written_is_no_lack_of_disk(
-    run_file: str,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def said(folder: str, *words: str) -> str:
-        assert main(["check", run_file, "data.blend=mock", f"run.folder={folder}", *words]) == 2
-        return capsys.readouterr().err
-
-    for words in (["--ranks", "2"], ["--nproc", "1"]):
-        assert "run.folder=/proc/nope cannot be written\n  found: /proc stores no files" in said("/proc/nope", *words)
-    monkeypatch.setattr("os.access", lambda *_: False)
-    assert f"no permission for {tmp_path}" in said(str(tmp_path / "a" / "b"))
-
-
 def test_a_rehearsal_and_a_list_of_layouts_have_the_same_limit(
     run_file: str,  # noqa: F811
     capsys: pytest.CaptureFixture[str],

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mdata import BadInputError, DamageError, MdataError, ResourceError, StoppedError, UsageError
 from mdata.errors import explain_os_error
-from mdata.object_storage.address import is_address
 from mdata.progress import SILENT, Progress
 from mdata.util import atomic_io
 from trainer.checkpoint.location import check_destination, checkpoints_folder, location_of
@@ -130,9 +129,10 @@ def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT, e
     """
     from trainer.run.data import open_data
     from trainer.run.resume import find_start, found_by_one
+    from trainer.run.run_folder import folder_problems
 
     addresses = list(_address_problems(config))
-    found = [*_folder_problems(config), *addresses]
+    found = [*folder_problems(config), *addresses]
     facts, start = None, None
     try:
         data = open_data(config, progress=progress)
@@ -147,25 +147,6 @@ def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT, e
     known = check(continued, world_size, facts=facts)
     nearest = nearest_layout(continued, world_size, facts=facts)
     return Survey([*known, *(problem for problem in found if problem not in known)], start, facts, nearest)
-
-
-def _folder_problems(config: RunConfig) -> Iterator[str]:
-    """Why the run's folders cannot be made or written, if that can be seen; nothing is made."""
-    run, usual = config.run.folder, Path(config.run.folder, "checkpoints")
-    kept = config.checkpoint.folder or (str(usual) if os.path.lexists(usual) else "")
-    for key, folder in (("run.folder", run), ("checkpoint.folder", kept)):
-        if is_address(folder):
-            if key == "run.folder":
-                yield f"{key}={folder!r} is an address; choose a folder, and set checkpoint.folder to the address"
-            continue
-        if not folder:
-            continue
-        place = Path(folder).absolute()
-        there = next(path for path in (place, *place.parents) if path.exists())
-        if not there.is_dir():
-            yield f"{key}={folder!r} cannot be created: {there} is a file; choose another folder"
-        elif not os.access(there, os.W_OK | os.X_OK):
-            yield f"{key}={folder!r} is not writable: no permission for {there}; choose another folder"
 
 
 def _address_problems(config: RunConfig) -> Iterator[str]:

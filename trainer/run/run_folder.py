@@ -1,11 +1,14 @@
-"""The files of a run folder and of each checkpoint that do not change during a run; and the folder's lock.
+"""The files of a run folder and of each checkpoint that do not change during a run; the folder's lock.
 
 config.toml, plan.json, the tokenizer's files and its facts. The files that a run appends to are in metrics.py.
+`folder_problems` says before a run why its folders cannot be written.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +18,7 @@ import torch
 
 from mdata import __version__
 from mdata.errors import os_errors_named
+from mdata.object_storage.address import is_address
 from mdata.util import atomic_io, file_lock
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
@@ -35,6 +39,41 @@ def locked_folder(config: RunConfig, world: World) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     with file_lock.hold(folder / ".lock"):
         yield
+
+
+def folder_problems(config: RunConfig) -> Iterator[str]:
+    """Why the run's folders cannot be made or written, if that can be seen; neither is made."""
+    run, usual = config.run.folder, Path(config.run.folder, "checkpoints")
+    kept = config.checkpoint.folder or (str(usual) if os.path.lexists(usual) else "")
+    for key, folder in (("run.folder", run), ("checkpoint.folder", kept)):
+        if is_address(folder):
+            if key == "run.folder":
+                yield f"{key}={folder!r} is an address; choose a folder, and set checkpoint.folder to the address"
+            continue
+        if not folder:
+            continue
+        place = Path(folder).absolute()
+        there = next(path for path in (place, *place.parents) if os.path.lexists(path))
+        if not there.is_dir():
+            what = "a file" if there.exists() else "a broken link"
+            yield f"{key}={folder!r} cannot be created: {there} is {what}; choose another folder"
+        elif not os.access(there, os.W_OK | os.X_OK):
+            yield f"{key}={folder!r} is not writable: no permission for {there}; choose another folder"
+        elif not _stores_files(there):
+            yield f"{key}={folder!r} is not writable: {there} stores no files; choose another folder"
+
+
+def _stores_files(folder: Path) -> bool:
+    """Whether there can be files in a folder: /proc and its like have none, though root may write there.
+
+    They have no blocks; but some FUSE mounts have none either, so a file without a name is tried there.
+    """
+    try:
+        if not os.statvfs(folder).f_blocks:
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
 
 
 def write_run_files(config: RunConfig, plan: Plan, *, data: RunData) -> Path:
