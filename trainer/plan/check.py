@@ -35,6 +35,7 @@ class DataFacts:
         num_tokens: training tokens over all components.
         components: (name, training tokens) of each component.
         num_samples: of the training data; None: endless.
+        has_valid: whether there are validation sets, whoever names them.
     """
 
     vocab_size: int | None
@@ -44,6 +45,7 @@ class DataFacts:
     num_tokens: int
     components: tuple[tuple[str, int], ...] = ()
     num_samples: int | None = None
+    has_valid: bool = True
 
 
 def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> list[str]:
@@ -59,7 +61,7 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
     problems += [*layout_problems(config, world_size), *family_of(config).problems(config)]
     problems += _recompute_problems(config)
     problems += [*schedule_problems(config), *optimizer_problems(config), *precision_problems(config)]
-    problems += [*_first_state_problems(config), *_keep_best_problems(config)]
+    problems += [*_first_state_problems(config), *_keep_best_problems(config, facts)]
     problems += [] if problems else kernel_problems(config)
     if config.data.blend == MOCK:
         return problems + list(_mock_problems(config))
@@ -75,14 +77,16 @@ def _first_state_problems(config: RunConfig) -> Iterator[str]:
         yield f"{named}=true without checkpoint.init_from; name the folder to begin with, or set it to false"
 
 
-def _keep_best_problems(config: RunConfig) -> Iterator[str]:
-    best, share = config.checkpoint.keep_best, config.data.split.split(",")[1:2]
-    lacks = {} if config.data.valid or share not in ([], ["0"]) else {"data.valid": "data.valid names no set"}
+def _keep_best_problems(config: RunConfig, facts: DataFacts | None) -> Iterator[str]:
+    best, mock = config.checkpoint.keep_best, config.data.blend == MOCK
+    lacks = {}
+    if mock or (facts and not facts.has_valid):
+        lacks["data.valid"] = "the data has no validation set"
     if not config.train.eval_interval:
         lacks["train.eval_interval"] = "train.eval_interval=0 validates at the end only"
     if best and lacks:
-        why, keys = " and ".join(lacks.values()), " and ".join(lacks)
-        yield f"checkpoint.keep_best={best} would keep nothing: {why}; set {keys}, or checkpoint.keep_best=0"
+        why, keys = " and ".join(lacks.values()), "" if mock else f"{' and '.join(lacks)}, or "
+        yield f"checkpoint.keep_best={best} would keep nothing: {why}; set {keys}checkpoint.keep_best=0"
 
 
 def layout_problems(config: RunConfig, world_size: int) -> list[str]:

@@ -36,7 +36,7 @@ class RunData:
     Args:
         train: endless in the native order; in Megatron's order as many samples as the run reads, or a few more.
         valid, test: name -> finite set; in file order for the native order.
-        facts: of the training data, from its manifests.
+        facts: of the training data, from its manifests, and whether there are validation sets.
     """
 
     train: mdata.Dataset
@@ -76,6 +76,7 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
         num_tokens=sum(c.num_tokens for c in train.components),
         components=tuple((c.name, c.num_tokens) for c in train.components),
         num_samples=train.num_samples,
+        has_valid=bool(valid),
     )
     return RunData(train, valid, test, facts)
 
@@ -84,7 +85,9 @@ def _mock(config: RunConfig) -> RunData:
     """Mock data with the model's vocabulary; no evaluation sets."""
     size = config.model.vocab_size
     train = MockDataset(vocab_size=size, sequence_length=config.train.sequence_length, seed=config.run.seed)
-    facts = DataFacts(vocab_size=size or None, largest_id=None, eod=None, fingerprint=None, num_tokens=0)
+    facts = DataFacts(
+        vocab_size=size or None, largest_id=None, eod=None, fingerprint=None, num_tokens=0, has_valid=False
+    )
     return RunData(train, {}, {}, facts)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mdata import UsageError
 from trainer.config.sections import (
+    CheckpointSection,
     DataSection,
     KernelsSection,
     MeshSection,
@@ -408,6 +409,23 @@ def test_each_rule_names_its_values_and_a_remedy(changes: dict[str, dict[str, An
 def test_a_sound_configuration_has_no_problems() -> None:
     assert check(config(), 4, facts=FACTS) == []
     assert check(config(), 4, facts=None) == []
+
+
+def test_the_data_says_whether_there_is_a_best_checkpoint_to_keep() -> None:
+    """data.valid and data.split do not say it: a blend may name validation sets."""
+    best = dataclasses.replace(config(train={"eval_interval": 10}), checkpoint=CheckpointSection(keep_best=2))
+    lacking = dataclasses.replace(FACTS, has_valid=False)
+    assert check(best, 2, facts=FACTS) == check(best, 2, facts=None) == []
+    assert check(best, 2, facts=lacking) == [
+        "checkpoint.keep_best=2 would keep nothing: the data has no validation set; "
+        "set data.valid, or checkpoint.keep_best=0"
+    ]
+    at_the_end = dataclasses.replace(best, train=config().train)
+    for facts in (FACTS, None):
+        assert check(at_the_end, 2, facts=facts) == [
+            "checkpoint.keep_best=2 would keep nothing: train.eval_interval=0 validates at the end only; "
+            "set train.eval_interval, or checkpoint.keep_best=0"
+        ]
 
 
 def test_all_problems_come_at_once() -> None:

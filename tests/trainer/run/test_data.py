@@ -12,13 +12,22 @@ import pytest
 import torch
 
 import mdata
+from cli.mdata import main as cli_main
 from mdata.loader.loader import collate
 from mdata.manifest.io import load_manifest, save_manifest
 from tests.helpers.corpora import write_pair
 from tests.helpers.open_by_keys import open_by_keys
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_mix
-from trainer.config.sections import DataSection, ModelSection, OptimizerSection, RunConfig, RunSection, TrainSection
+from trainer.config.sections import (
+    CheckpointSection,
+    DataSection,
+    ModelSection,
+    OptimizerSection,
+    RunConfig,
+    RunSection,
+    TrainSection,
+)
 from trainer.parallel.mesh import Mesh
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
@@ -67,6 +76,22 @@ def test_each_order_and_kind_trains(blend, tmp_path, name):
     assert all(np.isfinite(line["loss"]) for line in lines)
     assert set(lines[1]["valid"]) == {"valid"}
     assert any((tmp_path / "cache").glob("*-*")) == (name in ("megatron", "packed"))
+
+
+@pytest.mark.parametrize("split", ["100", "100,0,0", "100, 0,0", "100,0.0,0", "100,00", "90,10"])
+def test_the_facts_tell_whether_there_are_validation_sets(blend, tmp_path, split):
+    """By a share of the split, by data.valid, or by the blend itself."""
+    config = config_of(blend, tmp_path)
+    config = replace(config, checkpoint=CheckpointSection(keep_best=1), data=replace(config.data, split=split))
+    found = check(config, 1, facts=open_data(config).facts)
+    assert len(found) == (split != "90,10") and all("the data has no validation set" in problem for problem in found)
+    first, second = (str(blend.parent / f"{name}_text_document.json") for name in ("first", "second"))
+    given = replace(config, data=replace(config.data, blend=first, valid=(second,)))
+    assert check(given, 1, facts=open_data(given).facts) == []
+    (tmp_path / "mix.toml").write_text(f'[valid]\nheld = "{second}"\n[[component]]\npath = "{first}"\nweight = "1"\n')
+    assert cli_main(["blend", str(tmp_path / "mix.toml"), "--output", str(tmp_path / "mix.json")]) == 0
+    named = replace(config, data=replace(config.data, blend=str(tmp_path / "mix.json")))
+    assert check(named, 1, facts=open_data(named).facts) == []
 
 
 def test_each_choice_is_other_data(blend, tmp_path):
