@@ -41,7 +41,7 @@ from trainer.errors import size_text
 from trainer.parallel.collectives import Group, gather_objects
 
 T = TypeVar("T")
-COUNTS = 10  # of the files of a save in progress, of which some are being renamed
+LOOKS = 10  # at a folder in which files are being renamed, until all are seen
 SPARE_BYTES = 1 << 20  # of disk space, for indexes, configurations and a tokenizer
 SYNC_BYTES = 64 << 20  # are put on the device at a time, beside the writing; smaller requests took longer
 
@@ -203,7 +203,7 @@ def check_target(root: Location, needed_bytes: int) -> None:
 def _check_fits(
     root: Path, slices_bytes: int, *, extras: Mapping[str, bytes] | None = None, begun: Path | None = None
 ) -> None:
-    """See that a checkpoint fits beside those that are there; see `check_room`."""
+    """Check that a checkpoint fits beside those that are there; see `check_room`."""
     if not slices_bytes:
         return
     # Headers and side indexes take some 250 bytes per slice.
@@ -215,15 +215,15 @@ def _check_fits(
 
 
 def check_room(place: Path, needed_bytes: int, *, what: str, fix: str, begun: Path | None = None) -> None:
-    """See that a file system has room for what is about to be written.
+    """Check that a file system has room for what is about to be written.
 
     Args:
         place: the file or folder that will be written; it need not exist yet.
-        what: is written. fix: what to do if there is no room. Both are for the message.
+        what, fix: for the message: what will be written, and what to do if there is too little room.
         begun: a folder in which other ranks may have written a part of it already.
 
     Raises:
-        ResourceError: it has not.
+        ResourceError: there is too little room.
     """
     free = shutil.disk_usage(next(path for path in (place, *place.absolute().parents) if path.is_dir())).free
     # Read after the free space: bytes that are written in between count twice; in the other order they count never.
@@ -239,7 +239,7 @@ def check_room(place: Path, needed_bytes: int, *, what: str, fix: str, begun: Pa
 
 def _bytes_in(folder: Path) -> int:
     """Bytes of the files in a folder, while others write and rename them."""
-    for _ in range(COUNTS):
+    for _ in range(LOOKS):
         with suppress(FileNotFoundError):
             return sum(path.stat().st_size for path in folder.iterdir())
         time.sleep(0.05)  # a file has another name now

@@ -147,9 +147,8 @@ def places(heartbeats: Sequence[tuple[int, Heartbeat]], *, last: bool = False) -
     ranks, named = dict[str, list[int]](), dict[str, list[int]]()
     for rank, heartbeat in heartbeats:
         ranks.setdefault(heartbeat.where, []).append(rank)
-        named.setdefault(f"{heartbeat.where} ({heartbeat.peers})" if heartbeat.peers else heartbeat.where, []).append(
-            rank
-        )
+        peers = f" ({heartbeat.peers})" if heartbeat.peers else ""
+        named.setdefault(heartbeat.where + peers, []).append(rank)
     rarest = sorted((named if len(named) <= SHOWN else ranks).items(), key=lambda found: len(found[1]))
     texts = [f"{numbers(found)} {'was last ' if last else ''}{where}" for where, found in rarest[:SHOWN]]
     return "; ".join([*texts, *([f"and at {len(rarest) - SHOWN} more places"] if len(rarest) > SHOWN else [])])

@@ -112,9 +112,8 @@ class Watchdog:
         self._unused: list[Any] = []  # events that it has passed: destroying one may wait for the device
         self._heartbeat = Heartbeat()
         self._stood: tuple[Any, ...] = ()
-        self._heartbeats = {
-            rank: Heartbeat() for rank in (range(ranks.world_size) if ranks.rank == 0 else [0])
-        }  # last read
+        read = range(ranks.world_size) if ranks.rank == 0 else [0]
+        self._heartbeats = {rank: Heartbeat() for rank in read}  # the last ones
         self._silent = dict.fromkeys(self._heartbeats, 0)
         self._told = 0  # ticks since a note
         self._unanswered = self._failures = 0  # ticks without an answer of the store, and with an error
