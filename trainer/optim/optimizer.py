@@ -165,11 +165,12 @@ class Optimizer:
 
     def _square(self) -> Tensor:
         """This rank's share of the squared norm: only one of several copies counts."""
-        square = self._steps.new_zeros(())
-        for _, segment in self.owned.segments():
-            if is_first_copy(segment.rules.copies, lambda axis: self.groups[axis].rank):
-                square += sum_of_squares(self.buffers.gradients.view(segment.start, segment.stop))
-        return square
+        counted = [
+            self.buffers.gradients.view(segment.start, segment.stop)
+            for _, segment in self.owned.segments()
+            if is_first_copy(segment.rules.copies, lambda axis: self.groups[axis].rank)
+        ]
+        return sum_of_squares(counted) if counted else self._steps.new_zeros(())
 
     def _update(self, factor: Tensor, rates: tuple[float, float], applied: Tensor) -> None:
         settings, dtype, (learning_rate, weight_decay) = self.settings, self.buffers.main_dtype, rates
