@@ -292,6 +292,11 @@ class PrecisionSection:
     fp8_margin: Count = 0  # delayed: powers of two by which scales are lowered
     fp8_first_last_bf16: Count = 0  # this many first blocks, and as many last ones, are computed without FP8
 
+    def float8_blocks(self, num_layers: int) -> range:
+        """The blocks of the model whose linear layers are computed in FP8."""
+        edge = num_layers if self.fp8 == "none" else self.fp8_first_last_bf16
+        return range(edge, num_layers - edge)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSection:

@@ -27,7 +27,7 @@ def use_float8(model: nn.Module, config: RunConfig, *, num_layers: int, device: 
     """
     if config.precision.fp8 == "none":
         return None
-    inside = range(config.precision.fp8_first_last_bf16, num_layers - config.precision.fp8_first_last_bf16)
+    inside = config.precision.float8_blocks(num_layers)
     blocks = model.get_submodule("blocks")
     linears = {
         f"{number}.{name}": layer

@@ -15,6 +15,7 @@ from trainer.models.gpt_shape import GPTShape, block_scores
 from trainer.parallel.params import Place
 
 BACKWARD_PRODUCTS, BACKWARD_ATTENTION = 2.0, 2.5  # operations of a backward pass, relative to its forward pass
+ROUNDED = 2.0  # numbers in 16 bits that are moved to round one to FP8: read, and written with its transpose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +23,14 @@ class StageCost:
     """The forward and backward pass of one microbatch through a stage, on one rank.
 
     Args:
-        product_flops: of matrix products. attention_flops: of attention.
+        product_flops: of matrix products. float8_flops: of those in FP8. attention_flops: of attention.
         moved_bytes: read and written by all other kernels.
         sent_bytes: by collectives over tp that are not overlapped.
         passes: runs of a block, forward or backward, including recomputation: each costs the host some time.
     """
 
     product_flops: float
+    float8_flops: float
     attention_flops: float
     moved_bytes: float
     sent_bytes: float
@@ -44,6 +46,8 @@ class _Forward:
     norms: float
     heads: float
     activation: float
+    inputs: float  # of linear layers
+    outputs: float
 
     @property
     def moved(self) -> float:
@@ -51,19 +55,31 @@ class _Forward:
 
 
 def stage_cost(
-    shape: GPTShape, place: Place, *, tokens: int, length: int, element: int, recompute: RecomputeSection
+    shape: GPTShape,
+    place: Place,
+    *,
+    tokens: int,
+    length: int,
+    element: int,
+    recompute: RecomputeSection,
+    float8: range = range(0),
 ) -> StageCost:
     """The cost of one microbatch.
 
     Args:
         tokens: of a microbatch on this rank. length: of a whole row. element: bytes of an activation.
+        float8: blocks whose linear layers are computed in FP8.
     """
     blocks = place.blocks(shape.num_layers)
     again = _recomputed(blocks, recompute)
-    products = attention = moved = 0.0
+    products = products8 = attention = moved = 0.0
     for number in blocks:
         forward, runs = _forward(shape, place, number=number, length=length), 1 + (number in again)
-        products += forward.products * (runs + BACKWARD_PRODUCTS)
+        if number in float8:
+            products8 += forward.products * (runs + BACKWARD_PRODUCTS)
+            moved += ROUNDED * (forward.inputs * runs + forward.outputs)
+        else:
+            products += forward.products * (runs + BACKWARD_PRODUCTS)
         attention += forward.attention * (runs + BACKWARD_ATTENTION)
         moved += forward.moved * runs + _backward_moved(shape, forward)
         if recompute.mode == "selective":
@@ -78,6 +94,7 @@ def stage_cost(
         weight_bytes += 8 * width * rows
     return StageCost(
         product_flops=products * tokens,
+        float8_flops=products8 * tokens,
         attention_flops=attention * tokens,
         moved_bytes=moved * tokens * e + weight_bytes,
         sent_bytes=_sent(shape, place, runs=len(blocks) + len(again), blocks=len(blocks)) * tokens * e,
@@ -103,6 +120,8 @@ def _forward(shape: GPTShape, place: Place, *, number: int, length: int) -> _For
         norms=8 * width / (tp if place.sequence_parallel else 1),  # two, each reads two and writes two
         heads=2 * heads / tp,
         activation=(3 if shape.gated else 2) * shape.ffn_hidden_size / tp,
+        inputs=2 * width + (shape.num_heads * shape.head_dim + shape.ffn_hidden_size) / tp,
+        outputs=2 * width + (heads + shape.ffn_hidden_size * (2 if shape.gated else 1)) / tp,
     )
 
 

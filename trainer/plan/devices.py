@@ -39,6 +39,7 @@ DEVICES = (  # the first whose name is part of CUDA's
 )
 
 PRODUCTS = 0.72  # of the flops, in matrix products
+FLOAT8_PRODUCTS = 1.28  # the same in FP8, whose peak is twice that
 ATTENTION = {64: 0.31, 128: 0.47}  # of the flops, by the width of heads: forward and backward together
 CUDNN_CHUNKS = 0.9  # of that, for the chunks of context parallelism: 0.73 (8,192 tokens) to 0.95 (32,768)
 OTHER_CHUNKS = 0.6  # the same, by flash attention

@@ -162,11 +162,9 @@ def element_bytes(config: RunConfig) -> tuple[int, int]:
 
 def float8_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> int:
     """Bytes of the FP8 weights that a rank keeps during a step: each, and its transpose."""
-    precision, num_layers = config.precision, plan.shape.num_layers
-    if precision.fp8 == "none":
-        return 0
+    num_layers = plan.shape.num_layers
     matrices = sum(spec.numel for spec in table if spec.name.startswith("blocks.") and len(spec.shape) == 2)
-    return 2 * matrices * (num_layers - 2 * precision.fp8_first_last_bf16) // num_layers
+    return 2 * matrices * len(config.precision.float8_blocks(num_layers)) // num_layers
 
 
 def symmetric_bytes(config: RunConfig, plan: Plan) -> int:

@@ -118,7 +118,9 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> S
         length=plan.sequence_length,
         element=element,
         recompute=config.recompute,
+        float8=config.precision.float8_blocks(plan.shape.num_layers),
     )
+    products = cost.product_flops / devices.PRODUCTS + cost.float8_flops / devices.FLOAT8_PRODUCTS
     share = devices.attention_share(plan.head_dim)
     if plan.cp > 1:
         share *= devices.CUDNN_CHUNKS if chunks_by_cudnn(config, plan) else devices.OTHER_CHUNKS
@@ -128,7 +130,7 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> S
     keys = 2 * plan.shape.num_kv_heads * plan.head_dim // plan.tp * layers * element
     gathered = keys * plan.micro_batch * plan.sequence_length * (plan.cp - 1) / plan.cp
     return StepTime(
-        products=cost.product_flops / (devices.PRODUCTS * device.flops),
+        products=products / device.flops,
         attention=cost.attention_flops / (share * device.flops),
         memory=(cost.moved_bytes + looked_up * LOOKUP_BYTES) / (devices.MEMORY * device.bandwidth),
         idle=cost.passes * devices.PASS_S,
