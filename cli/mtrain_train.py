@@ -79,7 +79,7 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
     """
     from cli.progress import RankNotes
     from trainer.parallel.mesh import mesh_of
-    from trainer.parallel.world import Placement, find_placement, join_world, leave_world
+    from trainer.parallel.world import Placement, find_placement, join_world, leave_world, open_store
     from trainer.plan.lengths import given_lengths
     from trainer.run.determinism import make_deterministic
     from trainer.run.metrics import plain
@@ -88,11 +88,18 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
 
     place = find_placement(os.environ) or Placement()
     make_deterministic(config)
-    world = join_world(mesh_of(config, place.world_size), placement=place)
+    mesh = mesh_of(config, place.world_size)
     with console.progress() as progress:
-        listener = progress if world.is_main else RankNotes(progress, place.rank)
-        with watching(world, end=end or partial(_end, console), tell=listener.note) as watch:
-            result = train(config, world, progress=listener, watch=watch)
+        listener = progress if place.rank == 0 else RankNotes(progress, place.rank)
+        if place.world_size == 1:
+            world = join_world(mesh, placement=place)
+            result = train(config, world, progress=listener)
+        else:
+            store = open_store(place)
+            with watching(place, store, end=end or partial(_end, console), tell=listener.note) as watchdog:
+                world = join_world(mesh, placement=place, store=store)
+                watchdog.joined(world)
+                result = train(config, world, progress=listener, watch=watchdog.note)
     if world.is_main:
         facts = plain({**dataclasses.asdict(result), "checkpoint": str(result.checkpoint)})
         (unit,) = given_lengths(config.train)

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from mdata import ResourceError, UsageError
 from trainer.errors import LostRankError
@@ -90,13 +91,38 @@ def find_placement(env: Mapping[str, str]) -> Placement | None:
     return None
 
 
-def join_world(mesh: Mesh, *, placement: Placement | None = None, device_type: str | None = None) -> World:
+def open_store(place: Placement) -> Store:
+    """Connect to the key-value store of all ranks, which the launcher's or rank 0's process holds; waits for no rank.
+
+    Raises:
+        ResourceError: it cannot be reached.
+    """
+    with _joining(place):
+        if not place.init_method.startswith("tcp://"):
+            return next(rendezvous(place.init_method, place.rank, place.world_size, timeout=JOIN_TIMEOUT))[0]
+        # torch's own rendezvous would have rank 0 wait for all others here.
+        host, _, port = place.init_method.removeprefix("tcp://").rpartition(":")
+        is_first = place.rank == 0
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            host, int(port), is_master=is_first, timeout=JOIN_TIMEOUT, wait_for_workers=False
+        )
+
+
+def another_connection(store: Store) -> Store:
+    """A store's keys over a connection of its own: calls over one connection block each other."""
+    return store.clone() if hasattr(store, "clone") else store
+
+
+def join_world(
+    mesh: Mesh, *, placement: Placement | None = None, device_type: str | None = None, store: Store | None = None
+) -> World:
     """Join the other ranks and create this rank's groups on each axis.
 
     Args:
         mesh: the layout; the same on all ranks.
         placement: of this process; default: from the environment, otherwise alone.
         device_type: "cuda" or "cpu"; default: cuda if available. Decides between nccl and gloo.
+        store: see `open_store`, which is called otherwise.
 
     Raises:
         UsageError: the environment is inconsistent, or there are fewer GPUs than ranks.
@@ -111,7 +137,15 @@ def join_world(mesh: Mesh, *, placement: Placement | None = None, device_type: s
     if device.type == "cpu" and place.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_world_size))
     if place.world_size > 1:
-        _init_groups(place, device)
+        with _joining(place):
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                store=store or open_store(place),
+                rank=place.rank,
+                world_size=place.world_size,
+                timeout=JOIN_TIMEOUT,
+                device_id=device if device.type == "cuda" else None,
+            )
     links = _links(mesh, place.rank)  # before the groups: only some ranks have a group on "ends"
     groups = _groups(mesh, place.rank)
     # No rank continues (and perhaps leaves at once) before all have joined: gloo mistakes a rank that left for one that
@@ -154,12 +188,6 @@ def leave_world() -> None:
     """Destroy every process group of this process; does nothing if there is none."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def shared_store() -> Any:
-    """The ranks' key-value store, over a separate connection: calls over torch.distributed's own block each other."""
-    store = dist.distributed_c10d._get_default_store()
-    return store.clone() if hasattr(store, "clone") else store
 
 
 def first_host(nodelist: str) -> str:
@@ -220,16 +248,10 @@ def _device(place: Placement, device_type: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _init_groups(place: Placement, device: torch.device) -> None:
+@contextmanager
+def _joining(place: Placement) -> Iterator[None]:
     try:
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            init_method=place.init_method,
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=JOIN_TIMEOUT,
-            device_id=device if device.type == "cuda" else None,
-        )
+        yield
     except (dist.DistError, ValueError) as error:
         raise ResourceError(
             f"rank {place.rank} of {place.world_size} cannot join the others",

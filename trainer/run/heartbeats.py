@@ -15,12 +15,13 @@ from trainer.layers.base import Parallel
 from trainer.optim.gathers import ParameterGathers
 from trainer.optim.reducer import GradientReducer
 from trainer.parallel.collectives import Group
-from trainer.parallel.world import World
+from trainer.parallel.world import Placement, World
 from trainer.pipeline.actions import Action
 from trainer.pipeline.messages import Messages
 from trainer.run.launch import SilentRanksError
 
 SILENT_TICKS = 10  # without a new heartbeat: the rank is lost
+START_TICKS = 140  # the same before its first one: machines start at different times
 STILL_TICKS = 10  # in which no rank moves: they wait for each other
 SHOWN = 4  # places or ranks that are named in a message
 _FRAMES = 3  # functions named of a rank
@@ -32,7 +33,8 @@ class Heartbeat:
     """What a rank tells the others about itself every few seconds.
 
     Args:
-        number: of its heartbeats so far. still: how many of them, including the last, found it at the same position.
+        number: of its heartbeats so far; 0: none came yet.
+        still: how many of them, including the last, found it at the same position.
         waits: for other ranks, or for its device. left: it has ended normally.
         where, peers: for messages: its position, and the ranks of the group that it communicates in.
     """
@@ -73,7 +75,7 @@ class Ranks:
     Args:
         rank, world_size: of this rank, and how many there are.
         holder: the rank whose process holds the store; None: the launcher's process holds it.
-        members: the ranks of each group of this rank.
+        members: the ranks of each group of this rank; none before it has joined the others.
     """
 
     rank: int
@@ -82,18 +84,22 @@ class Ranks:
     members: Mapping[Group, Sequence[int]] = field(default_factory=dict)
 
 
-def ranks_of(world: World, env: Mapping[str, str]) -> Ranks:
-    """The ranks of a world. A pure function.
+def ranks_of(place: Placement, env: Mapping[str, str]) -> Ranks:
+    """The ranks of a run, before they have joined. A pure function.
 
     Args:
         env: in which torchrun says that its own process holds the store; otherwise rank 0's process does.
     """
+    holder = None if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
+    return Ranks(rank=place.rank, world_size=place.world_size, holder=holder)
+
+
+def members_of(world: World) -> dict[Group, Sequence[int]]:
+    """The ranks of each group of this rank. A pure function."""
     mesh, rank = world.mesh, world.rank
     line = mesh.ranks_of("pp", rank)
     members: dict[Group, Sequence[int]] = {group: mesh.ranks_of(axis, rank) for axis, group in world.groups.items()}
-    members |= {group: sorted(line[end] for end in link) for link, group in world.links.items()}
-    holder = None if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
-    return Ranks(rank=rank, world_size=world.world_size, holder=holder, members=members)
+    return members | {group: sorted(line[end] for end in link) for link, group in world.links.items()}
 
 
 def verdict(heartbeats: Mapping[int, Heartbeat], silent: Mapping[int, int], *, ranks: Ranks) -> Verdict | None:
@@ -104,7 +110,12 @@ def verdict(heartbeats: Mapping[int, Heartbeat], silent: Mapping[int, int], *, r
         ranks: as the reader sees them.
     """
     here = [rank for rank, heartbeat in heartbeats.items() if not heartbeat.left]
-    lost = [rank for rank in here if silent[rank] >= SILENT_TICKS]
+    lost = [rank for rank in here if silent[rank] >= SILENT_TICKS and heartbeats[rank].number]
+    late = not_started(heartbeats, silent, ticks=START_TICKS)
+    if late:
+        more = f", and {len(late) - 1} more" if len(late) > 1 else ""
+        what = f"rank {late[0]} of {ranks.world_size} did not start{more}"
+        return Verdict(what=what, found=f"nothing was heard of {numbers(late)}", lost=late, by=ranks.rank)
     if lost:
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
         what = f"rank {lost[0]} of {ranks.world_size} does not respond{more}"
@@ -129,6 +140,11 @@ def without_store(ranks: Ranks, why: str, *, heartbeat: Heartbeat) -> Verdict:
         return Verdict(what=what, found=f"its process holds the store of all ranks, which {why}{own}", by=ranks.rank)
     what = f"rank {ranks.rank} of {ranks.world_size} cannot reach the store that all ranks share"
     return Verdict(what=what, found=f"the launcher on the first machine holds it, and it {why}{own}", by=ranks.rank)
+
+
+def not_started(heartbeats: Mapping[int, Heartbeat], silent: Mapping[int, int], *, ticks: int) -> list[int]:
+    """The ranks without a first heartbeat in this many ticks. A pure function."""
+    return [rank for rank, heartbeat in heartbeats.items() if not heartbeat.number and silent[rank] >= ticks]
 
 
 def held_up_by(heartbeats: Mapping[int, Heartbeat]) -> list[int]:

@@ -4,7 +4,7 @@ Every rank has a thread that sends a heartbeat every few seconds: a number, the 
 often it was found there. Rank 0 reads them all, the others read rank 0's. A rank that sends no new ones has died or was
 stopped; if all ranks wait and none moves, they wait for each other (heartbeats.py). Either is an error that ends all
 ranks, with one message. A rank that works on its own while the others wait is only named in a note: it may be
-compiling.
+compiling. The same for one that has not started: the watchdog begins before the ranks join.
 
 A store whose process is stopped never answers, so each exchange with it has a thread of its own, and the ticks without
 an answer are counted. Silence is counted in ticks of the listener, not in seconds, so that a job that is suspended as a
@@ -29,7 +29,7 @@ import torch
 from torch.distributed.distributed_c10d import Store
 
 from mdata import ResourceError
-from trainer.parallel.world import World, shared_store
+from trainer.parallel.world import Placement, World, another_connection
 from trainer.pipeline.actions import Action
 from trainer.run.heartbeats import (
     SHOWN,
@@ -39,6 +39,8 @@ from trainer.run.heartbeats import (
     Ranks,
     Verdict,
     held_up_by,
+    members_of,
+    not_started,
     numbers,
     places,
     ranks_of,
@@ -54,21 +56,19 @@ _VERDICT = "mtrain/verdict"
 
 @contextmanager
 def watching(
-    world: World, *, end: Callable[[ResourceError], None], tell: Callable[[str], None]
-) -> Iterator[Callable[[Action | None], None] | None]:
-    """Run a watchdog during the block; yields the function to call with each action of a step; None on one rank.
+    place: Placement, store: Store, *, end: Callable[[ResourceError], None], tell: Callable[[str], None]
+) -> Iterator[Watchdog]:
+    """Run a watchdog during the block, in which the ranks join and train.
 
     Args:
-        end: ends this process with an error; does not return. tell: prints a line for the user.
+        store: of all ranks. end: ends this process with an error; does not return. tell: prints a line for the user.
     """
-    if world.world_size == 1:
-        yield None
-        return
-    store, device = shared_store(), world.device.type
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         launch_without_the_lock()
-    with Watchdog(ranks_of(world, os.environ), store=store, end=end, tell=tell, device=device) as watchdog:
-        yield watchdog.note
+    ranks = ranks_of(place, os.environ)
+    with Watchdog(ranks, store=another_connection(store), end=end, tell=tell, device=device) as watchdog:
+        yield watchdog
 
 
 def launch_without_the_lock() -> None:
@@ -110,7 +110,7 @@ class Watchdog:
         self._action, self._actions = "", 0  # that the main thread is at, and its number
         self._events: deque[tuple[Any, str]] = deque()  # of actions that the device has not come to
         self._unused: list[Any] = []  # events that it has passed: destroying one may wait for the device
-        self._heartbeat = Heartbeat()
+        self._heartbeat = Heartbeat(number=1)
         self._stood: tuple[Any, ...] = ()
         read = range(ranks.world_size) if ranks.rank == 0 else [0]
         self._heartbeats = {rank: Heartbeat() for rank in read}  # the last ones
@@ -138,6 +138,10 @@ class Watchdog:
     @staticmethod
     def _key(rank: int) -> str:
         return f"mtrain/heartbeat/{rank}"
+
+    def joined(self, world: World) -> None:
+        """Name the groups of this rank in messages from now on."""
+        self.ranks = replace(self.ranks, members=members_of(world))
 
     def note(self, action: Action | None) -> None:
         """Note that the main thread begins an action of a step; None: the step's last action is done."""
@@ -220,7 +224,7 @@ class Watchdog:
         self.store.set(self._key(self.ranks.rank), json.dumps(asdict(self._heartbeat)))
 
     def _read(self) -> Verdict | None:
-        """Read the heartbeats of all ranks, or of rank 0; a rank that never sent one counts as silent."""
+        """Read the heartbeats of all ranks, or of rank 0."""
         came = {rank: self._key(rank) for rank in self._heartbeats}
         if not self.store.check(list(came.values())):
             came = {rank: key for rank, key in came.items() if self.store.check([key])}
@@ -236,10 +240,12 @@ class Watchdog:
         return verdict(heartbeats, self._silent, ranks=self.ranks)
 
     def _tell_who_holds_up(self) -> None:
-        self._told = self._told + 1 if (busy := held_up_by(self._heartbeats)) else 0
+        late = not_started(self._heartbeats, self._silent, ticks=STILL_TICKS)
+        busy = late or held_up_by(self._heartbeats)
+        self._told = self._told + 1 if busy else 0
         if self._told % STILL_TICKS == 1:
-            where = places([(rank, self._heartbeats[rank]) for rank in busy[:SHOWN]])
-            self.tell(f"the other ranks wait for {numbers(busy)}: {where}")
+            what = "" if late else f": {places([(rank, self._heartbeats[rank]) for rank in busy[:SHOWN]])}"
+            self.tell(f"the other ranks wait for {numbers(busy)}{what or ', of which nothing was heard yet'}")
 
 
 def _fingerprint(frame: FrameType | None) -> Iterator[tuple[int, int]]:

@@ -24,7 +24,7 @@ from trainer.layers.base import Parallel
 from trainer.optim.reducer import GradientReducer
 from trainer.parallel.collectives import Group, Pending, all_reduce_
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import World, shared_store
+from trainer.parallel.world import Placement, World, another_connection
 from trainer.pipeline import executor
 from trainer.pipeline.actions import Action
 from trainer.pipeline.generators import make_schedule
@@ -34,10 +34,12 @@ from trainer.run import heartbeats as heartbeats_module
 from trainer.run import watchdog as watchdog_module
 from trainer.run.heartbeats import (
     SILENT_TICKS,
+    START_TICKS,
     STILL_TICKS,
     Heartbeat,
     Ranks,
     held_up_by,
+    members_of,
     places,
     ranks_of,
     stands,
@@ -49,7 +51,7 @@ from trainer.run.watchdog import HEARD_TICKS, Watchdog, launch_without_the_lock
 TICK_S = 0.1
 _heartbeats = st.builds(
     Heartbeat,
-    number=st.integers(1, 99),
+    number=st.integers(0, 99),
     still=st.integers(0, 12),
     waits=st.booleans(),
     left=st.booleans(),
@@ -70,22 +72,29 @@ def test_a_rank_is_named_within_a_minute() -> None:
     assert named_s <= executor.WAIT_S <= 60  # a message that does not come, on CPUs: the watchdog says more of it
 
 
-@given(st.lists(st.tuples(_heartbeats, st.integers(0, 12)), min_size=1, max_size=6))
+@given(st.lists(st.tuples(_heartbeats, st.integers(0, 12) | st.integers(130, 150)), min_size=1, max_size=6))
 def test_a_verdict_is_passed_on_silence_or_when_nobody_can_move(ranks: list[tuple[Heartbeat, int]]) -> None:
     heartbeats = {rank: heartbeat for rank, (heartbeat, _) in enumerate(ranks)}
     silent = {rank: ticks for rank, (_, ticks) in enumerate(ranks)}
     found = verdict(heartbeats, silent, ranks=Ranks(rank=0, world_size=len(ranks)))
     here = [(heartbeat, ticks) for heartbeat, ticks in ranks if not heartbeat.left]
-    lost = [rank for rank, (heartbeat, ticks) in enumerate(ranks) if ticks >= SILENT_TICKS and not heartbeat.left]
+    lost = [
+        rank
+        for rank, (heartbeat, ticks) in enumerate(ranks)
+        if ticks >= SILENT_TICKS and not heartbeat.left and heartbeat.number
+    ]
+    late = [rank for rank, (heartbeat, ticks) in enumerate(ranks) if ticks >= START_TICKS and not heartbeat.number]
     stuck = bool(here) and all(heartbeat.waits and heartbeat.still >= STILL_TICKS for heartbeat, _ in here)
-    assert (found is not None) == (bool(lost) or stuck)
+    assert (found is not None) == (bool(lost) or bool(late) or stuck)
     if found is not None:
-        assert ("does not respond" in found.what) == bool(lost)
-        assert list(found.lost) == lost and found.error().ranks == tuple(lost)
+        assert ("did not start" in found.what) == bool(late)
+        assert ("does not respond" in found.what) == (bool(lost) and not late)
+        assert list(found.lost) == (late or lost) and found.error().ranks == tuple(late or lost)
 
 
 def test_who_reads_one_sign_judges_that_rank_alone() -> None:
-    deputy, heartbeat = Ranks(rank=3, world_size=4), Heartbeat(waits=True, still=99, where="at 0F1, in all_reduce_")
+    deputy = Ranks(rank=3, world_size=4)
+    heartbeat = Heartbeat(number=1, waits=True, still=99, where="at 0F1, in all_reduce_")
     assert verdict({0: heartbeat}, {0: SILENT_TICKS - 1}, ranks=deputy) is None
     found = verdict({0: heartbeat}, {0: SILENT_TICKS}, ranks=deputy)
     assert found is not None and found.what == "rank 0 of 4 does not respond" and found.by == 3
@@ -184,15 +193,16 @@ def test_the_ranks_of_each_group_and_the_holder_of_the_store_follow_from_the_wor
         groups=groups,
         links=links,
     )
-    ranks = ranks_of(world, {})
-    assert {group.name: list(ranks.members[group]) for group in groups.values()} == {
+    members = members_of(world)
+    assert {group.name: list(members[group]) for group in groups.values()} == {
         "tp": [4, 5],
         "pp": [1, 3, 5, 7],
         "world": list(range(8)),
     }
-    assert [list(ranks.members[group]) for group in links.values()] == [[3, 5], [5, 7]]
-    assert (ranks.rank, ranks.world_size, ranks.holder) == (5, 8, 0)
-    assert ranks_of(world, {"TORCHELASTIC_USE_AGENT_STORE": "True"}).holder is None
+    assert [list(members[group]) for group in links.values()] == [[3, 5], [5, 7]]
+    place = Placement(rank=5, world_size=8)
+    assert ranks_of(place, {}) == Ranks(rank=5, world_size=8, holder=0)
+    assert ranks_of(place, {"TORCHELASTIC_USE_AGENT_STORE": "True"}).holder is None
 
 
 def _rank(context: Any, case: str, folder: str, lost: int = 1) -> list[str]:
@@ -208,7 +218,8 @@ def _rank(context: Any, case: str, folder: str, lost: int = 1) -> list[str]:
         os._exit(5)
 
     own = {rank: Group(f"of {rank}", context.world, context.rank, _group(context)) for rank in range(2)}
-    store = _store_of_rank_0(context, folder) if case == "stopped with the store" else shared_store()
+    ours = torch.distributed.distributed_c10d._get_default_store()
+    store = _store_of_rank_0(context, folder) if case == "stopped with the store" else another_connection(ours)
     ranks = Ranks(rank=context.rank, world_size=context.world, holder=0 if "with" in case else None)
     with Watchdog(ranks, store=store, end=end, tell=told.append, tick_s=TICK_S) as watchdog:
         watchdog.note(Action("F", context.rank, 7))
@@ -380,8 +391,7 @@ def test_a_first_action_is_told_at_once() -> None:
         assert "at 0F7 of the schedule" in store["mtrain/heartbeat/1"]
 
 
-def test_a_rank_that_never_gave_a_sign_is_lost() -> None:
-    """It was stopped between joining the others and its first heartbeat."""
+def test_a_rank_that_does_not_start_is_named_and_then_ends_the_others() -> None:
     ended, errors, told = threading.Event(), list[Exception](), list[str]()
 
     def end(error: Exception) -> None:
@@ -391,8 +401,11 @@ def test_a_rank_that_never_gave_a_sign_is_lost() -> None:
     ranks = Ranks(rank=0, world_size=2)
     with Watchdog(ranks, store=_Store(), end=end, tell=told.append, tick_s=0.01):
         assert ended.wait(30)
-    assert str(errors[0]).startswith("rank 1 of 2 does not respond\n  found: rank 1 was last starting")
-    assert told == ["rank 1 of 2 does not respond (rank 1 was last starting); all ranks are stopped"]
+    assert str(errors[0]).startswith("rank 1 of 2 did not start\n  found: nothing was heard of rank 1\n")
+    *notes, last = told
+    assert set(notes) == {"the other ranks wait for rank 1, of which nothing was heard yet"}
+    assert len(notes) == START_TICKS // STILL_TICKS
+    assert last == "rank 1 of 2 did not start (nothing was heard of rank 1); all ranks are stopped"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
