@@ -60,7 +60,7 @@ def test_what_is_lacking_is_told(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"total": 1000, "free": 1000}))
     assert main(["check", run_file, "--ranks", "4", *MOCK, "--memory", "0.0001", "--json"]) == 5
     memory, disk = json.loads(capsys.readouterr().out)["lacks"]
     assert "GiB" not in memory.split(";")[0] and "(94%) of --memory 0.0001 that a run can use" in memory

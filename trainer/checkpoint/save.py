@@ -215,7 +215,7 @@ def _check_fits(
 
 
 def check_room(place: Path, needed_bytes: int, *, what: str, fix: str, begun: Path | None = None) -> None:
-    """Check that a file system has room for what is about to be written.
+    """Check that a file system has room for what is about to be written; one that does not say its size is taken to.
 
     Args:
         place: the file or folder that will be written; it need not exist yet.
@@ -225,13 +225,15 @@ def check_room(place: Path, needed_bytes: int, *, what: str, fix: str, begun: Pa
     Raises:
         ResourceError: there is too little room.
     """
-    free = shutil.disk_usage(next(path for path in (place, *place.absolute().parents) if path.is_dir())).free
+    usage = shutil.disk_usage(next(path for path in (place, *place.absolute().parents) if path.is_dir()))
+    if not usage.total:  # some FUSE file systems
+        return
     # Read after the free space: bytes that are written in between count twice; in the other order they count never.
     there = _bytes_in(begun) if begun else 0
-    if free + there < needed_bytes:
+    if usage.free + there < needed_bytes:
         raise ResourceError(
             f"{what} does not fit into {place}",
-            found=f"{size_text(free)} free",
+            found=f"{size_text(usage.free)} free",
             expected=f"{size_text(needed_bytes - there)}",
             fix=fix,
         )

@@ -275,7 +275,9 @@ class _Disk:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.capacity = folder, 0
-        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=self.capacity - self.used()))
+        monkeypatch.setattr(
+            "shutil.disk_usage", lambda path: SimpleNamespace(total=self.capacity, free=self.capacity - self.used())
+        )
 
     def used(self) -> int:
         return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
@@ -302,9 +304,18 @@ def test_what_other_ranks_have_written_is_part_of_the_checkpoint_that_has_to_fit
 
 
 def test_only_what_is_there_is_advised_to_be_removed(tiny: Path, monkeypatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=9))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=9, free=9))
     with pytest.raises(mdata.ResourceError, match="9 bytes free") as none:
         check_target(tiny.parent / "run" / "checkpoints", 10)
     assert "\n  try: free some disk space, or set checkpoint.folder to another file system" in str(none.value)
     with pytest.raises(mdata.ResourceError, match=r"try: remove an old checkpoint such as step-2, free some disk "):
         check_target(tiny.parent, 10)
+
+
+def test_a_file_system_that_does_not_say_its_size_is_tried(tmp_path: Path, monkeypatch) -> None:
+    """Some FUSE mounts report no blocks at all; a disk without a free one has some."""
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=0, free=0))
+    check_target(tmp_path, 1 << 40)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=9, free=0))
+    with pytest.raises(mdata.ResourceError, match="0 bytes free"):
+        check_target(tmp_path, 1 << 40)

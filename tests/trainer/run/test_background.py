@@ -167,7 +167,7 @@ def test_too_little_disk_is_said_before_training_and_before_a_save(config_of, tm
     from trainer.checkpoint import save
 
     usage = [1 << 40]
-    monkeypatch.setattr(save.shutil, "disk_usage", lambda path: type("Usage", (), {"free": usage[0]}))
+    monkeypatch.setattr(save.shutil, "disk_usage", lambda path: type("Usage", (), {"total": 1 << 40, "free": usage[0]}))
     at_step(monkeypatch, 4, lambda: usage.__setitem__(0, 1000))
     with pytest.raises(mdata.ResourceError, match="a checkpoint does not fit into"):
         alone(config_of(tmp_path / "run"))
