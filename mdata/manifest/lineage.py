@@ -3,7 +3,9 @@
 The provenance in every manifest that `mdata preprocess` writes says so: inputs by the hash of their text, the options,
 and the name of the result ("text", "text/part0", "text/holdout"). A text is held out by its own hash (docs/formats.md,
 "Records"), so held-out shares are intervals [0, share) of the same line in every run, and training gets the rest. Parts
-are disjoint if the same input was divided in the same way. Nothing is known of a corpus without such a provenance.
+are disjoint if they are different parts of one division: of the same input or corpus, in the same way. What was made
+from a part (by a further split, a sample, a shuffle) is within that part. Nothing is known of a corpus without such a
+provenance.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from mdata.manifest.types import CorpusManifest
 
 # Recorded for a part and for parts merged by reference; together, all parts have the documents of the whole.
 _OF_SHARDS = ("shard", "shard_inputs", "parts", "split")
+# Recorded by mdata split, sample and shuffle.
+_REWRITTEN = ("split_of", "earlier_splits", "sample_of", "sample_tokens", "sample_seed", "shuffle_of", "shuffle_seed")
+_OF_TEXT = ("chat", "input_format", "json_keys", "text_documents", "text_template")  # decide the text of a document
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,8 @@ class Lineage:
             of a section is not that of its file.
         hashed: what was hashed of each text to decide whether it is held out.
         held: the interval of those hashes that the corpus has, as shares.
-        part: its number, the number of parts, and whether they are runs of rows; None: not a part.
+        part: its number and the number of parts; None: not a part.
+        divisions: each way in which something was divided of which this is within one part -> that part.
     """
 
     role: Literal["whole", "partition", "shard", "holdout"]
@@ -46,7 +52,8 @@ class Lineage:
     inputs: dict[str, str]
     hashed: tuple[object, ...]
     held: tuple[Fraction, Fraction]
-    part: tuple[int, int, bool] | None
+    part: tuple[int, int] | None
+    divisions: dict[tuple[object, ...], int]
 
     @property
     def what(self) -> str:
@@ -79,26 +86,41 @@ def _lineage(manifest: CorpusManifest, result: str, options: dict[str, Any]) -> 
     share, count = Fraction(options.get("holdout", "0")), int(options.get("partitions", 1))
     is_part, held_out = kind.startswith("part"), kind == "holdout"
     others = sorted((name, repr(value)) for name, value in options.items() if name not in ("result", *_OF_SHARDS))
+    of_run = tuple(option for option in others if option[0] not in _REWRITTEN)
     fingerprint = manifest.tokenizer.fingerprint if manifest.tokenizer else None
     shard = options.get("shard")
     of_job = options.get("shard_inputs") or inputs_digest([(i.path, i.bytes) for i in manifest.provenance.inputs])
-    part = (int(kind.removeprefix("part")), count, bool(options.get("keep_sequential_samples"))) if is_part else None
+    hashes, divisions = tuple(one.hash for one in inputs), dict[tuple[object, ...], int]()
+    part = (int(kind.removeprefix("part")), count) if is_part else None
+    if part:
+        divisions["partitions", hashes, of_run] = part[0]
     divided = options.get("split") or (None if held_out else shard)
     if divided is not None:
-        number, of = map(int, divided.split("/"))
-        part = (number, of, True)
+        part = _numbers(divided)
+    if shard:
+        divisions["shards", of_job, of_run, _numbers(shard)[1]] = _numbers(shard)[0]
+    for of, this in (*options.get("earlier_splits", ()), (options.get("split_of"), options.get("split"))):
+        if of is not None and this is not None:
+            divisions["split", of] = _numbers(this)[0]
     return Lineage(
         role="holdout" if held_out else "partition" if is_part else "shard" if divided else "whole",
         key=key,
         result=result,
-        run=(key, fingerprint, tuple(others), tuple(one.hash for one in inputs)),
+        run=(key, fingerprint, tuple(others), hashes),
         job=(key, fingerprint, tuple(others), of_job),
         inputs={one.hash: one.path for one in inputs}
         | {f"{one.path}\0{one.bytes}\0{one.modified_ns}": one.path for one in inputs},
-        hashed=(tuple(options.get("json_keys", ())), options.get("chat", False)),
+        hashed=tuple(option for option in others if option[0] in _OF_TEXT),
         held=(Fraction(0), share) if held_out else (share, Fraction(1)),
         part=part,
+        divisions=divisions,
     )
+
+
+def _numbers(part: str) -> tuple[int, int]:
+    """ "2/3" -> (2, 3)."""
+    number, of = map(int, part.split("/"))
+    return number, of
 
 
 def inputs_digest(files: Iterable[tuple[str, int]]) -> str:
@@ -113,9 +135,9 @@ def shared_input(one: Lineage, other: Lineage) -> str | None:
         return None
     if one.hashed == other.hashed and (one.held[1] <= other.held[0] or other.held[1] <= one.held[0]):
         return None
-    alike = one.job == other.job if one.role == other.role == "shard" else list(one.inputs) == list(other.inputs)
-    if one.part and other.part and one.part[1:] == other.part[1:] and alike:
-        return None if one.part[0] != other.part[0] else one.inputs[next(iter(common))]
+    both = one.divisions.keys() & other.divisions.keys()
+    if any(one.divisions[division] != other.divisions[division] for division in both):
+        return None
     return one.inputs[min(common)]
 
 

@@ -55,7 +55,7 @@ def split(
     bounds = _bounds(source, weights)
     made = {}
     progress.begin(f"splitting {source.corpus.name}", source.corpus.num_tokens, unit="tokens")
-    of = f"{source.corpus.id[:16]} by {','.join(shares)}"
+    of = {"split_of": f"{source.corpus.id[:16]} by {','.join(shares)}", **_earlier_splits(source.corpus.manifest)}
     for number, name in enumerate(called):
         prefix = Path(f"{output_prefix}_{name}_{source.corpus.manifest.level}")
         with new_corpus(source, prefix) as writer:
@@ -64,7 +64,7 @@ def split(
                     before = writer.num_tokens
                     writer.append_numbers(batch)
                     progress.advance(writer.num_tokens - before)
-            made[prefix] = writer.finish({"split": f"{number + 1}/{len(weights)}", "split_of": of})
+            made[prefix] = writer.finish({"split": f"{number + 1}/{len(weights)}", **of})
     progress.end()
     return made
 
@@ -101,6 +101,14 @@ def sample(
         made = writer.finish({"sample_of": corpus.id[:16], "sample_tokens": tokens, "sample_seed": seed})
     progress.end()
     return prefix, made
+
+
+def _earlier_splits(manifest: CorpusManifest) -> dict[str, list[list[str]]]:
+    """The splits from which a corpus came, as its parts record them: [what was split and how, which part] of each."""
+    options = manifest.provenance.options if manifest.provenance else {}
+    if "split_of" not in options:
+        return {}
+    return {"earlier_splits": [*options.get("earlier_splits", ()), [options["split_of"], options["split"]]]}
 
 
 def _weights(shares: Sequence[str]) -> list[Fraction]:

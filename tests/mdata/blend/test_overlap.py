@@ -19,6 +19,8 @@ from mdata.blend_planning.change import BlendEdits, change_blend
 from mdata.corpus.documents import Documents
 from mdata.dataset.eval_sets import evaluation_sets
 from mdata.manifest.lineage import lineage_of, shared_input
+from mdata.rewriting.shuffle import shuffle
+from mdata.rewriting.subsets import sample, split
 from tests.helpers.notes import Notes
 
 
@@ -44,6 +46,36 @@ def made(tmp_path_factory) -> Path:
     run(root, "both", input=("one", "two"))
     run(root, "key", json_keys=("b",))
     run(root, "keys", json_keys=("b", "text"), holdout="0.25")
+    for number in (1, 2):
+        run(root, "job", input=("one", "two"), shard=f"{number}/2")
+    return root
+
+
+@pytest.fixture(scope="module")
+def rewritten(made, tmp_path_factory) -> Path:
+    """Parts of the runs over `one`: of jobs, splits of splits, samples and shuffles."""
+    root = tmp_path_factory.mktemp("rewritten")
+
+    def whole(folder: Path, part: str = "") -> Path:
+        return folder / f"x{part}_text_document"
+
+    sources = {
+        "plain": whole(made / "plain"),
+        "holdout": whole(made / "split", "_holdout"),
+        "train": whole(made / "split"),
+        "part": whole(made / "parts", "_0"),
+        "first_run": whole(made / "runs", "_0"),
+        "shard": made / "job" / "x-00001-of-00002_text_document",
+    }
+    for name, source in sources.items():
+        for shares in (("4", "1"), ("1", "1")):
+            split(source, str(root / f"{name}-{shares[0]}"), shares=shares)
+        shuffle(source, str(root / f"{name}-shuffled"), seed=1)
+    split(root / "plain-4_1_document", str(root / "again"), shares=("1", "1"))
+    split(root / "plain-shuffled_document", str(root / "later"), shares=("4", "1"))
+    shuffle(root / "plain-4_1_document", str(root / "mixed"), seed=1)
+    sample(root / "plain-4_1_document", str(root / "some"), tokens=40, seed=1)
+    shuffle(root / "again_1_document", str(root / "again-mixed"), seed=1)
     return root
 
 
@@ -76,9 +108,9 @@ def documents(path: Path) -> set[tuple[str, int, str]]:
     return {(Path(origin.path).name, origin.row, key) for origin in origins if origin}
 
 
-def test_what_lineage_says_is_what_origins_say(made):
+def test_what_lineage_says_is_what_origins_say(made, rewritten):
     """Over every pair of corpora of all runs: where it says that no document is in both, none is."""
-    paths = sorted(made.rglob("*.json"))
+    paths = [*sorted(made.rglob("*.json")), *sorted(rewritten.rglob("*.json"))]
     held = {path: documents(path) for path in paths}
     lineages = {path: lineage_of(mdata.open_corpus(path).manifest) for path in paths}
     assert len(paths) > 20 and None not in lineages.values()
@@ -90,6 +122,61 @@ def test_what_lineage_says_is_what_origins_say(made):
         if held[one] & held[other]:
             assert shared is not None, (one, other)
     assert min(said.values()) > 50
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ("plain-4_1", "plain-4_2"),
+    ("mixed", "plain-4_2"),
+    ("some", "plain-4_2"),
+    ("again_1", "again_2"),
+    ("again_2", "plain-4_2"),
+    ("again-mixed", "plain-4_2"),
+    ("again-mixed", "again_2"),
+    ("later_1", "later_2"),
+    ("holdout-4_1", "train-1_2"),
+    ("part-1_1", "part-1_2"),
+    ("shard-4_1", "shard-4_2"),
+])  # fmt: skip
+def test_what_was_made_from_different_parts_stands_side_by_side(rewritten, made, one, other):
+    """Further splits, samples and shuffles of a part stay within it."""
+    words = [str(rewritten / f"{name}_document.json") for name in (one, other)]
+    assert len(plan_blend(words, made).corpora) == 2
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ("plain-4_2", "plain-1_1"),
+    ("plain-4_1", "plain-1_2"),
+    ("holdout-4_1", "holdout-1_2"),
+    ("part-4_1", "part-1_2"),
+    ("first_run-4_1", "shard-1_2"),
+    ("later_1", "plain-4_2"),
+    ("mixed", "plain-4_1"),
+])  # fmt: skip
+def test_parts_of_different_divisions_are_refused(rewritten, made, one, other):
+    words = [str(rewritten / f"{name}_document.json") for name in (one, other)]
+    with pytest.raises(UsageError, match=r"both contain documents of .*one\.jsonl"):
+        plan_blend(words, made)
+
+
+def test_a_file_and_its_paragraphs_are_different_documents(tmp_path):
+    """Of one text: neither parts nor what was held out is the same."""
+    (tmp_path / "one.txt").write_text("".join(f"line {number}\n\n" for number in range(40)))
+    (tmp_path / "two.txt").write_text("another\n")
+    for name in ("file", "paragraph"):
+        options = mdata.PreprocessOptions(
+            input=(str(tmp_path / "one.txt"), str(tmp_path / "two.txt")),
+            output_prefix=str(tmp_path / name / "x"),
+            tokenizer_type="ByteTokenizer",
+            input_format="text",
+            text_documents=name,
+            partitions=2,
+            holdout="0.5",
+            workers=1,
+        )
+        mdata.preprocess(options)
+    for one, other in (("_0", "_1"), ("_holdout", "_0"), ("_0", "_holdout")):
+        with pytest.raises(UsageError, match="both contain documents"):
+            plan_blend([*named(tmp_path / "file", one), *named(tmp_path / "paragraph", other)], tmp_path)
 
 
 def test_nothing_is_said_of_what_preprocess_did_not_make(made, tmp_path):
