@@ -13,7 +13,7 @@ import mdata
 from cli.console import Console, Parser
 from cli.preprocess import add_arguments as add_preprocess
 from cli.preprocess import options_of
-from mdata.launching.job_folder import MERGE, Job, save_job
+from mdata.launching.job_folder import MERGE, Job, discard_unstarted, save_job
 from mdata.launching.plan_launch import plan_launch
 from mdata.progress import Progress
 from mdata.util.machine_limits import usable_cores
@@ -49,7 +49,11 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         if not missing and job.is_merged():
             console.result(f"{job.folder}: all {job.num_parts} parts are done; nothing is left to do", _facts(job, []))
             return
-        said = _start(arguments, job, missing, progress=progress)
+        try:
+            said = _start(arguments, job, missing, progress=progress)
+        except BaseException:
+            discard_unstarted(job)
+            raise
     console.result(f"{job.folder}: {said}", _facts(job, missing))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -152,6 +153,13 @@ def _compare(path: Path, known: Job, job: Job) -> None:
                 expected=f"{name}: {shown[0]}",
                 fix="give the same command as before, another --output-prefix, or remove that folder",
             )
+
+
+def discard_unstarted(job: Job) -> None:
+    """Remove the job's folder if no part was ever started or queued."""
+    begun = [*job.folder.glob("logs/*"), *job.folder.glob("state/*"), *job.folder.glob("slurm/submitted.json")]
+    if not begun:
+        shutil.rmtree(job.folder, ignore_errors=True)
 
 
 def load_job(path: Path) -> Job:

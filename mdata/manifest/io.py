@@ -24,6 +24,9 @@ def save_manifest(manifest: M, path: Path) -> M:
     Raises:
         ResourceError, UsageError: the file system refused; an older file stays as it was.
     """
+    from mdata.object_storage.address import refuse_output_address
+
+    refuse_output_address(path)
     manifest = sealed(manifest)
     with os_errors_named(f"writing {path}"):
         atomic_io.atomic_write(path, text_of(manifest))

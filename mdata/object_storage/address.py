@@ -89,6 +89,19 @@ def refuse_address(path: str | os.PathLike[str]) -> None:
         )
 
 
+def refuse_output_address(path: str | os.PathLike[str]) -> None:
+    """Refuse an address, or one with a slash too few, as the name of something that is written to a disk only.
+
+    Raises:
+        UsageError: the path begins with a scheme.
+    """
+    if _SCHEME.match(text := str(path)):
+        raise UsageError(
+            f"{text} begins like an address in object storage, but this is written to a disk",
+            fix="give a path; to upload the result, use the storage's own tool",
+        )
+
+
 def scheme_of(text: str) -> str:
     """The scheme of an address in the form of `SCHEMES`, also of one that is not among them."""
     scheme = text.partition("://")[0].lower()

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import BLOCK_BYTES
-from mdata.object_storage.address import is_address
+from mdata.object_storage.address import address_of, is_address
 from mdata.sources.conversation import TRAIN_ON
 from mdata.sources.row_filter import RowFilter, parse_filter
 from mdata.sources.text_template import TextTemplate, parse_template
@@ -141,7 +141,7 @@ def _check_numbers(options: PreprocessOptions) -> None:
         raise UsageError(f"text_documents={options.text_documents!r}", expected="file or paragraph")
     if not _DECIMAL.fullmatch(options.holdout) or Fraction(options.holdout) > 1:
         raise UsageError(f"holdout={options.holdout}", expected="a share of the documents from 0 to 1, such as 0.01")
-    if options.max_errors is not None and not _DECIMAL.fullmatch(options.max_errors.removesuffix("%")):
+    if options.max_errors is not None and not _is_limit(options.max_errors):
         raise UsageError(f"max_errors={options.max_errors}", expected='a number of rows, or a share such as "0.5%"')
 
 
@@ -186,8 +186,18 @@ def _check_names(options: PreprocessOptions) -> None:
             f"work_folder={options.work_folder} has no effect: results at a path are made beside it",
             fix="leave it out, or give an output prefix at s3://, gs:// or az://",
         )
-    if not all(text.isprintable() for text in (options.output_prefix, *options.json_keys)):
-        raise UsageError(f"output prefix {options.output_prefix!r} is not plain UTF-8")
+    address = address_of(options.output_prefix)
+    if address and not is_address(options.output_prefix):
+        raise UsageError(f"output prefix {options.output_prefix} has one slash", fix=f"{address}, or a path")
+    for name, text in (("output prefix", options.output_prefix), *(("key", key) for key in options.json_keys)):
+        if not text.isprintable():
+            raise UsageError(f"{name} {text!r} has characters that cannot be printed", fix="rename it")
+
+
+def _is_limit(text: str) -> bool:
+    if text.endswith("%"):
+        return _DECIMAL.fullmatch(text[:-1]) is not None and Fraction(text[:-1]) <= 100
+    return text.isdecimal()
 
 
 def template_and_filter(options: PreprocessOptions) -> tuple[TextTemplate | None, RowFilter | None]:

@@ -7,12 +7,13 @@ against joining the parts are collected and reported at once; nothing is changed
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mdata.errors import UsageError, few, os_errors_named
+from mdata.indexed.pair_format import bin_path, idx_path
 from mdata.manifest.io import load_manifest
 from mdata.manifest.sidecars import manifest_path
 from mdata.manifest.types import CorpusManifest, Provenance
@@ -80,7 +81,7 @@ def find_parts(output_prefix: str, *, count: int | None = None) -> list[FoundRes
         raise UsageError(
             f"{prefix}: no finished part was found",
             found=f"parts of {few(list(map(str, counts)))}" if counts else None,
-            expected=f"{prefix.name}-00001-of-{count or 'N':05}_text_document.json, ...",
+            expected=f"{part_prefix(prefix.name, PartNumber(1, count or 64))}_text_document.json, ...",
             fix="make them with mdata preprocess --shard K/N, or mdata launch",
         )
     _check_complete(prefix, count, chosen)
@@ -162,6 +163,33 @@ def _described(part: FoundPart) -> dict[str, Any]:
     tokenizer = part.manifest.tokenizer
     facts = {"tokenizer": tokenizer and tokenizer.fingerprint, "type": part.manifest.dtype}
     return {"options": options, **facts, "level": part.manifest.level}
+
+
+def check_pairs(prefix: object, results: Sequence[FoundResult], *, size_of: Callable[[Path], int | None]) -> None:
+    """See that the pairs of all parts are there.
+
+    Args:
+        prefix: for the message. size_of: the bytes of a file; None: there is none.
+
+    Raises:
+        UsageError: names those that are not.
+    """
+    problems = []
+    for part in (part for result in results for part in result.parts):
+        (shard,) = part.manifest.shards
+        for file, size in ((bin_path(part.prefix), shard.bytes), (idx_path(part.prefix), None)):
+            found = size_of(file)
+            if found is None:
+                problems.append(f"{file.name} is missing")
+            elif size is not None and found != size:
+                problems.append(f"{file.name} has {found} bytes, not {size}")
+    if problems:
+        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise UsageError(
+            f"{prefix}: not all parts are complete",
+            found="; ".join(problems[:8]) + more,
+            fix="run these parts again, and merge again; nothing was changed",
+        )
 
 
 def max_errors_of(result: FoundResult) -> str | None:

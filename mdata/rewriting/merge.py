@@ -30,7 +30,7 @@ from mdata.preprocessing.bad_rows import check_manifest
 from mdata.preprocessing.corpus_writer import CorpusContent, CorpusWriter, origins_path
 from mdata.preprocessing.joining import add_statistics, document_runs
 from mdata.progress import SILENT, Progress
-from mdata.rewriting.found_parts import FoundPart, FoundResult, find_parts, max_errors_of
+from mdata.rewriting.found_parts import FoundPart, FoundResult, check_pairs, find_parts, max_errors_of
 from mdata.rewriting.joined_inputs import JoinedInputs, Placed, join_inputs
 from mdata.rewriting.reread import with_times_now
 from mdata.util import file_lock
@@ -70,6 +70,14 @@ def merge(
         BadInputError: too many bad rows. DamageError: a part is damaged. ResourceError: a file operation failed.
     """
     found = find_parts(output_prefix, count=parts)
+    check_pairs(output_prefix, found, size_of=lambda file: file.stat().st_size if file.is_file() else None)
+    return join(found, copy=copy, overwrite=overwrite, max_errors=max_errors, progress=progress)
+
+
+def join(
+    found: Sequence[FoundResult], *, copy: bool, overwrite: bool, max_errors: str | None, progress: Progress
+) -> list[Merged]:
+    """`merge` of parts whose pairs are known to be there."""
     planned = [(result, *_planned(result, copy, progress)) for result in found]
     for result, content, _ in planned:
         limit = max_errors or max_errors_of(result)

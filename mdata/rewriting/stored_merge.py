@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from mdata.corpus.fetch import CorpusCopy
 from mdata.errors import MdataError, UsageError, os_errors_named
@@ -30,8 +29,8 @@ from mdata.object_storage.stores import open_store
 from mdata.object_storage.uploading import check_writable, remove_objects
 from mdata.preprocessing.uploads import publish_corpus
 from mdata.progress import SILENT, Progress
-from mdata.rewriting.found_parts import FoundPart, FoundResult, find_parts
-from mdata.rewriting.merge import Merged, merge
+from mdata.rewriting.found_parts import FoundPart, FoundResult, check_pairs, find_parts
+from mdata.rewriting.merge import Merged, join
 from mdata.util.atomic_io import atomic_write
 
 _THREADS = 8
@@ -69,10 +68,9 @@ def merge_stored(
     with _folder(work_folder, prefix.name) as folder, _named(folder, prefix):
         stored = _StoredParts(prefix, folder)
         results = find_parts(str(folder / prefix.name), count=parts)
-        stored.check([part for result in results for part in result.parts])
+        check_pairs(prefix, results, size_of=stored.size_of)
         stored.fetch(results, whole=copy, progress=progress)
-        options: dict[str, Any] = {"copy": copy, "overwrite": overwrite, "parts": parts, "max_errors": max_errors}
-        merged = merge(str(folder / prefix.name), **options, progress=progress)
+        merged = join(results, copy=copy, overwrite=overwrite, max_errors=max_errors, progress=progress)
         return [stored.publish(one, copy=copy, progress=progress) for one in merged]
 
 
@@ -99,29 +97,10 @@ class _StoredParts:
         text = read_range(one, 0, stop=one.size_bytes, store=self._store)
         atomic_write(self._folder / one.address.name, text)
 
-    def check(self, parts: Sequence[FoundPart]) -> None:
-        """See that the pairs of these parts are there.
-
-        Raises:
-            UsageError: names those that are not.
-        """
-        problems = []
-        for part in parts:
-            (shard,) = part.manifest.shards
-            sizes = {bin_path(part.prefix).name: shard.bytes, idx_path(part.prefix).name: None}
-            for name, size in sizes.items():
-                found = self._objects.get(name)
-                if found is None:
-                    problems.append(f"{name} is missing")
-                elif size is not None and found.size_bytes != size:
-                    problems.append(f"{name} has {found.size_bytes} bytes, not {size}")
-        if problems:
-            more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
-            raise UsageError(
-                f"{self._prefix}: not all parts are complete",
-                found="; ".join(problems[:8]) + more,
-                fix="run these parts again, and merge again; nothing was changed",
-            )
+    def size_of(self, file: Path) -> int | None:
+        """The bytes of the object that has this name beside the prefix."""
+        found = self._objects.get(file.name)
+        return None if found is None else found.size_bytes
 
     def fetch(self, results: Sequence[FoundResult], *, whole: bool, progress: Progress) -> None:
         """Copy what a merge reads of the parts: everything, or their origins and the tokenizer."""

@@ -51,7 +51,8 @@ def split(
     weights = _weights(shares)
     called = list(names) if names is not None else [str(number) for number in range(1, len(weights) + 1)]
     if len(called) != len(weights) or len(set(called)) < len(called) or any("/" in name or not name for name in called):
-        raise UsageError(f"names {' '.join(called)}", expected=f"{len(weights)} different names, one for each share")
+        expected = f"{len(weights)} different names without a slash, one for each share"
+        raise UsageError(f"names {' '.join(called)}", expected=expected)
     bounds = _bounds(source, weights)
     made = {}
     progress.begin(f"splitting {source.corpus.name}", source.corpus.num_tokens, unit="tokens")

@@ -23,6 +23,7 @@ from mdata.errors import UsageError, os_errors_named
 from mdata.indexed.pair_format import bin_path, idx_path
 from mdata.manifest.sidecars import manifest_path
 from mdata.manifest.types import CorpusManifest, Statistics
+from mdata.object_storage.address import refuse_output_address
 from mdata.preprocessing.corpus_writer import CorpusContent, CorpusWriter, length_histogram
 from mdata.util import file_lock
 from mdata.util.arrays import Int64s, locate_all
@@ -144,6 +145,7 @@ def new_corpus(source: DocumentSource, prefix: Path) -> Iterator[DocumentWriter]
     Raises:
         UsageError: the name is taken, or another process is writing it.
     """
+    refuse_output_address(prefix)
     for path in (manifest_path(prefix), idx_path(prefix), bin_path(prefix)):
         if path.exists():
             raise UsageError(f"{path} already exists", fix="another output prefix, or remove it")

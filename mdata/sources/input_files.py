@@ -9,6 +9,7 @@ text from lines of JSON.
 from __future__ import annotations
 
 import fcntl
+import fnmatch
 import glob
 import os
 import stat
@@ -200,6 +201,15 @@ def _of_storage(
         yield SourceFile(
             facts.address, facts.size_bytes, facts.modified_ns, kind, compression_of(head), etag=facts.etag
         )
+
+
+def would_be_read(path: Path, name: str) -> bool:
+    """Whether a file, which need not exist yet, is one of those that this folder or pattern names."""
+    folder = Path(name)
+    if folder.is_dir():
+        known, _ = _endings("auto")
+        return path.resolve().is_relative_to(folder.resolve()) and path.name.lower().endswith(known)
+    return glob.has_magic(name) and fnmatch.fnmatch(str(path.absolute()), str(folder.absolute()))
 
 
 def _endings(format: Literal["auto"] | Format) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -108,6 +108,7 @@ def test_slurm_that_is_not_here_is_said(here, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(here))
     assert launch("slurm") == 2
     assert "scontrol is not installed on this machine" in capsys.readouterr().err
+    assert not list(here.rglob("*.job")), "the folder of a job that was not started"
 
 
 def test_another_job_in_the_folder_is_refused(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -246,3 +247,32 @@ def test_the_input_is_no_place_for_bad_rows(tmp_path):
     with pytest.raises(UsageError, match=r"in\.jsonl is one of the inputs"):
         mdata.preprocess(job(tmp_path, rows, on_error="quarantine", quarantine=str(path)))
     assert path.read_bytes() == b"\n".join(rows)
+
+
+@pytest.mark.parametrize(("input", "name", "refused"), [
+    ("in", "in/bad.jsonl", True),
+    ("in", "in/below/bad.JSONL", True),
+    ("in", "in/bad.rows", False),
+    ("in/*", "in/bad.jsonl", True),
+    ("in/a*", "in/bad.jsonl", False),
+    ("in/a.jsonl", "in/bad.jsonl", False),
+])  # fmt: skip
+def test_the_next_run_does_not_read_the_bad_rows(tmp_path, input, name, refused):
+    """It would be refused, or would count them again."""
+    (tmp_path / "in" / "below").mkdir(parents=True)
+    (tmp_path / "in" / "a.jsonl").write_bytes(b"\n".join(lines(3, bad={2: b"{"})))
+    asked = replace(
+        job(tmp_path, lines(1, bad={}), on_error="quarantine", quarantine=str(tmp_path / name)), input=(str(tmp_path / input),)
+    )
+    if not refused:
+        assert mdata.preprocess(asked) and mdata.preprocess(asked).finished_before
+        return
+    with pytest.raises(UsageError, match="would be an input of the next run"):
+        mdata.preprocess(asked)
+    assert not list((tmp_path / "out").glob("*")) and not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("limit", ["1.5", "101%", "-1", "x", "%", "1e3"])
+def test_a_limit_is_whole_rows_or_a_share(tmp_path, limit):
+    with pytest.raises(UsageError, match="a number of rows, or a share"):
+        mdata.preprocess(job(tmp_path, lines(1, bad={}), on_error="skip", max_errors=limit))

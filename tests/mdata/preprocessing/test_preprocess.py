@@ -298,7 +298,7 @@ def test_signals_are_as_before(tmp_path):
         ({"json_keys": ("a", "a")}, "names a key twice: a a"),
         ({"json_keys": ("a/b",)}, "key 'a/b' cannot be part of a file name"),
         ({"output_prefix": "x/"}, "output prefix 'x/' has no name"),
-        ({"output_prefix": "x\ny"}, "is not plain UTF-8"),
+        ({"output_prefix": "x\ny"}, "has characters that cannot be printed"),
         ({"input": ("nowhere.jsonl",)}, "nowhere.jsonl: No such file"),
         ({"tokenizer_type": "GPT2BPETokenizr"}, "no tokenizer type 'GPT2BPETokenizr'"),
         ({"tokenizer_model": "nowhere"}, "no folder or file nowhere"),

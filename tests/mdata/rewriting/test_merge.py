@@ -122,6 +122,18 @@ def test_missing_parts_are_named(tmp_path):
     assert "text_document: 3 of 6 are missing: 2-3,5" in told and "--shard 2/6" in told
 
 
+@pytest.mark.parametrize("copy", [False, True])
+def test_a_pair_that_is_lost_after_a_merge_is_named_and_nothing_is_changed(tmp_path, copy):
+    write_mix(tmp_path / "in")
+    make_parts(job(tmp_path, holdout="0.2"), 3)
+    merge(str(tmp_path / "out/c"))
+    (tmp_path / "out/c-00002-of-00003_text_document.bin").unlink()
+    with (tmp_path / "out/c-00003-of-00003_text_document.bin").open("ab") as file:
+        file.write(b"more")
+    told = refused(tmp_path, "not all parts are complete", copy=copy, overwrite=True)
+    assert "c-00002-of-00003_text_document.bin is missing; c-00003-of-00003_text_document.bin has" in told
+
+
 def test_another_number_of_parts_is_named(tmp_path):
     write_mix(tmp_path / "in")
     make_parts(job(tmp_path), 3)

@@ -195,3 +195,15 @@ def test_the_command_line(made, tmp_path, capsys):
     assert main(["sample", str(made), "--output-prefix", str(tmp_path / "d"), "--tokens", "1e2"]) == 0
     assert main(["shuffle", str(made), "--output-prefix", str(tmp_path / "m"), "--seed", "5"]) == 0
     assert "m_document.json" in capsys.readouterr().out
+
+
+def test_an_address_is_no_place_for_results(tmp_path, monkeypatch):
+    """A disk would take it as folders "s3:" and "b", which a real address then seems to name."""
+    monkeypatch.chdir(tmp_path)
+    whole = bare(tmp_path, [[1, 2], [3]])
+    for prefix in ("s3://b/x", "s3:/b/x"):
+        with pytest.raises(UsageError, match="begins like an address in object storage"):
+            split(whole, prefix, shares=["1", "1"])
+        with pytest.raises(UsageError, match="begins like an address in object storage"):
+            mdata.make_blend([str(whole)], f"{prefix}.json")
+    assert not list(tmp_path.glob("s3*"))
