@@ -70,7 +70,7 @@ def _from_megatron(text: str, console: Console) -> int:
     if migration.refused:
         raise problems_error(title, migration.refused, fix="correct these; nothing was written")
     facts = {"settings": migration.tables, "mapped": migration.mapped, "not_needed": migration.not_needed}
-    console.result(as_toml(migration, title=title, world_size=launch.world_size), facts)
+    console.result(as_toml(migration, title=title, world_size=launch.world_size, nodes=launch.nodes), facts)
     return 0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cli.console import Console, Parser
 from mdata import UsageError
-from mdata.object_storage.address import is_address
+from mdata.object_storage.address import address_of, is_address
 from mdata.util.sizes import parse_size
 
 
@@ -79,7 +79,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _target(text: str) -> Path:
-    if is_address(text):
+    if is_address(text) or address_of(text):
         raise UsageError(
             f"{text} is an address", expected="a folder on a disk", fix="convert there, and copy the folder"
         )

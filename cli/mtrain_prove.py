@@ -91,4 +91,6 @@ def _train(config: RunConfig, world_size: int, file: Path) -> None:
     if done.returncode:
         last = [line for line in done.stderr.splitlines() if not line.startswith("{")][-4:]
         text = f"the run in {config.run.folder} ended with exit code {done.returncode}"
-        raise UsageError(text, found="\n  ".join(last))
+        error = UsageError(text, found="\n  ".join(last))
+        error.exit_code = done.returncode
+        raise error

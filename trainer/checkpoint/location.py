@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mdata import UsageError
 from mdata.errors import os_errors_named
-from mdata.object_storage.address import Address, is_address, parse_address, scheme_of
+from mdata.object_storage.address import Address, address_of, is_address, parse_address, scheme_of
 from mdata.object_storage.stores import open_store
 from trainer.config.sections import RunConfig
 
@@ -98,9 +98,11 @@ def location_of(text: str | Path) -> Location:
     """The folder that a text names: an address, else a path.
 
     Raises:
-        UsageError: an address of another scheme, without a bucket, or with credentials in it.
+        UsageError: an address of another scheme, with one slash, without a bucket, or with credentials in it.
     """
     if not is_address(text):
+        if meant := address_of(text):
+            raise UsageError(f"{text} is neither a path nor an address", fix=f"write {meant}")
         return Path(text)
     _check_scheme(str(text), READ, "read from", fix="download the folder first")
     address = parse_address(str(text))

@@ -102,7 +102,7 @@ def convert(source: Location, target: Path, *, options: Options, progress: Progr
     for note in model.notes:
         progress.note(note)
     if model.tokenizer is None and options.to in ("hf", "mtrain"):
-        progress.note(f"{source} has no tokenizer; mtrain generate will need one (--tokenizer FOLDER)")
+        progress.note(f"{source} has no tokenizer; for mtrain generate, convert with --tokenizer FOLDER")
     dtype = DTYPES[options.dtype] if options.dtype else model.weights_dtype
     dtype = torch.promote_types(dtype, torch.float32) if options.to == "mtrain" else dtype
     states = _states(model, options, progress.note)

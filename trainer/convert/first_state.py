@@ -8,6 +8,7 @@ run/resume.py.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -110,7 +111,10 @@ def _check_weights(config: RunConfig, model: ModelFolder, vocab_size: int) -> No
         if found.get(name) != expected.get(name)
     ]
     if wrong:
-        keys = [f"{name} = {before!r}" for name, (before, _) in _differing(model.config, config).items()]
+        keys = [
+            f"no {name}" if before is None else f"{name} = {json.dumps(before)}"
+            for name, (before, _) in _differing(model.config, config).items()
+        ]
         rows = model.vocab_size != vocab_size
         raise UsageError(
             f"checkpoint.init_from = {config.checkpoint.init_from} does not fit [model]",

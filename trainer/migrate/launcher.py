@@ -24,10 +24,11 @@ _SHELLS = frozenset({"sh", "bash"})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Launch:
-    """Arguments of pretrain_gpt.py, and the number of ranks; None: unknown."""
+    """Arguments of pretrain_gpt.py, and the numbers of ranks and of machines; None: unknown."""
 
     arguments: tuple[str, ...]
     world_size: int | None
+    nodes: int | None = 1
 
 
 def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
@@ -53,7 +54,9 @@ def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
         raise UsageError(f"expected one command that starts {SCRIPT}", found=seen, fix=fix)
     at = next(place for place, word in enumerate(found[0]) if _is_script(word))
     batch = re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE)
-    return Launch(tuple(found[0][at + 1 :]), _world_size(found[0][:at], " ".join(batch).split()))
+    said = " ".join(batch).split()
+    nodes = _number([*said, *found[0][:at]], _NODES, "1")
+    return Launch(tuple(found[0][at + 1 :]), _world_size(found[0][:at], said), int(nodes) if nodes.isdigit() else None)
 
 
 def _inner(command: list[str]) -> list[list[str]]:

@@ -94,16 +94,28 @@ def migrate(words: Sequence[str], world_size: int | None) -> Migration:
     return Migration(tuple(usable), tuple(mapped), tuple(spared), tuple(refused))
 
 
-def as_toml(migration: Migration, *, title: str, world_size: int | None) -> str:
+def _start_lines(world_size: int | None, nodes: int | None) -> list[str]:
+    if nodes == 1:
+        ranks = "RANKS" if world_size is None else str(world_size)
+        return [f"Start it with: mtrain train run.toml --nproc {ranks}"]
+    per_node = "RANKS" if world_size is None or nodes is None else str(world_size // nodes)
+    machines = "MACHINES" if nodes is None else str(nodes)
+    return [
+        f"Start it on each machine with: torchrun --nnodes {machines} --nproc-per-node {per_node}",
+        "  --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29500 -m cli.mtrain train run.toml",
+        "or under Slurm with: srun mtrain train run.toml",
+    ]
+
+
+def as_toml(migration: Migration, *, title: str, world_size: int | None, nodes: int | None = 1) -> str:
     """The configuration with its comments: what was mapped to what, what is not needed and why.
 
     Args:
         migration: without anything refused.
         title: the source, for the first line.
-        world_size: ranks, for the line that says how to start; None: unknown.
+        world_size, nodes: ranks and machines, for the line that says how to start; None: unknown.
     """
-    ranks = "RANKS" if world_size is None else str(world_size)
-    lines = [f"From Megatron-LM: {title}", f"Start it with: mtrain train run.toml --nproc {ranks}", "", "Mapped:"]
+    lines = [f"From Megatron-LM: {title}", *_start_lines(world_size, nodes), "", "Mapped:"]
     lines += [f"  {text} -> {setting}" for text, setting in migration.mapped]
     lines += ["", "Not needed:"] if migration.not_needed else []
     for reason in dict.fromkeys(reason for _, reason in migration.not_needed):

@@ -40,7 +40,7 @@ class AfterStep:
 
     Args:
         log: of rank 0; None on the others.
-        last: the step after which this start of the run ends.
+        last: the step after which this start of the run ends; later where no checkpoint can be written there.
     """
 
     def __init__(
@@ -110,7 +110,11 @@ class AfterStep:
                 losses = self._evaluate(step)
                 self._record(step, measured, losses)
         if step == self.last and not saved:
-            raise diverged(f"no checkpoint was written for the last step, {step}", report)
+            if step == self.plan.steps:
+                raise diverged(f"no checkpoint was written for the last step, {step}", report)
+            self.last += 1  # train.exit_interval: the run ends after the next sound step
+        if step == self.plan.steps and self.log is not None and self.config.checkpoint.keep_best:
+            self.saver.prune()  # the last evaluation may have been the best
         return losses
 
     def record_missing(self, run: RunState) -> dict[str, dict[str, float]]:

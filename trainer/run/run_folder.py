@@ -6,11 +6,12 @@ config.toml, plan.json, the tokenizer's files and its facts. The files that a ru
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mdata import __version__
 from mdata.errors import os_errors_named
 from mdata.object_storage.address import is_address
 from mdata.util import atomic_io, file_lock
+from trainer.checkpoint.location import checkpoints_folder
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
 from trainer.parallel.world import World
@@ -30,14 +32,20 @@ from trainer.run.data import RunData
 
 @contextmanager
 def locked_folder(config: RunConfig, world: World) -> Iterator[None]:
-    """Rank 0 locks the folder: two runs would overwrite each other's metrics and checkpoints."""
+    """Rank 0 locks the run folder and that of the checkpoints: two runs would overwrite each other's files.
+
+    Object storage has no locks.
+    """
     if not world.is_main:
         yield
         return
-    folder = Path(config.run.folder)
-    with os_errors_named("making the run folder"):
-        folder.mkdir(parents=True, exist_ok=True)
-    with file_lock.hold(folder / ".lock"):
+    folder, checkpoints = Path(config.run.folder), checkpoints_folder(config)
+    with ExitStack() as stack:
+        for place, remove in ((folder, False), (checkpoints, True)):
+            if isinstance(place, Path):
+                with os_errors_named("making the run folder"):
+                    place.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(file_lock.hold(place / ".lock", remove=remove))
         yield
 
 
@@ -78,10 +86,12 @@ def _stores_files(folder: Path) -> bool:
 
 def write_run_files(config: RunConfig, plan: Plan, *, data: RunData) -> Path:
     """Write the files that do not change during a run: config.toml, plan.json, tokenizer."""
-    folder = Path(config.run.folder)
+    folder, checkpoint = Path(config.run.folder), config.checkpoint
+    if checkpoint.folder and not is_address(checkpoint.folder):  # others read the file in another working directory
+        checkpoint = dataclasses.replace(checkpoint, folder=str(Path(checkpoint.folder).absolute()))
     (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
     files = {
-        "config.toml": dump_config(config).encode(),
+        "config.toml": dump_config(dataclasses.replace(config, checkpoint=checkpoint)).encode(),
         "plan.json": _json({**plan_facts(config, plan), "data_id": data.train.data_id}),
         **tokenizer_files(data),
     }

@@ -191,7 +191,7 @@ class Saver:
             shard=shard,
             state=state,
             ready=copies.wait if problem is None else partial(_fail, problem),
-            after=lambda: self._prune(best),
+            after=lambda: self.prune(best),
         )
 
     def finish(self, *, needed: bool = False) -> bool:
@@ -242,7 +242,13 @@ class Saver:
             return error
         return None
 
-    def _prune(self, best: Collection[int]) -> None:
+    def prune(self, best: Collection[int] | None = None) -> None:
+        """Remove checkpoints that need not be kept.
+
+        Args:
+            best: the steps with the lowest losses; None: as far as they are known now.
+        """
+        best = self._best() if best is None else best
         # The new checkpoint exists: if storage does not answer, the next save removes what is too much.
         with suppress(MdataError):
             remove_old(self._root, self._settings.keep, every=self._settings.keep_every, best=best)

@@ -6,6 +6,8 @@ has diverged; after the second the state is as good as before.
 
 from __future__ import annotations
 
+import math
+
 from mdata import UsageError
 from trainer.run.step_report import StepReport
 
@@ -48,8 +50,13 @@ class SkippedSteps:
             )
 
     def leaves_sound(self, report: StepReport) -> bool:
-        """Whether every update up to this step, the last one counted, had finite gradients."""
-        return report.applied or (report.num_tokens == 0 and self.not_finite == 0)
+        """Whether the state after this step, the last one counted, is as good as after the last update.
+
+        It is not where gradients are no longer finite; but a loss scale that is too high says nothing of the state.
+        """
+        if report.num_tokens == 0:
+            return self.not_finite == 0
+        return report.applied or (math.isfinite(report.loss) and self.not_finite <= self._more)
 
 
 def diverged(what: str, report: StepReport) -> UsageError:

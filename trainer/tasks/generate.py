@@ -163,7 +163,8 @@ def _undescribed_tokenizer(run_folder: Path, files: Mapping[str, bytes]) -> mdat
     if "tokenizer.json" not in files:
         raise UsageError(
             f"{run_folder} has no tokenizer: the data of the run does not name one",
-            fix="record it in the manifests of its corpora (mdata adopt), and start a new run",
+            fix="record it in the manifests of its corpora (mdata adopt), and start a new run; or for a converted "
+            "folder, convert again with --tokenizer FOLDER",
         )
     return build_tokenizer("HuggingFaceTokenizer", files)
 
@@ -263,7 +264,7 @@ def _checkpoint_folder(run_folder: Path, name: str, progress: Progress) -> Locat
     if found.folder is None or not files_of(found.folder).exists():
         have = sorted(name for name in folders_in(root) if name.startswith("step-"))
         raise UsageError(
-            f"there is no checkpoint {name!r} in {run_folder}",
+            f"there is no checkpoint {name!r} in {root}",
             found=", ".join(have) or "no checkpoint",
             fix="train first (mtrain train), or name one of those found",
         )

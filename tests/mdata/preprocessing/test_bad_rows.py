@@ -262,7 +262,8 @@ def test_the_next_run_does_not_read_the_bad_rows(tmp_path, input, name, refused)
     (tmp_path / "in" / "below").mkdir(parents=True)
     (tmp_path / "in" / "a.jsonl").write_bytes(b"\n".join(lines(3, bad={2: b"{"})))
     asked = replace(
-        job(tmp_path, lines(1, bad={}), on_error="quarantine", quarantine=str(tmp_path / name)), input=(str(tmp_path / input),)
+        job(tmp_path, lines(1, bad={}), on_error="quarantine", quarantine=str(tmp_path / name)),
+        input=(str(tmp_path / input),),
     )
     if not refused:
         assert mdata.preprocess(asked) and mdata.preprocess(asked).finished_before

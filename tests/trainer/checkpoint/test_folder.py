@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+import mdata
 from mdata import DamageError
 from trainer.checkpoint.folder import find_checkpoint, latest_checkpoint, make_room, point_to, read_index, remove_old
 from trainer.checkpoint.format import HashedFile, Part, RunState, SavedFile, dump_index, dump_part
+from trainer.checkpoint.location import location_of
 
 FOREIGN = ["step-old", "step-4 (copy)", "step-", "step-04", "step-0", "step--1", "step-4.bak", "notes"]
 
@@ -196,3 +198,11 @@ def test_latest_is_written_where_a_folder_stands(tmp_path: Path, pointer: str) -
     point_to(tmp_path / "step-2")
     assert (tmp_path / "latest").read_text() == "step-2"
     assert find_checkpoint(tmp_path).warning is None
+
+
+def test_an_address_with_one_slash_is_not_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints would go to a folder "s3:" on a disk that the machine loses."""
+    monkeypatch.chdir(tmp_path)
+    for text in ("s3:/bucket/run", Path("gs://bucket/run")):
+        with pytest.raises(mdata.UsageError, match=r"neither a path nor an address\n  try: write (s3|gs)://bucket/run"):
+            location_of(text)

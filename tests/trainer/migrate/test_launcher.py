@@ -6,6 +6,7 @@ import pytest
 
 from mdata import UsageError
 from trainer.migrate.launcher import find_launch
+from trainer.migrate.migrate import as_toml, migrate
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,29 @@ from trainer.migrate.launcher import find_launch
 def test_launches(text: str, ranks: int | None) -> None:
     launch = find_launch(text)
     assert launch.arguments == ("--a",) and launch.world_size == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "lines"),
+    [
+        ("torchrun --nproc_per_node 8 pretrain_gpt.py --a", 1, ["mtrain train run.toml --nproc 8"]),
+        (
+            "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --a",
+            2,
+            ["torchrun --nnodes 2 --nproc-per-node 8", "srun mtrain train run.toml"],
+        ),
+        (
+            "torchrun --nproc_per_node 8 --nnodes $N pretrain_gpt.py --a",
+            None,
+            ["torchrun --nnodes MACHINES --nproc-per-node RANKS"],
+        ),
+    ],
+)
+def test_how_a_run_on_several_machines_is_started(text: str, nodes: int | None, lines: list[str]) -> None:
+    launch = find_launch(text)
+    assert launch.nodes == nodes
+    found = as_toml(migrate([], 1), title="x", world_size=launch.world_size, nodes=launch.nodes)
+    assert all(line in found for line in lines) and ("--nproc " in found) == (nodes == 1)
 
 
 @pytest.mark.parametrize(

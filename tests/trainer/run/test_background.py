@@ -199,7 +199,7 @@ def test_the_best_and_every_nth_are_kept(config_of, tmp_path) -> None:
     config = replace(config, train=replace(config.train, eval_interval=1))
     alone(config)
     losses = {line["step"]: line["valid"]["held"] for line in read_metrics(Path(config.run.folder))}
-    best = min((step for step in losses if step < 6), key=lambda step: losses[step])
+    best = min(losses, key=lambda step: losses[step])
     assert steps_saved(config) == sorted({4, best, 6})
 
 

@@ -220,7 +220,7 @@ def test_what_does_not_fit_is_told_with_the_keys_to_set(corpora, before, tmp_pat
         "  found: blocks.0.attention.k.weight [16, 16] instead of [8, 16], "
         "blocks.0.attention.v.weight [16, 16] instead of [8, 16] and 1 more"
     )
-    assert expected == "  expected: model.num_kv_heads = 2, model.tie_embeddings = False"
+    assert expected == "  expected: model.num_kv_heads = 2, model.tie_embeddings = false"
     none = beginning(config, tmp_path / "none")
     with pytest.raises(UsageError, match=r"checkpoint\.init_from = .*none: there is no folder"):
         find_start(none, open_data(none))

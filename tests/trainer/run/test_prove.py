@@ -15,14 +15,17 @@ from cli.mtrain import main
 from cli.mtrain_prove import proof_text
 from mdata import UsageError
 from tests.helpers.runs import make_config, make_mix
+from trainer.checkpoint.location import checkpoints_of
 from trainer.config.parse import dump_config
-from trainer.config.sections import CheckpointSection, MeshSection
+from trainer.config.sections import CheckpointSection, MeshSection, PrecisionSection
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
 from trainer.run import determinism
 from trainer.run.engine import Engine
 from trainer.run.metrics import read_metrics
 from trainer.run.prove import COMPUTED, compare, prove
+from trainer.run.run_folder import locked_folder
+from trainer.run.skipped_steps import SkippedSteps
 from trainer.run.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,6 +53,77 @@ def test_a_run_that_ends_early_and_goes_on_has_the_curve_of_one_that_does_not(co
     parts = replace(parts, train=replace(parts.train, exit_interval=3))
     assert [alone(parts).step for _ in range(3)] == [3, 6, 8]
     assert curve(tmp_path / "b") == curve(tmp_path / "a")
+
+
+def test_a_run_in_fp16_can_end_while_the_loss_scale_comes_down(config, tmp_path):
+    """Its first steps are skipped, but their state is sound; the same command would repeat them for ever."""
+    half = replace(config, precision=PrecisionSection(dtype="fp16"), train=replace(config.train, exit_interval=3))
+    whole, parts = (replace(half, run=replace(half.run, folder=str(tmp_path / name))) for name in ("a", "b"))
+    alone(replace(whole, train=replace(whole.train, exit_interval=0)))
+    assert [alone(parts).step for _ in range(3)] == [3, 6, 8]
+    assert curve(tmp_path / "b") == curve(tmp_path / "a")
+    assert not read_metrics(tmp_path / "a")[2]["grad_norm"], "a skipped step"
+    assert not prove(half, tmp_path / "proof", restart=2, steps=5, train=alone).differences
+
+
+def test_a_run_does_not_end_early_behind_a_step_without_a_checkpoint(config, tmp_path, monkeypatch):
+    """A gradient that is not finite may mean that the run has diverged; it ends after the next sound step."""
+    engine_step = Engine.step
+
+    def step(self, batches, rate, **how):
+        found = engine_step(self, batches, rate, **how)
+        steps.append(0)
+        return found
+
+    steps: list[int] = []
+    monkeypatch.setattr(Engine, "step", step)
+    monkeypatch.setattr(SkippedSteps, "leaves_sound", lambda self, report: len(steps) > 4)
+    early = replace(
+        config,
+        run=replace(config.run, folder=str(tmp_path / "run")),
+        train=replace(config.train, exit_interval=3),
+        checkpoint=CheckpointSection(),
+    )
+    assert alone(early).step == 5
+    assert [path.name for path in sorted((tmp_path / "run" / "checkpoints").glob("step-*"))] == ["step-5"]
+
+
+def test_only_one_run_writes_to_a_folder_of_checkpoints(config, tmp_path):
+    first = replace(config, checkpoint=CheckpointSection(folder=str(tmp_path / "both")))
+    world = join_world(Mesh(1), placement=Placement())
+    second = replace(first, run=replace(first.run, folder=str(tmp_path / "second")))
+    with locked_folder(first, world), pytest.raises(UsageError, match=r"both/\.lock is held"):
+        alone(second)
+    assert alone(replace(second, train=replace(second.train, steps=1))).step == 1
+    assert not (tmp_path / "both" / ".lock").exists()
+
+
+def test_a_run_folder_says_where_its_checkpoints_are_wherever_it_is_read(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    moved = replace(
+        config,
+        run=replace(config.run, folder="run"),
+        train=replace(config.train, steps=1),
+        checkpoint=CheckpointSection(folder="kept"),
+    )
+    alone(moved)
+    monkeypatch.chdir(tmp_path / "run")
+    assert checkpoints_of(tmp_path / "run") == tmp_path / "kept"
+    assert (tmp_path / "kept" / "step-1").is_dir()
+
+
+def test_the_best_checkpoints_are_those_of_the_last_evaluation_too(config, tmp_path):
+    """Of the two best nothing else stays, though the last one is known only after its own save."""
+    best = replace(
+        config,
+        run=replace(config.run, folder=str(tmp_path / "run")),
+        checkpoint=CheckpointSection(interval=2, keep=1, keep_best=1),
+    )
+    alone(best)
+    losses = {line["step"]: line["valid"] for line in read_metrics(tmp_path / "run") if line.get("valid")}
+    (least,) = [step for step, one in losses.items() if one == min(losses.values(), key=lambda v: sum(v.values()))]
+    kept = {path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")}
+    assert kept == {"step-8", f"step-{least}"}
 
 
 def test_an_interrupted_run_is_proved_equal(config, tmp_path):
