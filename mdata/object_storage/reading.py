@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mdata.errors import MdataError, ResourceError, UsageError
 from mdata.object_storage.address import Address
 from mdata.object_storage.facts import ObjectFacts
-from mdata.object_storage.stores import changed, explained, named_errors, open_store, storage_errors
+from mdata.object_storage.stores import broke_off, changed, explained, named_errors, open_store, storage_errors
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -83,14 +83,30 @@ def list_objects(folder: Address, store: ObjectStore | None = None) -> list[Obje
 
         store = store or open_store(folder)
         return [look_at_object(folder.with_key(path), store) for path in sorted(hub_files(folder))]
+    store = store or open_store(folder)
+    for attempt in range(_TRIES):
+        _wait_before(attempt)
+        try:
+            return _listed(folder, store)
+        except storage_errors() as failed:
+            if attempt == _TRIES - 1 or not broke_off(failed):
+                raise explained(failed, folder, doing="listing") from None
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _listed(folder: Address, store: ObjectStore) -> list[ObjectFacts]:
     import obstore
 
     # obstore matches whole parts of keys, so what follows the last slash is compared here.
     found: list[ObjectFacts] = []
-    with named_errors(folder, "listing"):
-        for page in obstore.list(store or open_store(folder), prefix=folder.key.rpartition("/")[0] or None):
-            found += [_facts(folder.with_key(one["path"]), one) for one in page if one["path"].startswith(folder.key)]
+    for page in obstore.list(store, prefix=folder.key.rpartition("/")[0] or None):
+        found += [_facts(folder.with_key(one["path"]), one) for one in page if one["path"].startswith(folder.key)]
     return sorted(found, key=lambda one: one.address.key)
+
+
+def _wait_before(attempt: int) -> None:
+    if attempt:
+        time.sleep(FIRST_WAIT_S * 2 ** (attempt - 1) * random.uniform(0.5, 1))
 
 
 def _facts(address: Address, found: Any) -> ObjectFacts:
@@ -116,8 +132,7 @@ def read_range(facts: ObjectFacts, start: int, *, stop: int, store: ObjectStore 
         options["if_match"] = facts.etag
     error: MdataError | None = None
     for attempt in range(_TRIES):
-        if attempt:
-            time.sleep(FIRST_WAIT_S * 2 ** (attempt - 1) * random.uniform(0.5, 1))
+        _wait_before(attempt)
         try:
             answer = obstore.get(store, facts.address.key, options=options)  # type: ignore[arg-type]
             data, meta = answer.bytes().to_bytes(), answer.meta

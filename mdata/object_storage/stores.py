@@ -149,6 +149,11 @@ def storage_errors() -> tuple[type[Exception], ...]:
     return BaseError, OSError, ValueError
 
 
+def broke_off(error: Exception) -> bool:
+    """Whether an answer of the storage ended early, which obstore does not ask for again."""
+    return re.search(r"\bkind: Interrupted\b", str(error)) is not None
+
+
 def explained(error: Exception, address: Address, *, doing: str = "reading") -> MdataError:
     """One error of obstore as ours: usage where the user's address or credentials are the cause, else resource."""
     kind, text = type(error).__name__, str(error)

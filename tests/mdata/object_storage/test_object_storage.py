@@ -100,6 +100,20 @@ def test_an_upload_in_parts_is_read_back(bucket, tmp_path, monkeypatch):
     assert not put_file(tmp_path / "put.bin", address, file_hash="abc")
 
 
+def test_a_list_whose_answer_breaks_off_is_asked_for_again(server, bucket, tmp_path, monkeypatch):
+    """obstore repeats requests that fail, but not answers that end early."""
+    monkeypatch.setattr(stores, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(reading, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(server, "slow_s", 0.0)
+    put(tmp_path, f"{bucket}/there", b"x")
+    server.share = 0.3
+    before = server.faults["short"]
+    for _ in range(60):
+        assert [one.size_bytes for one in list_objects(parse_address(f"{bucket}/there"))] == [1]
+    server.share = 0.0
+    assert server.faults["short"] > before + 3
+
+
 @pytest.mark.parametrize("faults", [30, pytest.param(200, marks=pytest.mark.soak)])
 def test_faults_are_survived(server, bucket, tmp_path, monkeypatch, faults):
     monkeypatch.setattr(stores, "TIMEOUT_S", 1)
