@@ -26,7 +26,8 @@ from mdata.preprocessing.preprocess_options import PreprocessOptions, content_op
 from mdata.preprocessing.unused_options import unused_options
 from mdata.progress import Progress
 from mdata.sources.chunk import chunks, read_chunk
-from mdata.sources.input_files import STDIN, SourceFile, would_be_read
+from mdata.sources.folder_files import would_be_read
+from mdata.sources.input_files import ALL_ENDINGS, STDIN, SourceFile
 from mdata.sources.parse import parse
 from mdata.sources.record_batch import ReadSpec
 from mdata.tokenizers.base.tokenizer import TextRefused, Tokenizer, TokenizerConfig, TokenizerSpec
@@ -249,7 +250,7 @@ def _check_names(job: Job) -> None:
     path = Path(quarantine)
     if path.resolve() in inputs:
         raise UsageError(f"quarantine={quarantine} is one of the inputs", fix="another file for the bad rows")
-    if folder := next((name for name in job.options.input if would_be_read(path, name)), None):
+    if folder := next((name for name in job.options.input if would_be_read(path, name, endings=ALL_ENDINGS)), None):
         raise UsageError(
             f"quarantine={quarantine} would be an input of the next run",
             found=f"--input {folder}",

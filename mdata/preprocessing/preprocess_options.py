@@ -22,6 +22,7 @@ from mdata.sources.text_template import TextTemplate, parse_template
 from mdata.util.machine_limits import usable_cores
 
 _DECIMAL = re.compile(r"[0-9]*\.?[0-9]+")
+_LIMIT = re.compile(r"[0-9]+|(?=[.0-9])(100|[0-9]{0,2}(\.[0-9]+)?)%")  # rows, or a share of at most 100 %
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +142,7 @@ def _check_numbers(options: PreprocessOptions) -> None:
         raise UsageError(f"text_documents={options.text_documents!r}", expected="file or paragraph")
     if not _DECIMAL.fullmatch(options.holdout) or Fraction(options.holdout) > 1:
         raise UsageError(f"holdout={options.holdout}", expected="a share of the documents from 0 to 1, such as 0.01")
-    if options.max_errors is not None and not _is_limit(options.max_errors):
+    if options.max_errors is not None and not _LIMIT.fullmatch(options.max_errors):
         raise UsageError(f"max_errors={options.max_errors}", expected='a number of rows, or a share such as "0.5%"')
 
 
@@ -192,12 +193,6 @@ def _check_names(options: PreprocessOptions) -> None:
     for name, text in (("output prefix", options.output_prefix), *(("key", key) for key in options.json_keys)):
         if not text.isprintable():
             raise UsageError(f"{name} {text!r} has characters that cannot be printed", fix="rename it")
-
-
-def _is_limit(text: str) -> bool:
-    if text.endswith("%"):
-        return _DECIMAL.fullmatch(text[:-1]) is not None and Fraction(text[:-1]) <= 100
-    return text.isdecimal()
 
 
 def template_and_filter(options: PreprocessOptions) -> tuple[TextTemplate | None, RowFilter | None]:

@@ -8,6 +8,8 @@ includes everything below it. Skipped files are counted, and their first names k
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,6 +59,18 @@ class PathFilter:
 
     def __bool__(self) -> bool:
         return bool(self.include or self.exclude)
+
+
+def would_be_read(path: Path, name: str, *, endings: tuple[str, ...]) -> bool:
+    """Whether a file, which need not exist yet, is one of those that a folder or pattern names.
+
+    Args:
+        endings: of the files that are read from a folder.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        return path.resolve().is_relative_to(folder.resolve()) and path.name.lower().endswith(endings)
+    return glob.has_magic(name) and fnmatch.fnmatch(str(path.absolute()), str(folder.absolute()))
 
 
 def _check(name: str, pattern: str) -> None:

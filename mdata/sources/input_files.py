@@ -9,7 +9,6 @@ text from lines of JSON.
 from __future__ import annotations
 
 import fcntl
-import fnmatch
 import glob
 import os
 import stat
@@ -59,6 +58,7 @@ ENDINGS: dict[Format, tuple[str, ...]] = {
     "warc": _compressed((".warc", ".wet")),
     "text": _compressed((".txt", ".text", ".md")),
 }
+ALL_ENDINGS = tuple(ending for endings in ENDINGS.values() for ending in endings)
 
 
 class Section(NamedTuple):
@@ -203,19 +203,9 @@ def _of_storage(
         )
 
 
-def would_be_read(path: Path, name: str) -> bool:
-    """Whether a file, which need not exist yet, is one of those that this folder or pattern names."""
-    folder = Path(name)
-    if folder.is_dir():
-        known, _ = _endings("auto")
-        return path.resolve().is_relative_to(folder.resolve()) and path.name.lower().endswith(known)
-    return glob.has_magic(name) and fnmatch.fnmatch(str(path.absolute()), str(folder.absolute()))
-
-
 def _endings(format: Literal["auto"] | Format) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The endings of all formats, and of the requested one."""
-    known = tuple(ending for endings in ENDINGS.values() for ending in endings)
-    return known, known if format == "auto" else ENDINGS[format]
+    return ALL_ENDINGS, ALL_ENDINGS if format == "auto" else ENDINGS[format]
 
 
 def _of_folder(name: str, format: Literal["auto"] | Format, filter: PathFilter, skipped: SkippedFiles) -> list[Path]:
