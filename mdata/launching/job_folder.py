@@ -156,9 +156,8 @@ def _compare(path: Path, known: Job, job: Job) -> None:
 
 
 def discard_unstarted(job: Job) -> None:
-    """Remove the job's folder if no part was ever started or queued."""
-    begun = [*job.folder.glob("logs/*"), *job.folder.glob("state/*"), *job.folder.glob("slurm/submitted.json")]
-    if not begun:
+    """Remove the job's folder if no part was ever started, and nothing was given to Slurm."""
+    if not [file for name in ("logs", "state", "slurm") for file in job.folder.glob(f"{name}/*")]:
         shutil.rmtree(job.folder, ignore_errors=True)
 
 

@@ -26,8 +26,8 @@ from mdata.preprocessing.preprocess_options import PreprocessOptions, content_op
 from mdata.preprocessing.unused_options import unused_options
 from mdata.progress import Progress
 from mdata.sources.chunk import chunks, read_chunk
-from mdata.sources.folder_files import would_be_read
-from mdata.sources.input_files import ALL_ENDINGS, STDIN, SourceFile
+from mdata.sources.folder_files import PathFilter, would_be_read
+from mdata.sources.input_files import STDIN, SourceFile, endings_of
 from mdata.sources.parse import parse
 from mdata.sources.record_batch import ReadSpec
 from mdata.tokenizers.base.tokenizer import TextRefused, Tokenizer, TokenizerConfig, TokenizerSpec
@@ -250,12 +250,11 @@ def _check_names(job: Job) -> None:
     path = Path(quarantine)
     if path.resolve() in inputs:
         raise UsageError(f"quarantine={quarantine} is one of the inputs", fix="another file for the bad rows")
-    if folder := next((name for name in job.options.input if would_be_read(path, name, endings=ALL_ENDINGS)), None):
-        raise UsageError(
-            f"quarantine={quarantine} would be an input of the next run",
-            found=f"--input {folder}",
-            fix="a file elsewhere",
-        )
+    chosen, endings = PathFilter(job.options.include, job.options.exclude), endings_of(job.options.input_format)[1]
+    for name in map(str, job.options.input):
+        if would_be_read(path, name, endings=endings, filter=chosen):
+            what = f"quarantine={quarantine} would be an input of the next run"
+            raise UsageError(what, found=f"--input {name}", fix="a file in another folder")
     if path.resolve() in results:
         raise UsageError(f"quarantine={quarantine} is one of the results", fix="another file for the bad rows")
     if path.exists() and not path.is_file():

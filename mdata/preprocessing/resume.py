@@ -306,7 +306,7 @@ def _changed_input(job: Job, state: RunState) -> str | None:
 
 def _progress_so_far(job: Job, state: RunState) -> str:
     file, chunk = state.next_chunk
-    line = f"continuing an earlier run: {state.rows:,} rows are done: whole inputs {file}, chunks {chunk}"
+    line = f"continuing an earlier run: {state.rows:,} rows are done ({file} inputs, and {chunk} chunks of the next)"
     if chunk and job.files[file].streamed:
         line += f"; {input_name(job.files[file])} is read again from its start"
     return line

@@ -8,7 +8,6 @@ includes everything below it. Skipped files are counted, and their first names k
 
 from __future__ import annotations
 
-import fnmatch
 import glob
 import os
 import re
@@ -59,18 +58,6 @@ class PathFilter:
 
     def __bool__(self) -> bool:
         return bool(self.include or self.exclude)
-
-
-def would_be_read(path: Path, name: str, *, endings: tuple[str, ...]) -> bool:
-    """Whether a file, which need not exist yet, is one of those that a folder or pattern names.
-
-    Args:
-        endings: of the files that are read from a folder.
-    """
-    folder = Path(name)
-    if folder.is_dir():
-        return path.resolve().is_relative_to(folder.resolve()) and path.name.lower().endswith(endings)
-    return glob.has_magic(name) and fnmatch.fnmatch(str(path.absolute()), str(folder.absolute()))
 
 
 def _check(name: str, pattern: str) -> None:
@@ -214,6 +201,22 @@ def reason_to_skip(
     if name.endswith(endings):
         return None
     return "another format" if name.endswith(known) else "unknown ending"
+
+
+def would_be_read(path: Path, name: str, *, endings: tuple[str, ...], filter: PathFilter) -> bool:
+    """Whether a file, which need not exist yet, is one of those that a folder or pattern names.
+
+    Args:
+        endings, filter: of the files that are read from a folder.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        here, path = folder.resolve(), path.resolve()
+        inside = path.is_relative_to(here)
+        return inside and reason_to_skip(path, endings, known=endings, folder=here, filter=filter) is None
+    if not glob.has_magic(name) or path.name.startswith("."):
+        return False
+    return pattern_expression(str(folder.absolute())).fullmatch(str(path.absolute())) is not None
 
 
 _TOKENS = re.compile(

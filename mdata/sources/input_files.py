@@ -193,7 +193,7 @@ def _of_storage(
 ) -> Iterator[SourceFile]:
     from mdata.sources.object_files import first_bytes, objects_of
 
-    known, endings = _endings(format)
+    known, endings = endings_of(format)
     found = objects_of(name, endings, known=known, filter=filter, skipped=skipped)
     for facts, head in zip(found, first_bytes(found, HEAD_BYTES), strict=True):
         refuse_foreign(facts.address, head)
@@ -203,13 +203,13 @@ def _of_storage(
         )
 
 
-def _endings(format: Literal["auto"] | Format) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def endings_of(format: Literal["auto"] | Format) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The endings of all formats, and of the requested one."""
     return ALL_ENDINGS, ALL_ENDINGS if format == "auto" else ENDINGS[format]
 
 
 def _of_folder(name: str, format: Literal["auto"] | Format, filter: PathFilter, skipped: SkippedFiles) -> list[Path]:
-    known, endings = _endings(format)
+    known, endings = endings_of(format)
     here = SkippedFiles()
     found = files_below(Path(name), endings, known=known, filter=filter, skipped=here)
     found = without_metadata(found, here)

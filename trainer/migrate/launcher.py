@@ -54,9 +54,7 @@ def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
         raise UsageError(f"expected one command that starts {SCRIPT}", found=seen, fix=fix)
     at = next(place for place, word in enumerate(found[0]) if _is_script(word))
     batch = re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE)
-    said = " ".join(batch).split()
-    nodes = _number([*said, *found[0][:at]], _NODES, "1")
-    return Launch(tuple(found[0][at + 1 :]), _world_size(found[0][:at], said), int(nodes) if nodes.isdigit() else None)
+    return Launch(tuple(found[0][at + 1 :]), *_sizes(found[0][:at], " ".join(batch).split()))
 
 
 def _inner(command: list[str]) -> list[list[str]]:
@@ -71,17 +69,23 @@ def _is_script(word: str) -> bool:
     return PurePath(word).name == SCRIPT
 
 
-def _world_size(words: Sequence[str], batch: Sequence[str]) -> int | None:
+def _sizes(words: Sequence[str], batch: Sequence[str]) -> tuple[int | None, int | None]:
+    """The numbers of ranks and of machines."""
     launcher = next((word for word in words if PurePath(word).name in ("srun", "mpirun", "mpiexec")), None)
     torch = any(PurePath(word).name == "torchrun" or word.startswith("torch.distributed.") for word in words)
     if not launcher and not torch:
-        return 1
+        return 1, 1
     said = [*(batch if launcher else ()), *words]
+    nodes = _whole(_number(said, _NODES, "1"))
     ranks = _number(said, _RANKS, "" if not torch else "1")
     if torch or ranks == "":
-        per_node, nodes = _number(said, _PER_NODE, "1"), _number(said, _NODES, "1")
-        return int(per_node) * int(nodes) if per_node.isdigit() and nodes.isdigit() else None
-    return int(ranks) if ranks.isdigit() else None
+        per_node = _whole(_number(said, _PER_NODE, "1"))
+        return per_node * nodes if per_node and nodes else None, nodes
+    return _whole(ranks), nodes
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
 
 
 def _number(words: Sequence[str], names: Sequence[str], default: str) -> str:

@@ -97,15 +97,26 @@ def open_store(place: Placement) -> Store:
     Raises:
         ResourceError: it cannot be reached.
     """
+    method, env = place.init_method, os.environ
     with _joining(place):
-        if not place.init_method.startswith("tcp://"):
-            return next(rendezvous(place.init_method, place.rank, place.world_size, timeout=JOIN_TIMEOUT))[0]
+        if not method.startswith(("env://", "tcp://")):
+            return next(rendezvous(method, place.rank, place.world_size, timeout=JOIN_TIMEOUT))[0]
+        if method == "env://":
+            method = f"tcp://{_given(env, 'MASTER_ADDR')}:{_given(env, 'MASTER_PORT')}"
+        host, _, port = method.removeprefix("tcp://").rpartition(":")
+        is_first = place.rank == 0 and not launcher_holds_store(env)
         # torch's own rendezvous would have rank 0 wait for all others here.
-        host, _, port = place.init_method.removeprefix("tcp://").rpartition(":")
-        is_first = place.rank == 0
-        return dist.TCPStore(  # type: ignore[attr-defined]
+        store: Store = dist.TCPStore(  # type: ignore[attr-defined]
             host, int(port), is_master=is_first, timeout=JOIN_TIMEOUT, wait_for_workers=False
         )
+    # A launcher that starts the ranks again keeps its store. Those of several machines may count differently.
+    again = env.get("TORCHELASTIC_RESTART_COUNT", "0") if place.local_world_size == place.world_size else "0"
+    return store if again == "0" else dist.PrefixStore(f"attempt-{again}", store)  # type: ignore[attr-defined]
+
+
+def launcher_holds_store(env: Mapping[str, str]) -> bool:
+    """Whether the store is in torchrun's process; otherwise it is in rank 0's."""
+    return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def another_connection(store: Store) -> Store:
@@ -222,6 +233,12 @@ def _slurm_placement(env: Mapping[str, str]) -> Placement:
         init_method=f"tcp://{host}:{port}",
         own_device=True,
     )
+
+
+def _given(env: Mapping[str, str], name: str) -> str:
+    if name not in env:
+        raise ValueError(f"the environment variable {name} is not set")
+    return env[name]
 
 
 def _number(env: Mapping[str, str], name: str, default: str | None = None) -> int:

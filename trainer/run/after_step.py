@@ -56,7 +56,8 @@ class AfterStep:
         self.config, self.plan, self.data, self.engine = config, engine.plan, data, engine
         self.log, self.progress, self.last = log, progress, last
         batch = f"{self.plan.global_batch} samples a step, of data.kind={config.data.kind}"
-        self.skipped = SkippedSteps(engine.most_overflows, batch=batch)
+        smallest = config.precision.min_loss_scale
+        self.skipped = SkippedSteps(engine.most_overflows, smallest_scale=smallest, batch=batch)
         self.asked = (0.0, 0.0)  # requests to stop that no step was ended for yet
         names = [component.name for component in data.train.components]
         self.measuring = Measuring(self.plan, engine, dtype=config.precision.dtype, components=names)
@@ -113,15 +114,20 @@ class AfterStep:
             if step == self.plan.steps:
                 raise diverged(f"no checkpoint was written for the last step, {step}", report)
             self.last += 1  # train.exit_interval: the run ends after the next sound step
-        if step == self.plan.steps and self.log is not None and self.config.checkpoint.keep_best:
-            self.saver.prune()  # the last evaluation may have been the best
+        self._keep_the_best(step)
         return losses
 
     def record_missing(self, run: RunState) -> dict[str, dict[str, float]]:
         """Evaluate and record a step that was saved, but whose run ended before it was recorded."""
         losses = self._evaluate(run.step)
         self._record(run.step, run.measured, losses)
+        self._keep_the_best(run.step)
         return losses
+
+    def _keep_the_best(self, step: int) -> None:
+        """The last evaluation may have been the best."""
+        if step == self.plan.steps and self.log is not None and self.config.checkpoint.keep_best:
+            self.saver.prune()
 
     def _evaluate(self, step: int) -> dict[str, dict[str, float]]:
         """Mean loss of each set that this step is evaluated on, nats per token, by split."""

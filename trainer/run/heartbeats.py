@@ -15,13 +15,13 @@ from trainer.layers.base import Parallel
 from trainer.optim.gathers import ParameterGathers
 from trainer.optim.reducer import GradientReducer
 from trainer.parallel.collectives import Group
-from trainer.parallel.world import Placement, World
+from trainer.parallel.world import Placement, World, launcher_holds_store
 from trainer.pipeline.actions import Action
 from trainer.pipeline.messages import Messages
 from trainer.run.launch import SilentRanksError
 
 SILENT_TICKS = 10  # without a new heartbeat: the rank is lost
-START_TICKS = 140  # the same before its first one: machines start at different times
+START_TICKS = 120  # the same before its first one, as machines start at different times; less than JOIN_TIMEOUT
 STILL_TICKS = 10  # in which no rank moves: they wait for each other
 SHOWN = 4  # places or ranks that are named in a message
 _FRAMES = 3  # functions named of a rank
@@ -90,7 +90,7 @@ def ranks_of(place: Placement, env: Mapping[str, str]) -> Ranks:
     Args:
         env: in which torchrun says that its own process holds the store; otherwise rank 0's process does.
     """
-    holder = None if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
+    holder = None if launcher_holds_store(env) else 0
     return Ranks(rank=place.rank, world_size=place.world_size, holder=holder)
 
 

@@ -21,7 +21,7 @@ from mdata import __version__
 from mdata.errors import os_errors_named
 from mdata.object_storage.address import is_address
 from mdata.util import atomic_io, file_lock
-from trainer.checkpoint.location import checkpoints_folder
+from trainer.checkpoint.location import ObjectFolder, checkpoints_folder
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
 from trainer.parallel.world import World
@@ -40,12 +40,13 @@ def locked_folder(config: RunConfig, world: World) -> Iterator[None]:
         yield
         return
     folder, checkpoints = Path(config.run.folder), checkpoints_folder(config)
+    places = [folder] if isinstance(checkpoints, ObjectFolder) else [folder, checkpoints]
     with ExitStack() as stack:
-        for place, remove in ((folder, False), (checkpoints, True)):
-            if isinstance(place, Path):
-                with os_errors_named("making the run folder"):
-                    place.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(file_lock.hold(place / ".lock", remove=remove))
+        with os_errors_named("making the run folder"):
+            for place in places:
+                place.mkdir(parents=True, exist_ok=True)
+        for place in dict.fromkeys(place.resolve() for place in places):  # both may be one folder
+            stack.enter_context(file_lock.hold(place / ".lock", remove=place != folder.resolve()))
         yield
 
 

@@ -19,6 +19,7 @@ class SkippedSteps:
 
     Args:
         more: skipped steps that are allowed beyond MAX_SKIPPED while the loss scale falls.
+        smallest_scale: below which the loss scale does not fall.
         batch: description of a step's data, for the message of a run without loss tokens.
 
     Attributes:
@@ -26,8 +27,8 @@ class SkippedSteps:
         without_loss: consecutive steps without a token that has loss.
     """
 
-    def __init__(self, more: int, *, batch: str) -> None:
-        self._more, self._batch = more, batch
+    def __init__(self, more: int, *, smallest_scale: float, batch: str) -> None:
+        self._more, self._smallest_scale, self._batch = more, smallest_scale, batch
         self.not_finite = self.without_loss = 0
 
     def add(self, step: int, report: StepReport) -> None:
@@ -56,7 +57,8 @@ class SkippedSteps:
         """
         if report.num_tokens == 0:
             return self.not_finite == 0
-        return report.applied or (math.isfinite(report.loss) and self.not_finite <= self._more)
+        scale_falls = self._more > 0 and report.loss_scale > self._smallest_scale
+        return report.applied or (scale_falls and math.isfinite(report.loss))
 
 
 def diverged(what: str, report: StepReport) -> UsageError:

@@ -4,7 +4,7 @@ Every rank has a thread that sends a heartbeat every few seconds: a number, the 
 often it was found there. Rank 0 reads them all, the others read rank 0's. A rank that sends no new ones has died or was
 stopped; if all ranks wait and none moves, they wait for each other (heartbeats.py). Either is an error that ends all
 ranks, with one message. A rank that works on its own while the others wait is only named in a note: it may be
-compiling. The same for one that has not started: the watchdog begins before the ranks join.
+compiling. So is one that has not started, for eight minutes: the watchdog begins before the ranks join.
 
 A store whose process is stopped never answers, so each exchange with it has a thread of its own, and the ticks without
 an answer are counted. Silence is counted in ticks of the listener, not in seconds, so that a job that is suspended as a

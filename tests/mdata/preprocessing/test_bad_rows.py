@@ -249,22 +249,26 @@ def test_the_input_is_no_place_for_bad_rows(tmp_path):
     assert path.read_bytes() == b"\n".join(rows)
 
 
-@pytest.mark.parametrize(("input", "name", "refused"), [
-    ("in", "in/bad.jsonl", True),
-    ("in", "in/below/bad.JSONL", True),
-    ("in", "in/bad.rows", False),
-    ("in/*", "in/bad.jsonl", True),
-    ("in/a*", "in/bad.jsonl", False),
-    ("in/a.jsonl", "in/bad.jsonl", False),
+@pytest.mark.parametrize(("input", "name", "more", "refused"), [
+    ("in", "in/bad.jsonl", {}, True),
+    ("in", "in/below/bad.JSONL", {}, True),
+    ("in", "in/bad.rows", {}, False),
+    ("in", "in/.bad.jsonl", {}, False),
+    ("in", "in/bad.jsonl", {"exclude": ("bad*",)}, False),
+    ("in", "in/bad.jsonl", {"include": ("a*",)}, False),
+    ("in", "in/bad.txt", {"input_format": "jsonl"}, False),
+    ("in/*", "in/bad.jsonl", {}, True),
+    ("in/*", "in/below/bad.jsonl", {}, False),
+    ("in/**/*.jsonl", "in/bad.jsonl", {}, True),
+    ("in/a*", "in/bad.jsonl", {}, False),
+    ("in/a.jsonl", "in/bad.jsonl", {}, False),
 ])  # fmt: skip
-def test_the_next_run_does_not_read_the_bad_rows(tmp_path, input, name, refused):
+def test_the_next_run_does_not_read_the_bad_rows(tmp_path, input, name, more, refused):
     """It would be refused, or would count them again."""
     (tmp_path / "in" / "below").mkdir(parents=True)
     (tmp_path / "in" / "a.jsonl").write_bytes(b"\n".join(lines(3, bad={2: b"{"})))
-    asked = replace(
-        job(tmp_path, lines(1, bad={}), on_error="quarantine", quarantine=str(tmp_path / name)),
-        input=(str(tmp_path / input),),
-    )
+    given = job(tmp_path, lines(1, bad={}), on_error="quarantine", quarantine=str(tmp_path / name), **more)
+    asked = replace(given, input=(tmp_path / input,))
     if not refused:
         assert mdata.preprocess(asked) and mdata.preprocess(asked).finished_before
         return

@@ -46,6 +46,8 @@ def test_launches(text: str, ranks: int | None) -> None:
             None,
             ["torchrun --nnodes MACHINES --nproc-per-node RANKS"],
         ),
+        ("#SBATCH --nodes=4\ntorchrun --nproc_per_node 8 pretrain_gpt.py --a", 1, ["mtrain train run.toml --nproc 8"]),
+        ("#SBATCH --nodes=4\nsrun -n 8 python pretrain_gpt.py --a", 4, ["--nnodes 4 --nproc-per-node 2"]),
     ],
 )
 def test_how_a_run_on_several_machines_is_started(text: str, nodes: int | None, lines: list[str]) -> None:

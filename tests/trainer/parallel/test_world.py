@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.helpers.ranks import RankContext, run_ranks
 from trainer.parallel import world as worlds
 from trainer.parallel.collectives import Group, start_receive_, start_send
 from trainer.parallel.mesh import Coordinates, Mesh
-from trainer.parallel.world import Placement, find_placement, first_host, join_world
+from trainer.parallel.world import Placement, another_connection, find_placement, first_host, join_world, open_store
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 STEP = {
@@ -108,6 +109,33 @@ def test_a_meeting_place_that_cannot_be_had_is_told() -> None:
         place = Placement(world_size=2, init_method=f"tcp://127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(ResourceError, match=r"rank 0 of 2 cannot join the others\n  found: .*address"):
             join_world(Mesh(2), placement=place, device_type="cpu")
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "others"])
+def test_the_store_is_there_before_the_other_ranks_and_new_for_each_attempt(launcher: str, monkeypatch) -> None:
+    """Of torchrun it outlives the ranks; otherwise rank 0 holds it, and waits for nobody."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    place = Placement(world_size=2, local_world_size=2)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    if launcher == "torchrun":
+        agents = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    first = open_store(place)
+    first.set("key", "old")
+    other = open_store(replace(place, rank=1)) if launcher == "others" else another_connection(first)
+    assert other.get("key") == b"old"
+    if launcher == "torchrun":
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        assert not open_store(place).check(["key"])
+        assert agents.check(["key"])
+
+
+def test_a_variable_that_names_no_store_is_told(monkeypatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ResourceError, match=r"cannot join the others\n  found: the environment variable MASTER_ADDR"):
+        open_store(Placement(world_size=2))
 
 
 def places_body(context: RankContext) -> tuple[int, tuple[int, int, int], dict[str, tuple[int, int]]]:

@@ -26,6 +26,7 @@ from trainer.run.metrics import read_metrics
 from trainer.run.prove import COMPUTED, compare, prove
 from trainer.run.run_folder import locked_folder
 from trainer.run.skipped_steps import SkippedSteps
+from trainer.run.step_report import StepReport
 from trainer.run.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -96,6 +97,24 @@ def test_only_one_run_writes_to_a_folder_of_checkpoints(config, tmp_path):
         alone(second)
     assert alone(replace(second, train=replace(second.train, steps=1))).step == 1
     assert not (tmp_path / "both" / ".lock").exists()
+    one = replace(second, checkpoint=CheckpointSection(folder=f"{second.run.folder}/."))
+    assert alone(replace(one, train=replace(one.train, steps=2))).step == 2, "one folder for both"
+
+
+@pytest.mark.parametrize(("report", "sound"), [
+    ({"applied": True}, True),
+    ({}, True),
+    ({"loss_scale": 1.0}, False),
+    ({"loss": float("nan")}, False),
+])  # fmt: skip
+def test_a_skipped_step_is_sound_as_long_as_the_loss_scale_can_fall(report, sound):
+    step = StepReport(
+        **{"loss": 1.0, "num_tokens": 9, "grad_norm": float("inf"), "applied": False, "loss_scale": 8.0} | report
+    )
+    skipped = SkippedSteps(34, smallest_scale=1.0, batch="")
+    skipped.add(1, step)
+    assert skipped.leaves_sound(step) == sound
+    assert SkippedSteps(0, smallest_scale=1.0, batch="").leaves_sound(step) == step.applied, "a constant scale"
 
 
 def test_a_run_folder_says_where_its_checkpoints_are_wherever_it_is_read(config, tmp_path, monkeypatch):
