@@ -40,13 +40,16 @@ def locked_folder(config: RunConfig, world: World) -> Iterator[None]:
         yield
         return
     folder, checkpoints = Path(config.run.folder), checkpoints_folder(config)
-    places = [folder] if isinstance(checkpoints, ObjectFolder) else [folder, checkpoints]
+    held = set[Path]()  # both may be one folder
     with ExitStack() as stack:
-        with os_errors_named("making the run folder"):
-            for place in places:
+        for place, remove in ((folder, False), (checkpoints, True)):
+            if isinstance(place, ObjectFolder):
+                continue
+            with os_errors_named("making the run folder"):
                 place.mkdir(parents=True, exist_ok=True)
-        for place in dict.fromkeys(place.resolve() for place in places):  # both may be one folder
-            stack.enter_context(file_lock.hold(place / ".lock", remove=place != folder.resolve()))
+            if place.resolve() not in held:
+                held.add(place.resolve())
+                stack.enter_context(file_lock.hold(place / ".lock", remove=remove))
         yield
 
 
