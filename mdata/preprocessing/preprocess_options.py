@@ -22,7 +22,7 @@ from mdata.sources.text_template import TextTemplate, parse_template
 from mdata.util.machine_limits import usable_cores
 
 _DECIMAL = re.compile(r"[0-9]*\.?[0-9]+")
-_LIMIT = re.compile(r"[0-9]+|(?=[.0-9])(100|[0-9]{0,2}(\.[0-9]+)?)%")  # rows, or a share of at most 100 %
+_LIMIT = re.compile(r"[0-9]+|(?=[.0-9])(100(\.0+)?|[0-9]{0,2}(\.[0-9]+)?)%")  # rows, or a share of at most 100 %
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,6 @@ ENDINGS: dict[Format, tuple[str, ...]] = {
     "warc": _compressed((".warc", ".wet")),
     "text": _compressed((".txt", ".text", ".md")),
 }
-ALL_ENDINGS = tuple(ending for endings in ENDINGS.values() for ending in endings)
 
 
 class Section(NamedTuple):
@@ -205,7 +204,8 @@ def _of_storage(
 
 def endings_of(format: Literal["auto"] | Format) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The endings of all formats, and of the requested one."""
-    return ALL_ENDINGS, ALL_ENDINGS if format == "auto" else ENDINGS[format]
+    known = tuple(ending for endings in ENDINGS.values() for ending in endings)
+    return known, known if format == "auto" else ENDINGS[format]
 
 
 def _of_folder(name: str, format: Literal["auto"] | Format, filter: PathFilter, skipped: SkippedFiles) -> list[Path]:

@@ -215,7 +215,7 @@ def _check_fits(
 
 
 def check_room(place: Path, needed_bytes: int, *, what: str, fix: str, begun: Path | None = None) -> None:
-    """Check that a file system has room for what is about to be written; one that does not say its size is taken to.
+    """Check that a file system has room for what is about to be written; one that does not report its size passes.
 
     Args:
         place: the file or folder that will be written; it need not exist yet.
