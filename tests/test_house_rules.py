@@ -18,7 +18,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("no blanket except", "cli/console.py"): "the one place that turns any error into an exit code and a message",
     ("no blanket except", "cli/mtrain_rank.py"): "a rank hands its error to the process that started it",
     ("no blanket except", "mdata/util/background.py"): "a background thread hands its error to the other thread",
-    ("keyword only", "mdata/chat/template_limits.py::LimitedEnvironment.call_binop"): "Jinja calls it, by position",
     ("atomic_io is the door", "trainer/run/metrics.py"): "lines are appended to a file that is read while it grows",
     ("one door to the terminal", "cli/start.py"): "a fixed line before anything is imported, and no name in it",
     (
@@ -31,20 +30,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
 }
 
 # For each rule a file that breaks it and one that does not: a rule that cannot fail is no rule.
-LONG = "def f():\n" + "    x = 1\n" * 60
 SAMPLES = {
-    "function length": ("mdata/x.py", LONG, LONG.replace("    x = 1\n", "", 1)),
-    "file length": ("cli/x.py", "x = 1\n" * 401, "x = 1\n" * 400),
-    "argument count": (
-        "cli/x.py",
-        "def _f(a, b, c, d, e, f, g, h): 0",
-        "class A:\n def f(self, a, b, *, c, d, e, f, g): 0",
-    ),
-    "keyword only": (
-        "mdata/x.py",
-        "class A:\n def __init__(self, a, b, c): 0",
-        "def f(a, b, *, c): 0\ndef _g(a, b, c): 0",
-    ),
     "import direction": (
         "trainer/x.py",
         "from mdata.indexed import reader",
@@ -62,7 +48,7 @@ SAMPLES = {
         "import sys\nsys.stdout.write(name)",
         "console.write(name)\nsay(name, standard_output())",
     ),
-    "module docstring": ("mdata/x.py", '"""One line."""', '"""Three.\n\nLines."""'),
+    "module docstring": ("mdata/x.py", "x = 1", '"""One line."""'),
     "no blanket except": (
         "mdata/x.py",
         "try: f()\nexcept (OSError, Exception): x = 1",
@@ -102,8 +88,7 @@ MORE_OFFENCES = [
     ("one door to the terminal", "cli/x.py", "self._stream.write(name)"),
     ("one door to the terminal", "cli/x.py", "from sys import stderr"),
     ("one door to the terminal", "cli/x.py", "import sys\nf(file=sys.__stderr__)"),
-    ("module docstring", "mdata/x.py", "x = 1"),
-    ("module docstring", "mdata/x.py", '"""' + "x\n" * 15 + '"""'),
+    ("module docstring", "mdata/x.py", "# a comment\nx = 1"),
     ("atomic_io is the door", "mdata/x.py", "import os\nos.replace(a, b)"),
     ("atomic_io is the door", "mdata/x.py", "path.open('ab')"),
     ("atomic_io is the door", "mdata/x.py", "import os\nos.open(path, os.O_RDWR | os.O_CLOEXEC)"),
@@ -153,7 +138,6 @@ def test_text_rules_can_fail():
     path = "/".join(["", "home", "someone", "data"])
     assert list(house.no_machine_paths(house.parse("README.md", f"see {path}\n")))
     assert not list(house.no_machine_paths(house.parse("README.md", "docs/home/x and https://a.org/home/b\n")))
-    assert list(house.ascii_only(house.parse("README.md", "caf\N{LATIN SMALL LETTER E WITH ACUTE}\n")))
 
 
 def test_exceptions_name_rules_and_reasons():

@@ -41,12 +41,6 @@ def test_nothing_else_is_loose_at_the_top(package, files):
     assert loose == {"mdata": {"errors", "progress", "version", "__main__"}, "trainer": {"errors"}}[package]
 
 
-def test_no_module_name_occurs_twice(package, files):
-    # A user of the trainer says its room as well: run/data.py reads batches, report/data.py a run's files.
-    allowed = ["data"] if package == "trainer" else []
-    assert rooms.doubled(name for name, path in files.items() if path.name != "__init__.py") == allowed
-
-
 def test_a_room_says_what_it_is_in_the_words_of_the_table(package, files):
     for room, text in rooms.declared(package).items():
         if room != rooms.TWINS:
@@ -62,5 +56,3 @@ def test_the_rules_can_fail():
     assert rooms.upward(imports, of, ["mdata.a", "mdata.b"]) == ["mdata.a.x imports mdata.b.y"]
     assert rooms.circles(imports) == [["mdata.a.x", "mdata.b.y"]]
     assert rooms.circles({"mdata.a.x": frozenset({"mdata.b.y"}), "mdata.b.y": frozenset()}) == []
-    assert rooms.doubled(files) == []
-    assert rooms.doubled({*files, "mdata.a.y"}) == ["y"]

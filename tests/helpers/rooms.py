@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -87,9 +86,3 @@ def circles(imports: Imports) -> list[list[str]]:
     in_circle = sorted(module for module in imports if module in reach[module])
     groups = {tuple(sorted(other for other in in_circle if other in reach[m] and m in reach[other])) for m in in_circle}
     return [list(group) for group in sorted(groups)]
-
-
-def doubled(names: Iterable[str]) -> list[str]:
-    """Names of more than one module, except twins."""
-    counted = Counter(name.rpartition(".")[2] for name in names if not name.startswith(TWINS + "."))
-    return sorted(name for name, count in counted.items() if count > 1)
