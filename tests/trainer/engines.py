@@ -116,6 +116,7 @@ def logical(owned: Ownership, state: torch.Tensor) -> list[tuple[str, Any, np.nd
 def reduced(engine: Engine, divisor: Any = 1) -> list[tuple[str, Any, np.ndarray]]:
     """The rank's part of the gradients after reduction, divided by a divisor."""
     engine.optimizer.reducer.finish()
+    engine.optimizer.reducer.sum_copies()
     runs = engine.buffers.owned.runs
     flat = torch.cat([engine.buffers.gradients.view(run.start, run.stop) for run in runs])
     return logical(engine.buffers.owned, flat / divisor)

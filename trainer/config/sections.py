@@ -147,6 +147,9 @@ class KernelsSection:
     tensor_parallel: Literal["auto", "symmetric_memory"] = (
         "auto"  # symmetric_memory: sequence parallelism moves tokens between GPUs of a host while products are computed
     )
+    cuda_graphs: Literal["auto", "off", "on"] = (
+        "auto"  # passes of stages and the update are launched as whole graphs, so that GPUs do not wait for the host
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

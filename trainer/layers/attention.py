@@ -8,6 +8,7 @@ Shapes: B batch, S sequence, N = B * S tokens, D hidden, H and G local heads, K 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -93,12 +94,17 @@ class Attention(Layer):
             self.q_norm, self.k_norm = (
                 Norm(shape.head_dim, kind=shape.qk_norm, epsilon=shape.norm_epsilon, kernels=kernels) for _ in "qk"
             )
+        self._slopes = functools.lru_cache(maxsize=4)(self._make_slopes)
         inner = heads * shape.head_dim
         self.out = Linear(inner, width, parallel=parallel, bias=shape.out_bias, column=False)
 
     def forward(self, x_ND: Tensor, sequences: Sequences) -> Tensor:
         y_BSHK = self._attend(self._heads(x_ND, sequences), sequences)
         return self.out(y_BSHK.flatten(0, 1).flatten(1))
+
+    def _make_slopes(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        mine = slice(self.first_head, self.first_head + self.sizes[0])
+        return torch.tensor(alibi_slopes(self.shape.num_heads)[mine], dtype=dtype, device=device)
 
     def _heads(self, x_ND: Tensor, sequences: Sequences) -> tuple[Tensor, ...]:
         """q, k and v, normalized and rotated."""
@@ -144,7 +150,7 @@ class Attention(Layer):
                 as_input(self, "sink") if scores.sinks == "learned" else torch.zeros(heads, dtype=dtype, device=device)
             )
         if scores.alibi:
-            slope_H = torch.tensor(alibi_slopes(self.shape.num_heads)[mine], dtype=dtype, device=device)
+            slope_H = self._slopes(dtype, device)
         if sequences.documents is not None:
             document_BS = sequences.documents.numbers(sequences.batch, sequences.row_length)
         if self.dropout is not None and sequences.samples_B is not None and torch.is_grad_enabled():

@@ -39,12 +39,14 @@ class MainGradients:
         add_product: the implementation of kernels.plain.add_product for weights.
         later: collects postponed products of weights' gradients, for a backward pass that is split in two; None: they
             are computed at once.
+        decisions: collects (name, whether it was stale) of each one that backward writes to; None: it is not recorded.
     """
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.add_product: Callable[..., None] = add_product
         self.later: list[Callable[[], None]] | None = None
+        self.decisions: list[tuple[str, bool]] | None = None
         self._stale: set[str] = set()
 
     def forget(self) -> None:
@@ -61,7 +63,16 @@ class MainGradients:
         """Whether the caller must overwrite the tensor instead of adding to it; true once after each `forget`."""
         stale = name in self._stale
         self._stale.discard(name)
+        if self.decisions is not None:
+            self.decisions.append((name, stale))
         return stale
+
+    def repeat(self, *, overwritten: frozenset[str], added: frozenset[str]) -> None:
+        """A recorded pass writes again: it overwrites these, and adds to those."""
+        assert overwritten <= self._stale and self._stale.isdisjoint(added), (
+            f"recorded: {sorted(overwritten)} overwritten, {sorted(added)} added to; stale are {sorted(self._stale)}"
+        )
+        self._stale -= overwritten
 
     def settle(self) -> None:
         """Clear tensors that are still stale."""
@@ -75,6 +86,9 @@ class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.main_gradients = MainGradients()
+
+    def prepare(self) -> None:
+        """Compute what the passes of a step share, before one that is recorded or replayed uses it."""
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainer.parallel.collectives import Group
 from trainer.parallel.conjugates import gather_sequence
-from trainer.parallel.context import chunk_ends, chunk_order
+from trainer.parallel.context import chunk_ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def gather_keys(k_BSGK: Tensor, v_BSGK: Tensor, *, cp: Group) -> tuple[Tensor, T
     """Keys and values of whole rows, in the order of the row: [B, S, G, K] -> [B, T, G, K] each."""
     both = torch.stack((k_BSGK, v_BSGK), dim=2).unflatten(1, (2, -1))  # [B, 2 chunks, S / 2, 2, G, K]
     chunks = gather_sequence(both.transpose(0, 1).contiguous(), cp)
-    order = torch.tensor(chunk_order(cp.size), device=chunks.device)
-    rows = chunks.index_select(0, order).transpose(0, 1).flatten(1, 2)
+    in_order = torch.cat((chunks[0::2], chunks[1::2].flip(0)))  # each rank's first chunk, then their second ones
+    rows = in_order.transpose(0, 1).flatten(1, 2)
     k_BTGK, v_BTGK = rows.unbind(dim=2)
     return k_BTGK, v_BTGK

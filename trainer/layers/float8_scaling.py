@@ -130,6 +130,7 @@ class LayerScaling:
     def __init__(self, model: Float8Scaling, row: int) -> None:
         self.model, self._row = model, row
         self._weight: tuple[int, Float8] | None = None
+        self._kept: Float8 | None = None
 
     def input(self, x_NI: Tensor, *, record: bool, columns: bool) -> Float8:
         """The input, or gathered inputs, of the layer; `columns`: with the transpose."""
@@ -146,6 +147,20 @@ class LayerScaling:
             self._weight = None  # its memory is reused for the new one
             self._weight = version, self._quantize(weight_OI, "weight", record=True, columns=True)
         return self._weight[1]
+
+    @torch.no_grad()
+    def keep_weight(self, weight_OI: Tensor) -> None:
+        """Round the weight as `weight` does, but at the addresses of the last time, which CUDA graphs read."""
+        version, kept = self.model.weights_version, self._kept
+        if self._weight is None or self._weight[0] != version or self._weight[1] is not kept:
+            rounded = self.weight(weight_OI)
+            if kept is None:
+                self._kept = kept = rounded
+            elif rounded is not kept:
+                for old, new in zip(kept, rounded, strict=True):
+                    if old is not None and new is not None:
+                        old.copy_(new)
+            self._weight = version, kept
 
     def _quantize(self, x: Tensor, role: Role, *, record: bool, columns: bool) -> Float8:
         dtype = self.model.recipe.gradients if role == "gradient" else E4M3

@@ -40,6 +40,11 @@ class Linear(Layer):
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
         self.float8: LayerScaling | None = None
 
+    def prepare(self) -> None:
+        """Round the weight to FP8, if it has changed since it was rounded."""
+        if self.float8 is not None:
+            self.float8.keep_weight(self.weight)
+
     def forward(self, x_NI: Tensor) -> Tensor:
         if self.float8 is not None:
             return float8_linear(

@@ -79,6 +79,7 @@ class Stage(Protocol):
 
     kernels: Kernels
     hooks: BlockHooks
+    loss_function: Any  # a user's; None: the model's own
 
     @property
     def hooked(self) -> range:

@@ -14,14 +14,16 @@ changes. All of this is decided on the device: nothing here waits for the host.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.config.sections import OptimizerSection
 from trainer.errors import MORE_RANKS, out_of_memory_in
+from trainer.kernels.recording import RecordedFunction, Recorder
 from trainer.kernels.table import Kernels
 from trainer.kernels.updates import MOMENTS, rule_of
 from trainer.optim.buffers import Buffers
@@ -59,6 +61,7 @@ class Optimizer:
         settings: the rule, and its constants.
         groups: axis -> ranks along it, for the shard axes, those of copies, and "world".
         kernels: the implementation of the update.
+        recorder: records the update of a rank that shares its parameters with no other; None: it is computed anew.
 
     Attributes:
         holds: name -> the runs of the buffers that this rank updates, and where they lie in a tensor of the state: of
@@ -70,7 +73,13 @@ class Optimizer:
     """
 
     def __init__(
-        self, buffers: Buffers, settings: OptimizerSection, *, groups: Mapping[str, Group], kernels: Kernels
+        self,
+        buffers: Buffers,
+        settings: OptimizerSection,
+        *,
+        groups: Mapping[str, Group],
+        kernels: Kernels,
+        recorder: Recorder | None = None,
     ) -> None:
         self.buffers, self.settings, self.groups, self.kernels = buffers, settings, groups, kernels
         whole = buffers.sharding == "none"
@@ -101,6 +110,9 @@ class Optimizer:
             buffers, groups, held=held, overlap=settings.overlap_grad_reduce, shrink=self._shrunk
         )
         self.hooks = DataParallelHooks(self.gathers, self.reducer)
+        alone = groups["data"].size == 1 and self._matrices is None
+        self._recorder = recorder if alone else None
+        self._recordings: dict[Any, RecordedFunction | None] = {}
 
     @property
     def owned(self) -> Ownership:
@@ -132,6 +144,28 @@ class Optimizer:
         """
         self.gathers.release()
         self.reducer.finish()
+        decay = self.settings.weight_decay if weight_decay is None else weight_decay
+        rates = torch.tensor((learning_rate, decay), dtype=torch.float64)
+        numbers = (rates.to(totals.device, non_blocking=True), totals, scale)
+        norm, applied, sums = self._recorded(numbers) or self._reduce_and_update(*numbers)
+        self.buffers.forget()
+        return StepResult(norm, applied, sums)
+
+    def _recorded(self, numbers: tuple[Tensor, Tensor, Tensor | None]) -> Sequence[Any]:
+        """The results of a recorded `_reduce_and_update`; nothing where it has to be computed."""
+        key = (numbers[1].shape, numbers[2] is None)
+        if self._recorder is None or key not in self._recordings:
+            self._recordings[key] = None  # the first time compiles kernels
+            return ()
+        if (recorded := self._recordings[key]) is None:
+            pool = self._recorder.pool()
+            recorded = RecordedFunction(self._reduce_and_update, numbers, recorder=self._recorder, pool=pool)
+            self._recordings[key] = recorded
+        return recorded(*numbers)
+
+    def _reduce_and_update(self, rates_2: Tensor, totals: Tensor, scale: Tensor | None) -> tuple[Tensor, ...]:
+        """What a step does to tensors; nothing else, so that it can be recorded."""
+        self.reducer.sum_copies()
         sums = all_reduce_(torch.cat((self._square().view(1), totals)), self.groups["world"])
         divisor = (sums[1] if scale is None else sums[1] * scale) / self._shrunk
         norm = sums[0].sqrt() / divisor
@@ -139,10 +173,8 @@ class Optimizer:
         clip = self.settings.clip_norm
         factor = (clip / norm.clamp(min=clip) if clip else 1.0) / divisor
         self._steps += applied
-        decay = self.settings.weight_decay if weight_decay is None else weight_decay
-        self._update(factor, (learning_rate, decay), applied)
-        self.buffers.forget()
-        return StepResult(norm, applied, sums[1:])
+        self._update(factor, rates_2.unbind(), applied)
+        return norm, applied, sums[1:]
 
     def loaded(self, steps: int) -> None:
         """Continue from the values in `state`, after this many updates; parameters become the rounded weights."""
@@ -172,13 +204,12 @@ class Optimizer:
         ]
         return sum_of_squares(counted) if counted else self._steps.new_zeros(())
 
-    def _update(self, factor: Tensor, rates: tuple[float, float], applied: Tensor) -> None:
-        settings, dtype, (learning_rate, weight_decay) = self.settings, self.buffers.main_dtype, rates
-        rate = torch.full_like(factor, learning_rate)
+    def _update(self, factor: Tensor, rates: Sequence[Tensor], applied: Tensor) -> None:
+        settings, dtype, (rate, scheduled_decay) = self.settings, self.buffers.main_dtype, rates
         # A number that changes from step to step has to be a tensor, because torch.compile would treat it as a
         # constant.
         scheduled = settings.weight_decay_schedule != "constant"
-        decay = torch.full_like(rate, weight_decay) if scheduled else weight_decay
+        decay = scheduled_decay if scheduled else settings.weight_decay
         if self._rule == "adamw":
             corrections = (1 - beta**self._steps for beta in (settings.beta1, settings.beta2))
             numbers = torch.stack((factor, rate, *corrections, self._steps)).to(dtype)

@@ -4,8 +4,8 @@ If a rank keeps whole gradients they are summed once, in the last backward pass 
 its blocks is complete. If it keeps only its own runs (`optimizer.sharding`), they are summed for each microbatch: a
 bucket's gradients have memory from the first of its blocks that backward reaches until they are reduced and added to
 the rank's run; at most one bucket is in transit while the next is filled (Rajbhandari et al. 2020, "ZeRO", stage 2).
-Sums that were not started by then are done in `finish`, so a step without a backward pass has a zero gradient. `finish`
-also sums partial gradients of copies of parameters along other axes.
+Sums that were not started by then are done in `finish`, so a step without a backward pass has a zero gradient. After
+it, `sum_copies` sums partial gradients of copies of parameters along other axes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Complete the sums: kept gradients become those of the loss's sum, at least in the held runs."""
+        """Complete the sums over data-parallel ranks."""
         for number in range(len(self._buckets)):
             if number not in self._pending and self._is_left(number):
                 self._start(number)
@@ -78,6 +78,10 @@ class GradientReducer:
                 self._own(number).zero_()
             self._missing[number] = set(bucket.blocks)
         self._reduced.clear()
+
+    @torch.no_grad()
+    def sum_copies(self) -> None:
+        """Sum partial gradients of copies: kept gradients become those of the loss's sum, at least in the held runs."""
         for axis in ("tp", "kv", "ends"):
             partial = [segment for _, segment in self._held.segments() if axis in segment.rules.partial]
             if partial and self.groups[axis].size > 1:

@@ -24,9 +24,3 @@ def chunk_ends(length: int, *, rank: int, size: int) -> tuple[int, int]:
     chunk = length // (2 * size)
     first, second = chunks_of(rank, size)
     return (first + 1) * chunk, (second + 1) * chunk
-
-
-def chunk_order(size: int) -> list[int]:
-    """The positions of chunks 0, 1, ... in the concatenation of all ranks' chunks, in rank order."""
-    held = [chunk for rank in range(size) for chunk in chunks_of(rank, size)]
-    return [held.index(chunk) for chunk in range(2 * size)]

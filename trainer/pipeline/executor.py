@@ -1,40 +1,30 @@
 """Runs a lowered schedule on one rank: all forward and backward passes happen here.
 
-Does not decide the order of actions (generators.py) or updates (optimizer.py). Gradients of the *sum* of the loss
-accumulate; nothing is divided here, because the number of tokens of the step is known only at its end. Only for a mean
-of microbatch means, each microbatch's sum is divided by its own number of tokens.
+Does not decide the order of actions (generators.py), and does not compute updates (optimizer.py). What an action
+computes stands in passes.py; on a GPU it may be recorded and replayed (graphs.py). Messages are always sent from here.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from trainer.layers.base import Layer, weights_later
-from trainer.layers.block_hooks import BlockHooks
+from trainer.layers.base import Layer
 from trainer.models.stage import Microbatch, Stage, Tensors
 from trainer.parallel.collectives import Group
 from trainer.pipeline.actions import Action, Link, Schedule
-from trainer.pipeline.loss_sums import loss_factor, loss_sums
+from trainer.pipeline.graphs import ReplayedPass, StageGraphs
 from trainer.pipeline.messages import Messages
+from trainer.pipeline.passes import LossOptions, Pass
 
 WAIT_S = 50.0  # for a message; a peer that gives none for so long is named
 FIRST_WAIT_S = 600.0  # in the first step, in which a peer may compile its kernels
 
 Key = tuple[int, int]  # stage, microbatch
-
-
-@dataclasses.dataclass(slots=True)
-class _Kept:
-    """The state that a forward pass keeps for its backward pass: tensors where gradients enter and leave."""
-
-    outputs: tuple[GradientEdge, ...]
-    inputs: Tensors
 
 
 class Executor:
@@ -44,15 +34,22 @@ class Executor:
         stages: by their numbers. rank: on the pipeline.
         links: as in World.
         wait_s: on CPUs, the longest wait for a message, except in the first run.
+        graphs: of the stages' passes; None: every pass is computed anew.
 
     Attributes:
         watch: called with each action before it runs, and with None after the last one.
     """
 
     def __init__(
-        self, stages: Mapping[int, Stage], rank: int = 0, *, links: Mapping[Link, Group], wait_s: float = WAIT_S
+        self,
+        stages: Mapping[int, Stage],
+        rank: int = 0,
+        *,
+        links: Mapping[Link, Group],
+        wait_s: float = WAIT_S,
+        graphs: StageGraphs | None = None,
     ) -> None:
-        self.stages, self.rank, self.links, self.wait_s = dict(stages), rank, links, wait_s
+        self.stages, self.rank, self.links, self.wait_s, self.graphs = dict(stages), rank, links, wait_s, graphs
         self._layers = {number: _layers(stage) for number, stage in self.stages.items()}
         self.watch: Callable[[Action | None], None] = lambda action: None
         self._runs = 0
@@ -83,14 +80,16 @@ class Executor:
             LostRankError: a peer has ended, or sent no message in time; names the action and the peer.
         """
         wait_s = self.wait_s if self._runs else FIRST_WAIT_S
-        run = _Run(self, schedule, microbatches, num_components=num_components, wait_s=wait_s)
-        run.own_means, run.scale = own_means, scale
+        loss = LossOptions(own_means=own_means, num_components=num_components)
+        run = _Run(self, schedule, microbatches, loss=loss, scale=scale, wait_s=wait_s)
         for action in schedule.actions[self.rank]:
             self.watch(action)
             run.do(action)
         run.finish()
         self.watch(None)
         self._runs += 1
+        if self.graphs is not None and torch.is_grad_enabled():
+            self.graphs.after_step()
         return run.totals
 
     def layers(self, stage: int) -> Sequence[Layer]:
@@ -107,20 +106,20 @@ class _Run:
         schedule: Schedule,
         microbatches: Sequence[Microbatch],
         *,
-        num_components: int,
+        loss: LossOptions,
+        scale: Tensor | None,
         wait_s: float,
     ) -> None:
         self.executor, self.schedule, self.microbatches = executor, schedule, microbatches
+        self.loss, self.scale = loss, scale
         self.messages = Messages(schedule, executor.rank, links=executor.links, wait_s=wait_s)
-        self.own_means = False
-        self.scale: Tensor | None = None
         device = microbatches[0].tokens_BS.device
-        self.num_components = num_components
-        self.totals = torch.zeros(2 + 2 * num_components, dtype=torch.float64, device=device)
-        self.kept: dict[Key, _Kept] = {}
-        self.weights: dict[Key, list[Callable[[], None]]] = {}
-        ends = (action for action in schedule.actions[executor.rank] if action.kind in ("B", "W"))
-        self.last = {action.stage: action for action in ends}  # for each stage, the action that completes its gradients
+        self.totals = torch.zeros(2 + 2 * loss.num_components, dtype=torch.float64, device=device)
+        self.passes: dict[Key, Pass | ReplayedPass] = {}
+        actions = schedule.actions[executor.rank]
+        self.first = {action.stage: action.microbatch for action in reversed(actions) if action.kind == "F"}
+        # For each stage, the action that completes its gradients.
+        self.last = {action.stage: action for action in actions if action.kind in ("B", "W")}
 
     def do(self, action: Action) -> None:
         """Run one action of this rank."""
@@ -130,11 +129,6 @@ class _Run:
             self.messages.begin_receive(action, self._buffers(action))
         elif action.kind == "F":
             self._forward(action)
-        elif action.kind == "W":
-            self._hooks(action)
-            with torch.no_grad():
-                for add in self.weights.pop((action.stage, action.microbatch)):
-                    add()
         else:
             self._backward(action)
 
@@ -143,77 +137,53 @@ class _Run:
         self.messages.finish()
         for stage in self.executor.stages.values():
             stage.hooks.last_microbatch = False  # a backward pass run by other code does not end a step
-        left = [*self.kept, *self.weights]
-        assert not left, f"the schedule left {left[:4]} without what follows"
+        assert not self.passes, f"the schedule left {[*self.passes][:4]} without what follows"
 
     def _forward(self, action: Action) -> None:
         _, number, microbatch = action
-        stage, batch = self.executor.stages[number], self.microbatches[microbatch]
-        inputs = self.messages.take(Action("RECV_F", number, microbatch)) if number else ()
-        train = torch.is_grad_enabled()
-        for tensor in inputs:
-            tensor.requires_grad_(train)
-        if number + 1 == self.schedule.num_stages:
-            outputs = self._loss(stage, inputs, batch)
+        batch = self.microbatches[microbatch]
+        received = self.messages.take(Action("RECV_F", number, microbatch)) if number else ()
+        way = self._pass(action, batch)
+        given, counted = way.forward(received, batch, self.scale)
+        if counted is None:
+            self.messages.give(Action("SEND_F", number, microbatch), given)
         else:
-            outputs = stage(inputs, batch)
-            self.messages.give(Action("SEND_F", number, microbatch), tuple(tensor.detach() for tensor in outputs))
-        if train:
-            self.kept[number, microbatch] = _Kept(tuple(map(get_gradient_edge, outputs)), inputs)
+            self.totals[: len(counted)] += counted
+        if torch.is_grad_enabled():
+            self.passes[number, microbatch] = way
 
-    def _loss(self, stage: Stage, inputs: Tensors, batch: Microbatch) -> Tensors:
-        mask_BS, tokens = batch.loss_mask_BS, batch.loss_mask_BS.sum()
-        whole = tokens if batch.loss_tokens is None else batch.loss_tokens
-        factor = loss_factor(whole, own_means=self.own_means, scale=self.scale)
-        if factor is not None:  # the loss computes its gradient in its forward pass: only the mask can scale it
-            outputs = stage(inputs, dataclasses.replace(batch, loss_mask_BS=mask_BS.double() * factor))
-        else:
-            outputs = stage(inputs, batch)
-        counted = loss_sums(outputs, batch, factor=factor, num_components=self.num_components)
-        self.totals[: len(counted)] += counted
-        return outputs[:1]
+    def _pass(self, action: Action, batch: Microbatch) -> Pass | ReplayedPass:
+        """How a microbatch goes through a stage: by a recorded graph where one can be used, otherwise computed now."""
+        executor, (_, number, microbatch) = self.executor, action
+        is_last = number + 1 == self.schedule.num_stages
+        make = partial(Pass, executor.stages[number], executor.layers(number), is_last=is_last, loss=self.loss)
+        if executor.graphs is None or not torch.is_grad_enabled():
+            return make()
+        if is_last and executor.stages[number].loss_function is not None:  # may decide by its values
+            return make()
+        completes = number in self.last and self.last[number].microbatch == microbatch
+        ends = (microbatch == self.first[number], completes)
+        return executor.graphs.take(number, make, batch=batch, ends=ends, loss=self.loss) or make()
 
     def _backward(self, action: Action) -> None:
         kind, number, microbatch = action
-        kept = self.kept.pop((number, microbatch))
-        last = number + 1 == self.schedule.num_stages
-        gradients = (None,) if last else self.messages.take(Action("RECV_B", number, microbatch))
-        hooks, blocks = self._hooks(action), self.executor.stages[number].hooked
-        if kind == "I":
-            with weights_later(self.executor.layers(number)) as later:
-                hooks.later = later
-                _backward(kept.outputs, gradients, hooks=hooks, blocks=blocks)
-            self.weights[number, microbatch], hooks.later = later, None
+        self.executor.stages[number].hooks.last_microbatch = self.last.get(number) == action
+        way = self.passes[number, microbatch] if kind == "I" else self.passes.pop((number, microbatch))
+        if kind == "W":
+            way.weight_gradients()
         else:
-            _backward(kept.outputs, gradients, hooks=hooks, blocks=blocks)
-        if number:
-            self.messages.give(Action("SEND_B", number, microbatch), tuple(_gradient(tensor) for tensor in kept.inputs))
-
-    def _hooks(self, action: Action) -> BlockHooks:
-        """The hooks of an action's stage, informed whether gradients are complete after it."""
-        hooks = self.executor.stages[action.stage].hooks
-        hooks.last_microbatch = self.last.get(action.stage) == action
-        return hooks
+            last = number + 1 == self.schedule.num_stages
+            gradients = () if last else self.messages.take(Action("RECV_B", number, microbatch))
+            given = way.backward(gradients) if kind == "B" else way.input_gradients(gradients)
+            if number:
+                self.messages.give(Action("SEND_B", number, microbatch), given)
+        if kind != "I" and isinstance(way, ReplayedPass):
+            way.release()
 
     def _buffers(self, receive: Action) -> Tensors:
         """The buffers for a received message."""
         stage, batch = self.executor.stages[receive.stage], self.microbatches[receive.microbatch]
         return stage.received(batch) if receive.kind == "RECV_F" else stage.given(batch)
-
-
-def _backward(
-    outputs: tuple[GradientEdge, ...], gradients: Sequence[Tensor | None], *, hooks: BlockHooks, blocks: range
-) -> None:
-    """The backward pass of a stage; autograd calls the borders in between."""
-    hooks.before_backward(blocks[-1])
-    torch.autograd.backward(outputs, gradients)
-    hooks.after_backward(blocks[0])
-
-
-def _gradient(tensor: Tensor) -> Tensor:
-    assert tensor.grad is not None, "a stage that does not use what it received"
-    gradient, tensor.grad = tensor.grad, None
-    return gradient
 
 
 def _layers(stage: Any) -> list[Layer]:

@@ -62,7 +62,7 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
     problems += _recompute_problems(config)
     problems += [*schedule_problems(config), *optimizer_problems(config), *precision_problems(config)]
     problems += [*_first_state_problems(config), *_keep_best_problems(config, facts)]
-    problems += [] if problems else kernel_problems(config)
+    problems += [] if problems else kernel_problems(config, world_size)
     if config.data.blend == MOCK:
         return problems + list(_mock_problems(config))
     problems += _order_problems(config)

@@ -48,9 +48,28 @@ def precision_problems(config: RunConfig) -> Iterator[str]:
             )
 
 
-def kernel_problems(config: RunConfig) -> Iterator[str]:
+def why_not_recorded(config: RunConfig, *, data_parallel: int) -> str:
+    """Why CUDA graphs cannot launch the passes of this run (pipeline/graphs.py); "" if they can.
+
+    Args:
+        data_parallel: ranks that share parameters, those of context parallelism included.
+    """
+    sharding = config.optimizer.sharding
+    if data_parallel > 1 and sharding in ("gradients", "parameters"):
+        return f'optimizer.sharding="{sharding}" moves buffers during a step'
+    if config.kernels.tensor_parallel == "symmetric_memory":
+        return 'kernels.tensor_parallel="symmetric_memory" waits for other GPUs inside its kernels'
+    if config.data.document_masks or config.data.kind == "packed":
+        return "the bounds of documents have another length in every microbatch"
+    return ""
+
+
+def kernel_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     """One line for each named kernel that does not support its use in this run."""
     kernels, family = config.kernels, family_of(config)
+    data_parallel = world_size // (config.mesh.tp * config.mesh.pp)
+    if kernels.cuda_graphs == "on" and (reason := why_not_recorded(config, data_parallel=data_parallel)):
+        yield f'kernels.cuda_graphs="on" cannot be used: {reason}; set kernels.cuda_graphs="auto"'
     if kernels.optimizer == "apex" and config.optimizer.name != "adamw":
         yield (
             f'kernels.optimizer="apex" supports only optimizer.name="adamw", not "{config.optimizer.name}"; '

@@ -14,6 +14,7 @@ from typing import Literal
 from trainer.config.sections import KernelsSection, RunConfig
 from trainer.kernels.scores import WIDEST_CUDNN_HEAD, ScoreShape
 from trainer.models.family import family_of
+from trainer.plan.check_precision import why_not_recorded
 from trainer.plan.plan import Plan
 
 Device = Literal["cpu", "gpu"]
@@ -44,7 +45,7 @@ POINTWISE = {
     "optimizer": "optimizer",
 }
 ATTENTION, WEIGHT_GRADIENT, LINEAR = "attention", "weight gradients", "products of linear layers"
-TENSOR_PARALLEL = "communication of tensor parallelism"
+TENSOR_PARALLEL, LAUNCHES = "communication of tensor parallelism", "launches of kernels"
 GPU_LIBRARIES = ("transformer_engine", "apex")
 # Modules that exist if an operation's library is installed, and the key of [kernels] that selects it.
 LIBRARIES = {
@@ -86,7 +87,8 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
         ]
     attention = [_named_attention(choice, config.kernels, device) for choice in attention]
     linear = (*linear_choices(config, device), *tensor_parallel_choices(config, plan, device=device))
-    return (*attention, *linear, *pointwise_choices(config.kernels, device, dtype=dtype))
+    pointwise = pointwise_choices(config.kernels, device, dtype=dtype)
+    return (*attention, *linear, *pointwise, launch_choice(config, plan, device=device))
 
 
 def chunks_by_cudnn(config: RunConfig, plan: Plan) -> bool:
@@ -136,6 +138,20 @@ def tensor_parallel_choices(config: RunConfig, plan: Plan, *, device: Device) ->
     elif device == "gpu":
         why = "used with mesh.sequence_parallel only"
     return (Choice(TENSOR_PARALLEL, library, "beside products of weights' gradients", ((symmetric, why),)),)
+
+
+def launch_choice(config: RunConfig, plan: Plan, *, device: Device) -> Choice:
+    """How kernels are launched."""
+    one_by_one, graphs = "one by one", "CUDA graphs"
+    reason = 'kernels.cuda_graphs="on"'
+    if config.kernels.cuda_graphs == "on":
+        if device == "cpu":
+            return Choice(LAUNCHES, graphs, f"{reason}; refused on a CPU")
+        parts = "all but the first and last microbatch of a step" if plan.dp * plan.cp > 1 else "passes and the update"
+        return Choice(LAUNCHES, graphs, f"{reason}; of {parts}", ((one_by_one, "another way is named"),))
+    why = why_not_recorded(config, data_parallel=plan.dp * plan.cp) or "kernels.cuda_graphs can turn them on"
+    reason = f'kernels.cuda_graphs="{config.kernels.cuda_graphs}"'
+    return Choice(LAUNCHES, one_by_one, reason, ((graphs, "used on GPUs only" if device == "cpu" else why),))
 
 
 def library_reasons(operation: str, why: str) -> tuple[tuple[str, str], ...]:

@@ -197,7 +197,9 @@ def activation_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]
         for place in plan.pipeline.places(rank, like)
     }
     schedule = plan.pipeline.computations(min(plan.num_microbatches, _steady(plan)))
-    return tuple(peak_live(actions, of_stage) for actions in schedule.actions)
+    # Where graphs are not recorded of all microbatches (pipeline/graphs.py), the others need memory of their own.
+    copies = 2 if config.kernels.cuda_graphs == "on" and plan.dp * plan.cp > 1 else 1
+    return tuple(copies * peak_live(actions, of_stage) for actions in schedule.actions)
 
 
 def _steady(plan: Plan) -> int:

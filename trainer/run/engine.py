@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mdata import UsageError
 from trainer.checkpoint.background import HostCopies
 from trainer.checkpoint.folder import run_state
 from trainer.checkpoint.format import RunState
@@ -29,6 +30,7 @@ from trainer.config.sections import RunConfig
 from trainer.convert.convert import open_model
 from trainer.convert.first_state import read_owned
 from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
+from trainer.kernels.recording import CudaRecorder, Recorder
 from trainer.models.family import family_of
 from trainer.models.float8_layers import use_float8
 from trainer.models.stage import Microbatch, joined
@@ -42,6 +44,7 @@ from trainer.parallel.init import Run, initialize_
 from trainer.parallel.params import Place
 from trainer.parallel.world import World
 from trainer.pipeline.executor import Executor
+from trainer.pipeline.graphs import StageGraphs
 from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_parameters
 from trainer.run.step_report import PendingReport, mean, numbers_beside
@@ -81,7 +84,9 @@ class Engine:
         numbered = {place.stage: stage for place, stage in zip(places, stages, strict=True)}
         self._training = functools.lru_cache(maxsize=8)(plan.pipeline.lowered)
         self._evaluation = functools.lru_cache(maxsize=8)(plan.pipeline.forward)
-        self.executor = Executor(numbered, world.groups["pp"].rank, links=world.links)
+        recorder = self._recorder(config)
+        graphs = StageGraphs(recorder, whole_steps=world.groups["data"].size == 1) if recorder else None
+        self.executor = Executor(numbered, world.groups["pp"].rank, links=world.links, graphs=graphs)
         self.float8 = use_float8(self.model, config, num_layers=plan.shape.num_layers, device=world.device)
         tokens = plan.micro_batch * plan.sequence_length // plan.cp
         use_symmetric_products(self.model, config, tp=tp, num_tokens=tokens, device=world.device, dtype=dtype)
@@ -93,7 +98,9 @@ class Engine:
             sharding=config.optimizer.sharding,
             in_params_dtype=config.precision.gradients == "params",
         )
-        self.optimizer = Optimizer(self.buffers, config.optimizer, groups=world.groups, kernels=stages[0].kernels)
+        self.optimizer = Optimizer(
+            self.buffers, config.optimizer, groups=world.groups, kernels=stages[0].kernels, recorder=recorder
+        )
         for stage in stages:
             stage.hooks = self.optimizer.hooks
         self.copies = HostCopies()
@@ -103,6 +110,15 @@ class Engine:
             self._read_first_state(first or location_of(settings.init_from), moments=settings.init_optimizer)
         elif fresh:
             self._draw_weights(config.run.seed)
+
+    def _recorder(self, config: RunConfig) -> Recorder | None:
+        """What records CUDA graphs; None: passes and updates are computed anew."""
+        if config.kernels.cuda_graphs != "on":
+            return None
+        if self.world.device.type == "cpu":
+            expected = 'a GPU, or kernels.cuda_graphs="auto"'
+            raise UsageError('kernels.cuda_graphs="on" cannot be used', found="a CPU", expected=expected)
+        return CudaRecorder(self.world.device) if self.world.device.type == "cuda" else None
 
     @property
     def most_overflows(self) -> int:

@@ -93,6 +93,25 @@ def test_a_weight_is_rounded_once_for_all_microbatches_of_a_step():
     assert rounded.count(tuple(layer.weight.shape)) == 2 and len(rounded) == 2 + 2 * 2 * 3
 
 
+def test_a_kept_weight_is_rounded_anew_at_the_same_address():
+    """CUDA graphs read it there, whoever rounded it first."""
+    scaling, weight_OI = _scaling(delayed=False), torch.rand(32, 16)
+    layer = scaling.of("a")
+    for kept_first in (True, False):
+        weight_OI += 1
+        scaling.forget_weights()
+        rounded = None if kept_first else layer.weight(weight_OI)
+        layer.keep_weight(weight_OI)
+        kept = layer.weight(weight_OI)
+        expected = float8_quantize(weight_OI, E4M3, scaling=scaling.scaling(0, "weight", record=False), columns=True)
+        assert rounded is not kept
+        assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(kept, expected, strict=True))
+        addresses = [x.data_ptr() for x in kept]
+        if kept_first:
+            before = addresses
+    assert addresses == before
+
+
 def test_scales_are_those_of_the_largest_values_of_the_last_steps():
     scaling = _scaling(history=3, margin=1, gradients=E4M3)
     layer = _layer(scaling)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.parallel.context import chunk_ends, chunk_order, columns_of
+from trainer.parallel.context import chunk_ends, columns_of
 
 
 @given(st.integers(1, 64), st.integers(1, 9))
@@ -20,11 +20,12 @@ def test_ranks_tile_a_row_and_share_its_work(size, chunk):
 
 
 @given(st.integers(1, 64), st.integers(1, 5))
-def test_chunks_of_all_ranks_in_order_are_the_row(size, chunk):
+def test_first_chunks_and_then_second_ones_from_the_last_rank_on_are_the_row(size, chunk):
+    """The order in which layers/context_rows.py joins them."""
     length = 2 * size * chunk
-    together = [place for rank in range(size) for place in columns_of(length, rank=rank, size=size)]
-    chunks = [together[first : first + chunk] for first in range(0, length, chunk)]
-    assert [place for at in chunk_order(size) for place in chunks[at]] == list(range(length))
+    held = [columns_of(length, rank=rank, size=size) for rank in range(size)]
+    joined = [columns[:chunk] for columns in held] + [columns[chunk:] for columns in reversed(held)]
+    assert [place for part in joined for place in part] == list(range(length))
 
 
 def test_one_rank_holds_the_whole_row():

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from mdata import UsageError
 from tests.trainer.plan.test_plan import FACTS, config
 from trainer.config.sections import KernelsSection
 from trainer.kernels import chunk_attention, gpu, plain
@@ -140,14 +141,14 @@ def test_kernels_that_the_section_names_are_listed_apart():
     assert dict(found["attention"].others)[kernel_choice.SDPA] == "another one is named"
     assert found["activations, rotary positions, loss, optimizer"].kernel == kernel_choice.COMPILED
     named = dict.fromkeys(kernel_choice.POINTWISE, "plain")
-    assert list(_choices("cpu", kernels=named))[4:] == list(kernel_choice.POINTWISE.values())
+    assert list(_choices("cpu", kernels=named))[4:-1] == list(kernel_choice.POINTWISE.values())
     assert _choices("cpu", kernels={"norm": "apex"})["norms"].reason == 'kernels.norm="apex"; refused on a CPU'
 
 
 def test_every_key_of_the_section_is_described():
     described = {*kernel_choice.POINTWISE, "attention", "weight_gradient"}
     fields = {field.name for field in dataclasses.fields(KernelsSection)}
-    assert described | {"tensor_parallel"} == fields and described == set(GROUPS)
+    assert described | {"tensor_parallel", "cuda_graphs"} == fields and described == set(GROUPS)
 
 
 def test_communication_of_tensor_parallelism_is_listed_where_there_is_some():
@@ -158,6 +159,21 @@ def test_communication_of_tensor_parallelism_is_listed_where_there_is_some():
     named = _choices("gpu", mesh=mesh, kernels=kernels)[name]
     assert (named.kernel, dict(named.others)) == ("symmetric memory", {"NCCL": "another one is named"})
     assert _choices("cpu", mesh=mesh, kernels=kernels)[name].reason.endswith("; refused on a CPU")
+
+
+def test_graphs_are_listed_with_what_they_hold_and_refused_where_they_cannot_be_recorded():
+    name, on = kernel_choice.LAUNCHES, {"cuda_graphs": "on"}
+    assert _choices("gpu")[name].kernel == "one by one"
+    assert "the first and last" in _choices("gpu", kernels=on, mesh={"tp": 1})[name].reason, "two data-parallel ranks"
+    assert _choices("gpu", kernels=on, mesh={"tp": 2})[name].reason.endswith("of passes and the update")
+    assert _choices("cpu", kernels=on)[name].reason.endswith("refused on a CPU")
+    for sections, words in {
+        "sharding": ({"optimizer": {"sharding": "gradients"}, "mesh": {"tp": 1}}, "moves buffers"),
+        "documents": ({"data": {"document_masks": True}}, "bounds of documents"),
+    }.values():
+        with pytest.raises(UsageError, match=f'kernels.cuda_graphs="on" cannot be used: .*{words}'):
+            _choices("gpu", kernels=on, **sections)
+        assert words in dict(_choices("gpu", **sections)[name].others)["CUDA graphs"]
 
 
 @pytest.mark.parametrize("installed", [False, True])

@@ -173,6 +173,11 @@ def test_a_rank_needs_all_that_a_step_uses():
     tp = {"mesh": {"tp": 2, "sequence_parallel": True}}
     shared = needs(2, **tp, kernels={"tensor_parallel": "symmetric_memory"})[0] - needs(2, **tp)[0]
     assert shared == 2 * (2 * 32 // 2) * 64 * 2, "two buffers of a rank's tokens"
+    recorded = {"kernels": {"cuda_graphs": "on"}}
+    for ranks, copies in ((1, 1), (2, 2)):  # with data-parallel ranks, some microbatches are not recorded
+        run, other = _wide(), _wide(**recorded)
+        eager = activation_bytes(run, make_plan(run, ranks, facts=None))
+        assert activation_bytes(other, make_plan(other, ranks, facts=None)) == copies * eager
     whole, turns = plan.parameters_per_rank, {"overlap_grad_reduce": False, "overlap_param_gather": False}
     largest = 1024 * 64  # the embedding, which is also the head
     sharded = needs(4, optimizer={"sharding": "parameters", **turns})[0]

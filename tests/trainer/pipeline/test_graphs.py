@@ -1,0 +1,89 @@
+"""Recorded passes give the bits of passes that are computed, whatever the steps between them are like.
+
+On CPUs a tape (tests/helpers/tape.py) takes the place of a CUDA graph; benchmarks/cuda_graphs.py compares real ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.ranks import run_ranks
+from tests.helpers.tape import TapeRecorder
+from tests.trainer.engines import held_state, layouts, microbatches, small_config, with_documents
+from trainer.config.sections import (
+    KernelsSection,
+    MeshSection,
+    OptimizerSection,
+    PrecisionSection,
+    RecomputeSection,
+    RunConfig,
+)
+from trainer.pipeline.graphs import StageGraphs
+
+STEPS = 6
+
+
+def _config(name: str, *, dropout: float = 0.0, dtype: str = "fp32", **mesh: Any) -> RunConfig:
+    config = small_config(name, dtype=dtype, kernels=KernelsSection(loss="plain", optimizer="plain"))
+    recompute = RecomputeSection(mode=mesh.pop("recompute", "none"))
+    precision = PrecisionSection(dtype="bf16", fp8="delayed") if mesh.pop("fp8", False) else config.precision
+    average = mesh.pop("loss_average", "token")
+    tied = mesh.pop("tied", config.model.tie_embeddings)
+    model = replace(config.model, num_layers=4, hidden_dropout=dropout, tie_embeddings=tied)
+    train = replace(config.train, global_batch=8, loss_average=average)
+    optimizer = OptimizerSection(lr=1e-2)
+    config = replace(config, precision=precision, recompute=recompute, optimizer=optimizer, train=train)
+    return replace(config, model=model, mesh=MeshSection(**mesh))
+
+
+def _trained(context: Any, config: RunConfig, recorded: bool) -> Any:
+    """Losses and state of steps with different numbers of microbatches, an evaluation and documents between them."""
+    engine = layouts(context, config)
+    recorder = TapeRecorder()
+    if recorded:
+        whole = engine.world.groups["data"].size == 1
+        engine.executor.graphs = StageGraphs(recorder, whole_steps=whole)
+        engine.optimizer._recorder = recorder if whole else None
+    losses = []
+    for step in range(STEPS):
+        batches = microbatches(engine, step)
+        if step == 3:
+            batches = batches[: len(batches) // 2]
+        if step == 4:
+            losses.append(engine.evaluate(microbatches(engine, 99)))
+            if config.mesh.pp == config.mesh.tp == 1:
+                batches = with_documents(batches)
+        losses.append(engine.step(batches, 1e-2).read().loss)
+    return losses, held_state(engine), recorder.recordings
+
+
+LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "one rank": (1, "llama", {}),
+    "one rank, tied, dropout, means": (1, "gpt2", {"tied": True, "dropout": 0.3, "loss_average": "megatron"}),
+    "one rank, selective": (1, "llama", {"recompute": "selective"}),
+    "one rank, full": (1, "gpt2", {"recompute": "full"}),
+    "one rank, fp8": (1, "llama", {"fp8": True}),
+    "dp 2": (2, "llama", {}),
+    "tp 2, sequence parallel": (2, "llama", {"tp": 2, "sequence_parallel": True}),
+    "1f1b": (2, "gpt2", {"pp": 2}),
+    "interleaved": (2, "llama", {"pp": 2, "schedule": "interleaved"}),
+    "zb_h1": (2, "llama", {"pp": 2, "schedule": "zb_h1"}),
+    "zb_v, tied": (2, "gpt2", {"pp": 2, "schedule": "zb_v", "tied": True}),
+}
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_recorded_passes_give_the_same_bits(case: str) -> None:
+    ranks, name, options = LAYOUTS[case]
+    config = _config(name, **options)
+    computed = run_ranks(_trained, ranks, config, False)
+    replayed = run_ranks(_trained, ranks, config, True)
+    for (losses, state, none), (others, other_state, recordings) in zip(computed, replayed, strict=True):
+        assert others == losses and len(set(losses)) == len(losses)
+        for key, values in state.items():
+            assert torch.equal(values, other_state[key]), key
+        assert recordings and not none

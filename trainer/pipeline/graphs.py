@@ -1,0 +1,214 @@
+"""CUDA graphs of the passes of a rank's stages: recorded once, then launched as a whole.
+
+A step of small layers, or of layers that tensor parallelism makes small, waits for the host to launch its kernels. A
+recorded pass takes one launch. Between recorded passes the host does what it always does: it follows the schedule,
+sends and receives. Results have the bits of passes that are not recorded.
+
+A graph repeats kernels with the addresses and the decisions of its recording, so:
+- Passes are recorded for each *slot*. A stage has as many slots as it has microbatches between forward and the end of
+  backward; a microbatch takes the lowest free one. What a pass keeps for backward lies in its slot's memory pool. All
+  recordings of a slot share the pool, because no two of them are ever in use at the same time.
+- The first and the last microbatch of a step have recordings of their own: the first product of a step overwrites a
+  main gradient, and later ones add to it. Each recording remembers which, and a replay checks it.
+- Hooks of data parallelism are not recorded. Where ranks share parameters, they gather them beside the first microbatch
+  and sum gradients beside the last: those two are computed. In between hooks have nothing to do, unless the memory of
+  sharded gradients or parameters moves: that cannot be recorded. plan/check_precision.py lists what else cannot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from trainer.kernels.recording import Given, RecordedFunction, Recorder
+from trainer.layers.base import Layer, MainGradients
+from trainer.layers.block_hooks import BlockHooks
+from trainer.models.stage import Microbatch, Tensors
+from trainer.pipeline.passes import LossOptions, Pass
+
+WARMUP_STEPS = 1  # computed without graphs, so that kernels are compiled and communicators exist
+
+
+class Ends(NamedTuple):
+    """Whether a microbatch is the first of its stage in a step, and whether it completes the stage's gradients."""
+
+    first: bool
+    last: bool
+
+
+class _Key(NamedTuple):
+    """Everything that a recording of a slot depends on."""
+
+    ends: Ends
+    loss: LossOptions
+    shapes: tuple[Any, ...]
+
+
+class StageGraphs:
+    """The recorded passes of a rank's stages.
+
+    Args:
+        recorder: how passes are recorded.
+        whole_steps: whether the first and the last microbatch of a step are recorded too: no ranks share parameters.
+    """
+
+    def __init__(self, recorder: Recorder, *, whole_steps: bool) -> None:
+        self.recorder, self.whole_steps = recorder, whole_steps
+        self._steps = 0
+        self._slots: dict[int, _Slots] = {}
+
+    def after_step(self) -> None:
+        """A training step has ended."""
+        self._steps += 1
+
+    def take(
+        self, stage: int, make: Callable[[], Pass], *, batch: Microbatch, ends: tuple[bool, bool], loss: LossOptions
+    ) -> ReplayedPass | None:
+        """A recorded pass for a microbatch, or one that will be recorded now; None: it has to be computed.
+
+        Args:
+            make: the pass to record. ends: as in `Ends`.
+        """
+        if self._steps < WARMUP_STEPS or batch.bounds is not None or (any(ends) and not self.whole_steps):
+            return None  # bounds of documents have other lengths in every microbatch
+        slots = self._slots.setdefault(stage, _Slots())
+        if not slots.free:
+            heappush(slots.free, len(slots.passes))
+            slots.passes.append({})
+            slots.pools.append(self.recorder.pool())
+        slot = heappop(slots.free)
+        key = _Key(Ends(*ends), loss, tuple(None if x is None else (x.shape, x.dtype) for x in _tensors(batch)))
+        passes = slots.passes[slot]
+        if key not in passes:
+            passes[key] = ReplayedPass(
+                make(), self.recorder, pool=slots.pools[slot], release=lambda: heappush(slots.free, slot)
+            )
+        return passes[key]
+
+
+class _Slots:
+    """The recorded passes of one stage by slot, the pools of the slots, and the free slots as a heap."""
+
+    def __init__(self) -> None:
+        self.passes: list[dict[_Key, ReplayedPass]] = []
+        self.pools: list[Any] = []
+        self.free: list[int] = []
+
+
+class ReplayedPass:
+    """A pass whose methods are recorded when they are first called, and replayed then and ever after.
+
+    Args:
+        way: the pass to record. release: called when the microbatch needs its slot no longer.
+    """
+
+    def __init__(self, way: Pass, recorder: Recorder, *, pool: Any, release: Callable[[], None]) -> None:
+        self.release = release
+        self._pass, self._recorder, self._pool = way, recorder, pool
+        self._hooks = BlockHooks()  # that do nothing, for what is recorded
+        self._forward: _Function | None = None
+        self._backward: _Function | None = None
+        self._weights: _Function | None = None
+
+    def forward(self, received: Tensors, batch: Microbatch, scale: Tensor | None) -> tuple[Tensors, Tensor | None]:
+        """See Pass.forward."""
+        for layer in self._pass.layers:
+            layer.prepare()
+        inputs = (*received, *_tensors(batch), scale)
+        if self._forward is None:
+            count = len(received)
+
+            def run(*given: Any) -> tuple[Given, ...]:
+                rows: dict[str, Any] = dict(zip(_TENSOR_FIELDS, given[count:-1], strict=True))
+                outputs, totals = self._pass.forward(given[:count], dataclasses.replace(batch, **rows), given[-1])
+                return (totals, *outputs)
+
+            self._forward = self._function(run, inputs)
+        totals, *outputs = self._forward(*inputs)
+        return tuple(x for x in outputs if x is not None), totals
+
+    def backward(self, gradients: Tensors) -> Tensors:
+        """See Pass.backward."""
+        return self._gradients(self._pass.backward, gradients)
+
+    def input_gradients(self, gradients: Tensors) -> Tensors:
+        """See Pass.input_gradients."""
+        return self._gradients(self._pass.input_gradients, gradients)
+
+    def weight_gradients(self) -> None:
+        """See Pass.weight_gradients."""
+        if self._weights is None:
+
+            def run() -> tuple[()]:
+                self._pass.weight_gradients()
+                return ()
+
+            self._weights = self._function(run, ())
+        self._weights()
+
+    def _gradients(self, run: Callable[[Tensors], Tensors], gradients: Tensors) -> Tensors:
+        if self._backward is None:
+            self._backward = self._function(lambda *given: run(given), gradients)
+        return tuple(x for x in self._backward(*gradients) if x is not None)
+
+    def _function(self, run: Callable[..., Any], inputs: Sequence[Given]) -> _Function:
+        layers, stage = self._pass.layers, self._pass.stage
+        hooks, stage.hooks = stage.hooks, self._hooks
+        try:
+            return _Function(run, inputs, recorder=self._recorder, pool=self._pool, layers=layers)
+        finally:
+            stage.hooks = hooks
+
+
+class _Function:
+    """A recorded part of a pass, which makes the decisions about main gradients again whenever it is replayed."""
+
+    def __init__(
+        self,
+        run: Callable[..., Sequence[Given]],
+        arguments: Sequence[Given],
+        *,
+        recorder: Recorder,
+        pool: Any,
+        layers: Sequence[Layer],
+    ) -> None:
+        with _decisions(layers) as made:
+            self._recorded = RecordedFunction(run, arguments, recorder=recorder, pool=pool)
+        self._decisions = made
+        self._is_new = True
+
+    def __call__(self, *arguments: Given) -> list[Given]:
+        if not self._is_new:  # recording has made the decisions
+            for main, (overwritten, added) in self._decisions.items():
+                main.repeat(overwritten=overwritten, added=added)
+        self._is_new = False
+        return self._recorded(*arguments)
+
+
+@contextmanager
+def _decisions(layers: Sequence[Layer]) -> Iterator[dict[MainGradients, tuple[frozenset[str], frozenset[str]]]]:
+    """For each layer's main gradients the names of those that are overwritten in this block, and only added to."""
+    mains = list(dict.fromkeys(layer.main_gradients for layer in layers))
+    made: dict[MainGradients, tuple[frozenset[str], frozenset[str]]] = {}
+    for main in mains:
+        main.decisions = []
+    try:
+        yield made
+    finally:
+        for main in mains:
+            taken, main.decisions = main.decisions or [], None
+            overwritten = frozenset(name for name, stale in taken if stale)
+            if taken:
+                made[main] = overwritten, frozenset(name for name, _ in taken) - overwritten
+
+
+_TENSOR_FIELDS = tuple(field.name for field in dataclasses.fields(Microbatch) if field.name != "longest")
+
+
+def _tensors(batch: Microbatch) -> tuple[Tensor | None, ...]:
+    return tuple(getattr(batch, name) for name in _TENSOR_FIELDS)

@@ -1,0 +1,113 @@
+"""The way of one microbatch through one stage: forward, then backward in one part or in two.
+
+`Pass` computes it now and is used once. Its methods only take and return tensors, and everything that the forward pass
+keeps for backward belongs to the object, so that graphs.py can record each method once and replay it for other
+microbatches. Gradients of the *sum* of the loss accumulate in the layers' main gradients; nothing is divided here,
+because the number of tokens of the step is known only at its end. Only for a mean of microbatch means, each
+microbatch's sum is divided by its own number of tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from trainer.layers.base import Layer, weights_later
+from trainer.models.stage import Microbatch, Stage, Tensors
+from trainer.pipeline.loss_sums import loss_factor, loss_sums
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LossOptions:
+    """What the last stage does with its loss.
+
+    Args:
+        own_means: gradients are those of the sum of microbatch means; the returned values do not change.
+        num_components: of the blend; 0: no losses by component.
+    """
+
+    own_means: bool = False
+    num_components: int = 0
+
+
+class Pass:
+    """One microbatch in one stage.
+
+    Args:
+        layers: all layers of the stage.
+        is_last: whether the stage ends in the loss.
+    """
+
+    def __init__(self, stage: Stage, layers: Sequence[Layer], *, is_last: bool, loss: LossOptions) -> None:
+        self.stage, self.layers, self.is_last, self.loss = stage, layers, is_last, loss
+        self._outputs: tuple[GradientEdge, ...] = ()
+        self._received: Tensors = ()
+        self._later: list[Callable[[], None]] = []
+
+    def forward(self, received: Tensors, batch: Microbatch, scale: Tensor | None) -> tuple[Tensors, Tensor | None]:
+        """(the tensors for the next stage, None); of the last stage (none, the microbatch's part of the totals).
+
+        Args:
+            received: from the previous stage; none at the first.
+            scale: scalar by which gradients are multiplied; the totals do not change. None: 1.
+        """
+        train = torch.is_grad_enabled()
+        for tensor in received:
+            tensor.requires_grad_(train)
+        if self.is_last:
+            outputs, totals = self._with_loss(received, batch, scale)
+        else:
+            outputs, totals = self.stage(received, batch), None
+        if train:
+            self._outputs, self._received = tuple(map(get_gradient_edge, outputs)), received
+        return (() if self.is_last else tuple(tensor.detach() for tensor in outputs)), totals
+
+    def backward(self, gradients: Tensors) -> Tensors:
+        """The gradients of what was received; adds those of the weights.
+
+        Args:
+            gradients: of the outputs; none at the last stage.
+        """
+        hooks, blocks = self.stage.hooks, self.stage.hooked
+        hooks.before_backward(blocks[-1])
+        torch.autograd.backward(self._outputs, gradients or None)
+        hooks.after_backward(blocks[0])
+        received, self._received, self._outputs = self._received, (), ()
+        return tuple(_take_gradient(tensor) for tensor in received)
+
+    def input_gradients(self, gradients: Tensors) -> Tensors:
+        """`backward` without the products of weights, which `weight_gradients` computes."""
+        hooks = self.stage.hooks
+        with weights_later(self.layers) as later:
+            self._later = hooks.later = later
+            given = self.backward(gradients)
+        hooks.later = None
+        return given
+
+    @torch.no_grad()
+    def weight_gradients(self) -> None:
+        """What `input_gradients` left."""
+        later, self._later = self._later, []
+        for add in later:
+            add()
+
+    def _with_loss(self, received: Tensors, batch: Microbatch, scale: Tensor | None) -> tuple[Tensors, Tensor]:
+        mask_BS, options = batch.loss_mask_BS, self.loss
+        tokens = mask_BS.sum() if batch.loss_tokens is None else batch.loss_tokens
+        factor = loss_factor(tokens, own_means=options.own_means, scale=scale)
+        if factor is not None:  # the loss computes its gradient in its forward pass: only the mask can scale it
+            outputs = self.stage(received, dataclasses.replace(batch, loss_mask_BS=mask_BS.double() * factor))
+        else:
+            outputs = self.stage(received, batch)
+        totals = loss_sums(outputs, batch, factor=factor, num_components=options.num_components)
+        return outputs[:1], totals
+
+
+def _take_gradient(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None, "a stage that does not use what it received"
+    gradient, tensor.grad = tensor.grad, None
+    return gradient
