@@ -8,6 +8,7 @@ one wait for the device after each. Weights are drawn on the device, tokens are 
 row that megatron-core can run is followed by it, and a table of both comes last. "llama5b" and "llama4b" are the first
 24 and 20 layers of Llama-2-7B, for GPUs of 80 GB.
 
+With --graphs each row of ours is run twice, with `kernels.cuda_graphs` off and on; the second is called "NAME+graphs".
 With --narrow layers have the smallest widths and rows 256 tokens, so that the GPUs have next to nothing to do: the step
 is then the time that the host needs to launch one, with the latency of its collectives.
 
@@ -97,24 +98,59 @@ ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "llama7b-pp2-interleaved": (2, 4096, 1, 16, LLAMA7B, {"pp": 2, "schedule": "interleaved", "virtual_pipeline": 4}),
     "llama7b-pp2-zb_h1": (2, 4096, 1, 16, LLAMA7B, {"pp": 2, "schedule": "zb_h1"}),
     "llama7b-pp2-zb_v": (2, 4096, 1, 16, LLAMA7B, {"pp": 2, "schedule": "zb_v"}),
+    "llama7b-dp4": (4, 4096, 1, 8, LLAMA7B, {}),
+    "llama7b-dp4-gradients": (4, 4096, 1, 8, LLAMA7B, {"sharding": "gradients"}),
+    "llama7b-dp4-parameters": (4, 4096, 1, 8, LLAMA7B, {"sharding": "parameters"}),
+    "llama7b-tp4": (4, 4096, 1, 16, LLAMA7B, {"tp": 4, "sequence_parallel": True}),
+    "llama7b-tp2-dp2": (4, 4096, 1, 8, LLAMA7B, {"tp": 2, "sequence_parallel": True}),
+    "llama7b-tp2-pp2": (4, 4096, 1, 16, LLAMA7B, {"tp": 2, "sequence_parallel": True, "pp": 2}),
+    "llama7b-tp2-pp2-interleaved": (
+        4,
+        4096,
+        1,
+        16,
+        LLAMA7B,
+        {"tp": 2, "sequence_parallel": True, "pp": 2, "schedule": "interleaved", "virtual_pipeline": 4},
+    ),
+    "llama7b-tp2-pp2-zb_h1": (
+        4,
+        4096,
+        1,
+        16,
+        LLAMA7B,
+        {"tp": 2, "sequence_parallel": True, "pp": 2, "schedule": "zb_h1"},
+    ),
+    "llama7b-tp2-pp2-zb_v": (
+        4,
+        4096,
+        1,
+        16,
+        LLAMA7B,
+        {"tp": 2, "sequence_parallel": True, "pp": 2, "schedule": "zb_v"},
+    ),
+    "llama7b-pp4-zb_v": (4, 4096, 1, 16, LLAMA7B, {"pp": 4, "schedule": "zb_v"}),
+    "llama3b-32k-cp4": (4, 32768, 1, 2, SHAPES["llama3b"][3], {"cp": 4}),
+    "llama3b-32k-cp2-tp2": (4, 32768, 1, 2, SHAPES["llama3b"][3], {"cp": 2, "tp": 2, "sequence_parallel": True}),
+    "llama3b-32k-tp4": (4, 32768, 1, 2, SHAPES["llama3b"][3], {"tp": 4, "sequence_parallel": True}),
     "llama3b-32k-cp2": (2, 32768, 1, 2, SHAPES["llama3b"][3], {"cp": 2}),
     "llama3b-32k-tp2": (2, 32768, 1, 2, SHAPES["llama3b"][3], {"tp": 2, "sequence_parallel": True}),
 }
 SECTIONS = ("mesh", "optimizer", "precision", "kernels")  # whose keys a row may set; of one name, the first
-CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 4, 2, 1
+CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 5, 2, 2  # graphs are recorded in the second step
 NARROW_TOKENS = 256
 RUN_LIMIT_S = "120"  # of the ranks of one row
 
 
 def row_config(name: str, *, narrow: bool = False) -> RunConfig:
-    """The run of a row, or the same with next to nothing to compute."""
+    """The run of a row, or the same with next to nothing to compute; with graphs if its name says so."""
+    name, _, graphs = name.partition("+")
     ranks, length, micro_batch, microbatches, model, keys = ROWS[name]
     if narrow:
         length = NARROW_TOKENS
         model = model | {"hidden_size": 16 * model["num_heads"], "ffn_hidden_size": 512, "vocab_size": 1024}
     config = run_config("llama1b")
     changed: dict[str, Any] = {name: getattr(config, name) for name in SECTIONS}
-    for key, value in keys.items():
+    for key, value in (keys | {"cuda_graphs": "on" if graphs else "off"}).items():
         name = next(name for name in SECTIONS if key in type(changed[name]).__dataclass_fields__)
         changed[name] = dataclasses.replace(changed[name], **{key: value})
     mesh = changed["mesh"]
@@ -125,7 +161,7 @@ def row_config(name: str, *, narrow: bool = False) -> RunConfig:
 
 def peer_of(name: str) -> Megatron | None:
     """What megatron-core runs beside a row; None where it has no such layout."""
-    keys = dict(ROWS[name][5])
+    keys = dict(ROWS[name.partition("+")[0]][5])
     keys.pop("sequence_parallel", None)  # it divides the sequence wherever tp > 1
     schedule, chunks = keys.pop("schedule", "1f1b"), keys.pop("virtual_pipeline", 1)
     mesh = {axis: keys.pop(axis, 1) for axis in ("tp", "pp")}
@@ -137,7 +173,7 @@ def peer_of(name: str) -> Megatron | None:
 
 def measure(name: str, *, peer: bool, narrow: bool, profile: str) -> dict[str, Any]:
     """One rank of a row, of ours or of the peer."""
-    config, ranks = row_config(name, narrow=narrow), ROWS[name][0]
+    config, ranks = row_config(name, narrow=narrow), ROWS[name.partition("+")[0]][0]
     plan = make_plan(config, ranks, facts=None)
     return (measure_peer if peer else measure_ours)(name, config, plan, profile=profile)
 
@@ -175,6 +211,7 @@ def measure_ours(name: str, config: RunConfig, plan: Plan, *, profile: str) -> d
         "of": "mtrain",
         **speed(plan, seconds),
         "peak_gib": round(max(gather_objects(torch.cuda.max_memory_allocated(), engine.everyone)) / 2**30, 2),
+        "reserved_gib": round(max(gather_objects(torch.cuda.max_memory_reserved(), engine.everyone)) / 2**30, 2),
         "loss": round(engine.step(batches, 1e-4).read().loss, 4),
         "main": world.is_main,
     }
@@ -200,7 +237,7 @@ def write_profile(folder: str, name: str, rank: int, step: Callable[[], Any]) ->
     """A table of the kernels of one step of this rank, into a folder if one is given."""
     if folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        Path(folder, f"{name}-rank-{rank}.txt").write_text(kernel_table(step))
+        Path(folder, f"{name}-rank-{rank}.txt".replace("+", "-")).write_text(kernel_table(step))
 
 
 def chunk_seconds(step: Callable[[], Any]) -> float:
@@ -239,10 +276,11 @@ def without_data_parallel_collectives() -> Iterator[None]:
 def torchrun(name: str, *, peer: bool, narrow: bool, profile: str) -> dict[str, Any] | None:
     """A row of ours or of the peer in processes of its own; None if it failed; its stderr is then printed."""
     launcher = ["timeout", "--kill-after=45", RUN_LIMIT_S, sys.executable, "-m", "torch.distributed.run"]
-    launcher += ["--standalone", f"--nproc-per-node={ROWS[name][0]}", __file__, "--row", name]
+    shape = ROWS[name.partition("+")[0]]
+    launcher += ["--standalone", f"--nproc-per-node={shape[0]}", __file__, "--row", name]
     command = [*launcher, *(["--peers"] if peer else []), *(["--narrow"] if narrow else []), "--profile", profile]
     # Megatron's own scripts set it, so that collectives are launched in turn with the products that they overlap.
-    turns = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if peer and "tp" in ROWS[name][5] else {}
+    turns = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if peer and "tp" in shape[5] else {}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | turns)
     if done.returncode:
         print(
@@ -277,13 +315,14 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Measure one row as one of its ranks, or start the ranks of all rows in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--rows", nargs="+", choices=[f"{n}{end}" for n in ROWS for end in ("", "+graphs")])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--peers", action="store_true", help="megatron-core after each row that it can run")
     parser.add_argument("--narrow", action="store_true", help="the same rows with next to nothing to compute")
     parser.add_argument("--profile", default="", help="folder for a table of kernels of each rank")
     parser.add_argument("--out", help="file for all rows as JSON")
-    parser.add_argument("--row", choices=ROWS, help="measure this one; started by torchrun")
+    parser.add_argument("--graphs", action="store_true", help="each row also with CUDA graphs")
+    parser.add_argument("--row", help="measure this one; started by torchrun")
     arguments = parser.parse_args()
     if arguments.row:
         found = measure(arguments.row, peer=arguments.peers, narrow=arguments.narrow, profile=arguments.profile)
@@ -291,9 +330,10 @@ def main() -> None:
             print(json.dumps(found), flush=True)
         return
     rows = []
-    for name in [name for _ in range(arguments.rounds) for name in arguments.rows]:
-        for peer in (False, True) if arguments.peers and peer_of(name) else (False,):
-            found = torchrun(name, peer=peer, narrow=arguments.narrow, profile=arguments.profile)
+    for name in [name for _ in range(arguments.rounds) for name in arguments.rows or ROWS]:
+        runs = [(name, False), *([(f"{name}+graphs", False)] if arguments.graphs else [])]
+        for run, peer in [*runs, *([(name, True)] if arguments.peers and peer_of(name) else [])]:
+            found = torchrun(run, peer=peer, narrow=arguments.narrow, profile=arguments.profile)
             if found is None:
                 continue
             rows.append(found)

@@ -1,0 +1,244 @@
+"""Do CUDA graphs give the bits of passes that are computed anew? Many layouts, on the GPUs of this machine.
+
+    torchrun --nproc-per-node=4 benchmarks/cuda_graphs.py [--steps 50] [--layouts "tp 2" ...] [--out FILE.json]
+
+Each layout that fits the number of ranks is trained twice from the same weights with `run.deterministic`, graphs off
+and on; without it torch.compile alone changes bits, when it replaces a kernel for one shape by one for all of them:
+losses and gradient norms of all steps must be equal, and so must the optimizer's state. In between there are an
+evaluation, a step with fewer microbatches, and a step with a gradient that is not finite, which is skipped. A layout
+that cannot be recorded is listed with its reason. Prints a line for each layout; exits 1 if one differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.one_gpu import random_engine
+from trainer.config.sections import (
+    DataSection,
+    KernelsSection,
+    MeshSection,
+    ModelSection,
+    OptimizerSection,
+    PrecisionSection,
+    RecomputeSection,
+    RunConfig,
+    RunSection,
+    TrainSection,
+)
+from trainer.models.stage import Microbatch
+from trainer.parallel.collectives import gather_objects
+from trainer.parallel.mesh import mesh_of
+from trainer.parallel.world import Placement, World, find_placement, join_world, leave_world, open_store
+from trainer.plan.kernel_choice import why_not_recorded
+from trainer.plan.plan import make_plan
+from trainer.run.determinism import make_deterministic
+from trainer.run.engine import Engine
+
+LLAMA: dict[str, Any] = {
+    "num_layers": 8,
+    "hidden_size": 512,
+    "num_heads": 8,
+    "num_kv_heads": 4,
+    "ffn_hidden_size": 1536,
+    "vocab_size": 8192,
+    "norm": "rmsnorm",
+    "activation": "swiglu",
+    "position": "rope",
+}
+GPT: dict[str, Any] = {
+    "num_layers": 8,
+    "hidden_size": 512,
+    "num_heads": 8,
+    "ffn_hidden_size": 2048,
+    "vocab_size": 8192,
+    "norm": "layernorm",
+    "activation": "gelu",
+    "position": "learned",
+    "bias": True,
+}
+SP = {"sequence_parallel": True}
+# name -> (ranks, model, keys of any section)
+LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "one": (1, LLAMA, {}),
+    "one, gpt, tied": (1, GPT | {"tie_embeddings": True}, {}),
+    "one, fp16": (1, LLAMA, {"dtype": "fp16"}),
+    "one, fp32, means of microbatches": (1, GPT, {"dtype": "fp32", "loss_average": "megatron"}),
+    "one, fp8": (1, LLAMA, {"fp8": "delayed"}),
+    "one, fp8 current": (1, LLAMA, {"fp8": "current"}),
+    "one, selective": (1, LLAMA, {"mode": "selective"}),
+    "one, full": (1, LLAMA, {"mode": "full"}),
+    "one, dropout": (1, GPT | {"hidden_dropout": 0.1}, {}),
+    "one, alibi": (1, GPT | {"position": "alibi"}, {}),
+    "one, window": (1, LLAMA | {"window": 128}, {}),
+    "one, sgd": (1, LLAMA, {"name": "sgd"}),
+    "one, muon": (1, LLAMA, {"name": "muon"}),
+    "tp 2": (2, LLAMA, {"tp": 2}),
+    "tp 2, sequence parallel": (2, LLAMA, {"tp": 2, **SP}),
+    "tp 2, sequence parallel, fp8": (2, LLAMA, {"tp": 2, **SP, "fp8": "delayed"}),
+    "cp 2": (2, LLAMA, {"cp": 2}),
+    "dp 2": (2, LLAMA, {}),
+    "dp 2, none": (2, LLAMA, {"sharding": "none"}),
+    "pp 2, 1f1b, tied": (2, GPT | {"tie_embeddings": True}, {"pp": 2}),
+    "pp 2, interleaved": (2, LLAMA, {"pp": 2, "schedule": "interleaved"}),
+    "pp 2, zb_h1": (2, LLAMA, {"pp": 2, "schedule": "zb_h1"}),
+    "pp 2, zb_v, tied": (2, LLAMA | {"tie_embeddings": True}, {"pp": 2, "schedule": "zb_v"}),
+    "tp 4, sequence parallel": (4, LLAMA, {"tp": 4, **SP}),
+    "tp 2, dp 2": (4, LLAMA, {"tp": 2, **SP}),
+    "tp 2, pp 2, zb_v": (4, LLAMA, {"tp": 2, **SP, "pp": 2, "schedule": "zb_v"}),
+    "tp 2, pp 2, interleaved": (4, GPT, {"tp": 2, **SP, "pp": 2, "schedule": "interleaved"}),
+    "pp 4, zb_v": (4, LLAMA, {"pp": 4, "schedule": "zb_v"}),
+    "cp 2, tp 2": (4, LLAMA, {"cp": 2, "tp": 2, **SP}),
+    "dp 2, pp 2, zb_h1": (4, LLAMA, {"pp": 2, "schedule": "zb_h1"}),
+}
+SECTIONS: dict[str, Any] = {
+    "mesh": MeshSection(),
+    "optimizer": OptimizerSection(lr=1e-3),
+    "precision": PrecisionSection(dtype="bf16"),
+    "kernels": KernelsSection(),
+    "recompute": RecomputeSection(),
+}
+LENGTH, GLOBAL_BATCH = 512, 16
+
+
+def run_config(model: dict[str, Any], keys: dict[str, Any]) -> RunConfig:
+    """A run of a layout."""
+    train = TrainSection(sequence_length=LENGTH, global_batch=GLOBAL_BATCH, micro_batch=1, steps=1000)
+    changed = SECTIONS | {"train": train}
+    for key, value in keys.items():
+        name = next(name for name, section in changed.items() if key in type(section).__dataclass_fields__)
+        changed[name] = dataclasses.replace(changed[name], **{key: value})
+    run, data = RunSection(folder="unused", deterministic=True), DataSection(blend="unused")
+    return RunConfig(run=run, data=data, model=ModelSection(**model), **changed)
+
+
+def random_rows(engine: Engine, step: int) -> list[Microbatch]:
+    """This rank's rows of a seeded global batch."""
+    plan, dp, device = engine.plan, engine.dp, engine.world.device
+    generator = torch.Generator().manual_seed(step)
+    text = torch.randint(0, plan.vocab_size, (GLOBAL_BATCH, LENGTH + 1), generator=generator).to(device)
+    mask = (torch.rand((GLOBAL_BATCH, LENGTH), generator=generator) < 0.9).float().to(device)
+    numbers = torch.arange(GLOBAL_BATCH, device=device)
+    rows = numbers.view(plan.num_microbatches, dp.size, plan.micro_batch)[:, dp.rank]
+    return [
+        Microbatch(
+            tokens_BS=text[r, :-1], labels_BS=text[r, 1:], loss_mask_BS=mask[r], samples_B=r + step * GLOBAL_BATCH
+        ).on_context_rank(engine.cp)
+        for r in rows
+    ]
+
+
+def trained(config: RunConfig, world: World, steps: int) -> tuple[list[float], dict[str, torch.Tensor], float]:
+    """Losses and norms of all steps, this rank's state, and the growth of its memory in GiB over the second half."""
+    engine = random_engine(config, make_plan(config, world.world_size, facts=None), world)
+    numbers, middle = [], 0
+    for step in range(steps):
+        batches = random_rows(engine, step)
+        if step % 10 == 5:
+            numbers.append(engine.evaluate(batches))
+        if step % 10 == 6:
+            batches = batches[: len(batches) // 2]
+        with overflowing(engine) if step % 10 == 7 else nullcontext():
+            report = engine.step(batches, 1e-3).read()
+        numbers += [report.loss, report.grad_norm, float(report.applied)]
+        middle = torch.cuda.memory_reserved() if step == steps // 2 else middle
+    engine.optimizer.gathers.release()
+    grown = (torch.cuda.memory_reserved() - middle) / 2**30
+    return numbers, {name: values.clone() for name, values in engine.optimizer.state.items()}, grown
+
+
+@contextmanager
+def overflowing(engine: Engine) -> Iterator[None]:
+    """The gradient of a step in this block is not finite."""
+    reducer, gradients = engine.optimizer.reducer, engine.buffers.gradients.values
+    finish = reducer.finish
+
+    def poisoned() -> None:
+        finish()
+        gradients.fill_(float("inf"))
+
+    reducer.finish = poisoned  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        reducer.finish = finish  # type: ignore[method-assign]
+
+
+def compare(name: str, world: World, steps: int) -> dict[str, Any]:
+    """A layout trained with and without graphs."""
+    _, model, keys = LAYOUTS[name]
+    config = run_config(model, keys)
+    data_parallel = world.groups["data"].size
+    if reason := why_not_recorded(config, data_parallel=data_parallel):
+        return {"layout": name, "not recorded": reason}
+    found = []
+    for how in ("off", "on"):
+        kernels = dataclasses.replace(config.kernels, cuda_graphs=how)
+        found.append(trained(dataclasses.replace(config, kernels=kernels), world, steps))
+        gc.collect()
+        torch.cuda.empty_cache()
+    (numbers, state, _), (others, other_state, grown) = found
+    same_numbers = torch.equal(torch.tensor(numbers).nan_to_num(), torch.tensor(others).nan_to_num())
+    differing = {
+        key: [int((values != other_state[key]).sum()), int(values.isnan().sum()), int(other_state[key].isnan().sum())]
+        for key, values in state.items()
+        if not torch.equal(values, other_state[key])
+    }
+    finite = sum(1 for number in numbers if number == number)
+    return {
+        "layout": name,
+        "equal": same_numbers and not differing,
+        "differing values, NaN, NaN": differing,
+        "first difference": next((i for i, (a, b) in enumerate(zip(numbers, others, strict=True)) if a != b == b), -1),
+        "finite": finite,
+        "loss": [numbers[0], numbers[-3]],
+        "grown_gib": round(grown, 3),
+    }
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """All layouts that fit the ranks of this launch."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
+    parser.add_argument("--out", help="file for all results as JSON")
+    arguments = parser.parse_args(words)
+    results, failed = [], False
+    make_deterministic(run_config(LLAMA, {}))
+    place = find_placement(os.environ) or Placement()
+    store = open_store(place) if place.world_size > 1 else None
+    for name in arguments.layouts:
+        ranks, model, keys = LAYOUTS[name]
+        if ranks != place.world_size:
+            continue
+        own = PrefixStore(name, store) if store else None
+        world = join_world(mesh_of(run_config(model, keys), ranks), placement=place, store=own)
+        answers = gather_objects(compare(name, world, arguments.steps), world.groups["world"])
+        bad = [(rank, a) for rank, a in enumerate(answers) if not a.get("equal", True)]
+        answer = answers[0] | {"equal on all ranks": not bad, "others": bad[1:] if len(bad) > 1 else bad}
+        failed |= not answer["equal on all ranks"]
+        results.append(answer)
+        if world.is_main:
+            print(json.dumps(answer), flush=True)
+            if arguments.out:
+                Path(arguments.out).write_text(json.dumps(results, indent=1) + "\n")
+        leave_world()
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
