@@ -178,7 +178,7 @@ def column_of(values: list[str] | list[list[str]] | list[str | list[str]], spec:
     Lone surrogates are not detected here.
     """
     kinds = set(map(type, values))
-    if kinds <= {str}:
+    if kinds <= {str} and spec.chat is None:  # conversations are lists, even if there are none
         return Column(values, None)  # type: ignore[arg-type]
     if not kinds <= {str, list} or not spec.sentence_lists:
         return None
