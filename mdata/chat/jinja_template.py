@@ -3,15 +3,17 @@
 A template gives the text of a whole conversation. Turns are found by running it on the messages before a turn, with the
 prompt that requests an answer, and on the messages up to it: each text has to begin with the previous one, as when a
 model is used turn by turn. A template that changes earlier turns later is refused, conversation by conversation.
-Control tokens are part of the text. Not available: tools, documents, `strftime_now` (the date would change the tokens).
+Control tokens are part of the text. Tools and documents are none, as in transformers where none are given. Not
+available: `strftime_now` (the date would change the tokens).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from blake3 import blake3
@@ -23,6 +25,12 @@ from mdata.sources.conversation import ASSISTANT, Message
 # Errors of faulty templates, besides Jinja's own: RuntimeError covers RecursionError.
 _WHAT_COMPILING_RAISES = (SyntaxError, ValueError, OverflowError, RuntimeError, MemoryError)
 _WHAT_RUNNING_RAISES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+
+
+# What transformers gives to every template.
+_NONE_GIVEN = MappingProxyType({"tools": None, "documents": None})
+_MOST_TRIED = 20  # fields of a refused record, each for a run of the template
+_NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,33 @@ class JinjaTemplate:
             yield Turn(_part(whole[at:start]), _part(said[:end]), _part(said[end:]))
             at = stop
 
+    def field_written(self, messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str | None:
+        """See `Template`; found by running the template with and without the fields."""
+        own = {"messages", "add_generation_prompt", *(name for name, _ in self.variables)}
+        variables = {name: record[name] for name in _variables_of(self.source) & record.keys() - own}
+        bare = [{"role": message["role"], "content": message["content"]} for message in messages]
+        names = [*dict.fromkeys(name for message in messages for name in message if name not in bare[0]), *variables]
+        if not names:
+            return None
+        try:
+            text = self._text(bare, prompt=False)
+        except TemplateRefused:
+            return None  # it is refused when it is written
+
+        def is_written(names: Sequence[str]) -> bool:
+            kept = {"role", "content", *names}
+            told = [{name: value for name, value in message.items() if name in kept} for message in messages]
+            given = {name: value for name, value in variables.items() if name in kept}
+            try:
+                return self._text(told, prompt=False, record=given) != text
+            except TemplateRefused:
+                return True
+
+        if not is_written(names):
+            return None
+        several = ", ".join(names[:_MOST_TRIED])  # it takes some of them together, or one of very many
+        return next((name for name in names[:_MOST_TRIED] if is_written([name])), several)
+
     def _reach(self, told: list[dict[str, str]], whole: str, *, at: int, prompt: bool = False) -> int:
         """The end of these messages in the whole text."""
         if not told and not prompt:
@@ -86,14 +121,15 @@ class JinjaTemplate:
             )
         return len(text)
 
-    def _text(self, told: list[dict[str, str]], *, prompt: bool) -> str:
+    def _text(self, told: Sequence[Mapping[str, Any]], *, prompt: bool, record: Mapping[str, Any] = _NO_FIELDS) -> str:
         import jinja2
 
         try:
             template = _compiled(self.source)
-            characters = sum(len(text) for message in told for text in message.values())
+            characters = sum(len(str(value)) for fields in (*told, record) for value in fields.values())
             template.environment.begin(messages=len(told), characters=characters)
-            variables = {"messages": told, "add_generation_prompt": prompt, **dict(self.variables)}
+            variables = {**_NONE_GIVEN, **record, "messages": told, "add_generation_prompt": prompt}
+            variables |= dict(self.variables)
             return str(template.environment.rendered(template, variables))
         except (jinja2.TemplateError, *_WHAT_RUNNING_RAISES) as error:
             raise TemplateRefused(f"the chat template fails: {' '.join(str(error).split())[:200]}") from error
@@ -122,6 +158,15 @@ def _compiled(source: str) -> Any:
         return environment.from_string(source)
     except (jinja2.TemplateError, *_WHAT_COMPILING_RAISES) as error:
         raise UsageError("the chat template is not valid Jinja", found=" ".join(str(error).split())[:200]) from error
+
+
+@lru_cache(maxsize=4)
+def _variables_of(source: str) -> frozenset[str]:
+    """The variables that a template uses and does not set."""
+    from jinja2 import meta
+
+    environment = _compiled(source).environment
+    return frozenset(meta.find_undeclared_variables(environment.parse(source)) - environment.globals.keys())
 
 
 def _as_json(value: Any, indent: int | None = None, **options: Any) -> str:

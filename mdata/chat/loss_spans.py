@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from mdata.sources.conversation import ASSISTANT, Message
+from mdata.sources.conversation import ASSISTANT, Message, WritesMessages
 
 Part = str | int
 Span = list[Part]
@@ -25,7 +25,7 @@ class Turn(NamedTuple):
     behind: Span
 
 
-class Template(Protocol):
+class Template(WritesMessages, Protocol):
     """Writes conversations; can be pickled."""
 
     @property

@@ -57,7 +57,15 @@ def choose_template(choice: str | None, tokenizer: Tokenizer, *, model: str | No
 
 
 @dataclass(frozen=True)
-class ChatMl:
+class _RoleAndContent:
+    """A template that knows no other field."""
+
+    def field_written(self, messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
+        """See `Template`."""
+
+
+@dataclass(frozen=True)
+class ChatMl(_RoleAndContent):
     """<|im_start|>role, a new line, the content, <|im_end|>, a new line."""
 
     start: int
@@ -77,7 +85,7 @@ class ChatMl:
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(_RoleAndContent):
     """Role: content, two new lines; the assistant's turns end with the end-of-document token. For any tokenizer."""
 
     end: int

@@ -136,13 +136,15 @@ def plan_job(
     if unused := unused_options(options, files):
         progress.note(f"options without effect here: {', '.join(unused)}")
     template, where = template_and_filter(options)
+    chat = _chat(options, files, tokenizer)
     read = ReadSpec(
         json_keys=options.json_keys,
         text_documents=options.text_documents,
         max_record_bytes=options.max_record_bytes,
         keep_bad_lines=options.on_error == "quarantine",
         sentence_lists=not options.split_sentences,
-        chat=options.chat_train_on if options.chat else None,
+        chat=chat and chat.train_on,
+        chat_template=chat and chat.template,
         template=template,
         where=where,
     )
@@ -153,7 +155,7 @@ def plan_job(
         smallest_dtype(tokenizer.vocab_size).name,
         int(holdout * 2**HOLDOUT_BITS),
         _splitter(options, progress),
-        _chat(options, files, tokenizer),
+        chat,
     )
     partitions = Partitions(options.partitions, _rows_per_partition(options, files, read), holdout > 0)
     job = Job(options, files, tokenizer, spec, partitions, progress)

@@ -1,25 +1,45 @@
 """A record's conversation: [{"role", "content"}, ...], or [{"from", "value"}, ...] as ShareGPT writes it.
 
 It becomes a flat list role, content, role, content ..., so that code that passes texts on works unchanged. A message
-without a role and a text (tool calls without content, lists of parts, null) is an error that names the message's
-number. Other fields of a message are ignored. ShareGPT's names (human, gpt) become user and assistant.
+without a role and a text (lists of parts, null) is an error that names the message's number. Only role and content are
+written; so a field that carries text (tool calls, thoughts, tools ...), that changes what the template writes, or that
+asks for another loss than --chat-train-on is an error that names the field. Other fields are ignored, and null is the
+same as no field. ShareGPT's speakers become user, assistant, system and tool; an unknown one is an error.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 ASSISTANT = "assistant"
 TRAIN_ON = (ASSISTANT, "all", "last")
 _FORMS = (("role", "content"), ("from", "value"))
-_SHAREGPT = MappingProxyType(
-    {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bing": ASSISTANT, "bard": ASSISTANT}
+_MODEL_NAMES = ("gpt", "chatgpt", "bing", "bard", "model")
+_SPEAKERS = MappingProxyType(
+    {"human": "user", **dict.fromkeys(_MODEL_NAMES, ASSISTANT)}
+    | {role: role for role in ("user", ASSISTANT, "system", "tool")}
 )
 # A role becomes part of the template's text; other characters could imitate another turn.
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
+
+# Names of fields in lower case, without "_" and "-". These carry text, or what stands for text.
+_MEDIA = "audio audios image imageurl images inputaudio media video videos"
+_TEXT_OF_MESSAGE = frozenset(
+    "channel chainofthought citations cot documents function functioncall functioncalls functions name parts"
+    " reasoning reasoningcontent reasoningdetails reasoningtext recipient refusal think thinking thinkingblocks thought"
+    f" thoughts toolcall toolcalls toolplan tools {_MEDIA}".split()
+)
+_TEXT_OF_RECORD = frozenset(
+    f"builtintools chattemplatekwargs customtools documents functions pythontools tools xmltools {_MEDIA}".split()
+)
+_SYSTEM = frozenset(("system", "systemmessage", "systemprompt"))
+# True or 1: train on this; false or 0: do not.
+_FLAGS = frozenset(["loss", "lossweight", "train", "trainable", "training", "trainonturn", "weight"])
+_MASKS = frozenset(["lossmask", "lossscale", "mask", "masked", "steplossmask", "traindetail"])
+_NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
 class BadConversation(Exception):
@@ -33,26 +53,47 @@ class Message(NamedTuple):
     content: str
 
 
-def flat_messages(value: Any, train_on: str) -> list[str]:
+class WritesMessages(Protocol):
+    """The part of a template that decides which fields matter (`mdata.chat.loss_spans.Template`)."""
+
+    def field_written(self, messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str | None:
+        """The first field, of messages or of the record, that changes the text; None: only role and content do."""
+
+
+def flat_messages(
+    value: Any,
+    train_on: str,
+    *,
+    record: Mapping[str, Any] = _NO_FIELDS,
+    template: WritesMessages | None = None,
+) -> list[str]:
     """Role, content, role, content ...
 
     Args:
         value: parsed from JSON.
         train_on: "assistant" or "last": at least one turn must be the assistant's.
+        record: the fields beside the conversation.
+        template: what the conversation will be written by, if that is known.
 
     Raises:
-        BadConversation: names the message by its number (from 1).
+        BadConversation: names the message by its number (from 1), and the field.
     """
     if not isinstance(value, list) or not value:
         raise BadConversation(
             "not a list of messages" if not isinstance(value, list) else "a conversation without messages"
         )
-    found: list[str] = []
+    flat: list[str] = []
     for number, message in enumerate(value, start=1):
-        found += _message(message, number)
-    if train_on != "all" and ASSISTANT not in found[::2]:
-        raise BadConversation("it has no assistant turn to train on")
-    return found
+        flat += _message(message, number, train_on)
+    roles = flat[::2]
+    if train_on != "all" and ASSISTANT not in roles:
+        named = ", ".join(dict.fromkeys(roles))
+        raise BadConversation(f"it has no assistant turn to train on (roles: {named[:100]})")
+    if record or any(len(message) > 2 for message in value):
+        _check_fields(value, record, roles, train_on)
+        if template is not None:
+            _check_template(value, record, flat, template)
+    return flat
 
 
 def messages_of(flat: Sequence[str]) -> list[Message]:
@@ -60,23 +101,109 @@ def messages_of(flat: Sequence[str]) -> list[Message]:
     return [Message(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
 
 
-def _message(message: Any, number: int) -> Message:
+def _message(message: Any, number: int, train_on: str) -> Message:
     if not isinstance(message, Mapping):
         raise BadConversation(f"message {number} is not an object")
-    names = next(((role, content) for role, content in _FORMS if role in message), None)
-    if names is None:
+    forms = [form for form in _FORMS if message.get(form[0]) is not None]
+    if not forms:
         raise BadConversation(
             f"message {number} has no role (fields: {', '.join(map(repr, list(message)[:5])) or 'none'})"
         )
-    role, content = (message.get(name) for name in names)
+    turns = {_turn(message, number, *form, train_on=train_on) for form in forms}
+    if len(turns) > 1:
+        raise BadConversation(f"message {number} has two roles or texts: in role and content, and in from and value")
+    return turns.pop()
+
+
+def _turn(message: Mapping[str, Any], number: int, role_name: str, content_name: str, *, train_on: str) -> Message:
+    role, content = message[role_name], message.get(content_name)
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        raise BadConversation(f"message {number}: its {names[0]} is not a name: {str(role)[:40]!r}")
+        raise BadConversation(f"message {number}: its {role_name} is not a name: {str(role)[:40]!r}")
     if not isinstance(content, str):
-        raise BadConversation(f"message {number} ({role}): its {names[1]} is {_kind(message, names[1])}, not a string")
-    return Message(_SHAREGPT.get(role, role), content)
+        kind = _kind(message, content_name)
+        raise BadConversation(f"message {number} ({role}): its {content_name} is {kind}, not a string")
+    if role_name == "from":
+        if role not in _SPEAKERS:
+            known = ", ".join(_SPEAKERS)
+            raise BadConversation(f"message {number}: who speaks in 'from': {role!r}? Known are {known}")
+        return Message(_SPEAKERS[role], content)
+    # A role is the template's own word, so it is not renamed; but the model's turns must not go untrained silently.
+    if train_on != "all" and role != ASSISTANT and role.lower() in (*_MODEL_NAMES, ASSISTANT):
+        raise BadConversation(f"message {number}: role {role!r} would not be trained on; the model is {ASSISTANT!r}")
+    return Message(role, content)
 
 
 def _kind(message: Mapping[str, Any], name: str) -> str:
     value = message.get(name)
     kinds = {bool: "a boolean", dict: "an object", list: "a list", int: "a number", float: "a number"}
     return ("null" if name in message else "missing") if value is None else kinds.get(type(value), "not text")
+
+
+def _check_fields(
+    messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any], roles: Sequence[str], train_on: str
+) -> None:
+    """Refuse fields that carry text or ask for another loss, whatever the template is."""
+    last = max((number for number, role in enumerate(roles) if role == ASSISTANT), default=-1)
+    for number, (message, role) in enumerate(zip(messages, roles, strict=True)):
+        where = f"message {number + 1} ({role})"
+        trained = train_on == "all" or (role == ASSISTANT and (train_on == ASSISTANT or number == last))
+        for name, value in message.items():
+            word = _word(name)
+            if word in _TEXT_OF_MESSAGE and not _is_empty(value):
+                raise _lost(f"{where}: its {name!r}")
+            _check_loss(word, value, trained, f"{where}: its {name!r}", train_on)
+    begins_with_system = roles[0] in ("system", "developer")
+    for name, value in record.items():
+        word = _word(name)
+        if (word in _TEXT_OF_RECORD or (word in _SYSTEM and not begins_with_system)) and not _is_empty(value):
+            raise _lost(f"the record's {name!r}")
+        _check_loss(word, value, True, f"the record's {name!r}", train_on)
+
+
+def _check_loss(word: str, value: Any, trained: bool, where: str, train_on: str) -> None:
+    if value is None or not (word in _FLAGS or (word in _MASKS and not _is_empty(value))):
+        return
+    if word in _MASKS or not isinstance(value, bool | int | float) or value != trained:
+        raise BadConversation(f"{where} is {str(value)[:40]!r}, but only --chat-train-on ({train_on}) decides the loss")
+
+
+def _check_template(
+    messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any], flat: Sequence[str], template: WritesMessages
+) -> None:
+    """Refuse fields that change what the template writes."""
+    full = [
+        {"role": message.role, "content": message.content, **dict(_further_fields(fields))}
+        for message, fields in zip(messages_of(flat), messages, strict=True)
+    ]
+    name = template.field_written(full, {name: value for name, value in record.items() if value is not None})
+    if name is not None:
+        raise _lost(f"{name!r}, which the chat template uses,")
+
+
+def _further_fields(message: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    known = [name for form in _FORMS for name in form]
+    return ((name, value) for name, value in message.items() if value is not None and name not in known)
+
+
+def _lost(what: str) -> BadConversation:
+    return BadConversation(
+        f"{what} would be lost (only role and content are written yet); remove the field if that is right"
+    )
+
+
+def _word(name: str) -> str:
+    return name.replace("_", "").replace("-", "").lower()
+
+
+def _is_empty(value: Any) -> bool:
+    """Nothing, or only containers and texts of nothing; also as JSON in a string."""
+    waiting = [value]  # no recursion: JSON may be nested more deeply than Python calls
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, Mapping):
+            waiting += item.values()
+        elif isinstance(item, list):
+            waiting += item
+        elif item is not None and not (isinstance(item, str) and item.strip() in ("", "[]", "{}", "null")):
+            return False
+    return True

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -64,6 +65,8 @@ def _all_good(lines: Sequence[bytes], spec: ReadSpec) -> tuple[Column, ...] | No
     """The columns, without Python code for each line; None if any line may be bad."""
     if not lines or spec.template or spec.where or max(map(len, lines)) > spec.max_record_bytes:
         return None
+    if spec.chat is not None:
+        return _all_good_chats(lines, spec)
     take = _taker(spec.json_keys)
     try:
         values = list(map(take, map(orjson.loads, lines)))
@@ -71,14 +74,38 @@ def _all_good(lines: Sequence[bytes], spec: ReadSpec) -> tuple[Column, ...] | No
         return None
     # orjson returns no lone surrogates, so only types remain to be checked.
     by_key = [values] if len(spec.json_keys) == 1 else [list(column) for column in zip(*values, strict=True)]
-    if spec.chat is not None:
-        try:
-            by_key = [[flat_messages(value, spec.chat) for value in column] for column in by_key]
-        except BadConversation:
-            return None
     columns = [column_of(column, spec) for column in by_key]
     good = tuple(column for column in columns if column is not None)
     return good if len(good) == len(columns) else None
+
+
+def _all_good_chats(lines: Sequence[bytes], spec: ReadSpec) -> tuple[Column, ...] | None:
+    """The same for conversations."""
+    try:
+        records = list(map(orjson.loads, lines))
+        values = [tuple(_conversation(record, key, spec) for key in spec.json_keys) for record in records]
+    except (ValueError, LookupError, TypeError, BadConversation):
+        return None
+    return columns_of(values, spec)
+
+
+def _conversation(record: dict[str, Any], key: str, spec: ReadSpec) -> list[str]:
+    """The messages of a key; the fields beside them are those of every object on the way to it.
+
+    Raises:
+        LookupError: no such key.
+        BadConversation: no usable conversation.
+    """
+    assert spec.chat is not None, "only conversations come here"
+    value = _look_up(record, key)
+    beside = {name: field for name, field in record.items() if name not in spec.json_keys}
+    if key not in record:
+        levels = key.split(".")
+        beside.pop(levels[0])
+        for level, inner in pairwise(levels):
+            record = record[level]
+            beside |= {name: field for name, field in record.items() if name != inner}
+    return flat_messages(value, spec.chat, record=beside, template=spec.chat_template)
 
 
 def _taker(keys: Sequence[str]) -> Callable[[Any], Any]:
@@ -189,15 +216,12 @@ def _is_deep(text: str) -> bool:
 
 def _content(value: dict[str, Any], key: str, spec: ReadSpec) -> str | list[str]:
     try:
-        content = _look_up(value, key)
+        content = _look_up(value, key) if spec.chat is None else _conversation(value, key, spec)
     except LookupError as error:
         present = ", ".join(map(repr, list(value)[:5])) or "none"
         raise Refused("no-key", f"no key {key!r} (keys: {present})") from error
-    if spec.chat is not None:
-        try:
-            content = flat_messages(content, spec.chat)
-        except BadConversation as error:
-            raise Refused("bad-chat", f"key {key!r}: {error}") from error
+    except BadConversation as error:
+        raise Refused("bad-chat", f"key {key!r}: {error}") from error
     if isinstance(content, list) and not spec.sentence_lists:
         raise list_refused(key)
     for sentence in content if isinstance(content, list) else [content]:

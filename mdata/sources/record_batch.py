@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from mdata.errors import BadInputError
+from mdata.sources.conversation import WritesMessages
 from mdata.sources.row_filter import RowFilter
 from mdata.sources.text_template import TextTemplate
 
@@ -57,6 +58,7 @@ class ReadSpec:
         sentence_lists: a value may be a list of sentences; if false, such a row is bad ("bad-value").
         chat: values are conversations, and these turns are trained on (`mdata.chat`); the texts of a document are then
             role, content, role, content ... None: values are text.
+        chat_template: what conversations are written by, which decides the fields that matter.
         template: builds the text from several text columns. None: each key has its own text.
         where: rows for which this is not true are left out; they count neither as records nor as bad rows.
     """
@@ -67,6 +69,7 @@ class ReadSpec:
     keep_bad_lines: bool = False
     sentence_lists: bool = True
     chat: str | None = None
+    chat_template: WritesMessages | None = None
     template: TextTemplate | None = None
     where: RowFilter | None = None
 

@@ -56,7 +56,7 @@ def test_what_is_no_conversation_is_named(value, said):
 def test_both_forms_give_the_same():
     ours = [
         {"role": "system", "content": "s"},
-        {"role": "user", "content": "u", "name": "x"},
+        {"role": "user", "content": "u", "id": "x"},
         {"role": "assistant", "content": ""},
     ]
     theirs = [{"from": "system", "value": "s"}, {"from": "human", "value": "u"}, {"from": "gpt", "value": ""}]

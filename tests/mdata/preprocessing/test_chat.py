@@ -25,6 +25,9 @@ OWN = (
 )
 
 
+LONG = {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a" * 250}]}
+
+
 def conversation(random) -> list[dict]:
     turns = int(random.integers(1, 5))
     words = ["alpha", "beta", "gamma <|endoftext|>", "d\u00e9lta", ""]
@@ -153,6 +156,49 @@ def test_bad_records_are_named(tmp_path):
     with pytest.raises(BadInputError, match=r"x.jsonl:2: the chat template fails: too short"):
         run(source, tmp_path / "z", chat_template=str(template), tokenizer_type="HuggingFaceTokenizer",
             tokenizer_model=str(GOLDEN / "tokenizer"), )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("records", "changes", "counts"),
+    [
+        ([{"messages": []}, {"messages": [{"role": "assistant", "content": ["a"]}]}], {"on_error": "skip"}, (0, 2, 0)),
+        ([{"messages": []}], {"on_error": "quarantine"}, (0, 1, 0)),
+        ([LONG, LONG, LONG], {"chunk_bytes": 100}, (3, 0, 0)),
+        ([{**LONG, "lang": "de"}], {"where": "lang = 'en'"}, (0, 0, 1)),
+        ([], {}, (0, 0, 0)),
+    ],
+)
+@pytest.mark.parametrize("other", [[], [LONG]], ids=["alone", "beside a good file"])
+def test_a_chunk_without_a_usable_conversation_is_empty(tmp_path, records, changes, counts, other):
+    lines = [json.dumps(record) + "\n" for record in records] or ["\n"]
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    changes = {**changes, "quarantine": str(tmp_path / "bad")} if changes.get("on_error") == "quarantine" else changes
+    inputs = [str(tmp_path / "a.jsonl")]
+    if other:
+        (tmp_path / "b.jsonl").write_text(json.dumps({**other[0], "lang": "en"}) + "\n")
+        inputs.append(str(tmp_path / "b.jsonl"))
+    documents, bad, filtered = counts
+    manifest, corpus = run("", tmp_path / "out", input=tuple(inputs), **changes)
+    assert corpus.num_documents == documents + len(other)
+    assert sum(manifest.provenance.skipped.values()) == bad
+    assert (manifest.provenance.filtered or 0) == filtered
+
+
+def test_a_field_that_would_be_lost_is_a_bad_record(tmp_path):
+    source = tmp_path / "x.jsonl"
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
+    source.write_text(json.dumps({"messages": [LONG["messages"][0], call]}) + "\n")
+    with pytest.raises(BadInputError, match=r"x.jsonl:1: .*message 2 \(assistant\): its 'tool_calls' would be lost"):
+        run(source, tmp_path / "out")
+    # Other fields matter if this template writes them.
+    template = tmp_path / "own.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{{ m.mood }};{% endfor %}")
+    moody = [LONG["messages"][0], {"role": "assistant", "content": "b", "mood": "good"}]
+    source.write_text(json.dumps(LONG) + "\n" + json.dumps({"messages": moody}) + "\n")
+    assert run(source, tmp_path / "plain")[1].num_documents == 2
+    model = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(GOLDEN / "tokenizer")}
+    with pytest.raises(BadInputError, match=r"x.jsonl:2: .*'mood', which the chat template uses, would be lost"):
+        run(source, tmp_path / "own", chat_template=str(template), **model)
 
 
 def test_the_template_of_a_tokenizer(records, tmp_path):

@@ -1,0 +1,211 @@
+"""Fields of chat records: what would be lost or trained otherwise is refused by name, the rest is ignored."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mdata.chat.jinja_template import JinjaTemplate
+from mdata.sources.conversation import BadConversation, flat_messages
+from mdata.sources.jsonl import parse_lines
+from mdata.sources.record_batch import Column, ReadSpec
+
+TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+FLAT = ["user", "Hi", "assistant", "Yes"]
+# Writes what common templates write: a name, thoughts, tools, a switch, and whether a field exists.
+USES_FIELDS = (
+    "{% if tools is not none %}{{ tools | tojson }}{% endif %}{% if enable_thinking %}<think>{% endif %}"
+    "{% for m in messages %}{{ m.role }}{{ m.sender }}: {{ m.content }}{{ '!' if 'mood' in m }}{% endfor %}"
+)
+WRITES_ALL = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
+IGNORES_ALL = "{% set note = messages %}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def with_field(number: int, name: str, value: object) -> list[dict]:
+    return [{**message, name: value} if i == number else message for i, message in enumerate(TALK)]
+
+
+def template(source: str) -> JinjaTemplate:
+    return JinjaTemplate("own", source, (("bos_token", "<s>"),)).checked()
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": {}}}
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "value"),
+    [
+        (1, "tool_calls", [CALL]),
+        (1, "toolCalls", [CALL]),
+        (1, "function_call", {"name": "f", "arguments": "{}"}),
+        (1, "reasoning_content", "r"),
+        (1, "reasoning", "r"),
+        (1, "thinking", "r"),
+        (1, "thinking_blocks", [{"type": "thinking", "thinking": "r"}]),
+        (1, "refusal", "No."),
+        (1, "audio", {"id": "a"}),
+        (0, "images", ["a.png"]),
+        (0, "parts", [{"text": "t"}]),
+        (0, "name", "Ada"),
+        (0, "tools", [CALL]),
+        (0, "documents", "text"),
+    ],
+)
+def test_a_field_of_a_message_that_carries_text_is_named(number, name, value):
+    role = TALK[number]["role"]
+    with pytest.raises(BadConversation, match=rf"message {number + 1} \({role}\): its '{name}' would be lost"):
+        flat_messages(with_field(number, name, value), "assistant")
+
+
+@pytest.mark.parametrize("value", [None, "", " ", "[]", [], {}, [None, {"a": ""}]])
+@pytest.mark.parametrize("name", ["tool_calls", "reasoning_content", "name", "audio"])
+def test_a_field_that_holds_nothing_is_no_field(name, value):
+    assert flat_messages(with_field(1, name, value), "assistant", record={name: value}) == FLAT
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", [CALL]),
+        ("tools", json.dumps([CALL])),
+        ("functions", [CALL["function"]]),
+        ("documents", [{"title": "t", "text": "u"}]),
+        ("chat_template_kwargs", {"enable_thinking": False}),
+        ("images", ["a.png"]),
+        ("system", "Be brief."),
+        ("system_prompt", "Be brief."),
+    ],
+)
+def test_a_field_of_the_record_that_carries_text_is_named(name, value):
+    with pytest.raises(BadConversation, match=rf"the record's '{name}' would be lost"):
+        flat_messages(TALK, "assistant", record={"id": 7, name: value})
+
+
+def test_a_system_prompt_beside_a_conversation_that_has_one_is_not_used():
+    talk = [{"role": "system", "content": "Be brief."}, *TALK]
+    assert flat_messages(talk, "assistant", record={"system": "Be brief."}) == ["system", "Be brief.", *FLAT]
+
+
+@pytest.mark.parametrize(
+    ("train_on", "number", "name", "value"),
+    [
+        ("assistant", 1, "weight", 0),
+        ("assistant", 1, "weight", 0.5),
+        ("assistant", 1, "train", False),
+        ("assistant", 1, "loss", False),
+        ("assistant", 1, "loss", "false"),
+        ("assistant", 0, "train", True),
+        ("last", 0, "weight", 1),
+        ("all", 0, "weight", 0),
+        ("assistant", 1, "loss_mask", 1),
+        ("assistant", 1, "mask", True),
+        ("assistant", 1, "train_detail", [{"begin_offset": 0}]),
+    ],
+)
+def test_a_flag_that_asks_for_another_loss_is_named(train_on, number, name, value):
+    with pytest.raises(BadConversation, match=rf"message {number + 1} .*: its '{name}' is .*only --chat-train-on"):
+        flat_messages(with_field(number, name, value), train_on)
+
+
+def test_flags_that_say_what_is_done_anyway_are_accepted():
+    """As in SlimOrca: null for the system, 0 for people, 1 for the model."""
+    talk = [
+        {"from": "system", "value": "s", "weight": None},
+        {"from": "human", "value": "u", "weight": 0.0},
+        {"from": "gpt", "value": "a", "weight": 1.0, "train": True},
+    ]
+    assert flat_messages(talk, "assistant") == ["system", "s", "user", "u", "assistant", "a"]
+    assert flat_messages([talk[1], {**talk[2], "weight": 0, "train": False}, talk[2]], "last")[-1] == "a"
+    with pytest.raises(BadConversation, match="the record's 'mask' is 'User'"):
+        flat_messages(talk, "assistant", record={"mask": "User"})
+    with pytest.raises(BadConversation, match="the record's 'weight' is '0'"):
+        flat_messages(talk, "assistant", record={"weight": 0})
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "record", "field"),
+    [
+        (USES_FIELDS, with_field(0, "sender", "Ada"), {}, "sender"),
+        (USES_FIELDS, with_field(0, "mood", ""), {}, "mood"),
+        (USES_FIELDS, TALK, {"enable_thinking": True}, "enable_thinking"),
+        (USES_FIELDS, TALK, {"tools": []}, "tools"),
+        (WRITES_ALL, with_field(0, "id", 3), {}, "id"),
+        (WRITES_ALL, with_field(0, "nested", {"a": [1]}), {}, "nested"),
+        ("{{ messages[1].extra.text }}{{ messages[0].content }}", with_field(1, "extra", 3), {}, None),
+        ("{% if messages[1].extra %}{{ messages[1].extra.a.b }}{% endif %}", with_field(1, "extra", 3), {}, "extra"),
+        (
+            "{% if messages[0].a and messages[0].b %}both{% endif %}",
+            [{**TALK[0], "a": 1, "b": 2}, TALK[1]],
+            {},
+            "a, b",
+        ),
+        (USES_FIELDS, with_field(0, "mood", None), {"tools": None, "enable_thinking": None}, None),
+        (USES_FIELDS, with_field(0, "id", 3), {"enable_thinking": False, "source": "web", "messages2": 1}, None),
+        (IGNORES_ALL, with_field(1, "id", 3), {"note": "n", "range": 5, "bos_token": "x"}, None),
+    ],
+)
+def test_a_field_that_changes_what_the_template_writes_is_named(source, messages, record, field):
+    if field is None:
+        assert flat_messages(messages, "assistant", record=record, template=template(source)) == FLAT
+    else:
+        with pytest.raises(BadConversation, match=rf"'{field}', which the chat template uses, would be lost"):
+            flat_messages(messages, "assistant", record=record, template=template(source))
+
+
+def test_speakers_of_sharegpt_are_known_by_what_they_do():
+    talk = [{"from": "human", "value": "a"}, {"from": "tool", "value": "b"}, {"from": "model", "value": "c"}]
+    assert flat_messages(talk, "last") == ["user", "a", "tool", "b", "assistant", "c"]
+    for speaker in ("function", "function_call", "observation", "narrator", "Human"):
+        with pytest.raises(BadConversation, match=rf"message 2: who speaks in 'from': '{speaker}'\? Known are human"):
+            flat_messages([talk[0], {"from": speaker, "value": "x"}, talk[2]], "all")
+
+
+def test_a_turn_of_the_model_by_another_name_is_not_left_untrained():
+    talk = [*TALK, {"role": "user", "content": "b"}, {"role": "model", "content": "c"}]
+    with pytest.raises(BadConversation, match="message 4: role 'model' would not be trained on"):
+        flat_messages(talk, "assistant")
+    assert flat_messages(talk, "all")[-2:] == ["model", "c"]
+    with pytest.raises(BadConversation, match=r"no assistant turn to train on \(roles: user, ai\)"):
+        flat_messages([TALK[0], {"role": "ai", "content": "c"}], "assistant")
+
+
+def test_a_message_in_both_forms_says_one_thing():
+    both = {"role": "user", "content": "Hi", "from": "human", "value": "Hi"}
+    assert flat_messages([both, TALK[1]], "assistant") == FLAT
+    assert flat_messages([{**both, "role": None, "content": None}, TALK[1]], "assistant") == FLAT
+    with pytest.raises(BadConversation, match="message 1 has two roles or texts"):
+        flat_messages([{**both, "value": "Ho"}, TALK[1]], "assistant")
+
+
+def chat_rows(*records: object, key: str = "messages", source: str | None = None):
+    spec = ReadSpec((key,), chat="assistant", chat_template=template(source) if source else None)
+    return parse_lines(b"".join(json.dumps(record).encode() + b"\n" for record in records), spec)
+
+
+def test_fields_beside_a_dotted_key_count_too():
+    inner = {"messages": TALK, "source": "web"}
+    good, bad = {"id": 1, "data": inner}, {"id": 1, "data": {**inner, "tools": [CALL]}}
+    batch = chat_rows(good, bad, {**good, "tools": [CALL]}, key="data.messages")
+    assert (
+        batch.kept == [1]
+        and [bad_row.reason for bad_row in batch.bad_rows]
+        == [
+            "key 'data.messages': the record's 'tools' would be lost (only role and content are written yet);"
+            " remove the field if that is right"
+        ]
+        * 2
+    )
+    assert chat_rows(good, key="data.messages", source=USES_FIELDS).bad_rows == []
+
+
+def test_a_field_that_is_nested_deeply_is_read_without_recursion():
+    record = b'{"messages": %s, "tools": %s}\n' % (json.dumps(TALK).encode(), b"[" * 900 + b"]" * 900)
+    assert parse_lines(record, ReadSpec(("messages",), chat="assistant")).columns[0].sentences == FLAT
+    batch = parse_lines(record, ReadSpec(("messages",), chat="assistant", chat_template=template(USES_FIELDS)))
+    assert [bad_row.kind for bad_row in batch.bad_rows] == ["bad-chat"]
+
+
+@pytest.mark.parametrize("records", [[], [{"messages": []}], [{"messages": ["a"]}, {"text": "b"}]])
+def test_a_chunk_without_a_conversation_has_an_empty_column(records):
+    assert chat_rows(*records).columns == (Column([], []),)
