@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -39,6 +40,7 @@ _SYSTEM = frozenset(("system", "systemmessage", "systemprompt"))
 # True or 1: train on this; false or 0: do not.
 _FLAGS = frozenset(["loss", "lossweight", "train", "trainable", "training", "trainonturn", "weight"])
 _MASKS = frozenset(["lossmask", "lossscale", "mask", "masked", "steplossmask", "traindetail"])
+_LONGEST_NAME = 40  # longer than any above; also bounds what is remembered of a stranger's names
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -109,10 +111,10 @@ def _message(message: Any, number: int, train_on: str) -> Message:
         raise BadConversation(
             f"message {number} has no role (fields: {', '.join(map(repr, list(message)[:5])) or 'none'})"
         )
-    turns = {_turn(message, number, *form, train_on=train_on) for form in forms}
-    if len(turns) > 1:
+    turns = [_turn(message, number, *form, train_on=train_on) for form in forms]
+    if turns[0] != turns[-1]:
         raise BadConversation(f"message {number} has two roles or texts: in role and content, and in from and value")
-    return turns.pop()
+    return turns[0]
 
 
 def _turn(message: Mapping[str, Any], number: int, role_name: str, content_name: str, *, train_on: str) -> Message:
@@ -145,6 +147,8 @@ def _check_fields(
     """Refuse fields that carry text or ask for another loss, whatever the template is."""
     last = max((number for number, role in enumerate(roles) if role == ASSISTANT), default=-1)
     for number, (message, role) in enumerate(zip(messages, roles, strict=True)):
+        if len(message) == 2:
+            continue
         where = f"message {number + 1} ({role})"
         trained = train_on == "all" or (role == ASSISTANT and (train_on == ASSISTANT or number == last))
         for name, value in message.items():
@@ -177,7 +181,7 @@ def _check_template(
     ]
     name = template.field_written(full, {name: value for name, value in record.items() if value is not None})
     if name is not None:
-        raise _lost(f"{name!r}, which the chat template uses,")
+        raise _lost(f"{name[:100]!r}, which the chat template uses,")
 
 
 def _further_fields(message: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -192,6 +196,11 @@ def _lost(what: str) -> BadConversation:
 
 
 def _word(name: str) -> str:
+    return _folded(name) if len(name) <= _LONGEST_NAME else ""
+
+
+@lru_cache(maxsize=1024)
+def _folded(name: str) -> str:
     return name.replace("_", "").replace("-", "").lower()
 
 
