@@ -10,7 +10,8 @@ available: `strftime_now` (the date would change the tokens).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -61,6 +62,15 @@ class JinjaTemplate:
         """
         _compiled(self.source)
         return self
+
+    def spelled_tokens(self, tokens: Iterable[str]) -> list[str]:
+        """See `Template`: those in the template itself, in the variables that it uses, and in a short conversation."""
+        used = _variables_of(self.source)
+        texts = [self.source, *(text for name, text in self.variables if name in used)]
+        probe = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}]
+        with suppress(TemplateRefused):  # such as one that needs a system message
+            texts.append(self._text(probe, prompt=False))
+        return [token for token in tokens if any(token in text for text in texts)]
 
     def turns(self, messages: Sequence[Message], *, every: bool = True) -> Iterator[Turn]:
         """See `Template`; a template that refuses half an exchange is run on whole exchanges, unless `every`."""

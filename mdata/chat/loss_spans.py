@@ -8,7 +8,7 @@ text, as at inference, where the prompt is tokenized before there is an answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from mdata.sources.conversation import ASSISTANT, Message, WritesMessages
@@ -39,6 +39,9 @@ class Template(WritesMessages, Protocol):
     @property
     def spells_tokens(self) -> bool:
         """Whether its control tokens are text instead of ids."""
+
+    def spelled_tokens(self, tokens: Iterable[str]) -> list[str]:
+        """Which of these control tokens it writes as text."""
 
     def turns(self, messages: Sequence[Message], *, every: bool = True) -> Iterator[Turn]:
         """One for each message.

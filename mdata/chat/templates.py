@@ -8,7 +8,7 @@ is in mdata/chat/jinja_template.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from mdata.chat.jinja_template import JinjaTemplate
 from mdata.chat.loss_spans import Template, Turn
-from mdata.errors import UsageError, os_errors_named
+from mdata.errors import UsageError, few, os_errors_named
 from mdata.sources.conversation import ASSISTANT, Message
 from mdata.tokenizers.base.tokenizer import Tokenizer, token_id
 from mdata.util.config_text import parse_json
@@ -62,6 +62,10 @@ class _RoleAndContent:
 
     def field_written(self, messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
         """See `Template`."""
+
+    def spelled_tokens(self, tokens: Iterable[str]) -> list[str]:
+        """See `Template`: control tokens are ids."""
+        return []
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def _chatml(tokenizer: Tokenizer) -> ChatMl:
     if missing:
         raise UsageError(
             f"the tokenizer has no token {' and no '.join(missing)}, which ChatML needs",
-            fix=f"a tokenizer that has them (--tokenizer-special-tokens), or --chat-template {PLAIN}",
+            fix=" or ".join(filter(None, ["a tokenizer that has them", _plain_advice(tokenizer)])),
         )
     start, end = (int(id) for id in ids.values() if id is not None)
     return ChatMl(start, end)
@@ -118,8 +122,40 @@ def _chatml(tokenizer: Tokenizer) -> ChatMl:
 
 def _plain(tokenizer: Tokenizer) -> Plain:
     if tokenizer.eod is None:
-        raise UsageError(f"--chat-template {PLAIN} ends turns with the end of a document, and the tokenizer names none")
+        raise UsageError(
+            f"--chat-template {PLAIN} ends turns with the end of a document, and the tokenizer names none",
+            fix="a tokenizer that names one, or a Jinja file",
+        )
     return Plain(tokenizer.eod)
+
+
+def check_spelling(template: Template, tokenizer: Tokenizer) -> None:
+    """Refuse a template that writes control tokens as text for a tokenizer that keeps them text.
+
+    Raises:
+        UsageError: names them, and what can be used.
+    """
+    written = template.spelled_tokens(text for text in tokenizer.special_ids if text)
+    _, lengths = tokenizer.encode_batch(written)
+    split = [text for text, length in zip(written, lengths.tolist(), strict=True) if length > 1]
+    if not split:
+        return
+    ways = ["a Jinja file that does not write them"]
+    if plain := _plain_advice(tokenizer):
+        ways.insert(0, plain)
+    if all(token_id(tokenizer, text) is not None for text in (START, END)):
+        ways.insert(0, f"--chat-template {CHATML}, which writes them as ids")
+    if tokenizer.options.get("special_in_text") == "plain":
+        ways.insert(0, "--special-tokens-in-text special")
+    raise UsageError(
+        f"the chat template {template.name} writes control tokens as text, but the {tokenizer.name} keeps them text",
+        found=few(split),
+        fix=", or ".join(ways),
+    )
+
+
+def _plain_advice(tokenizer: Tokenizer) -> str | None:
+    return None if tokenizer.eod is None else f"--chat-template {PLAIN}, which ends answers with the end of a document"
 
 
 def _own_template(tokenizer: Tokenizer, model: str | None) -> str | None:

@@ -182,7 +182,7 @@ def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: To
     """
     if not options.chat:
         return None
-    from mdata.chat.templates import choose_template
+    from mdata.chat.templates import check_spelling, choose_template
     from mdata.preprocessing.encode_chat import ChatSpec
 
     other = next((file for file in files if file.format != "jsonl"), None)
@@ -198,14 +198,11 @@ def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: To
     if len(around):
         raise UsageError(
             f"the {tokenizer.name} adds tokens around every text, and a conversation has many texts",
-            fix="--tokenizer-hf-no-include-special-tokens; the chat template adds what a conversation begins with",
+            fix="leave --compat out"
+            if "compat" in tokenizer.options
+            else "--tokenizer-hf-no-include-special-tokens; the chat template adds what a conversation begins with",
         )
-    spelled = [text for text in tokenizer.special_ids if text]
-    if template.spells_tokens and spelled and len(tokenizer.encode_batch(spelled[:1])[0]) > 1:
-        raise UsageError(
-            f"the chat template {template.name} writes control tokens as text, but the tokenizer keeps them text",
-            fix="--special-tokens-in-text special, or --chat-template chatml, which writes them as ids",
-        )
+    check_spelling(template, tokenizer)
     return ChatSpec(template, options.chat_train_on)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mdata import UsageError
 from mdata.chat.jinja_template import JinjaTemplate
 from mdata.chat.loss_spans import TemplateRefused, spans_of
-from mdata.chat.templates import ChatMl, Plain, choose_template
+from mdata.chat.templates import ChatMl, Plain, check_spelling, choose_template
 from mdata.preprocessing.encode_chat import ChatSpec, tokenize_chats
 from mdata.reference import chat as twin
 from mdata.sources.conversation import BadConversation, Message, flat_messages, messages_of
@@ -166,6 +166,50 @@ def test_which_template_is_taken(tmp_path):
         choose_template(None, ByteTokenizer())
     with pytest.raises(UsageError, match="reading the chat template"):
         choose_template(str(tmp_path / "none.jinja"), WithTokens())
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}{{ '\n' }}{% endfor %}", []),
+        ("{% for m in messages %}<|endofdocument|>{{ m.content }}{% endfor %}", ["<|endofdocument|>"]),
+        ("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}", ["<|endofdocument|>"]),
+        ("{% for m in messages %}{{ '<|' ~ 'endof' ~ 'document|>' }}{% endfor %}", ["<|endofdocument|>"]),
+        ("{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}<|endofdocument|>",
+         ["<|endofdocument|>"]),
+    ],
+)  # fmt: skip
+def test_only_a_template_that_writes_control_tokens_needs_a_tokenizer_that_reads_them(source, written):
+    template = JinjaTemplate("own", source, (("eos_token", "<|endofdocument|>"), ("bos_token", "x")))
+    assert template.spelled_tokens(["<|other|>", "<|endofdocument|>"]) == written
+    if not written:
+        check_spelling(template, ByteTokenizer())
+        return
+    with pytest.raises(UsageError, match="the ByteTokenizer keeps them text") as caught:
+        check_spelling(template, ByteTokenizer())
+    assert "found: <|endofdocument|>" in str(caught.value)
+    assert "try: --chat-template plain, which ends answers with the end of a document, or a Jinja file" in str(
+        caught.value
+    )
+
+
+def test_the_advice_about_control_tokens_can_be_followed():
+    class KeepsText(WithTokens):
+        options = {"special_in_text": "plain"}
+
+        def __init__(self):
+            self.files, self.special_ids, self.eod = {}, {"<|end|>": 302}, None
+
+    template = JinjaTemplate("own", "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}", ())
+    with pytest.raises(UsageError) as caught:
+        check_spelling(template, KeepsText())
+    advice = str(caught.value).split("try: ")[1]
+    assert advice.startswith("--special-tokens-in-text special, or --chat-template chatml")
+    assert "plain, which" not in advice  # it names no end of a document
+    with pytest.raises(UsageError, match="names none\n  try: a tokenizer that names one"):
+        choose_template("plain", KeepsText())
+    with pytest.raises(UsageError, match="try: a tokenizer that has them or --chat-template plain"):
+        choose_template("chatml", ByteTokenizer())
 
 
 class WithFile(WithTokens):

@@ -228,6 +228,15 @@ def test_the_template_of_a_tokenizer(records, tmp_path):
         run(folder, tmp_path / "plain", **plain)
 
 
+def test_a_template_without_control_tokens_works_with_bytes(tmp_path):
+    (tmp_path / "x.jsonl").write_text(json.dumps(LONG) + "\n")
+    template = tmp_path / "own.jinja"
+    template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}{{ '\n' }}{% endfor %}"
+                        "{% if add_generation_prompt %}assistant: {% endif %}")  # fmt: skip
+    _, corpus = run(tmp_path / "x.jsonl", tmp_path / "out", chat_template=str(template))
+    assert [bytes(span).decode() for span in spans(corpus, 0)] == ["user: u\nassistant: ", "a" * 250, "\n"]
+
+
 def test_what_goes_with_no_conversation_is_refused(records, tmp_path):
     folder, _ = records
     for changes, said in (
