@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
+import mdata
 from tests.conftest import ROOT
 from tests.mdata.samples.test_special_tokens import preprocessed
 
@@ -28,6 +30,27 @@ def test_the_examples_run(tmp_path, monkeypatch):
     assert names["sample"]["labels"].shape == (512,)
     assert names["valid"].num_samples > 0
     assert names["t5"][5]["text_dec"].shape == (128,)
+
+
+def test_labels_for_transformers_are_those_that_its_models_shift(tmp_path):
+    """Such a model compares the logits of place t with labels[t + 1] (ForCausalLMLoss), and leaves out -100."""
+    (code,) = re.findall(r"```python\n(# for transformers.*?)```", (ROOT / "docs/samples.md").read_text(), re.DOTALL)
+    (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n{"text": "defgh"}\n')
+    mdata.preprocess(
+        mdata.PreprocessOptions(
+            input=(str(tmp_path / "a.jsonl"),), output_prefix=str(tmp_path / "a"), tokenizer_type="ByteTokenizer",
+            append_eod=True, workers=1,
+        )
+    )  # fmt: skip
+    data = mdata.open(str(tmp_path / "a_text_document.json"), sequence_length=4, kind=mdata.Document())
+    rows = data.read(list(range(4)))
+    names = {"rows": rows, "np": np}
+    exec(code, names)
+    shifted, mask = names["labels"][:, 1:], rows.loss_mask == 1
+    assert 0 < mask.sum() < mask.size
+    np.testing.assert_array_equal(names["input_ids"][:, :-1], rows.tokens)
+    np.testing.assert_array_equal(shifted[mask], rows.labels[mask])
+    assert (shifted[~mask] == -100).all()
 
 
 @pytest.mark.parametrize("kind", ["BERT", "T5"])
