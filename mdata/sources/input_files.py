@@ -28,8 +28,9 @@ Format = Literal["jsonl", "parquet", "arrow", "warc", "text"]
 Compression = Literal["none", "gzip", "zstd", "bzip2", "xz"]
 
 STDIN = Path("-")
-# Enough for every magic number below.
-HEAD_BYTES = 8
+# Enough for every magic number below, and for the one of a tar archive.
+HEAD_BYTES = 512
+_TAR, _TAR_AT = b"ustar", 257
 _COMPRESSED_ENDINGS = ("", ".gz", ".zst", ".bz2", ".xz")
 ARROW_FILE = b"ARROW1"
 # A format is recognized by the first bytes; an Arrow stream by the marker of its first message.
@@ -275,10 +276,26 @@ def refuse_foreign(path: Path | Address, head: bytes) -> None:
     Raises:
         UsageError: the data begins like one of them.
     """
-    for magic, kind in _UNSUPPORTED.items():
-        if head.startswith(magic):
-            expected = "text, lines of JSON or WARC, plain or compressed by gzip, zstd, bzip2 or xz; parquet or Arrow"
-            raise UsageError(f"{path} is {kind}, which mdata does not read", expected=expected)
+    kinds = [kind for magic, kind in _UNSUPPORTED.items() if head.startswith(magic)]
+    if head.startswith(_TAR, _TAR_AT) and b"\0" in head[:_TAR_AT]:  # a text may have the word there
+        kinds.append("a tar archive")
+    for kind in kinds:
+        expected = "text, lines of JSON or WARC, plain or compressed by gzip, zstd, bzip2 or xz; parquet or Arrow"
+        fix = "unpack it, and name the files or their folder" if kind.endswith("archive") else None
+        raise UsageError(f"{path} is {kind}, which mdata does not read", expected=expected, fix=fix)
+
+
+def refuse_foreign_text(file: SourceFile, head: bytes, compression: Compression) -> None:
+    """Refuse a stream whose text is in a format that mdata does not read, or does not read compressed.
+
+    Raises:
+        UsageError: the text, decompressed, begins like one of them.
+    """
+    refuse_foreign(file.path, head)
+    found = format_by_content(head)
+    if compression != "none" and file.format == "jsonl" and found is not None:
+        fix = "decompress it first" if found in _BINARY else f"--input-format {found}"
+        raise UsageError(f"{file.path} is {found} compressed by {compression}, not lines of JSON", fix=fix)
 
 
 def format_by_content(head: bytes) -> Format | None:

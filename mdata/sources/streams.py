@@ -16,7 +16,14 @@ from pathlib import Path
 from mdata.errors import BadInputError, UsageError, explain_os_error
 from mdata.object_storage.facts import ObjectFacts
 from mdata.sources.decompress import READ_BYTES, DamagedError, TooLargeError, decompress
-from mdata.sources.input_files import HEAD_BYTES, STDIN, SourceFile, compression_of, format_by_content, refuse_foreign
+from mdata.sources.input_files import (
+    HEAD_BYTES,
+    STDIN,
+    SourceFile,
+    compression_of,
+    format_by_content,
+    refuse_foreign_text,
+)
 from mdata.sources.record_batch import ChunkContent, ReadSpec
 from mdata.sources.record_boundaries import MOST_LOOK_BACK, read_span, read_start
 from mdata.sources.warc import record_spans
@@ -40,6 +47,8 @@ def stream_chunks(
     begin, end = file.section[:2] if file.section and file.compression == "none" else (0, None)
     text = _StreamText(raw, raw.start)
     try:
+        if raw.start == 0:
+            refuse_foreign_text(file, text.read(0, HEAD_BYTES), raw.compression)
         if whole:
             data = read_start(text, spec)
             # The rest is read to verify its checksums.
@@ -114,7 +123,6 @@ class _RawBytes:
         head = b""
         while len(head) < HEAD_BYTES and (block := next(blocks, b"")):
             head += block
-        refuse_foreign(STDIN, head)
         if (found := format_by_content(head)) in ("parquet", "arrow"):
             raise UsageError(f"{found} cannot be read from standard input", fix="name the file")
         self.compression = compression_of(head)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
+import tarfile
 from contextlib import contextmanager
 
 import pytest
@@ -231,6 +233,50 @@ def test_parquet_on_standard_input_is_refused():
     (stdin,) = find_files(["-"])
     with standard_input(b"PAR1" + b"\0" * 100), pytest.raises(UsageError, match="parquet cannot be read from"):
         chunk_data(stdin, 777)
+
+
+def tar_archive() -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name in ("a.jsonl", "b.jsonl"):
+            content = b'{"text": "a"}\n' * 5
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return made.getvalue()
+
+
+@pytest.mark.parametrize("compression", ENDINGS)
+@pytest.mark.parametrize("format", ["auto", "text"])
+def test_a_tar_archive_is_refused_whatever_its_compression(tmp_path, compression, format):
+    data = packed(tar_archive(), compression)
+    (tmp_path / "three.jsonl").write_bytes(data)
+    with pytest.raises(UsageError, match=r"three\.jsonl is a tar archive, which mdata does not read"):
+        chunk_data(*find_files([tmp_path / "three.jsonl"], format=format), 777)
+    (stdin,) = find_files(["-"], format=format)
+    with standard_input(data), pytest.raises(UsageError, match="- is a tar archive"):
+        chunk_data(stdin, 777)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"PK\x03\x04....", "is a zip archive"),
+        (b"PAR1....", r"is parquet compressed by gzip, not lines of JSON\n  try: decompress it first"),
+        (b"WARC/1.0\r\n", r"is warc compressed by gzip, not lines of JSON\n  try: --input-format warc"),
+    ],
+)
+def test_what_is_compressed_but_no_text_is_refused(tmp_path, text, reason):
+    (tmp_path / "x.jsonl").write_bytes(gzip.compress(text))
+    with pytest.raises(UsageError, match=reason):
+        chunk_data(*find_files([tmp_path / "x.jsonl"]), 777)
+
+
+def test_a_text_with_the_word_of_a_tar_archive_is_text(tmp_path):
+    text = b"x" * 257 + b"ustar and so on\n"
+    for data in (text, gzip.compress(text)):
+        (tmp_path / "a.txt").write_bytes(data)
+        assert chunk_data(*find_files([tmp_path / "a.txt"]), 777) == [text]
 
 
 def test_a_chunk_of_a_lost_file_is_usage(tmp_path):
