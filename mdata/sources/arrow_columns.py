@@ -8,6 +8,7 @@ mdata/sources/arrow_rows.py parses. Text is decoded in batches of bounded size, 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ _TEXT_TYPES = (
 # What pyarrow raises on damaged data; for example UnicodeDecodeError for a column's name.
 _ARROW_ERRORS = (
     pa.ArrowException, OSError, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, MemoryError,
+    struct.error,
 )  # fmt: skip
 
 
@@ -216,7 +218,12 @@ def _small_batches(arrays: list[pa.Array]) -> Iterator[list[pa.Array]]:
 
 
 def _without_views(array: pa.Array) -> pa.Array:
-    """List views as lists; the library's own cast gives wrong offsets for empty lists and slices."""
+    """List views as lists; the library's own cast gives wrong offsets for empty lists and slices.
+
+    Dictionaries of text views (Polars' categories) as dictionaries of text: the library cannot decode them.
+    """
+    if pa.types.is_dictionary(array.type) and "view" in str(array.type.value_type):
+        return pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(pa.large_binary()))
     if not (pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type)):
         return array
     ends = pa.array(running_sums(lengths_of(array)))

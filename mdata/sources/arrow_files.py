@@ -3,12 +3,14 @@
 Both forms of Arrow's IPC format are read, including the `.arrow` files of datasets' `save_to_disk` and cache. A file is
 mapped, so a record batch of any size takes memory only as its text is copied into chunks; a compressed batch is
 decompressed whole, by column. The library trusts the offsets inside a batch; here they are checked before use. Units of
-work are record batches, which are found from the message headers alone.
+work are record batches, which are found from a file's footer, or a stream's message headers. Some writers (Polars) put
+something else than a stream between the magic number and the footer, so a file is never read as a stream.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import islice
@@ -20,8 +22,11 @@ from mdata.sources.arrow_columns import Place, at, damage_named, item_type, plac
 from mdata.sources.input_files import ARROW_FILE, SourceFile
 from mdata.sources.record_batch import ChunkContent, ReadSpec
 
-# In an Arrow file the stream begins after the magic number and its padding.
-_STREAM_AT = 8
+# At the end of an Arrow file: the footer, its length, and the magic number.
+_TAIL = struct.Struct("<i6s")
+# A block of a footer: where a message begins, the length of its header, padding, the length of its body.
+_BLOCK = struct.Struct("<qi4xq")
+_RECORD_BATCHES = 3  # the number of this field of a footer (File.fbs of the format)
 _AS_BYTES = {
     pa.string(): pa.binary(),
     pa.large_string(): pa.large_binary(),
@@ -66,18 +71,49 @@ def batch_starts(file: SourceFile) -> list[int]:
 def _batch_starts(file: SourceFile) -> list[int]:
     starts = []
     with _opened(file) as mapped:
-        # The end of a file must be present before anything else is used.
-        expected = pa.ipc.open_file(mapped).num_record_batches if _is_file(mapped) else None
-        mapped.seek(0 if expected is None else _STREAM_AT)
-        begins = mapped.tell()
-        for message in pa.ipc.MessageReader.open_stream(mapped):
-            if message.type == "record batch":
-                starts.append(begins)
+        if _is_file(mapped):
+            # The library checks that the end of the file is there, and that it is a footer.
+            expected = pa.ipc.open_file(mapped).num_record_batches
+            starts = _starts_in_footer(mapped, expected)
+        else:
             begins = mapped.tell()
-    if expected is not None and len(starts) != expected:
-        raise pa.ArrowInvalid(f"{len(starts)} record batches; its footer names {expected}")
+            for message in pa.ipc.MessageReader.open_stream(mapped):
+                if message.type == "record batch":
+                    starts.append(begins)
+                begins = mapped.tell()
     # Bytes before the first batch, and a file without batches, count as the first batch.
     return [0, *starts[1:]]
+
+
+def _starts_in_footer(mapped: pa.NativeFile, expected: int) -> list[int]:
+    """Where the record batches of a file begin, from its footer, which the library does not show.
+
+    Raises:
+        ArrowInvalid: one of them is outside the file.
+    """
+    size = mapped.size()
+    mapped.seek(size - _TAIL.size)
+    length, _ = _TAIL.unpack(mapped.read(_TAIL.size))
+    mapped.seek(size - _TAIL.size - length)
+    footer = mapped.read(length)
+    # A table begins with the distance back to its list of fields: their places in the table, two bytes each.
+    (table,) = struct.unpack_from("<i", footer)
+    (back,) = struct.unpack_from("<i", footer, table)
+    fields = table - back
+    (fields_bytes,) = struct.unpack_from("<H", footer, fields)
+    at = 4 + 2 * _RECORD_BATCHES
+    (place,) = struct.unpack_from("<H", footer, fields + at) if at < fields_bytes else (0,)
+    starts: list[int] = []
+    if place:
+        place += table
+        place += struct.unpack_from("<i", footer, place)[0]
+        (count,) = struct.unpack_from("<i", footer, place)
+        blocks = footer[place + 4 : place + 4 + count * _BLOCK.size]
+        starts = [start for start, _, _ in _BLOCK.iter_unpack(blocks)]
+    starts.sort()  # the order of the rows is that of the footer; this only divides the bytes of the file
+    if len(starts) != expected or (starts and not 0 < starts[0] <= starts[-1] < size):
+        raise pa.ArrowInvalid(f"its footer names {expected} record batches, not all of them in the file")
+    return starts
 
 
 def _opened(file: SourceFile) -> pa.NativeFile:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mdata.errors import BadInputError, UsageError
 from mdata.sources import arrow_columns
 from mdata.sources.arrow_files import batch_starts
+from mdata.sources.arrow_rows import parse_rows
 from mdata.sources.chunk import chunks
 from mdata.sources.record_batch import ReadSpec
 from mdata.sources.row_filter import parse_filter
@@ -90,6 +91,52 @@ def test_the_library_agrees_on_where_record_batches_begin(tmp_path):
     data = file.path.read_bytes()
     for number, start in enumerate(batch_starts(file)[1:], 1):
         assert len(list(pa.ipc.open_stream(data[:start] + b"\xff\xff\xff\xff\0\0\0\0"))) == number
+
+
+@pytest.mark.parametrize("rows", [None, 7])
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_record_batches_are_found_in_the_footer_of_a_file(tmp_path, rows, compression):
+    """As Polars writes it: what follows the magic number is no stream."""
+    values = [f"row {row} " + "x" * (row % 40) for row in range(50)]
+    file = save(tmp_path, pa.table({"text": values}), rows=rows, compression=compression)
+    starts = batch_starts(file)
+    data = bytearray(file.path.read_bytes())
+    data[8:16] = b"\4\0\0\0\xf2\xff\xff\xff"
+    file.path.write_bytes(data)
+    (file,) = find_files([file.path])
+    assert (
+        pa.ipc.open_file(file.path).num_record_batches == len(starts) == len(batch_starts(file)) == (8 if rows else 1)
+    )
+    assert batch_starts(file) == starts
+    assert texts(file, 100) == wanted(values)
+    parts = [files_of_part([file], PartNumber(n, 3), chunk_bytes=64, text_is_whole=True) for n in (1, 2, 3)]
+    assert [text for part in parts for section in part for text in texts(section, 100)[0]] == values
+
+
+def test_where_batches_begin_is_the_same_in_footer_and_messages(tmp_path):
+    """Dictionaries stand between the batches, a file may have none, and its footer other fields."""
+    words = pa.array(["a", "b", "a", None]).dictionary_encode()
+    for number, table in enumerate((pa.table({"text": ["a", "bc"] * 6}), pa.table({"text": words, "n": [1, 2, 3, 4]}),
+                                    pa.table({"text": pa.array([], pa.string())}))):  # fmt: skip
+        file = save(tmp_path, table.replace_schema_metadata({"k": "v"}), name=f"{number}.arrow", rows=2)
+        with pa.memory_map(str(file.path)) as mapped:
+            mapped.seek(8)
+            begins, wanted_starts = 8, []
+            for message in pa.ipc.MessageReader.open_stream(mapped):
+                wanted_starts += [begins] * (message.type == "record batch")
+                begins = mapped.tell()
+        assert batch_starts(file) == [0, *wanted_starts[1:]]
+
+
+def test_categories_of_text_views_are_text(tmp_path):
+    views = pa.array(["a", "long enough to stand outside of a view"], pa.string_view())
+    codes = pa.array([0, 1, None, 0], pa.uint32())
+    column = pa.DictionaryArray.from_arrays(codes, views)
+    file = save(tmp_path, pa.table({"text": column}))
+    (chunk,) = chunks([file], 1000, spec=ReadSpec())
+    batch = parse_rows(chunk.data, ReadSpec())
+    assert batch.columns[0].sentences == ["a", "long enough to stand outside of a view", "a"]
+    assert [bad_row.row for bad_row in batch.bad_rows] == [3]
 
 
 @pytest.mark.parametrize("stride", [43, pytest.param(7, marks=pytest.mark.soak)])
