@@ -231,7 +231,7 @@ def _content(value: dict[str, Any], key: str, spec: ReadSpec) -> str | list[str]
             raise Refused("bad-value", what)
         if not is_unicode(sentence):
             raise Refused("surrogate", f"key {key!r} holds a lone surrogate, which is not text")
-    return content  # type: ignore[no-any-return]
+    return content
 
 
 def _kind_of(value: object) -> str:

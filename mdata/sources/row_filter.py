@@ -14,6 +14,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
@@ -24,15 +25,13 @@ Kind = Literal["text", "a number", "a boolean"]
 _Value = str | int | float | bool
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = MappingProxyType(
     {
-        "=": operator.eq,
-        "!=": operator.ne,
-        "<>": operator.ne,
         "<": operator.lt,
         "<=": operator.le,
         ">": operator.gt,
         ">=": operator.ge,
     }
 )
+_SIGNS = ("=", "!=", "<>", *_COMPARE)
 _WORDS = ("and", "or", "not", "in", "is", "null", "true", "false")
 _TOKEN = re.compile(
     r"""(?P<space>\s+)
@@ -52,21 +51,30 @@ class WrongType(Exception):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A column compared with a literal; `in` (any of several) is "="."""
+    """A column compared with a literal.
+
+    Attributes:
+        sign: "=": it is one of the values, "!=": none of them, whose number does not matter; else one of `_COMPARE`.
+        values: of the same kind. Python's sets hold 1 and 1.0 as one number, as SQL compares them.
+    """
 
     column: str
     sign: str
-    values: tuple[_Value, ...]
+    values: frozenset[_Value]
+    kind: Kind | None
 
     def of(self, look_up: LookUp) -> bool | None:
         """True, false, or None: unknown."""
         value = _value(look_up, self.column)
         if value is None:
             return None
-        if kind_of(value) != kind_of(self.values[0]):
+        if kind_of(value) != self.kind:
             found = kind_of(value) or "neither text nor a number nor a boolean"
-            raise WrongType(f"{self.column!r} is {found}, and --where compares it with {kind_of(self.values[0])}")
-        return any(_COMPARE[self.sign](value, other) for other in self.values)
+            raise WrongType(f"{self.column!r} is {found}, and --where compares it with {self.kind}")
+        if self.sign in ("=", "!="):
+            return (value in self.values) == (self.sign == "=")
+        (other,) = self.values
+        return _COMPARE[self.sign](value, other)
 
 
 @dataclass(frozen=True)
@@ -156,6 +164,22 @@ def kind_of(value: object) -> Kind | None:
     return "text" if isinstance(value, str) else "a number" if isinstance(value, int | float) else None
 
 
+def _merged(parts: list[Condition], sign: str) -> list[Condition]:
+    """Neighbours that compare one column by "=" (joined by `or`) or "!=" (by `and`) as one, which is looked up once."""
+    merged: list[Condition] = []
+    for (column, of_sign), run in groupby(
+        parts, key=lambda part: (part.column, part.sign) if isinstance(part, Comparison) else (None, None)
+    ):
+        same = list(run)
+        if column is None or of_sign != sign:
+            merged += same
+            continue
+        comparisons = [part for part in same if isinstance(part, Comparison)]
+        values = frozenset(value for part in comparisons for value in part.values)
+        merged.append(Comparison(column, sign, values, comparisons[0].kind))
+    return merged
+
+
 def _value(look_up: LookUp, column: str) -> Any:
     try:
         return look_up(column)
@@ -218,6 +242,7 @@ class _Parser:
         parts = [self._one(word)]
         while self._take(word):
             parts.append(self._one(word))
+        parts = _merged(parts, "=" if word == "or" else "!=")
         self._depth -= 1
         return parts[0] if len(parts) == 1 else Joined(tuple(parts), word == "or")
 
@@ -250,13 +275,15 @@ class _Parser:
             self.refuse("in")
         if self._take("in"):
             return self._in(column, turned)
-        if self.kind != "sign" or self.word not in _COMPARE:
-            self.refuse(f"one of {' '.join(_COMPARE)}, or in, not in, is null, is not null")
+        if self.kind != "sign" or self.word not in _SIGNS:
+            self.refuse(f"one of {' '.join(_SIGNS)}, or in, not in, is null, is not null")
         sign = self.word
         self._next()
         if self.kind == "word" and self.word in ("true", "false") and sign not in ("=", "!=", "<>"):
             self.refuse("= or != before true and false")
-        return Comparison(column, sign, (self._literal(column),))
+        return Comparison(
+            column, "!=" if sign == "<>" else sign, frozenset([self._literal(column)]), self.kinds[column]
+        )
 
     def _in(self, column: str, turned: bool) -> Condition:
         if not self._take("(", "sign"):
@@ -266,8 +293,7 @@ class _Parser:
             values.append(self._literal(column))
         if not self._take(")", "sign"):
             self.refuse("',' or ')'")
-        found = Comparison(column, "=", tuple(values))
-        return Not(found) if turned else found
+        return Comparison(column, "!=" if turned else "=", frozenset(values), self.kinds[column])
 
     def _literal(self, column: str) -> _Value:
         value: _Value

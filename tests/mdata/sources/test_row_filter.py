@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import UsageError
-from mdata.sources.row_filter import parse_filter
+from mdata.sources.row_filter import WrongType, parse_filter
 from tests.helpers.examples import examples
 from tests.mdata.sources.inputs import batch
 
@@ -106,6 +106,50 @@ def test_a_value_of_another_type_is_a_bad_row_and_what_is_filtered_out_is_none()
     # From the left until the answer is known: what stands behind is not looked at.
     assert where("text = 'a' and n >= 1", lines) == ([1], [(9, "not-json")])
     assert where("n is not null", lines[:2]) == ([1, 2], [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"n in ({', '.join(map(str, range(2000)))})",
+        f"n not in ({', '.join(map(str, range(2000)))})",
+        " or ".join(f"n = {number}" for number in range(2000)),
+        " and ".join(f"n <> {number}.0" for number in range(2000)),
+    ],
+    ids=["in", "not in", "or", "and"],
+)
+def test_a_value_is_looked_up_in_a_long_list_without_going_through_it(text):
+    class Counted(int):
+        compared = 0
+        __hash__ = int.__hash__
+
+        def __eq__(self, other):
+            type(self).compared += 1
+            return int(self) == other
+
+        def __ne__(self, other):
+            return not self == other
+
+    where = parse_filter(text)
+    turned = " and " in text or "not" in text
+    assert where.keeps({"n": Counted(1999)}.__getitem__) is not turned
+    assert where.keeps({"n": Counted(2000)}.__getitem__) is turned
+    assert Counted.compared < 20
+    assert not where.keeps({"n": None}.__getitem__)
+    with pytest.raises(WrongType):
+        where.keeps({"n": True}.__getitem__)
+
+
+def test_long_lists_hold_values_as_sql_compares_them():
+    number = parse_filter("n in (1, 2.0, 9007199254740993, -0.0)")
+    for value, kept in ((1.0, True), (2, True), (0, True), (9007199254740992.0, False), (float("nan"), False)):
+        assert number.keeps({"n": value}.__getitem__) is kept, value
+        assert parse_filter(f"not ({number.text})").keeps({"n": value}.__getitem__) is not kept
+    # Not merged over another condition, which may refuse the row before.
+    mixed = parse_filter("n = 1 or t = 'a' or n = 2")
+    with pytest.raises(WrongType, match="'t' is a number"):
+        mixed.keeps({"n": 2, "t": 5}.__getitem__)
+    assert mixed.keeps({"n": 2, "t": None}.__getitem__)
 
 
 @pytest.mark.parametrize("number", [2**63 - 1, 2**64 - 1, -(2**63), 2**70, 10**40, 9007199254740993])
