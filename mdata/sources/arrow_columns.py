@@ -27,6 +27,7 @@ from mdata.util.stop_signals import raise_pending_stop
 
 # Text that is decoded at once, besides parts that the format forces a reader to load whole.
 DECODED_BYTES = 32 << 20
+_ITEMS = 1 << 20  # of list views, whose items are found by copying them
 # Added to the size of each row, so that rows without text fill a chunk too.
 _ROW_BYTES = 8
 _TEXT_TYPES = (
@@ -169,7 +170,7 @@ def _is_number(plain: pa.DataType) -> bool:
 def item_type(kind: pa.DataType) -> pa.DataType | None:
     """The item type of a list type; None: not a list type."""
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return kind.value_type if is_list or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind) else None
+    return kind.value_type if is_list or _is_list_view(kind) else None
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
@@ -181,9 +182,16 @@ def text_batches(arrays: Sequence[pa.Array], places: Sequence[Place], *, spec: R
 
     Rows that are too long keep only enough sentences to show it.
     """
-    for columns in _small_batches([_without_long_lists(_without_views(array), spec) for array in arrays]):
-        decoded = [_decoded(array, place) for array, place in zip(columns, places, strict=True)]
-        yield pa.RecordBatch.from_arrays(decoded, list(map(str, range(len(decoded)))))
+    # Views of many rows may show the same items, so what they show is bounded before it is copied.
+    items = sum(
+        (lengths_of(array) for array in arrays if _is_list_view(array.type)), np.zeros(len(arrays[0]), np.int64)
+    )
+    for few in _divided(arrays, items, _ITEMS):
+        lists = [_without_long_lists(_without_views(array), spec) for array in few]
+        sizes = sum(map(bytes_of, lists), np.int64(0))
+        for columns in _divided(lists, sizes, DECODED_BYTES):
+            decoded = [_decoded(array, place) for array, place in zip(columns, places, strict=True)]
+            yield pa.RecordBatch.from_arrays(decoded, list(map(str, range(len(decoded)))))
 
 
 def at(batch: pa.RecordBatch, path: Sequence[str]) -> pa.Array:
@@ -200,19 +208,22 @@ def _decoded(array: pa.Array, place: Place) -> pa.Array:
         return pc.if_else(array.is_null(), pa.scalar(None, pa.bool_()), pa.scalar(True))
     plain = _plain_type(array.type)
     if place.kind == "text":
-        is_list = item_type(array.type) is not None
-        return array.cast(pa.large_list(pa.large_binary()) if is_list else pa.large_binary())
+        if item_type(array.type) is None:
+            return array.cast(pa.large_binary())
+        # A cast of the list itself would decode items outside a slice, too.
+        ends = pa.array(running_sums(lengths_of(array)))
+        return pa.LargeListArray.from_arrays(ends, array.flatten().cast(pa.large_binary()), mask=array.is_null())
     if pa.types.is_integer(plain):
         return array.cast(pa.uint64() if pa.types.is_unsigned_integer(plain) else pa.int64())
     return array.cast(pa.float64() if pa.types.is_floating(plain) else pa.bool_())
 
 
-def _small_batches(arrays: list[pa.Array]) -> Iterator[list[pa.Array]]:
-    """The rows of a batch in batches that stay small when decoded; a row is never divided."""
-    ends = np.cumsum(sum(map(bytes_of, arrays), np.int64(0)))
+def _divided(arrays: Sequence[pa.Array], sizes: npt.NDArray[np.int64], most: int) -> Iterator[list[pa.Array]]:
+    """The rows of arrays in batches of at most this size; a row is never divided."""
+    ends = np.cumsum(sizes)
     first = before = 0
     while first < len(ends):
-        stop = max(first + 1, int(np.searchsorted(ends, before + DECODED_BYTES, side="right")))
+        stop = max(first + 1, int(np.searchsorted(ends, before + most, side="right")))
         yield [array.slice(first, stop - first) for array in arrays]
         first, before = stop, int(ends[stop - 1])
 
@@ -224,7 +235,7 @@ def _without_views(array: pa.Array) -> pa.Array:
     """
     if pa.types.is_dictionary(array.type) and "view" in str(array.type.value_type):
         return pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(pa.large_binary()))
-    if not (pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type)):
+    if not _is_list_view(array.type):
         return array
     ends = pa.array(running_sums(lengths_of(array)))
     return pa.LargeListArray.from_arrays(ends, array.flatten(), mask=array.is_null())
@@ -239,7 +250,11 @@ def _without_long_lists(array: pa.Array, spec: ReadSpec) -> pa.Array:
     kept = np.searchsorted(sentences, sentences[ends[:-1]] + spec.max_record_bytes, side="right")
     stops = np.minimum(ends[1:], kept)
     counts = stops - ends[:-1]
-    items = array.flatten().take(pa.array(ranges(ends[:-1], counts)))
+    items = array.flatten()
+    if "view" in str(items.type):  # the library takes no views
+        items = pa.concat_arrays([items.slice(*span) for span in zip(ends[:-1].tolist(), counts.tolist(), strict=True)])
+    else:
+        items = items.take(pa.array(ranges(ends[:-1], counts)))
     return pa.LargeListArray.from_arrays(pa.array(running_sums(counts)), items, mask=array.is_null())
 
 
@@ -275,10 +290,25 @@ def bytes_of(array: pa.Array) -> npt.NDArray[np.int64]:
 def sizes_of(array: pa.Array) -> npt.NDArray[np.int64]:
     """The bytes of each text."""
     if not pa.types.is_dictionary(array.type):
-        plain = array.cast(pa.large_binary()) if "view" in str(array.type) else array
-        return _as_int64(pc.binary_length(plain))
+        return _sizes_of_views(array) if "view" in str(array.type) else _as_int64(pc.binary_length(array))
     of_entry = pa.array(sizes_of(array.dictionary))
     return _as_int64(of_entry.take(array.indices))
+
+
+def _sizes_of_views(array: pa.Array) -> npt.NDArray[np.int64]:
+    """The bytes of each text that is a view, without a copy of the texts: they may overlap."""
+    if not len(array):
+        return np.zeros(0, np.int64)
+    # 16 bytes for each; the first four are its length.
+    numbers = np.frombuffer(array.buffers()[1], np.int32)[::4][array.offset : array.offset + len(array)]
+    sizes = numbers.astype(np.int64)
+    if array.null_count:
+        sizes[array.is_null().to_numpy(zero_copy_only=False)] = 0
+    return sizes
+
+
+def _is_list_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
 def lengths_of(array: pa.Array) -> npt.NDArray[np.int64]:

@@ -187,14 +187,14 @@ def test_no_more_is_decoded_at_once_than_fits(tmp_path, monkeypatch, lists, stor
     monkeypatch.setattr(
         arrow_columns, "_decoded", lambda array, place: decoded.append(kept(array, place)) or decoded[-1]
     )
-    read, small_parts = [], arrow_columns._small_batches
+    read, divided = [], arrow_columns._divided
 
-    def seen(arrays):
+    def seen(arrays, sizes, most):
         # What the library has decoded already; what is still encoded comes to no more than its entries.
         read.extend(array.nbytes for array in arrays)
-        return small_parts(arrays)
+        return divided(arrays, sizes, most)
 
-    monkeypatch.setattr(arrow_columns, "_small_batches", seen)
+    monkeypatch.setattr(arrow_columns, "_divided", seen)
     column = of_entries(2000, [300, 7, 1000], lists=lists)
     given = pa.StructArray.from_arrays([column], ["t"]) if nested else column
     pq.write_table(pa.table({"x": given}), tmp_path / "x.parquet", store_schema=stored, row_group_size=1500)
