@@ -20,6 +20,7 @@ import numpy as np
 from mdata.chat.loss_spans import Span, Template, TemplateRefused, spans_of
 from mdata.sources.conversation import messages_of
 from mdata.sources.record_batch import Column
+from mdata.tokenizers.base.token_matching import pattern_of_any
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, Tokenizer
 from mdata.util.arrays import running_sums
 
@@ -98,9 +99,9 @@ def _joined(spans: Sequence[Span], tokenizer: Tokenizer) -> tuple[IdArray, Lengt
 def _spelled(contents: Sequence[str], names: tuple[str, ...]) -> int:
     """How often contents spell a special token as text; ids cannot be counted, because the template adds such ids."""
     pattern = _any_of(names)
-    return sum(len(pattern.findall(content)) for content in contents) if pattern else 0
+    return sum(len(pattern.findall(content)) for content in contents)
 
 
 @lru_cache(maxsize=4)
-def _any_of(names: tuple[str, ...]) -> re.Pattern[str] | None:
-    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True)))) if names else None
+def _any_of(names: tuple[str, ...]) -> re.Pattern[str]:
+    return pattern_of_any(names)

@@ -21,8 +21,9 @@ from mdata.sources.row_filter import RowFilter, parse_filter
 from mdata.sources.text_template import TextTemplate, parse_template
 from mdata.util.machine_limits import usable_cores
 
-_DECIMAL = re.compile(r"[0-9]*\.?[0-9]+")
-_LIMIT = re.compile(r"[0-9]+|(?=[.0-9])(100(\.0+)?|[0-9]{0,2}(\.[0-9]+)?)%")  # rows, or a share of at most 100 %
+_DECIMAL = re.compile(r"[0-9]{0,30}\.?[0-9]{1,30}")
+# Rows, or a share of at most 100 %.
+_LIMIT = re.compile(r"[0-9]{1,18}|(?=[.0-9])(100(\.0{1,30})?|[0-9]{0,2}(\.[0-9]{1,30})?)%")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +142,15 @@ def _check_numbers(options: PreprocessOptions) -> None:
     if options.text_documents not in ("file", "paragraph"):
         raise UsageError(f"text_documents={options.text_documents!r}", expected="file or paragraph")
     if not _DECIMAL.fullmatch(options.holdout) or Fraction(options.holdout) > 1:
-        raise UsageError(f"holdout={options.holdout}", expected="a share of the documents from 0 to 1, such as 0.01")
+        raise UsageError(
+            f"holdout={options.holdout[:60]}",
+            expected="a share of the documents from 0 to 1, such as 0.01, of at most 30 digits after the point",
+        )
     if options.max_errors is not None and not _LIMIT.fullmatch(options.max_errors):
-        raise UsageError(f"max_errors={options.max_errors}", expected='a number of rows, or a share such as "0.5%"')
+        raise UsageError(
+            f"max_errors={options.max_errors[:60]}",
+            expected='a number of rows of at most 18 digits, or a share such as "0.5%", of at most 30 after the point',
+        )
 
 
 def _check_choices(options: PreprocessOptions) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -108,9 +109,8 @@ def _message(message: Any, number: int, train_on: str) -> Message:
         raise BadConversation(f"message {number} is not an object")
     forms = [form for form in _FORMS if message.get(form[0]) is not None]
     if not forms:
-        raise BadConversation(
-            f"message {number} has no role (fields: {', '.join(map(repr, list(message)[:5])) or 'none'})"
-        )
+        present = ", ".join(repr(name[:40]) for name in islice(message, 5)) or "none"
+        raise BadConversation(f"message {number} has no role (fields: {present})")
     turns = [_turn(message, number, *form, train_on=train_on) for form in forms]
     if turns[0] != turns[-1]:
         raise BadConversation(f"message {number} has two roles or texts: in role and content, and in from and value")

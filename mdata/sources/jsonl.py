@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -218,7 +218,7 @@ def _content(value: dict[str, Any], key: str, spec: ReadSpec) -> str | list[str]
     try:
         content = _look_up(value, key) if spec.chat is None else _conversation(value, key, spec)
     except LookupError as error:
-        present = ", ".join(map(repr, list(value)[:5])) or "none"
+        present = ", ".join(repr(name[:40]) for name in islice(value, 5)) or "none"
         raise Refused("no-key", f"no key {key!r} (keys: {present})") from error
     except BadConversation as error:
         raise Refused("bad-chat", f"key {key!r}: {error}") from error

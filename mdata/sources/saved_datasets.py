@@ -37,6 +37,7 @@ def without_metadata(paths: Sequence[Path], skipped: SkippedFiles) -> list[Path]
     if not saved and not above:
         return list(paths)
     there = set(paths)
+    first = {folder: next((file for file in files if file in there), None) for folder, files in saved.items()}
     taken: list[Path] = []
     for path in paths:
         files = saved.get(path.parent)
@@ -46,7 +47,7 @@ def without_metadata(paths: Sequence[Path], skipped: SkippedFiles) -> list[Path]
             taken.append(path)
         elif path not in files:
             skipped.add("not of the dataset", str(path))
-        elif path == next(one for one in files if one in there):
+        elif path == first[path.parent]:
             # All of them at the position of the first.
             taken += [one for one in files if one in there]
     _check_splits(taken, saved, above)

@@ -206,6 +206,13 @@ def test_a_field_that_is_nested_deeply_is_read_without_recursion():
     assert [bad_row.kind for bad_row in batch.bad_rows] == ["bad-chat"]
 
 
+def test_names_of_strangers_are_cut_in_reasons():
+    name = "x" * 10_000
+    batch = chat_rows({name: 1}, {"messages": [{name: 1}]}, {"messages": with_field(0, name, 1)}, source=WRITES_ALL)
+    assert [bad_row.kind for bad_row in batch.bad_rows] == ["no-key", "bad-chat", "bad-chat"]
+    assert all(len(bad_row.reason) < 250 for bad_row in batch.bad_rows)
+
+
 @pytest.mark.parametrize("records", [[], [{"messages": []}], [{"messages": ["a"]}, {"text": "b"}]])
 def test_a_chunk_without_a_conversation_has_an_empty_column(records):
     assert chat_rows(*records).columns == (Column([], []),)
