@@ -11,6 +11,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mdata.mixing.shares import fraction_of
+
 if TYPE_CHECKING:
     from mdata.manifest.types import CorpusManifest
 
@@ -36,11 +38,11 @@ def _cell(value: object) -> str:
 def count(text: str) -> int:
     """A whole number above 0; 1e9 is accepted."""
     try:
-        value = Fraction(text.replace("_", ""))
+        value = fraction_of(text.replace("_", ""))
     except (ValueError, ZeroDivisionError):
         value = Fraction(0)
     if value < 1 or value.denominator != 1 or value > 1 << 62:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is not a whole number from 1 to 2^62")
     return int(value)
 
 

@@ -34,7 +34,7 @@ from mdata.manifest.blend_schedule import schedules_of, stored_groups, stored_ph
 from mdata.manifest.ids import sealed
 from mdata.manifest.types import FORMAT, VERSION, BlendComponent, BlendManifest, NamedSet, ShareText
 from mdata.mixing.schedule import Phase, blend_error, missing_lengths
-from mdata.mixing.shares import NOTHING, TOKENS, WEIGHT, Share, as_text, by_tokens, integer_weights
+from mdata.mixing.shares import NOTHING, TEXT_LIMITS, TOKENS, WEIGHT, Share, as_text, by_tokens, integer_weights
 from mdata.util.option_synonyms import nearest
 
 if TYPE_CHECKING:
@@ -310,6 +310,7 @@ def _check_texts(parts: Sequence[PlannedComponent], groups: Mapping[str, Share])
     problems = [f"{part.name} has no tokens; leave it out" for part in parts if not part.corpus.num_tokens]
     named = [(part.name, part.share) for part in parts if part.corpus.num_tokens]
     named += [(f"group {name}", share) for name, share in groups.items()]
+    named += [(f"max_epochs of {part.name}", Share(part.cap)) for part in parts if part.cap is not None]
     for name, share in named:
         try:
             integer_weights([share.text], [name])
@@ -317,7 +318,7 @@ def _check_texts(parts: Sequence[PlannedComponent], groups: Mapping[str, Share])
         except UsageError as error:
             problems.append(str(error))
         except msgspec.ValidationError:
-            problems.append(f"the share of {name} cannot be stored exactly: {share.text!r}; write a number such as 0.7")
+            problems.append(f"the share of {name} cannot be stored exactly: {share.text[:60]!r}; write {TEXT_LIMITS}")
     if problems:
         raise blend_error(problems)
 

@@ -19,7 +19,7 @@ from mdata.blend.data_path import BlendEntry, WordLike, as_words, parse_data_pat
 from mdata.blend.same_tokenizer import REFUSE, TOKENIZER_UNKNOWN
 from mdata.errors import UsageError, os_errors_named
 from mdata.mixing.schedule import Phase, blend_error
-from mdata.mixing.shares import Share, Unit
+from mdata.mixing.shares import LARGEST_SUM, TEXT_LIMITS, Share, TooLong, Unit, fraction_of
 from mdata.util.config_text import parse_toml
 from mdata.util.option_synonyms import nearest
 
@@ -247,7 +247,10 @@ class _Reader:
         """The text of a number above 0 (or at least 0); Python floats are not exact, so they are refused."""
         text = str(value).replace("_", "")
         try:
-            right = not isinstance(value, float | bool) and Fraction(text) >= (0 if zero else Fraction(1, 10**400))
+            right = not isinstance(value, float | bool) and fraction_of(text) >= (0 if zero else Fraction(1, 10**400))
+        except TooLong as error:
+            self.problems.append(f"{where} has {error}; expected {TEXT_LIMITS}")
+            return "1"
         except (ValueError, ZeroDivisionError):
             right = False
         if not right:
@@ -261,9 +264,11 @@ class _Reader:
         if key not in table:
             return None
         text = self.number(table[key], _joined(where, key))
-        if Fraction(text).denominator != 1:
-            self.problems.append(f"{_joined(where, key)} is {text}; expected a whole number")
-        return int(Fraction(text))
+        value = Fraction(text)
+        if value.denominator != 1 or value > LARGEST_SUM:
+            self.problems.append(f"{_joined(where, key)} is {text[:60]}; expected a whole number of at most 2^62")
+            return 1
+        return int(value)
 
     def flag(self, table: Mapping[str, Any], key: str, where: str) -> bool:
         value = table.get(key, False)

@@ -31,7 +31,7 @@ from mdata.manifest.ids import sealed
 from mdata.manifest.types import BlendComponent, EarlierPhases, NamedSet, ShareText
 from mdata.mixing.resolve import Sizes, phase_starts
 from mdata.mixing.schedule import Phase, Schedule, blend_error
-from mdata.mixing.shares import NOTHING, TOKENS, USER, WEIGHT, SetBy, Share, as_text, exact
+from mdata.mixing.shares import NOTHING, TEXT_LIMITS, TOKENS, USER, WEIGHT, SetBy, Share, as_text, exact
 from mdata.util.option_synonyms import nearest
 
 
@@ -276,7 +276,7 @@ def _weight(share: str, name: str, problems: list[str]) -> Fraction:
     if weight is None and _number(name) is not None:
         problems.append(f"write each weight before its corpus; found {share} {name}; did you mean {name} {share}?")
     elif weight is None or weight < 0:
-        problems.append(f"the share of {name} is {share!r}; expected a number of at least 0")
+        problems.append(f"the share of {name} is {share[:60]!r}; expected a number of at least 0, with {TEXT_LIMITS}")
     return weight or Fraction(0)
 
 

@@ -104,7 +104,8 @@ class Dataset:
             raise UsageError(
                 f"the split {options.split!r} is empty",
                 found=f"split {options.split_shares!r} of {', '.join(blend.names)}",
-                fix="give it a larger share in the split string, or more documents",
+                fix="give it a larger share in the split string, or more documents"
+                + (", or a share of 0 if it is not used" if options.split != "train" else ""),
             )
         self.selection: SelectionMap = mix or self._selection()
         ends = (self.selection.num_samples, options.num_samples if self.options.endless else None)

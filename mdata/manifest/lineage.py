@@ -18,6 +18,7 @@ from typing import Any, Literal
 from blake3 import blake3
 
 from mdata.manifest.types import CorpusManifest
+from mdata.mixing.shares import fraction_of
 
 # Recorded for a part and for parts merged by reference; together, all parts have the documents of the whole.
 _OF_SHARDS = ("shard", "shard_inputs", "parts", "split")
@@ -83,7 +84,7 @@ def _lineage(manifest: CorpusManifest, result: str, options: dict[str, Any]) -> 
     assert manifest.provenance is not None, "its options were read from there"
     inputs = [one for one in manifest.provenance.inputs if one.rows]
     key, _, kind = result.partition("/")
-    share, count = Fraction(options.get("holdout", "0")), int(options.get("partitions", 1))
+    share, count = fraction_of(str(options.get("holdout", "0"))), int(options.get("partitions", 1))
     is_part, held_out = kind.startswith("part"), kind == "holdout"
     others = sorted((name, repr(value)) for name, value in options.items() if name not in ("result", *_OF_SHARDS))
     of_run = tuple(option for option in others if option[0] not in _REWRITTEN)

@@ -29,11 +29,17 @@ LARGEST_SUM = 1 << 62
 _SHORT = 20  # longest decimal, in characters, that is still readable
 
 # Far beyond any use, and small enough for a Fraction to be built quickly.
-_LARGEST_EXPONENT = 400
+_LARGEST_EXPONENT, _LONGEST_TEXT = 400, 1000
+# What a manifest holds (`ShareText`).
+TEXT_LIMITS = "at most 30 digits on each side of the point or /, and an exponent of at most two digits"
 _POWER_DIGITS = 18  # digits of tokens^alpha; fixed, because the text is stored in manifests
 _EXPONENT = re.compile(r"[eE]([-+]?[0-9_]+)\s*$")
 
 Number = str | int | Fraction
+
+
+class TooLong(ValueError):
+    """The text of a number is too long, or its exponent too large."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +79,23 @@ def exact(share: str) -> Fraction:
         UsageError: the text is not a number.
     """
     try:
-        return Fraction(share)
+        return fraction_of(share)
+    except TooLong as error:
+        raise UsageError(f"a share has {error}", expected=TEXT_LIMITS) from None
     except (ValueError, ZeroDivisionError) as error:
-        raise UsageError("a share is not a number", found=repr(share), expected='0.7, 3, 1e9 or "1/3"') from error
+        raise UsageError("a share is not a number", found=repr(share[:60]), expected='0.7, 3, 1e9 or "1/3"') from error
+
+
+def fraction_of(text: str) -> Fraction:
+    """The number that a text names, in bounded time and memory: 1e99999999 takes minutes.
+
+    Raises:
+        TooLong: it has more digits, or a larger exponent, than any use. ValueError, ZeroDivisionError: not a number.
+    """
+    exponent = _EXPONENT.search(text[:_LONGEST_TEXT])
+    if len(text) > _LONGEST_TEXT or (exponent is not None and abs(int(exponent[1])) > _LARGEST_EXPONENT):
+        raise TooLong(f"too many digits, or too large an exponent: {text[:60]!r}")
+    return Fraction(text)
 
 
 def as_text(share: Fraction) -> str:
@@ -127,11 +147,12 @@ def by_tokens(tokens: int, alpha: str | None) -> str:
 
 
 def _positive(share: Number, name: str) -> Fraction:
-    text = str(share)
-    exponent = _EXPONENT.search(text)
     try:
-        too_wide = exponent is not None and abs(int(exponent[1])) > _LARGEST_EXPONENT
-        value = Fraction(0) if too_wide or isinstance(share, float | bool) else Fraction(share)
+        exact_share = fraction_of(share) if isinstance(share, str) else share
+        value = Fraction(0) if isinstance(exact_share, float | bool) else Fraction(exact_share)
+    except TooLong:
+        what = f"the share of {name} has too many digits, or too large an exponent"
+        raise UsageError(what, found=repr(str(share)[:60]), expected=TEXT_LIMITS) from None
     except (ValueError, ZeroDivisionError):
         value = Fraction(0)
     if value <= 0:

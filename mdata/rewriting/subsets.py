@@ -18,6 +18,7 @@ import numpy as np
 from mdata.corpus.corpus import Corpus, open_corpus
 from mdata.errors import UsageError
 from mdata.manifest.types import CorpusManifest
+from mdata.mixing.shares import fraction_of
 from mdata.order.permutation import Permutation
 from mdata.progress import SILENT, Progress
 from mdata.rewriting.taken_documents import DocumentSource, new_corpus
@@ -114,11 +115,11 @@ def _earlier_splits(manifest: CorpusManifest) -> dict[str, list[list[str]]]:
 
 def _weights(shares: Sequence[str]) -> list[Fraction]:
     try:
-        weights = [Fraction(share) for share in shares]
+        weights = [fraction_of(share) for share in shares]
     except (ValueError, ZeroDivisionError):
         weights = []
     if not weights or min(weights) < 0 or sum(weights) <= 0:
-        raise UsageError(f"shares {' '.join(shares)}", expected="numbers such as 98 1 1, not all zero")
+        raise UsageError(f"shares {' '.join(shares)[:200]}", expected="numbers such as 98 1 1, not all zero")
     return weights
 
 

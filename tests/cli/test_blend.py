@@ -119,6 +119,8 @@ def test_a_change_in_mid_run(corpora, capsys):
         (["--dry-run"], "no data is given"),
         (["web", "--train-data-path", "web", "--dry-run"], "given in two ways"),
         (["web", "--tokens", "1.5", "--dry-run"], "'1.5' is not a whole number"),
+        (["web", "--tokens", "1e99999999", "--dry-run"], "'1e99999999' is not a whole number from 1 to 2^62"),
+        (["1e999", "web", "--dry-run"], "a share has too many digits, or too large an exponent: '1e999'"),
         (["web", "--samples", "5", "--dry-run"], "--samples needs --sequence-length"),
         (["web", "--alpha", "x", "--dry-run"], "alpha is 'x'"),
         (["--per-split-data-args-path", "none.json", "--dry-run"], "none.json: No such file"),

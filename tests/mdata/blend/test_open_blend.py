@@ -160,7 +160,8 @@ def test_table(corpora):
         (("-1", "a", "1", "b"), "the share of a is not a positive number"),
         (("1", "a", "1", "a"), "are the same corpus"),
         (("1", "z", "1", "a"), r"z_text_document: neither a manifest nor a \.bin/\.idx pair"),
-        (("1." + 31 * "0", "a", "1", "b"), "the share of a cannot be stored exactly"),
+        (("1." + 31 * "0", "a", "1", "b"), "the share of a cannot be stored exactly: .*; write at most 30 digits"),
+        (("1e100", "a", "1", "b"), "the share of a cannot be stored exactly: .* an exponent of at most two digits"),
         (("1e-3", "a", "1e30", "b"), "the share of a is too small"),
     ],
 )
@@ -168,6 +169,13 @@ def test_mixtures_that_make_no_sense(corpora, parts, text):
     with pytest.raises(UsageError, match=text):
         mdata.make_blend(words(corpora, *parts), corpora / "m.json")
     assert not (corpora / "m.json").exists()
+
+
+def test_a_limit_that_a_manifest_cannot_hold_is_refused(corpora):
+    """It was written, and the manifest could not be read."""
+    spec = {"component": [{"path": str(corpora / "a"), "name": "a", "max_epochs": "1e300"}]}
+    with pytest.raises(UsageError, match="max_epochs of a cannot be stored exactly: '1e300'"):
+        mdata.make_blend(spec, corpora / "m.json")
 
 
 @pytest.mark.parametrize("adopted", [False, True])

@@ -83,6 +83,17 @@ def test_a_mapping_is_the_same_and_floats_are_refused():
         ("alpha = 'x'\nexhaustive = 1\n[[component]]\npath = 'x'", ["alpha is 'x'", "exhaustive is 1; expected true"]),
         ("valid = 3\n[[component]]\npath = 'x'", ["valid is 3; expected a table"]),
         ("[[component]]\npath = 'x'\nweight = true", ["weight is True; expected a number"]),
+        # Would take minutes and gigabytes as numbers.
+        (
+            "alpha = '1e99999999'\nsamples = '1e30'\n"
+            "[[component]]\npath = 'x'\nmax_epochs = '1e99999999'\ntokens = '1e-9999999999'",
+            [
+                "alpha has too many digits, or too large an exponent: '1e99999999'; expected at most 30",
+                "max_epochs has too many digits",
+                "tokens has too many digits",
+                "samples is 1e30; expected a whole number of at most 2^62",
+            ],
+        ),
     ],
 )
 def test_all_problems_of_a_file_at_once(text, problems):
