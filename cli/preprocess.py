@@ -32,13 +32,18 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     if ignored:
         hint = "; --dry-run suggests the best number of workers" if "--find-optimal-num-workers" in ignored else ""
         console.note(f"mdata: accepted but ignored: {', '.join(ignored)}{hint}")
-    with console.progress() as progress:
-        if arguments.dry_run:
-            from mdata.preprocessing.estimate import estimate
+    try:
+        with console.progress() as progress:
+            if arguments.dry_run:
+                from mdata.preprocessing.estimate import estimate
 
-            facts = asdict(estimate(options, progress))
-        else:
-            result = mdata.preprocess(options, progress)
+                facts = asdict(estimate(options, progress))
+            else:
+                result = mdata.preprocess(options, progress)
+    except KeyboardInterrupt:
+        if not arguments.dry_run:
+            console.note("mdata: the same command continues")
+        raise
     if arguments.dry_run:
         console.result(_estimate_text(facts), facts)
         return
