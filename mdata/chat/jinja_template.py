@@ -30,6 +30,8 @@ _WHAT_RUNNING_RAISES = (TypeError, ValueError, LookupError, AttributeError, Arit
 
 # What transformers gives to every template.
 _NONE_GIVEN = MappingProxyType({"tools": None, "documents": None})
+# Messages written in all runs for one conversation; about a minute. Long ones count as several.
+_MOST_WORK, _CHARACTERS_OF_A_MESSAGE = 2_000_000, 4096
 _MOST_TRIED = 20  # fields of a refused record, each for a run of the template
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
@@ -75,6 +77,7 @@ class JinjaTemplate:
     def turns(self, messages: Sequence[Message], *, every: bool = True) -> Iterator[Turn]:
         """See `Template`; a template that refuses half an exchange is run on whole exchanges, unless `every`."""
         told = [message._asdict() for message in messages]
+        _check_work(messages, every=every)
         whole = self._text(told, prompt=False)
         at = 0
         for number, message in enumerate(messages, start=1):
@@ -143,6 +146,20 @@ class JinjaTemplate:
             return str(template.environment.rendered(template, variables))
         except (jinja2.TemplateError, *_WHAT_RUNNING_RAISES) as error:
             raise TemplateRefused(f"the chat template fails: {' '.join(str(error).split())[:200]}") from error
+
+
+def _check_work(messages: Sequence[Message], *, every: bool) -> None:
+    """Refuse a conversation of so many turns that running the template on each beginning of it would take hours."""
+    work = written = 0
+    for number, message in enumerate(messages, start=1):
+        written += len(message.content)
+        runs = (1 if every or message.role == ASSISTANT else 0) + (message.role == ASSISTANT)
+        work += runs * (number + written // _CHARACTERS_OF_A_MESSAGE)
+    if work > _MOST_WORK:
+        raise TemplateRefused(
+            f"{len(messages):,} messages need {work:,} in all runs of the chat template;"
+            f" the limit is {_MOST_WORK:,}: divide the conversation"
+        )
 
 
 def _part(text: str) -> list[str | int]:

@@ -113,6 +113,16 @@ def test_templates_of_jinja_that_do_not_go_by_turns_are_refused(source, told):
         spans_of([USER, GPT], JinjaTemplate("own", source, ()), train_on="assistant")
 
 
+def test_a_conversation_that_would_take_hours_is_refused():
+    template = JinjaTemplate("own", SPELLED, ())
+    with pytest.raises(TemplateRefused, match=r"100,000 messages need 5,003,101,858 in .* limit is 2,000,000"):
+        spans_of([USER, GPT] * 50_000, template, train_on="assistant")
+    long = Message("assistant", "x" * 10_000_000)
+    with pytest.raises(TemplateRefused, match="500 messages need"):
+        spans_of([USER, long] * 250, template, train_on="last")
+    assert len(spans_of([USER, GPT] * 20, template, train_on="assistant")) == 41
+
+
 def test_what_jinja_cannot_parse_is_refused():
     with pytest.raises(UsageError, match="not valid Jinja"):
         JinjaTemplate("own", "{% for %}", ()).checked()
