@@ -51,6 +51,7 @@ def add_arguments(parser: Parser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Convert, and print the result."""
     from trainer.checkpoint.location import location_of
+    from trainer.convert.compare import check_text, token_ids_text
     from trainer.convert.convert import Options, convert
     from trainer.convert.hf_config import MODEL_TYPES
 
@@ -72,9 +73,10 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     )
     with console.progress() as progress:
         result = convert(location_of(arguments.source), _target(arguments.target), options=options, progress=progress)
-    check = result["check"]
-    told = f"largest difference of logits {check['largest_difference']:.3g}" if check["compared"] else check["why"]
-    console.result(f"{arguments.target}\n{'checked' if check['compared'] else 'not checked'}: {told}", result)
+    lines = [arguments.target, check_text(result["check"])]
+    if (ids := result["token_ids"]) is not None and not ids.get("different", 1):
+        lines.append(token_ids_text(ids))
+    console.result("\n".join(lines), result)
     return 0
 
 

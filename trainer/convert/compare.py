@@ -1,7 +1,9 @@
 """Whether two folders hold the same model: logits of both on the same seeded tokens, in fp32 on the CPU.
 
 A Hugging Face folder is run by transformers where that is installed, every other one by our model; so a mistake in a
-table of names or in a configuration is seen, and not only one in copying. One model is in memory at a time.
+table of names or in a configuration is seen, and not only one in copying. Where our model runs both, only a mistake in
+copying can be seen, and the result says so. One model is in memory at a time. The tokenizer of a folder that was
+written for transformers is compared as well: for some families transformers keeps only the vocabulary of its files.
 """
 
 from __future__ import annotations
@@ -10,13 +12,19 @@ import dataclasses
 import importlib.util
 import math
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mdata import DamageError
+from mdata import DamageError, UsageError
+from mdata.tokenizers.base.self_check_texts import byte_level_texts
+from mdata.tokenizers.base.tokenizer import TextRefused, TokenizerConfig
+from mdata.tokenizers.registry import build_tokenizer
 from mdata.util.machine_limits import available_bytes
+from mdata.util.stop_signals import LibraryError, library_errors
 from trainer.checkpoint.tiling import Rectangle
 from trainer.convert.links import Source, TensorInfo
 from trainer.convert.model_folder import ModelFolder, num_bytes
@@ -72,15 +80,77 @@ def compare_logits(before: ModelFolder, after: ModelFolder) -> dict[str, Any]:
     return {
         "compared": True,
         "by": [runner(before), runner(after)],
+        "formats": [before.format, after.format],
         "tokens": tokens_BS.numel(),
         "largest_difference": difference,
         "largest_logit": largest,
     }
 
 
+def check_text(check: Mapping[str, Any]) -> str:
+    """What was compared, in a line for the user."""
+    if not check["compared"]:
+        return f"not checked: {check['why']}"
+    told = f"largest difference of logits {check['largest_difference']:.3g}"
+    before, after = check["by"]
+    if before != after:
+        return f"checked: {told} (source by {before}, target by {after})"
+    if "hf" in check["formats"] and not has_transformers():
+        return f"not checked: transformers is not installed; mtrain alone computed both sides, {told}"
+    return f"copy checked: {told}; mtrain computed both sides, no other program read them"
+
+
+def compare_token_ids(tokenizer: TokenizerConfig, folder: Path) -> dict[str, Any]:
+    """Whether transformers' AutoTokenizer gives the ids of this tokenizer with the files in a folder."""
+    if not has_transformers():
+        return {"compared": False, "why": "transformers is not installed"}
+    import transformers
+
+    ours = build_tokenizer(tokenizer.name, tokenizer.files, options=tokenizer.options)
+    plain = tokenizer.options.get("special_in_text") == "plain"
+    expected: dict[str, list[int]] = {}
+    for text in sorted(byte_level_texts((), () if plain else tuple(ours.special_ids)), key=len):
+        with suppress(TextRefused):  # training could not have it either
+            expected[text] = ours.encode_batch([text])[0].tolist()
+    add, opened = bool(tokenizer.options.get("include_special_tokens", True)), {"local_files_only": True}
+    try:
+        with library_errors():
+            theirs = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **opened)
+            different = [
+                text for text, ids in expected.items() if list(theirs(text, add_special_tokens=add).input_ids) != ids
+            ]
+    except LibraryError as error:
+        return {"compared": False, "why": f"transformers opens no tokenizer in it: {error}"}
+    facts = {"compared": True, "by": type(theirs).__name__, "texts": len(expected), "different": len(different)}
+    if different:
+        text = different[0]
+        facts |= {"text": text, "ids": theirs(text, add_special_tokens=add).input_ids, "training_ids": expected[text]}
+        facts["has_json"] = "tokenizer.json" in tokenizer.files
+    return facts
+
+
+def token_ids_text(found: Mapping[str, Any]) -> str:
+    """What `compare_token_ids` found, in a line for the user."""
+    if not found["compared"]:
+        return f"the tokenizer was not compared with that of transformers: {found['why']}"
+    if not found["different"]:
+        return f"token ids are those of training on {found['texts']} texts (by transformers' {found['by']})"
+    remedy = "; PreTrainedTokenizerFast.from_pretrained gives those of tokenizer.json" if found["has_json"] else ""
+    return (
+        f"transformers' AutoTokenizer makes a {found['by']} of this folder, which gives {found['different']} of "
+        f"{found['texts']} texts other ids than training did ({found['text'][:40]!r}: {found['ids'][:6]}, was "
+        f"{found['training_ids'][:6]}){remedy}"
+    )
+
+
+def has_transformers() -> bool:
+    """Whether another program is here that can run a Hugging Face folder."""
+    return importlib.util.find_spec("transformers") is not None
+
+
 def runner(model: ModelFolder) -> str:
     """Which library computes a folder's logits."""
-    return "transformers" if model.format == "hf" and importlib.util.find_spec("transformers") else "mtrain"
+    return "transformers" if model.format == "hf" and has_transformers() else "mtrain"
 
 
 def logits_of(model: ModelFolder, tokens_BS: Tensor) -> Tensor:
@@ -111,10 +181,17 @@ def _by_transformers(model: ModelFolder, tokens_BS: Tensor) -> Tensor:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    built = transformers.AutoModelForCausalLM.from_pretrained(
-        str(model.path), dtype=torch.float32, local_files_only=True, attn_implementation="eager"
-    )
-    logits: Tensor = built.eval()(tokens_BS).logits
+    more = {"local_files_only": True, "trust_remote_code": False, "attn_implementation": "eager"}
+    try:
+        with library_errors():
+            built = transformers.AutoModelForCausalLM.from_pretrained(str(model.path), dtype=torch.float32, **more)
+            logits: Tensor = built.eval()(tokens_BS).logits
+    except LibraryError as error:
+        raise UsageError(
+            f"transformers {transformers.__version__} cannot run {model.path}, with which the result is compared",
+            found=str(error),
+            fix="mend the folder, or convert without comparing (--no-check)",
+        ) from error
     return logits
 
 

@@ -25,7 +25,7 @@ from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io
 from trainer.checkpoint.location import Location
 from trainer.checkpoint.save import SPARE_BYTES, check_room
-from trainer.convert.compare import Rounded, compare_logits
+from trainer.convert.compare import Rounded, compare_logits, compare_token_ids, token_ids_text
 from trainer.convert.hf_folder import find_tokenizer, is_hf, open_hf, write_hf
 from trainer.convert.links import TensorInfo
 from trainer.convert.model_folder import Format, ModelFolder, check_new, num_bytes
@@ -118,6 +118,8 @@ def convert(source: Location, target: Path, *, options: Options, progress: Progr
         _write(partial, model, states=states, dtype=dtype, options=options, report=progress.advance)
         progress.end()
         result = _result(model, partial, dtype=dtype, states=states, options=options)
+        if (ids := result["token_ids"]) is not None and ids.get("different", 1):
+            progress.note(token_ids_text(ids))
         atomic_io.atomic_write(partial / RESULT, (json.dumps(result, indent=1) + "\n").encode())
         if target.is_dir():
             target.rmdir()  # it is empty
@@ -240,10 +242,12 @@ def _result(
         stored = torch.float32 if options.to == "torch_dist" and _has_main(states, options) else dtype
         rounded = dataclasses.replace(model, source=Rounded(model.source, stored), format=_runner(model, stored))
         check = compare_logits(rounded, open_model(target))
+    exported = model.tokenizer if options.check and options.to == "hf" else None
     return {
         "source": {"format": model.format, "folder": model.path.name, "step": model.run.step},
         "target": {"format": options.to, "dtype": str(dtype).removeprefix("torch."), "states": list(states)},
         "check": check,
+        "token_ids": None if exported is None else compare_token_ids(exported, target),
         "version": mdata.__version__,
     }
 

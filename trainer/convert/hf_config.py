@@ -8,6 +8,7 @@ transformers 5, `rope_theta` and `rope_scaling` of older versions. Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -62,7 +63,13 @@ _SCALINGS = {
     "llama3": ("llama3", {"factor": "factor", "original_max_position_embeddings": "original_length",
                           "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor"}),
 }  # fmt: skip
-# Settings of yarn that have no counterpart here, with the values that change nothing.
+_ATTENTIONS = ("full_attention", "sliding_attention")
+ROPE_TABLES = ("rope_scaling", "rope_parameters")
+_ORIGINAL = "original_max_position_embeddings"
+_ROPE_TOP = ("rope_theta", "partial_rotary_factor")  # beside the tables
+_ROPE_ANY = ("rope_type", "type", "rope_theta", _ORIGINAL, "finetuned")  # in a table of any type
+# Settings that have no counterpart here, with the values that change nothing.
+_ROPE_NEUTRAL = {"partial_rotary_factor": 1.0}
 _YARN_NEUTRAL = {"attention_factor": None, "mscale": None, "mscale_all_dim": None, "truncate": True}
 
 
@@ -89,6 +96,18 @@ def from_hf(found: Json, *, where: str) -> RunConfig:
     if problems:
         raise problems_error(where, problems, fix="this model has a part that mtrain lacks")
     return model_config(keys, where=where, context=keys["max_position"])
+
+
+def contradictions(found: Json) -> Iterator[str]:
+    """Notes on rotary settings that stand at two places of a config.json with two values, and which one counts."""
+    for name in ROPE_TABLES:
+        table = found.get(name) or {}
+        for key, first, second in (("rope_theta", table, found), (_ORIGINAL, found, table)):
+            counts, other = first.get(key), second.get(key)
+            scaled = _SCALINGS.get(table.get("rope_type", table.get("type")), ("", {}))[1]
+            if None not in (counts, other) and counts != other and (key == "rope_theta" or key in scaled):
+                where = f"in {name}" if first is table else f"outside {name}"
+                yield f"config.json has two values of {key}: {counts!r} {where} counts, not {other!r}"
 
 
 def to_hf(config: RunConfig, vocab_size: int, *, model_type: str = "") -> dict[str, Any]:
@@ -237,14 +256,19 @@ def _window(kind: str, found: Json, problems: list[str]) -> tuple[int, int]:
         return found["sliding_window"] if found["sliding_window"] is not None else 0, 0
     if kind == "llama" or not found["use_sliding_window"]:
         return 0, 0
-    layers, first = found["num_hidden_layers"], found["max_window_layers"]
-    kinds = found.get("layer_types") or [
-        "sliding_attention" if number >= first else "full_attention" for number in range(layers)
-    ]
-    whole = [number for number, kind in enumerate(kinds, 1) if kind == "full_attention"]
-    if len(kinds) != layers:
-        problems.append(f"layer_types has {len(kinds)} entries for {layers} layers")
-    if len(whole) == layers:
+    layers, first, kinds = found["num_hidden_layers"], found["max_window_layers"], found.get("layer_types")
+    if kinds is None:
+        if first >= layers:
+            return 0, 0
+        if first:
+            problems.append(f"sliding windows in layers from {first + 1} on, and full attention in those before")
+        whole = []
+    elif isinstance(kinds, list) and len(kinds) == layers and set(map(str, kinds)) <= set(_ATTENTIONS):
+        whole = [number for number, kind in enumerate(kinds, 1) if kind == "full_attention"]
+        if len(whole) == layers:
+            return 0, 0
+    else:
+        problems.append(f"layer_types = {str(kinds)[:80]} is no list of {' or '.join(_ATTENTIONS)} for {layers} layers")
         return 0, 0
     interval = whole[0] if whole else 0
     if whole != list(range(interval, layers + 1, interval) if interval else []):
@@ -266,25 +290,62 @@ def _qwen_window(keys: Json) -> dict[str, Any]:
 
 
 def _rope(found: Json, problems: list[str]) -> dict[str, Any]:
-    new, old = found.get("rope_parameters") or {}, found.get("rope_scaling") or {}
-    settings = {**old, **new}
-    kind = settings.get("rope_type", settings.get("type", "default"))
-    keys = {"rope_theta": float(settings.get("rope_theta") or found.get("rope_theta") or 10000.0)}
-    if kind not in _SCALINGS:
-        problems.append(f"rope_scaling of type {kind!r} is not supported; supported are {', '.join(_SCALINGS)}")
+    """Rotary settings; of a key that stands at two places, transformers' choice counts (see `contradictions`)."""
+    tables = {name: found[name] for name in ROPE_TABLES if found.get(name)}
+    problems += [f"{name} = {found[name]!r} is not supported" for name in found if _is_unknown_rope_key(name, found)]
+    read = {name: _rope_table(name, table, found, problems) for name, table in tables.items()}
+    keys = next(iter(read.values()), _rope_theta({}, found, "config.json", problems=problems))
+    if any(other != keys for other in read.values()):
+        problems.append(f"rope_scaling and rope_parameters disagree: {' and '.join(map(repr, tables.values()))}")
+    return keys
+
+
+def _rope_table(where: str, table: Json, found: Json, problems: list[str]) -> dict[str, Any]:
+    """Our keys for one of the two tables."""
+    keys = _rope_theta(table, found, where, problems=problems)
+    kinds = [table[name] for name in ("rope_type", "type") if table.get(name) is not None] or ["default"]
+    kind = kinds[0]
+    if not isinstance(kind, str) or kind not in _SCALINGS:
+        problems.append(f"{where} of type {kind!r} is not supported; supported are {', '.join(_SCALINGS)}")
         return keys
-    _demand({"partial_rotary_factor": 1.0, **settings}, "partial_rotary_factor", 1.0, problems)
+    if kinds[-1] != kind:
+        problems.append(f"{where} is of two types, {kind!r} and {kinds[-1]!r}")
     scaling, names = _SCALINGS[kind]
-    if kind == "yarn":
-        settings = {"original_max_position_embeddings": found["max_position_embeddings"], **settings}
-        for name, neutral in _YARN_NEUTRAL.items():
-            _demand({**_YARN_NEUTRAL, **settings}, name, neutral, problems)
+    settings = {name: value for name, value in table.items() if value is not None}
+    neutral = {**_ROPE_NEUTRAL, **(_YARN_NEUTRAL if kind == "yarn" else {})}
+    for name, value in settings.items():
+        if name in neutral:
+            _demand(table, name, neutral[name], problems)
+        elif name not in {*names, *_ROPE_ANY}:
+            problems.append(f"{where} has {name} = {value!r}, which type {kind!r} does not use")
+    if _ORIGINAL in names:
+        settings[_ORIGINAL] = found.get(_ORIGINAL) or settings.get(_ORIGINAL) or found["max_position_embeddings"]
     missing = [name for name in names if name not in settings and not name.startswith("beta")]
     if missing:
-        problems.append(f"rope_scaling of type {kind!r} lacks {', '.join(missing)}")
+        problems.append(f"{where} of type {kind!r} lacks {', '.join(missing)}")
         return keys
-    given = {f"rope_{ours}": settings[name] for name, ours in names.items() if settings.get(name) is not None}
-    return {**keys, "rope_scaling": scaling, **given} if scaling != "none" else keys
+    given = {f"rope_{ours}": settings[name] for name, ours in names.items() if name in settings}
+    wrong = [name for name in names if name in settings and not _is_positive(settings[name])]
+    problems += [f"{name} = {settings[name]!r} is not a number above 0" for name in wrong]
+    return {**keys, "rope_scaling": scaling, **given} if scaling != "none" and not wrong else keys
+
+
+def _rope_theta(table: Json, found: Json, where: str, *, problems: list[str]) -> dict[str, Any]:
+    theta = next((place["rope_theta"] for place in (table, found) if place.get("rope_theta") is not None), 10000.0)
+    if not _is_positive(theta):
+        problems.append(f"rope_theta = {theta!r} in {where} is not a number above 0")
+        return {}
+    return {"rope_theta": float(theta)}
+
+
+def _is_unknown_rope_key(name: str, found: Json) -> bool:
+    """Whether a key beside the tables seems to change the rotation in a way that nobody here knows."""
+    known = (*ROPE_TABLES, *_ROPE_TOP)
+    return ("rope" in name or "rotary" in name) and name not in known and found[name] not in (None, False)
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
 
 
 def _rope_json(keys: Json) -> dict[str, Any]:

@@ -7,11 +7,12 @@ of a given size, with the index beside them.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,15 +24,33 @@ from mdata.tokenizers.base.tokenizer import TokenizerConfig, TokenizerSpec
 from mdata.tokenizers.registry import build_tokenizer, config_of, load_tokenizer
 from mdata.util import atomic_io
 from trainer.checkpoint.tiling import Rectangle
-from trainer.convert.hf_config import from_hf, to_hf
-from trainer.convert.hf_names import IGNORED, hf_links
+from trainer.convert.hf_config import contradictions, from_hf, to_hf
+from trainer.convert.hf_names import hf_links, hf_name
 from trainer.convert.links import Linked, TensorInfo
-from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, no_run, num_bytes, read_json
+from trainer.convert.model_folder import (
+    ModelFolder,
+    Report,
+    boxes,
+    check_layers,
+    check_tensors,
+    check_used,
+    equal_tensors,
+    no_run,
+    num_bytes,
+    read_json,
+)
 from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safetensors
-from trainer.models.gpt_shape import gpt_shape
+from trainer.layers.rope import frequencies
+from trainer.models.gpt_shape import GPTShape, gpt_shape
 
 CONFIG, SINGLE, SHARDED = "config.json", "model.safetensors", "model.safetensors.index.json"
 _NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+ADAPTER, HEAD = "adapter_config.json", "lm_head.weight"
+# Buffers that older versions of transformers stored beside the weights, of GPT-2 and of the others.
+_BUFFERS = {
+    True: re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"),
+    False: re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+}
 _SHARD = re.compile(r"[^/\\\x00]+\.safetensors")
 
 
@@ -45,23 +64,34 @@ class SafetensorsSource:
     def __init__(self, folder: Path, files: Mapping[str, str] | None) -> None:
         self._open: dict[str, Any] = {}
         self._folder = folder
-        self._files = files or dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
+        listed = files or {}
+        stored = {file: set(self._file(file).keys()) for file in dict.fromkeys(listed.values() or [SINGLE])}
+        if missing := [(name, file) for name, file in listed.items() if name not in stored[file]]:
+            self._refuse(missing[0][1], f"lacks a tensor that {SHARDED} lists", found=f"no {missing[0][0]}")
+        # An index that does not list all tensors of its files is no reason to leave them out.
+        self._files: dict[str, str] = dict(listed)
+        for file, names in stored.items():
+            for name in sorted(names):
+                if self._files.setdefault(name, file) != file:
+                    other = self._files[name]
+                    self._refuse(file, "has a tensor that is in another file, too", found=f"{name}, in {other}")
         self.tensors: dict[str, TensorInfo] = {}
         for name, file in self._files.items():
-            if name not in self._file(file).keys():  # noqa: SIM118 (not a dict)
-                raise DamageError(
-                    f"{folder / file} lacks a tensor that {SHARDED} lists",
-                    found=f"no {name}",
-                    fix="download the file again",
-                )
             part = self._file(file).get_slice(name)
             self.tensors[name] = TensorInfo(tuple(part.get_shape()), TYPES.get(part.get_dtype(), torch.int8))
 
+    @property
+    def files(self) -> frozenset[str]:
+        """The names of the files with the tensors."""
+        return frozenset(self._open)
+
     def read(self, name: str, box: Rectangle) -> Tensor:
         """See `Source`."""
-        part = self._file(self._files[name]).get_slice(name)
-        found: Tensor = part[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))] if box[0] else part[:]
-        return found
+        file = self._file(self._files[name])
+        if not box[0]:
+            return cast(Tensor, file.get_tensor(name))
+        rows: Tensor = file.get_slice(name)[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))]
+        return rows
 
     def _file(self, name: str) -> Any:
         if name not in self._open:
@@ -73,6 +103,9 @@ class SafetensorsSource:
             except (SafetensorError, OSError) as error:
                 raise DamageError(f"{path} is damaged", found=str(error), fix="download the file again") from error
         return self._open[name]
+
+    def _refuse(self, file: str, what: str, *, found: str) -> NoReturn:
+        raise DamageError(f"{self._folder / file} {what}", found=found, fix="download the folder again")
 
 
 def is_hf(path: Path) -> bool:
@@ -87,19 +120,28 @@ def open_hf(path: Path) -> ModelFolder:
         UsageError: a model or a setting that we lack. DamageError: files or tensors that are missing or do not fit.
     """
     found = read_json(path / CONFIG, what="the model's configuration")
-    config = from_hf(found, where=str(path / CONFIG))
-    source = SafetensorsSource(path, _shards(path))
+    config, notes = from_hf(found, where=str(path / CONFIG)), [*contradictions(found)]
+    source, model_type = SafetensorsSource(path, _shards(path)), found["model_type"]
+    check_layers(config.model.num_layers, len(source.tensors), where=path)
+    bare = "wte.weight" in source.tensors
+    if config.model.tie_embeddings and HEAD in source.tensors:
+        tied = hf_name("embedding.weight", model_type=model_type, bare=bare)
+        if tied in source.tensors and not equal_tensors(source, HEAD, tied):
+            # As transformers 5 does.
+            config = dataclasses.replace(config, model=dataclasses.replace(config.model, tie_embeddings=False))
+            what = f"config.json says tie_word_embeddings, but {HEAD} and {tied} differ"
+            notes.append(f"{what}: both are used, and model.tie_embeddings is false")
     shape = gpt_shape(config, config.model.vocab_size)
-    links = list(hf_links(shape, model_type=found["model_type"], bare="wte.weight" in source.tensors))
+    links = list(hf_links(shape, model_type=model_type, bare=bare))
     check_tensors(source.tensors, {one.theirs.tensor: one.theirs.shape for one in links}, where=path)
-    known = {one.theirs.tensor for one in links} | {"lm_head.weight"}  # stored beside a tied embedding by some
-    unknown = [name for name in source.tensors if name not in known and not name.endswith(IGNORED)]
-    if unknown:
-        raise UsageError(
-            f"{path} has tensors that its model does not have",
-            found=few(unknown, 4),
-            fix="only plain causal language models are read; merge adapters first",
-        )
+    buffers = {name for name in source.tensors if _BUFFERS[model_type == "gpt2"].fullmatch(name)}
+    used = {one.theirs.tensor for one in links} | ({HEAD} if config.model.tie_embeddings else set()) | buffers
+    fix = "only plain causal language models are read; merge adapters first"
+    check_used(source.tensors, used, where=path, fix=fix)
+    if unread := sorted({file.name for file in path.glob("*.safetensors")} - source.files):
+        notes.append(f"not read, because they are no files of this model: {few(unread, 4)}")
+    if other := [name for name in buffers if not _is_derived(name, source, shape)]:
+        notes.append(f"not used, though they are not what config.json gives: {few(sorted(other), 4)}")
     return ModelFolder(
         path=path,
         format="hf",
@@ -107,7 +149,29 @@ def open_hf(path: Path) -> ModelFolder:
         source=Linked(source, links),
         run=no_run(config),
         tokenizer=find_tokenizer(path),
+        notes=tuple(notes),
     )
+
+
+def _is_derived(name: str, source: SafetensorsSource, shape: GPTShape) -> bool:
+    """Whether a stored buffer holds what transformers computes from the configuration."""
+    info = source.tensors[name]
+    if not info.dtype.is_floating_point and not name.endswith(".attn.bias"):
+        return False
+    stored = source.read(name, (tuple(0 for _ in info.shape), info.shape))
+    if name.endswith(".masked_bias"):
+        return stored.numel() == 1
+    if name.endswith(".attn.bias"):
+        return stored.dim() == 4 and torch.equal(stored.float(), torch.ones_like(stored).tril().float())
+    if stored.dim() != 1:
+        return False
+    # Where positions were scaled, and not frequencies, the unscaled ones are stored.
+    wanted = [
+        frequencies(rope, shape.head_dim) for rope in (shape.rope, dataclasses.replace(shape.rope, scaling="none"))
+    ]
+    limits = torch.finfo(info.dtype)
+    more = {"rtol": 4 * limits.eps, "atol": 4 * limits.eps * limits.smallest_normal}
+    return any(one.shape == stored.shape and torch.allclose(stored.double(), one, **more) for one in wanted)
 
 
 def find_tokenizer(path: Path) -> TokenizerConfig | None:
@@ -186,6 +250,8 @@ def _pieces(source: Linked, entries: Mapping[str, TensorInfo], report: Report) -
 
 def _shards(path: Path) -> dict[str, str] | None:
     """Tensor -> file of a sharded model; None: there is one file."""
+    if (path / ADAPTER).is_file():
+        raise UsageError(f"{path} holds an adapter ({ADAPTER})", fix="merge it into the model's weights first")
     if (path / SHARDED).is_file():
         table = read_json(path / SHARDED, what="the index of the shards").get("weight_map")
         if not isinstance(table, dict) or not table:
@@ -196,6 +262,12 @@ def _shards(path: Path) -> dict[str, str] | None:
         missing = sorted({file for file in table.values() if not (path / file).is_file()})
         if missing:
             raise DamageError(f"shards of {path} are missing", found=few(missing, 4), fix="fetch them")
+        if (path / SINGLE).is_file() and SINGLE not in table.values():
+            raise UsageError(
+                f"{path} holds two models",
+                found=f"{SINGLE}, and {SHARDED} with {len(set(table.values()))} other files",
+                fix="move the files of the one that you do not mean away",
+            )
         return table
     if not (path / SINGLE).is_file():
         others = sorted(file.name for file in path.glob("*.bin"))

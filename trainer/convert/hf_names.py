@@ -49,8 +49,6 @@ _GPT2: Mapping[str, str] = MappingProxyType(
         "head": "lm_head",
     }
 )
-# Tensors of their files that hold nothing to learn.
-IGNORED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
 def logical_shapes(shape: GPTShape) -> dict[str, tuple[int, ...]]:
@@ -65,15 +63,21 @@ def hf_links(shape: GPTShape, *, model_type: str, state: str = "weight/", bare: 
         state: before the names of ours. bare: GPT-2 without "transformer." before its names, as published.
     """
     for name, size in logical_shapes(shape).items():
-        base, kind = name.rsplit(".", 1)
-        block, part = _split(base)
+        theirs, part = hf_name(name, model_type=model_type, bare=bare), _split(name.rsplit(".", 1)[0])[1]
         if model_type == "gpt2":
-            outer = "" if bare or part == "head" else "transformer."
-            theirs = f"{outer}{'' if block is None else f'h.{block}.'}{_GPT2[part]}.{kind}"
             yield _gpt2_link(state + name, theirs, part, size=size)
         else:
-            theirs = f"{'' if block is None else f'model.layers.{block}.'}{_LLAMA[part]}.{kind}"
             yield _llama_link(state + name, theirs, part, size=size, shape=shape)
+
+
+def hf_name(name: str, *, model_type: str, bare: bool = False) -> str:
+    """Their name of the tensor that holds one of ours; `bare` as in `hf_links`."""
+    base, kind = name.rsplit(".", 1)
+    block, part = _split(base)
+    if model_type == "gpt2":
+        outer = "" if bare or part == "head" else "transformer."
+        return f"{outer}{'' if block is None else f'h.{block}.'}{_GPT2[part]}.{kind}"
+    return f"{'' if block is None else f'model.layers.{block}.'}{_LLAMA[part]}.{kind}"
 
 
 def _split(base: str) -> tuple[str | None, str]:

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,11 +85,34 @@ def no_run(config: RunConfig) -> RunState:
     return RunState(step=1, consumed_samples=1, data_id="", data={}, optimizer_steps=0, config=dump_config(config))
 
 
-def check_tensors(found: Mapping[str, TensorInfo], expected: Mapping[str, Sequence[int]], *, where: Location) -> None:
-    """Compare the tensors of a folder with what its configuration asks for.
+def check_layers(layers: int, most: int, *, where: Location) -> None:
+    """Compare the number of layers with what the files can hold, before a table of all tensors is made of it.
+
+    Args:
+        most: more layers than these cannot be there; the number of tensors, say.
 
     Raises:
-        DamageError: names those that are missing or have another shape.
+        DamageError: the configuration asks for more.
+    """
+    if layers > most:
+        raise DamageError(
+            f"the tensors of {where} do not fit its configuration",
+            found=f"files with {most} tensors",
+            expected=f"those of {layers} layers, as the configuration says",
+            fix="restore the configuration that belongs to these weights, or the missing files",
+        )
+
+
+def check_tensors(
+    found: Mapping[str, TensorInfo], expected: Mapping[str, Sequence[int]], *, where: Location, whole: bool = False
+) -> None:
+    """Compare the tensors of a folder with what its configuration asks for.
+
+    Args:
+        whole: whether there may be no others.
+
+    Raises:
+        DamageError: names those that are missing, have another shape, or are too many.
     """
     missing = [name for name in expected if name not in found]
     wrong = [
@@ -98,16 +121,42 @@ def check_tensors(found: Mapping[str, TensorInfo], expected: Mapping[str, Sequen
         if name in found and found[name].shape != tuple(size)
     ]
     broken = [name for name in expected if name in found and not found[name].dtype.is_floating_point]
-    if missing or wrong or broken:
+    others = [name for name in found if name not in expected] if whole else []
+    if missing or wrong or broken or others:
         parts = [f"missing: {few(missing, 4)}"] if missing else []
         parts += [f"of another shape: {few(wrong, 4)}"] if wrong else []
         parts += [f"not of a float type: {few(broken, 4)}"] if broken else []
+        parts += [f"not of this model: {few(others, 4)}"] if others else []
         raise DamageError(
             f"the tensors of {where} do not fit its configuration",
             found="; ".join(parts),
             expected=f"the {len(expected)} tensors of the model that the configuration describes",
             fix="restore the configuration that belongs to these weights, or the missing files",
         )
+
+
+def check_used(found: Iterable[str], known: Container[str], *, where: Location, fix: str) -> None:
+    """See that no tensor is left out in silence.
+
+    Args:
+        known: tensors that are used, or whose content follows from others.
+
+    Raises:
+        UsageError: names the others.
+    """
+    if unknown := [name for name in found if name not in known]:
+        raise UsageError(f"{where} has tensors that its model does not have", found=few(unknown, 4), fix=fix)
+
+
+def equal_tensors(source: Source, name: str, other: str) -> bool:
+    """Whether two tensors hold the same values; read in pieces."""
+    info = source.tensors[name]
+    if info.shape != source.tensors[other].shape:
+        return False
+    dtype = torch.promote_types(info.dtype, source.tensors[other].dtype)
+    return all(
+        torch.equal(source.read(name, box).to(dtype), source.read(other, box).to(dtype)) for box in boxes(info, dtype)
+    )
 
 
 def expected_tensors(config: RunConfig, vocab_size: int, *, states: Sequence[str] = ("weight",)) -> dict[str, Any]:

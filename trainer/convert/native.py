@@ -46,7 +46,15 @@ from trainer.checkpoint.stored_files import INDEX
 from trainer.checkpoint.tiling import Rectangle
 from trainer.config.parse import dump_config, parse_config, problems_error
 from trainer.convert.links import TensorInfo
-from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, expected_tensors, read_json
+from trainer.convert.model_folder import (
+    ModelFolder,
+    Report,
+    boxes,
+    check_layers,
+    check_tensors,
+    expected_tensors,
+    read_json,
+)
 from trainer.convert.object_source import ObjectSource
 from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safetensors
 
@@ -155,7 +163,9 @@ def open_native(path: Location, *, checkpoint: str = "latest") -> ModelFolder:
         rows = source.tensors["weight/embedding.weight"].shape[0]
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=rows))
     states = tuple(dict.fromkeys(name.split("/", 1)[0] for name in source.tensors))
-    check_tensors(source.tensors, expected_tensors(config, config.model.vocab_size, states=states), where=folder)
+    check_layers(config.model.num_layers, len(source.tensors), where=folder)
+    expected = expected_tensors(config, config.model.vocab_size, states=states)
+    check_tensors(source.tensors, expected, where=folder, whole=True)
     return ModelFolder(
         path=folder,
         format="mtrain",

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tokenizers import pre_tokenizers
 
 import mdata
 from mdata import DamageError, ResourceError, UsageError
@@ -83,6 +84,33 @@ def test_both_write_the_same_greedy_text(name, tmp_path):
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
         assert tokenizer.decode(found[0], skip_special_tokens=True) == prompt + text.text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ids_of_an_exported_folder_are_those_of_training_or_it_is_said(name, tmp_path):
+    """transformers makes a tokenizer of its own of a Qwen2 folder, with the vocabulary alone."""
+    convert(save(name, tmp_path / "theirs"), tmp_path / "ours", options=NATIVE)
+    heard = Counted()
+    found = convert(tmp_path / "ours", tmp_path / "back", options=HF, progress=heard)["token_ids"]
+    ids = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")("e\u0301").input_ids
+    ours = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "back")("e\u0301").input_ids
+    assert found["compared"] and found["texts"] > 300
+    assert (ids == ours) is (not found["different"]) is (name != "qwen2")
+    told = [line for line in heard.lines if "AutoTokenizer makes a Qwen2Tokenizer" in line and "other ids" in line]
+    assert len(told) == (name == "qwen2")
+
+
+def test_a_tokenizer_that_transformers_cannot_open_is_said(tmp_path):
+    theirs = save("llama2", tmp_path / "theirs", tokens=False)
+    (tmp_path / "words").mkdir()
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate([*letters, "<|endoftext|>"])}
+    (tmp_path / "words" / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "words" / "merges.txt").write_text("#version: 0.2\n")
+    heard = Counted()
+    options = replace(HF, tokenizer=str(tmp_path / "words"))
+    found = convert(theirs, tmp_path / "back", options=options, progress=heard)["token_ids"]
+    assert not found["compared"] and "transformers opens no tokenizer in it" in heard.lines[-1]
 
 
 def test_a_checkpoint_carries_its_tokenizer(tmp_path):
@@ -384,6 +412,114 @@ def test_files_that_are_not_whole_are_refused_by_name(damage, named, tmp_path):
         convert(folder, tmp_path / "ours", options=NATIVE)
     assert named in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def _with_tensors(folder, more):
+    (file,) = folder.glob("*.safetensors")
+    save_file({**load_file(file), **more}, file, {"format": "pt"})
+
+
+def _rewrite(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+@pytest.mark.parametrize("kind", ["llama3", "gpt2"])
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_head_beside_a_tied_embedding_is_that_embedding_or_used(kind, installed, tmp_path, monkeypatch):
+    monkeypatch.setattr(comparing, "has_transformers", lambda: installed)
+    folder = save(kind, tmp_path / "theirs", tokens=False)
+    (embedding,) = (t for name, t in weights(folder).items() if name.endswith(("embed_tokens.weight", "wte.weight")))
+    _with_tensors(folder, {"lm_head.weight": embedding.clone()})
+    model = open_model(folder)
+    assert model.config.model.tie_embeddings and not model.notes
+    _with_tensors(folder, {"lm_head.weight": embedding + 1})
+    model = open_model(folder)
+    assert not model.config.model.tie_embeddings and "lm_head.weight" in model.notes[0]
+    convert(folder, tmp_path / "ours", options=NATIVE)
+    convert(tmp_path / "ours", tmp_path / "back", options=HF)
+    assert same(weights(folder), weights(tmp_path / "back"))
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+def test_buffers_that_are_stored_are_compared_with_what_config_json_gives(tmp_path):
+    frequency = 10000.0 ** (-torch.arange(0, 8, 2) / 8)
+    llama, gpt2 = (save(name, tmp_path / name, tokens=False) for name in ("llama2", "gpt2"))
+    for number, dtype in enumerate((torch.float32, torch.float16, torch.bfloat16)):
+        _with_tensors(llama, {"model.layers.0.self_attn.rotary_emb.inv_freq": frequency.to(dtype)})
+        assert not open_model(llama).notes, number
+    mask = torch.ones(1, 1, 64, 64).tril().to(torch.uint8)
+    _with_tensors(gpt2, {"transformer.h.0.attn.bias": mask, "transformer.h.0.attn.masked_bias": torch.tensor(-1e4)})
+    assert not open_model(gpt2).notes
+    _rewrite(llama, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    assert "model.layers.0.self_attn.rotary_emb.inv_freq" in open_model(llama).notes[0]
+    _with_tensors(gpt2, {"transformer.h.0.attn.bias": 1 - mask})
+    assert "transformer.h.0.attn.bias" in open_model(gpt2).notes[0]
+    _with_tensors(llama, {"model.layers.0.attn.bias": mask})
+    with pytest.raises(UsageError, match=r"model\.layers\.0\.attn\.bias"):
+        open_model(llama)
+
+
+@pytest.mark.parametrize("changes", [
+    {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 16},
+    {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
+    {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+     "original_max_position_embeddings": 16},
+    {"rope_parameters": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+     "original_max_position_embeddings": 16},
+    {"rope_parameters": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_theta": 1e4},
+    {"rope_parameters": {"rope_type": "default", "original_max_position_embeddings": 16}},
+    {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 5e5},
+])  # fmt: skip
+def test_rotary_settings_are_found_where_transformers_finds_them(changes, tmp_path):
+    folder = save("llama2", tmp_path / "theirs", tokens=False)
+    _rewrite(folder, **changes)
+    heard = Counted()
+    check = convert(folder, tmp_path / "ours", options=NATIVE, progress=heard)["check"]
+    assert check["by"] == ["transformers", "mtrain"] and check["largest_difference"] < 1e-5
+    table, places = changes["rope_parameters"] or {}, ("rope_theta", "original_max_position_embeddings")
+    twice = [key for key in places if key in table and key in changes]
+    assert [key for key in places if any(f"two values of {key}" in line for line in heard.lines)] == twice
+
+
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "mrope_section": [1, 2]}}, "mrope_section = [1, 2]"),
+    ({"rope_parameters": {"rope_type": "default", "factor": 4.0}}, "factor = 4.0"),
+    ({"rope_parameters": {"rope_type": "linear", "factor": None}}, "lacks factor"),
+    ({"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5}}}, "full_attention"),
+    ({"rope_parameters": {"rope_type": ["yarn"]}}, "['yarn']"),
+    ({"rope_parameters": {"rope_type": "linear", "factor": "4"}}, "factor = '4'"),
+    ({"rope_parameters": {"rope_theta": "1e4"}}, "rope_theta = '1e4'"),
+    ({"rope_parameters": {"rope_theta": -1}}, "rope_theta = -1"),
+    ({"rope_parameters": {"rope_type": "yarn", "type": "linear", "factor": 2.0}}, "of two types"),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "disagree"),
+    ({"rotary_pct": 0.25}, "rotary_pct = 0.25"),
+    ({"use_mrope": True}, "use_mrope = True"),
+])  # fmt: skip
+def test_rotary_settings_that_nobody_reads_are_refused_by_name(changes, named, tmp_path):
+    folder = save("llama2", tmp_path / "theirs", tokens=False)
+    _rewrite(folder, **changes)
+    with pytest.raises(UsageError) as error:
+        open_model(folder)
+    assert named in str(error.value)
+
+
+def test_a_comparison_of_ours_with_ours_is_not_called_a_check(tmp_path, monkeypatch):
+    folder = save("llama2", tmp_path / "theirs", tokens=False)
+    told = [comparing.check_text(convert(folder, tmp_path / "a", options=NATIVE)["check"])]
+    told.append(comparing.check_text(convert(tmp_path / "a", tmp_path / "b", options=NATIVE)["check"]))
+    monkeypatch.setattr(comparing, "has_transformers", lambda: False)
+    told.append(comparing.check_text(convert(folder, tmp_path / "c", options=NATIVE)["check"]))
+    assert [text.split(":")[0] for text in told] == ["checked", "copy checked", "not checked"]
+    assert "source by transformers, target by mtrain" in told[0] and "transformers is not installed" in told[2]
+
+
+def test_a_folder_that_transformers_cannot_run_is_an_error_of_the_user(tmp_path):
+    folder = save("llama2", tmp_path / "theirs", tokens=False)
+    _rewrite(folder, use_cache=[])
+    with pytest.raises(UsageError, match="cannot run"):
+        convert(folder, tmp_path / "ours", options=NATIVE)
 
 
 def test_a_folder_that_is_none_and_a_target_that_exists_are_refused(tmp_path):
