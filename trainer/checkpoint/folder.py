@@ -4,7 +4,9 @@ A checkpoint is a folder named step-N with an index.json of step N in it; folder
 (copy)") are not ours: they are neither read nor removed. `latest` names the one to go on from. Where it is missing or
 names none, the newest whole one is taken, which is for the caller to say; where it names one that is damaged, nothing
 is taken. Only whole checkpoints up to that step are counted against `keep`: a run that went back to an older one has
-later ones of a curve that it left. No link is followed to a file. What is different in storage is in object_folder.py.
+later ones of a curve that it left. A step-N that is a link to a folder is read like any other; it is never removed, nor
+is its target, and it takes no place of those that a run keeps. Inside a checkpoint no link is followed. What is
+different in storage is in object_folder.py.
 """
 
 from __future__ import annotations
@@ -178,6 +180,8 @@ def remove_leftovers(root: Location) -> None:
         return
     for leftover in root.iterdir() if root.is_dir() else ():
         if _LEFTOVER.fullmatch(leftover.name):
+            if leftover.is_symlink():
+                leftover.unlink()  # a save would write through it
             shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -191,7 +195,7 @@ def remove_old(root: Location, keep: int, *, every: int = 0, best: Collection[in
         every: steps that are multiples of it stay; 0: none. best: further steps that stay.
     """
     remove_leftovers(root)
-    there = _checkpoints(root)
+    there = [(folder, files) for folder, files in _checkpoints(root) if not _is_link(folder)]
     if len(there) <= keep:
         return
     current = _latest_name(root) or ""
@@ -204,7 +208,7 @@ def remove_old(root: Location, keep: int, *, every: int = 0, best: Collection[in
         if step > last or (whole >= keep and stays) or not _is_whole(folder, files):
             continue
         whole += 1
-        if whole > keep and not (isinstance(folder, Path) and folder.is_symlink()):
+        if whole > keep:
             with suppress(OSError):
                 _remove(folder)
 
@@ -222,7 +226,7 @@ def make_room(final: Location) -> None:
             what = f"{final} is a checkpoint of another step, and stands where one is to be written"
             raise UsageError(what, fix="give it another name, and start again")
         remove_folder(final)
-    elif final.is_dir() and not final.is_symlink() and (final / INDEX).is_file() and not _is_misnamed(final):
+    elif final.is_dir() and not _is_link(final) and (final / INDEX).is_file() and not _is_misnamed(final):
         _remove(final)  # a step that is done again after a resume from before it
     elif os.path.lexists(final):
         _put_aside(final)
@@ -237,6 +241,10 @@ def point_to(final: Location) -> None:
     if pointer.is_dir() and not pointer.is_symlink():
         _put_aside(pointer)  # no file can be put where a folder is
     atomic_io.atomic_write(pointer, final.name.encode())
+
+
+def _is_link(folder: Location) -> bool:
+    return isinstance(folder, Path) and folder.is_symlink()
 
 
 def _put_aside(final: Path) -> None:

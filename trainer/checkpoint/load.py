@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from blake3 import blake3
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mdata import DamageError, UsageError
 from mdata.errors import few
 from trainer.checkpoint.folder import Found, find_checkpoint, instead, read_index, step_of, whole_checkpoints
+from trainer.checkpoint.format import DTYPES as SIZES
 from trainer.checkpoint.format import Index, SavedSlice
 from trainer.checkpoint.location import Location
 from trainer.checkpoint.rank_file import DTYPE_NAMES, Owned
@@ -33,7 +32,6 @@ from trainer.checkpoint.stored_files import BlockReader, files_of
 from trainer.checkpoint.tiling import Rectangle, cut
 
 BLOCK_BYTES = 8 << 20
-_MISFORMED = (KeyError, IndexError, TypeError, AttributeError)  # of a header that no library looked at
 _TORCH = MappingProxyType({name: dtype for dtype, name in DTYPE_NAMES.items()})
 
 
@@ -130,6 +128,7 @@ def verify_checkpoint(folder: Location) -> Index:
             slices[piece.file][piece] = []
     for file, wanted in slices.items():
         reader.read(file, wanted)
+        reader.check_whole(file, wanted)
     return index
 
 
@@ -164,12 +163,50 @@ def find_valid(root: Location, *, every_byte: bool = True) -> Found:
 
 
 class _Entry(NamedTuple):
-    """A tensor of a safetensors file: where its bytes are."""
+    """A tensor of a safetensors file: its type as it stands there, and where its bytes are."""
 
-    dtype: torch.dtype
+    type: str
     shape: tuple[int, ...]
     begin: int
-    bytes: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """A type that a checkpoint does not hold is bool."""
+        return _TORCH.get(self.type, torch.bool)
+
+
+def _parse_header(header: bytes, file_bytes: int) -> dict[str, _Entry]:
+    """The tensors of a file: side by side, of the sizes that their shapes ask for, up to the end of the file.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    table = json.loads(header[8:])
+    if type(table) is not dict:
+        raise ValueError("not a JSON object")
+    places = []
+    for key, value in table.items():
+        if key == "__metadata__":
+            continue
+        found = value if type(value) is dict else {}
+        kind, shape, offsets = (found.get(name) for name in ("dtype", "shape", "data_offsets"))
+        if type(kind) is not str or kind not in SIZES or not _are_sizes(shape) or not _are_sizes(offsets):
+            raise ValueError(f"{key} is {str(value)[:80]}")
+        if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * SIZES[kind]:
+            raise ValueError(f"{key} of type {kind} and shape {shape} lies at {offsets}")
+        places.append((offsets, key, _Entry(kind, tuple(shape), len(header) + offsets[0])))
+    end = 0
+    for (first, last), key, _ in sorted(places):
+        if first != end:
+            raise ValueError(f"{key} begins at byte {first}, and not where the tensor before it ends, at {end}")
+        end = last
+    if len(header) + end != file_bytes:
+        raise ValueError(f"its tensors end at byte {len(header) + end} of {file_bytes}")
+    return {key: entry for _, key, entry in places}
+
+
+def _are_sizes(value: Any) -> bool:
+    return type(value) is list and len(value) <= 8 and all(type(item) is int and 0 <= item < 1 << 63 for item in value)
 
 
 class SliceReader:
@@ -261,29 +298,26 @@ class SliceReader:
         if saved.header is not None and blake3(header).hexdigest() != saved.header:
             raise self._damage(name, "a header with a different hash than when it was written", None)
         try:
-            if isinstance(self.folder, Path):
-                with safe_open(self.folder / name, framework="pt"):
-                    pass
-            return {
-                key: _Entry(
-                    _TORCH.get(entry["dtype"], torch.bool),
-                    tuple(entry["shape"]),
-                    length + entry["data_offsets"][0],
-                    entry["data_offsets"][1] - entry["data_offsets"][0],
-                )
-                for key, entry in json.loads(header[8:]).items()
-                if key != "__metadata__"
-            }
-        except (SafetensorError, ValueError, RecursionError, *_MISFORMED) as error:
+            return _parse_header(bytes(header), saved.bytes)
+        except (ValueError, RecursionError) as error:
             raise self._damage(name, str(error), "a header of safetensors") from error
+
+    def check_whole(self, name: str, slices: Collection[SavedSlice]) -> None:
+        """See that a file holds these slices and nothing else."""
+        with self.files.open(name) as file:
+            others = sorted(set(self._entries(name, file)).difference(piece.key for piece in slices))
+        if others:
+            raise self._damage(name, f"tensors that the index does not list: {few(others, 3)}", None)
 
     def _check_entry(self, piece: SavedSlice, entry: _Entry | None) -> None:
         if entry is None:
             raise self._damage(piece.file, "no such tensor", f"a tensor {piece.key}")
-        floats = entry.dtype.is_floating_point
-        if entry.shape != piece.size or not floats or entry.bytes != math.prod(piece.size) * entry.dtype.itemsize:
-            stands = f"{piece.key} of shape {list(entry.shape)}, {entry.dtype}"
-            raise self._damage(piece.file, stands, f"floats of shape {list(piece.size)}")
+        # Version 1 does not say the type.
+        listed = self.index.tensors[piece.key.rpartition("@")[0]].dtype
+        wrong = not entry.dtype.is_floating_point or listed not in (None, entry.type)
+        if entry.shape != piece.size or wrong:
+            stands = f"{piece.key} of shape {list(entry.shape)}, {entry.type}"
+            raise self._damage(piece.file, stands, f"{listed or 'floats'} of shape {list(piece.size)}")
 
     def _damage(self, name: str, found: str, expected: str | None) -> DamageError:
         fix = instead(self.folder)

@@ -5,8 +5,11 @@ Pure arithmetic on (start, size) pairs; no torch. What parts two rectangles shar
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 Rectangle = tuple[tuple[int, ...], tuple[int, ...]]  # start, size
 
@@ -36,25 +39,19 @@ def tiles_exactly(shape: Sequence[int], boxes: Sequence[Rectangle]) -> bool:
     Args:
         shape: of the tensor, every size at least 1. boxes: each inside it and not empty.
     """
-    if not shape:
+    # With signs, a box is a sum of the quadrants that begin at its corners, and quadrants are linearly independent:
+    # each element is covered once where the corners of all boxes add up to those of the tensor, in any number of dims.
+    edges = np.array([((0,) * len(shape), shape), *boxes], dtype=np.int64)
+    edges[:, 1] += edges[:, 0]
+    dims = [dim for dim in range(len(shape)) if (edges[1:, :, dim] != edges[0, :, dim]).any()]  # others are spanned
+    if not dims:
         return len(boxes) == 1
-    if sum(math.prod(size) for _, size in boxes) != math.prod(shape):
-        return False
-    # Between two neighbouring edges along dim 0 the same boxes lie side by side: they tile the other dims.
-    waiting = sorted(boxes, key=lambda box: -box[0][0])
-    edges = sorted({0, *(start[0] for start, _ in boxes), *(start[0] + size[0] for start, size in boxes)})
-    across: list[Rectangle] = []
-    for edge in edges:
-        before = len(across)
-        across = [(start, size) for start, size in across if start[0] + size[0] > edge]
-        changed = len(across) != before
-        while waiting and waiting[-1][0][0] == edge:
-            across.append(waiting.pop())
-            changed = True
-        if (
-            changed
-            and edge != shape[0]
-            and not tiles_exactly(shape[1:], [(start[1:], size[1:]) for start, size in across])
-        ):
-            return False
-    return True
+    corners, signs = [], []
+    for ends in itertools.product((0, 1), repeat=len(dims)):
+        corners.append(edges[:, ends, dims])
+        signs.append(np.where(np.arange(len(edges)) == 0, -1, 1) * (-1) ** sum(ends))
+    places, sign = np.concatenate(corners), np.concatenate(signs)
+    order = np.lexsort(places.T)
+    places, sign = places[order], sign[order]
+    first = np.flatnonzero(np.concatenate([[True], (places[1:] != places[:-1]).any(axis=1)]))
+    return not np.add.reduceat(sign, first).any()

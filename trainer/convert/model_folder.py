@@ -148,15 +148,14 @@ def check_used(found: Iterable[str], known: Container[str], *, where: Location, 
         raise UsageError(f"{where} has tensors that its model does not have", found=few(unknown, 4), fix=fix)
 
 
-def equal_tensors(source: Source, name: str, other: str) -> bool:
-    """Whether two tensors hold the same values; read in pieces."""
-    info = source.tensors[name]
-    if info.shape != source.tensors[other].shape:
+def equal_tensors(source: Source, names: tuple[str, str], *, size: tuple[int, ...]) -> bool:
+    """Whether two tensors are of this size and hold the same values; read in pieces."""
+    one, other = (source.tensors[name] for name in names)
+    if not one.shape == other.shape == size:
         return False
-    dtype = torch.promote_types(info.dtype, source.tensors[other].dtype)
-    return all(
-        torch.equal(source.read(name, box).to(dtype), source.read(other, box).to(dtype)) for box in boxes(info, dtype)
-    )
+    dtype = torch.promote_types(one.dtype, other.dtype)
+    pieces = ([source.read(name, box).to(dtype) for name in names] for box in boxes(one, dtype))
+    return all(torch.equal(*both) for both in pieces)
 
 
 def expected_tensors(config: RunConfig, vocab_size: int, *, states: Sequence[str] = ("weight",)) -> dict[str, Any]:

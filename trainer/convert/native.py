@@ -96,9 +96,11 @@ class CheckpointSource:
 
     def _compared_part(self, piece: SavedSlice) -> Any:
         part = self._part(piece)
-        if tuple(part.get_shape()) != piece.size or part.get_dtype() not in TYPES:
+        # Version 1 does not say the type.
+        listed = self._index.tensors[piece.key.rpartition("@")[0]].dtype or part.get_dtype()
+        if tuple(part.get_shape()) != piece.size or part.get_dtype() != listed or listed not in TYPES:
             stands = f"{piece.key} of shape {part.get_shape()}, {part.get_dtype()}"
-            raise self._damage(piece.file, stands, f"floats of shape {list(piece.size)}")
+            raise self._damage(piece.file, stands, f"{listed} of shape {list(piece.size)}")
         if piece.hash is not None and piece not in self._compared:
             found = blake3()
             rows = TensorInfo(piece.size, TYPES[part.get_dtype()])

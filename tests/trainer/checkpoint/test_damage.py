@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,13 +20,14 @@ from typing import Any
 
 import pytest
 import torch
+from blake3 import blake3
 
 import mdata
 from tests.helpers.failures import crash_at, durable_calls
 from tests.trainer.checkpoint.test_power_loss import SMALL, resumed, save, shard
 from trainer.checkpoint import load as load_module
 from trainer.checkpoint.folder import find_checkpoint, read_index, whole_checkpoints
-from trainer.checkpoint.format import RunState
+from trainer.checkpoint.format import HashedFile, RunState, dump_index
 from trainer.checkpoint.load import find_valid, load_state, verify_checkpoint
 from trainer.checkpoint.location import Location
 from trainer.checkpoint.rank_file import Shard
@@ -258,6 +260,72 @@ def test_a_kill_at_any_call_leaves_the_newest(tmp_path) -> None:
             break
     assert number > 80
     print(f"{number} kills")
+
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def forge(folder: Path, *, header: Change, part: Change) -> None:
+    """Change what the first rank's file and its side index say, and every hash and size on the way to index.json."""
+    file, side = folder / "rank-00000.safetensors", folder / "rank-00000.json"
+    index, content = read_index(folder), file.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    table, listed = json.loads(content[8:end]), json.loads(side.read_bytes())
+    header(table)
+    text = json.dumps(table).encode()
+    written = len(text).to_bytes(8, "little") + text
+    file.write_bytes(written + content[end:])
+    listed |= {"bytes": len(written + content[end:]), "header": blake3(written).hexdigest()}
+    part(listed)
+    side.write_bytes(json.dumps(listed).encode())
+    parts = {**index.parts, side.name: HashedFile(side.stat().st_size, blake3(side.read_bytes()).hexdigest())}
+    (folder / "index.json").write_bytes(dump_index(index.run, parts, extras=index.extras))
+
+
+def _nothing(table: dict[str, Any]) -> None:
+    pass
+
+
+def _moved(by: float) -> Change:
+    def change(table: dict[str, Any]) -> None:
+        first = next(iter(table.values()))
+        first["data_offsets"] = [offset + by for offset in first["data_offsets"]]
+
+    return change
+
+
+def _listed_as_f64(table: dict[str, Any]) -> None:
+    table["tensors"]["weight/final_norm.weight"]["dtype"] = "F64"
+
+
+@pytest.mark.parametrize(
+    ("header", "part", "told"),
+    [
+        (_nothing, _listed_as_f64, r"F32\n  expected: F64"),
+        (_moved(4), _nothing, "begins at byte|lies at"),
+        (_moved(0.5), _nothing, "is {"),
+        (lambda table: next(iter(table.values())).update(shape=[1 << 62, 1 << 62]), _nothing, "lies at"),
+        (lambda table: next(iter(table.values())).update(dtype=["F32"]), _nothing, "is {"),
+        (lambda table: table.popitem(), _nothing, "no such tensor|end at byte|begins at byte"),
+        (lambda table: table.update(x=7), _nothing, "x is 7"),
+        (
+            lambda table: table.update(x={"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}),
+            _nothing,
+            "tensors that the index does not list: x",
+        ),
+    ],
+    ids=["type", "moved", "fraction", "size", "kind", "fewer", "number", "more"],
+)
+def test_an_index_and_files_that_agree_in_their_hashes_only_are_found(
+    header: Change, part: Change, told: str, tiny
+) -> None:
+    """Nobody's accident: every hash is right. Not even the type of a tensor may be another one than the index says."""
+    forge(tiny, header=_nothing, part=_nothing)
+    verify_checkpoint(tiny)
+    forge(tiny, header=header, part=part)
+    with pytest.raises(mdata.DamageError, match=told) as caught:
+        verify_checkpoint(tiny)
+    assert "rank-00000.safetensors is damaged" in str(caught.value)
 
 
 def test_a_model_of_another_shape_is_told_with_its_tensors(tiny: Path) -> None:

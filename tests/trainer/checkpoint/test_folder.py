@@ -10,7 +10,15 @@ from blake3 import blake3
 
 import mdata
 from mdata import DamageError
-from trainer.checkpoint.folder import find_checkpoint, latest_checkpoint, make_room, point_to, read_index, remove_old
+from trainer.checkpoint.folder import (
+    find_checkpoint,
+    latest_checkpoint,
+    make_room,
+    point_to,
+    read_index,
+    remove_leftovers,
+    remove_old,
+)
 from trainer.checkpoint.format import HashedFile, Part, RunState, SavedFile, dump_index, dump_part
 from trainer.checkpoint.location import location_of
 
@@ -132,6 +140,38 @@ def test_remove_old_leaves_what_is_not_ours(tmp_path: Path) -> None:
     remove_old(tmp_path, 1)
     assert names(tmp_path) == sorted(["step-30", "step-6", "step-7", "elsewhere", *theirs])
     assert names(elsewhere) == ["step-7"]
+
+
+def test_a_step_that_is_a_link_is_read_and_takes_no_place(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    write(elsewhere, 3, 5)
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    write(root, 1, 2)
+    for step in (3, 5):
+        (root / f"step-{step}").symlink_to(elsewhere / f"step-{step}")
+    assert find_checkpoint(root).folder == root / "step-5"
+    assert read_index(root / "step-5").run.step == 5
+    remove_old(root, 1)
+    assert names(root) == ["step-2", "step-3", "step-5"]
+    make_room(root / "step-5")
+    assert names(root) == ["step-2", "step-3", "step-5.not-ours-1"]
+    assert names(elsewhere) == ["step-3", "step-5"]
+    damage(elsewhere, 3)
+    (root / "step-5.not-ours-1").unlink()
+    assert find_checkpoint(root).folder == root / "step-2"
+
+
+def test_no_save_is_written_through_a_link_in_the_place_of_a_partial_one(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "thesis.txt").write_text("mine")
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    (root / ".step-2.partial").symlink_to(elsewhere)
+    remove_leftovers(root)
+    assert names(root) == [] and (elsewhere / "thesis.txt").read_text() == "mine"
 
 
 def test_a_damaged_checkpoint_takes_no_whole_ones_place(tmp_path: Path) -> None:

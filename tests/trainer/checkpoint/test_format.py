@@ -248,6 +248,14 @@ def test_tiles_exactly_equals_its_twin(tiling: Any, data: st.DataObject) -> None
     assert tiles_exactly(shape, others) == once
 
 
+def test_many_slices_side_by_side_and_one_above_the_other_are_compared_in_one_pass() -> None:
+    """A comb: a check that looks at all teeth for each step would take minutes."""
+    teeth = 50_000
+    boxes = [((0, tooth), (teeth, 1)) for tooth in range(teeth)] + [((step, teeth), (1, 1)) for step in range(teeth)]
+    assert tiles_exactly((teeth, teeth + 1), boxes)
+    assert not tiles_exactly((teeth, teeth + 1), [*boxes[:-1], ((0, teeth), (1, 1))])
+
+
 @pytest.mark.parametrize(
     "scaler", [{"scale": 1.0}, {"scale": "x", "good_steps": 0.0, "hysteresis": 2.0}, {"scale": 1.0, "other": 2.0}]
 )

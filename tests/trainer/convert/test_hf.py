@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from contextlib import nullcontext
 from dataclasses import replace
@@ -23,11 +24,13 @@ from tests.helpers.runs import write_jsonl
 from tests.trainer.convert.hf_models import NAMES, SIZES, save, save_tokenizer
 from tests.trainer.engines import save_engine
 from trainer.checkpoint.folder import read_index
+from trainer.checkpoint.format import dump_index
 from trainer.checkpoint.load import verify_checkpoint
 from trainer.checkpoint.save import SPARE_BYTES
 from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunSection
 from trainer.convert import compare as comparing
 from trainer.convert import convert as converting
+from trainer.convert import hf_folder as opening
 from trainer.convert.convert import Options, convert, open_model
 from trainer.convert.hf_config import DEFAULTS, MODEL_TYPES, from_hf, to_hf
 from trainer.convert.hf_names import hf_links
@@ -503,6 +506,73 @@ def test_rotary_settings_that_nobody_reads_are_refused_by_name(changes, named, t
     with pytest.raises(UsageError) as error:
         open_model(folder)
     assert named in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["llama2", "gpt2", "qwen2"])
+def test_a_number_of_layers_is_compared_with_the_files_before_a_table_is_made_of_it(kind, tmp_path, monkeypatch):
+    folder = save(kind, tmp_path / "theirs", tokens=False)
+    _rewrite(folder, **{"n_layer" if kind == "gpt2" else "num_hidden_layers": 65_000})
+    if kind == "qwen2":
+        _rewrite(folder, use_sliding_window=True, sliding_window=4, max_window_layers=65_000, layer_types=None)
+    monkeypatch.setattr(opening, "hf_links", None)
+    with pytest.raises(DamageError, match="those of 65000 layers"):
+        open_model(folder)
+
+
+def test_a_checkpoint_of_ours_says_no_more_layers_than_it_has_and_has_no_tensor_that_its_model_lacks(tmp_path):
+    convert(save("llama2", tmp_path / "theirs", tokens=False), tmp_path / "ours", options=replace(NATIVE, check=False))
+    folder = tmp_path / "ours" / "checkpoints" / "step-1"
+    index = read_index(folder)
+
+    def describe(**changes):
+        text = index.run.config
+        for name, value in changes.items():
+            text = re.sub(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
+        content = dump_index(replace(index.run, config=text), index.parts, extras=index.extras)
+        (folder / "index.json").write_bytes(content)
+
+    describe(tie_embeddings="true")
+    with pytest.raises(DamageError, match=r"not of this model: weight/head\.weight"):
+        open_model(tmp_path / "ours")
+    describe(num_layers=65_000)
+    with pytest.raises(DamageError, match="those of 65000 layers"):
+        open_model(tmp_path / "ours")
+
+
+def _twice(folder):
+    """A tensor in two shards: which one counts?"""
+    first, second = sorted(folder.glob("model-0000[12]*"))
+    name, tensor = next(iter(load_file(first).items()))
+    save_file({**load_file(second), name: tensor + 1}, second, {"format": "pt"})
+
+
+def _two_models(folder):
+    save_file({name: t for file in sorted(folder.glob("model-*")) for name, t in load_file(file).items()},
+              folder / "model.safetensors", {"format": "pt"})  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "named"), [
+    (_twice, "in another file, too"),
+    (_two_models, "holds two models"),
+    (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds an adapter"),
+])  # fmt: skip
+def test_weights_that_would_be_left_out_are_refused(damage, named, tmp_path):
+    folder = save("llama2", tmp_path / "theirs", shard="40KB", tokens=False)
+    damage(folder)
+    with pytest.raises((UsageError, DamageError), match=named):
+        open_model(folder)
+
+
+def test_an_index_that_lists_too_little_leaves_nothing_out_and_strange_files_are_told(tmp_path):
+    folder = save("llama2", tmp_path / "theirs", shard="40KB", tokens=False)
+    index = folder / "model.safetensors.index.json"
+    table = json.loads(index.read_text())["weight_map"]
+    one_each = {file: name for name, file in table.items()}
+    assert len(one_each) < len(table)
+    index.write_text(json.dumps({"weight_map": {name: file for file, name in one_each.items()}}))
+    shutil.copy(next(folder.glob("model-00001*")), folder / "consolidated.safetensors")
+    model = open_model(folder)
+    assert model.notes == ("not read, because they are no files of this model: consolidated.safetensors",)
 
 
 def test_a_comparison_of_ours_with_ours_is_not_called_a_check(tmp_path, monkeypatch):
