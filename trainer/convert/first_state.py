@@ -49,15 +49,21 @@ class FirstState(NamedTuple):
     config: RunConfig | None = None
 
 
-def first_state(config: RunConfig, vocab_size: int, *, tokenizer: TokenizerConfig | None = None) -> FirstState | None:
+class ForeignTokenizer(UsageError):
+    """The training data was made with another tokenizer than that of the first weights: no model.vocab_size helps."""
+
+
+def first_state(
+    config: RunConfig, vocab_size: int, *, tokenizer: TokenizerConfig | None = None, data_ids: int = 0
+) -> FirstState | None:
     """What checkpoint.init_from has, compared with the model; None where it is not set.
 
     Args:
-        tokenizer: of the training data; None: not known.
+        tokenizer: of the training data; None: not known. data_ids: how many ids that has; 0: not known.
 
     Raises:
-        UsageError: weights or moments do not fit or are not there, names them; or the data's ids are other text to the
-            folder's tokenizer. DamageError: the folder is not whole.
+        ForeignTokenizer: the data has more ids than the weights, or they are other text to the folder's tokenizer.
+        UsageError: weights or moments do not fit or are not there, names them. DamageError: the folder is not whole.
     """
     settings = config.checkpoint
     if not settings.init_from:
@@ -66,6 +72,13 @@ def first_state(config: RunConfig, vocab_size: int, *, tokenizer: TokenizerConfi
         model = open_model(location_of(settings.init_from))
     except UsageError as error:
         raise wanted_by(f"checkpoint.init_from = {settings.init_from}", error) from error
+    if data_ids > model.vocab_size:
+        raise ForeignTokenizer(
+            f"the training data does not belong to the weights of checkpoint.init_from = {settings.init_from}",
+            found=f"data of a tokenizer with {data_ids} ids, and weights for {model.vocab_size}",
+            expected="data that was made with the tokenizer of these weights",
+            fix="preprocess the texts with that tokenizer, or leave checkpoint.init_from out",
+        )
     _check_weights(config, model, vocab_size)
     if tokenizer is not None and model.tokenizer is not None:
         _check_tokenizer(tokenizer, model.tokenizer, where=settings.init_from)
@@ -139,7 +152,7 @@ def _check_tokenizer(data: TokenizerConfig, folder: TokenizerConfig, *, where: s
     except (MdataError, ValueError, LookupError, OverflowError):
         found = "no text: they are not its ids"
     if found.strip() != expected.strip():
-        raise UsageError(
+        raise ForeignTokenizer(
             f"the training data was made with another tokenizer than that of checkpoint.init_from = {where}",
             found=f"ids that are {expected!r} in the data, and {found[:60]!r} to the folder's tokenizer",
             expected=f"data that was made with the tokenizer in {where}",

@@ -47,6 +47,11 @@ class DataFacts:
     num_samples: int | None = None
     has_valid: bool = True
 
+    @property
+    def num_ids(self) -> int:
+        """How many ids a model of this data needs; 0: not known."""
+        return max(self.vocab_size or 0, -1 if self.largest_id is None else self.largest_id + 1)
+
 
 def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> list[str]:
     """Every problem of a configuration on `world_size` ranks; without facts, problems with the data are not checked.
@@ -200,19 +205,25 @@ def _mock_problems(config: RunConfig) -> Iterator[str]:
             yield f'data.{field.name}={shown!r} does not apply to data.blend="mock", which reads no file; leave it out'
 
 
+def small_vocabulary(config: RunConfig, facts: DataFacts) -> str | None:
+    """Why the model has too few ids for the data, if it has."""
+    if not 0 < config.model.vocab_size < facts.num_ids:
+        return None
+    return (
+        f"model.vocab_size={config.model.vocab_size} is too small for {config.data.blend}: its tokenizer has "
+        f"{_known(facts.vocab_size)} entries and its largest token id is {_known(facts.largest_id)}; "
+        f"set model.vocab_size to 0 or at least {facts.num_ids}"
+    )
+
+
 def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
     vocab_size, length = config.model.vocab_size, config.train.sequence_length
     if not vocab_size and not facts.vocab_size:
         least = f" to at least {facts.largest_id + 1}" if facts.largest_id is not None else ""
         yield f"model.vocab_size=0, and {config.data.blend} names no tokenizer; set model.vocab_size{least}"
-    needed = max(facts.vocab_size or 0, -1 if facts.largest_id is None else facts.largest_id + 1)
-    if 0 < vocab_size < needed:
-        yield (
-            f"model.vocab_size={vocab_size} is too small for {config.data.blend}: its tokenizer has "
-            f"{_known(facts.vocab_size)} entries and its largest token id is {_known(facts.largest_id)}; "
-            f"set model.vocab_size to 0 or at least {needed}"
-        )
-    if not vocab_size and facts.vocab_size and facts.vocab_size < needed:
+    if problem := small_vocabulary(config, facts):
+        yield problem
+    if not vocab_size and facts.vocab_size and facts.vocab_size < facts.num_ids:
         yield (
             f"{config.data.blend} holds token id {facts.largest_id}, outside its tokenizer's "
             f"{facts.vocab_size} entries; it was made with another tokenizer, preprocess it again"

@@ -34,7 +34,7 @@ from trainer.checkpoint.object_folder import try_to_write
 from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig
 from trainer.errors import LostRankError
-from trainer.plan.check import DataFacts, check
+from trainer.plan.check import DataFacts, check, small_vocabulary
 from trainer.plan.nearest_layout import nearest_layout, nearest_layout_text
 from trainer.run.signals import HEARD, SAME_REQUEST_S
 
@@ -127,13 +127,14 @@ def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT, e
     Raises:
         MdataError: the data or the checkpoint is damaged.
     """
+    from trainer.convert.first_state import ForeignTokenizer
     from trainer.run.data import open_data
     from trainer.run.resume import find_start, found_by_one
     from trainer.run.run_folder import folder_problems
 
     addresses = list(_address_problems(config))
     found = [*folder_problems(config), *addresses]
-    facts, start = None, None
+    facts, start, foreign = None, None, False
     try:
         data = open_data(config, progress=progress)
         facts = data.facts
@@ -143,8 +144,11 @@ def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT, e
                 try_to_write(root)
     except UsageError as error:
         found.append(str(error))
+        foreign = isinstance(error, ForeignTokenizer)
     continued = start.config if start else config
-    known = check(continued, world_size, facts=facts)
+    # Of data that does not belong to the weights, it is wrong to say what model.vocab_size it needs.
+    settled = small_vocabulary(config, facts) if foreign and facts else None
+    known = [problem for problem in check(continued, world_size, facts=facts) if problem != settled]
     nearest = nearest_layout(continued, world_size, facts=facts)
     return Survey([*known, *(problem for problem in found if problem not in known)], start, facts, nearest)
 

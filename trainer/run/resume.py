@@ -163,7 +163,7 @@ def _first_start(config: RunConfig, data: RunData) -> Start:
     rows, made = config.model.vocab_size or data.facts.vocab_size or 0, data.train.tokenizer
     files = data.train.tokenizer_files
     tokenizer = TokenizerConfig(made.type, files, made.options, "tokenizers") if made and files else None
-    first = first_state(config, rows, tokenizer=tokenizer)
+    first = first_state(config, rows, tokenizer=tokenizer, data_ids=data.facts.num_ids)
     if first is None:
         now = with_horizon(config, None)
         return Start(done=Done(0, 0), folder=None, config=now, changes={}, notes=())

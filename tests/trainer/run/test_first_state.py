@@ -21,7 +21,7 @@ from tests.trainer.convert.test_megatron import everything, reference
 from tests.trainer.engines import assemble, logical
 from trainer.checkpoint.folder import latest_checkpoint, run_state
 from trainer.config.parse import parse_config
-from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunConfig, RunSection
+from trainer.config.sections import CheckpointSection, DataSection, MeshSection, OptimizerSection, RunConfig, RunSection
 from trainer.convert.convert import Options, convert, open_model
 from trainer.convert.first_state import FirstState, first_state
 from trainer.convert.pickles import load_torch
@@ -32,6 +32,7 @@ from trainer.plan.plan import make_plan
 from trainer.run import train as train_module
 from trainer.run.data import open_data
 from trainer.run.engine import Engine
+from trainer.run.launch import survey
 from trainer.run.metrics import read_metrics
 from trainer.run.resume import done_in, find_start, first_done
 from trainer.run.train import train
@@ -208,6 +209,21 @@ def test_ids_that_are_other_text_to_the_folder_are_refused(corpora, before, tmp_
     assert "'The year is 1969.' in the data" in str(caught.value) and len(str(caught.value).splitlines()) == 4
     path.unlink()
     assert find_start(config, data).done.steps == 0
+
+
+def test_data_with_more_ids_than_the_weights_is_told_once_and_no_size_is_advised(corpora, tmp_path):
+    """Advice to set model.vocab_size to either number is refused by the check of the other."""
+    config = config_of(corpora, tmp_path / "small", model={"vocab_size": 64}, train={"batch_ramp": ""})
+    trained(replace(config, data=DataSection(blend="mock")), exit_interval=1)
+    ids = open_data(config_of(corpora, tmp_path / "run")).facts.num_ids
+    assert ids > 64
+    for size in (0, 64, ids):
+        asked = config_of(corpora, tmp_path / "run", model={"vocab_size": size})
+        problems = survey(beginning(asked, Path(config.run.folder)), 1).problems
+        assert len(problems) == 1 and f"a tokenizer with {ids} ids, and weights for 64" in problems[0]
+        assert "vocab_size" not in problems[0]
+    asked = config_of(corpora, tmp_path / "run", model={"vocab_size": 64})
+    assert [f"set model.vocab_size to 0 or at least {ids}" in text for text in survey(asked, 1).problems] == [True]
 
 
 def test_what_does_not_fit_is_told_with_the_keys_to_set(corpora, before, tmp_path):
