@@ -69,6 +69,12 @@ def compare_logits(before: ModelFolder, after: ModelFolder) -> dict[str, Any]:
     )
     rows = min(before.vocab_size, after.vocab_size)
     first, second = (logits_of(model, tokens_BS)[..., :rows] for model in (before, after))
+    if not first.isfinite().all():
+        raise DamageError(
+            f"{before.path} computes logits that are not numbers",
+            found=f"{int((~first.isfinite()).sum())} of {first.numel()} are not finite",
+            fix="its weights hold NaN or infinite values, or numbers that overflow; convert a whole model",
+        )
     difference, largest = (first - second).abs().max().item(), first.abs().max().item()
     if not difference <= TOLERANCE * max(largest, 1.0):
         raise DamageError(

@@ -52,6 +52,10 @@ DEFAULTS: Mapping[str, Json] = MappingProxyType(
         "qwen3": {**_QWEN, "head_dim": 128},
     }
 )  # fmt: skip
+_SECOND_NAMES = {
+    "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}  # fmt: skip
 _NULLABLE = ("num_key_value_heads", "head_dim", "n_inner", "sliding_window")
 _PLAIN = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf", "relu": "relu", "relu2": "squared_relu"}
 _GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
@@ -69,6 +73,7 @@ _ORIGINAL = "original_max_position_embeddings"
 _ROPE_TOP = ("rope_theta", "partial_rotary_factor")  # beside the tables
 _ROPE_ANY = ("rope_type", "type", "rope_theta", _ORIGINAL, "finetuned")  # in a table of any type
 # Settings that have no counterpart here, with the values that change nothing.
+_ROPE_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0}
 _ROPE_NEUTRAL = {"partial_rotary_factor": 1.0}
 _YARN_NEUTRAL = {"attention_factor": None, "mscale": None, "mscale_all_dim": None, "truncate": True}
 
@@ -86,8 +91,15 @@ def from_hf(found: Json, *, where: str) -> RunConfig:
             found=f"model_type {kind!r}",
             expected=f"one of {', '.join(MODEL_TYPES)}",
         )
-    values = {**DEFAULTS[kind], **found}
+    # transformers knows some keys of GPT-2 by a second name, which counts where both are there.
+    second = {first: found[name] for name, first in _SECOND_NAMES.items() if kind == "gpt2" and name in found}
+    values = {**DEFAULTS[kind], **second, **found}
     problems = list(_wrong_types(values, DEFAULTS[kind]))
+    problems += [
+        f"{name} = {found[name]!r} and {first} = {found[first]!r} are two names of one setting"
+        for name, first in _SECOND_NAMES.items()
+        if first in second and found.get(first, found[name]) != found[name]
+    ]
     if problems:
         raise problems_error(where, problems)
     if found.get("quantization_config"):
@@ -252,10 +264,12 @@ def _bias(kind: str, found: Json, problems: list[str]) -> bool | str:
 
 def _window(kind: str, found: Json, problems: list[str]) -> tuple[int, int]:
     """(window, every k-th layer that sees everything)."""
-    if kind == "mistral":
-        return found["sliding_window"] if found["sliding_window"] is not None else 0, 0
-    if kind == "llama" or not found["use_sliding_window"]:
-        return 0, 0
+    if kind in ("llama", "mistral") or not found["use_sliding_window"]:
+        window = (found["sliding_window"] or 0) if kind == "mistral" else 0
+        kinds, usual = found.get("layer_types"), _ATTENTIONS[window > 0]
+        if kinds is not None and (not isinstance(kinds, list) or any(one != usual for one in kinds)):
+            problems.append(f"layer_types = {str(kinds)[:80]}: supported is {usual} in all layers")
+        return window, 0
     layers, first, kinds = found["num_hidden_layers"], found["max_window_layers"], found.get("layer_types")
     if kinds is None:
         if first >= layers:
@@ -327,7 +341,18 @@ def _rope_table(where: str, table: Json, found: Json, problems: list[str]) -> di
     given = {f"rope_{ours}": settings[name] for name, ours in names.items() if name in settings}
     wrong = [name for name in names if name in settings and not _is_positive(settings[name])]
     problems += [f"{name} = {settings[name]!r} is not a number above 0" for name in wrong]
+    if not wrong:
+        problems += _wrong_order(kind, {**keys, **_ROPE_DEFAULTS, **settings})
     return {**keys, "rope_scaling": scaling, **given} if scaling != "none" and not wrong else keys
+
+
+def _wrong_order(kind: str, settings: Json) -> Iterator[str]:
+    """Settings for which the formula has no meaning; each program then computes something else."""
+    below = {"yarn": ("beta_slow", "beta_fast"), "llama3": ("low_freq_factor", "high_freq_factor")}.get(kind)
+    if below and not settings[below[0]] < settings[below[1]]:
+        yield f"{below[0]} = {settings[below[0]]!r} is not below {below[1]} = {settings[below[1]]!r}"
+    if kind == "yarn" and settings.get("rope_theta", math.inf) <= 1:
+        yield f"rope_theta = {settings['rope_theta']!r} is not above 1, as yarn needs it"
 
 
 def _rope_theta(table: Json, found: Json, where: str, *, problems: list[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from mdata import DamageError, ResourceError, UsageError
 from tests.helpers.notes import Counted
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import write_jsonl
-from tests.trainer.convert.hf_models import NAMES, SIZES, save, save_tokenizer
+from tests.trainer.convert.hf_models import LLAMA3, NAMES, SIZES, save, save_tokenizer
 from tests.trainer.engines import save_engine
 from trainer.checkpoint.folder import read_index
 from trainer.checkpoint.format import dump_index
@@ -499,6 +499,10 @@ def test_rotary_settings_are_found_where_transformers_finds_them(changes, tmp_pa
     ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "disagree"),
     ({"rotary_pct": 0.25}, "rotary_pct = 0.25"),
     ({"use_mrope": True}, "use_mrope = True"),
+    ({"rope_parameters": {**LLAMA3, "low_freq_factor": 4.0, "high_freq_factor": 1.0}}, "low_freq_factor = 4.0 is not"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1}}, "beta_slow = 1.0 is not below"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1.0}}, "rope_theta = 1.0 is not above 1"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types = ['full_attention', 'sliding_att"),
 ])  # fmt: skip
 def test_rotary_settings_that_nobody_reads_are_refused_by_name(changes, named, tmp_path):
     folder = save("llama2", tmp_path / "theirs", tokens=False)
@@ -573,6 +577,36 @@ def test_an_index_that_lists_too_little_leaves_nothing_out_and_strange_files_are
     shutil.copy(next(folder.glob("model-00001*")), folder / "consolidated.safetensors")
     model = open_model(folder)
     assert model.notes == ("not read, because they are no files of this model: consolidated.safetensors",)
+
+
+@pytest.mark.parametrize(("kind", "changes", "named"), [
+    ("gpt2", {"num_attention_heads": 2}, "num_attention_heads = 2 and n_head = 4 are two names of one setting"),
+    ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "supported is sliding_attention in all"),
+    ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "supported is full_attention in all layers"),
+    ("qwen2", {"layer_types": 5, "use_sliding_window": True}, "layer_types = 5 is no list"),
+])  # fmt: skip
+def test_settings_of_equal_tensors_that_contradict_each_other_are_refused(kind, changes, named, tmp_path):
+    folder = save(kind, tmp_path / "theirs", tokens=False)
+    _rewrite(folder, **changes)
+    with pytest.raises(UsageError, match=named):
+        open_model(folder)
+
+
+def test_second_names_of_gpt2_are_read(tmp_path):
+    folder = save("gpt2", tmp_path / "theirs", tokens=False)
+    before = open_model(folder).config
+    table = json.loads((folder / "config.json").read_text())
+    names = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
+    (folder / "config.json").write_text(json.dumps({names.get(name, name): value for name, value in table.items()}))
+    assert effective(open_model(folder).config) == effective(before)
+    assert convert(folder, tmp_path / "ours", options=NATIVE)["check"]["by"][0] == "transformers"
+
+
+def test_weights_that_are_no_numbers_are_told_as_such(tmp_path):
+    folder = save("llama2", tmp_path / "theirs", tokens=False)
+    _with_tensors(folder, {"model.norm.weight": torch.full((32,), math.nan)})
+    with pytest.raises(DamageError, match="theirs computes logits that are not numbers"):
+        convert(folder, tmp_path / "ours", options=NATIVE)
 
 
 def test_a_comparison_of_ours_with_ours_is_not_called_a_check(tmp_path, monkeypatch):
