@@ -82,9 +82,10 @@ def checkpoint_facts(folder: Location, index: Index, *, verified: bool) -> dict[
 def checkpoint_text(facts: dict[str, Any]) -> str:
     """The same as text."""
     loss = facts["measured"].get("loss")
+    measured = f", loss {loss:.4f}" if isinstance(loss, (int, float)) else ""
     lines = [
         f"{facts['path']}: step {facts['step']:,}, {facts['consumed_samples']:,} samples consumed, "
-        f"{facts['optimizer_steps']:,} updates applied" + (f", loss {loss:.4f}" if loss is not None else ""),
+        f"{facts['optimizer_steps']:,} updates applied" + measured,
         f"format version {facts['version']}, "
         + ("every byte verified" if facts["verified"] else "with hashes" if facts["hashed"] else "without hashes"),
         f"data {facts['data_id']}",

@@ -49,6 +49,14 @@ def test_all_that_resuming_needs_is_shown(tmp_path: Path, capsys: pytest.Capture
     assert max(map(len, lines)) < 120
 
 
+@pytest.mark.parametrize("loss", ["2.5", None, [2.5], {}])
+def test_a_loss_that_is_no_number_is_not_shown(loss: object, tmp_path: Path) -> None:
+    """What a step measured may be anything in a checkpoint of strangers."""
+    run = RunState(4, 8, data_id="id", data={}, optimizer_steps=4, config="", measured={"loss": loss})
+    text = checkpoint_text(checkpoint_facts(tmp_path, Index(run, {}, {}, hashed=True), verified=False))
+    assert text.splitlines()[0].endswith("4 updates applied")
+
+
 def test_a_file_and_a_step_that_is_not_there_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "r.toml").touch()
     assert main(["inspect", str(tmp_path / "r.toml")]) == 2

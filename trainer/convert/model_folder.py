@@ -24,7 +24,7 @@ from trainer.checkpoint.format import RunState
 from trainer.checkpoint.location import Location
 from trainer.checkpoint.tiling import Rectangle
 from trainer.config.parse import dump_config
-from trainer.config.sections import RunConfig
+from trainer.config.sections import MeshSection, RunConfig
 from trainer.convert.hf_names import logical_shapes
 from trainer.convert.links import Source, TensorInfo
 from trainer.kernels.updates import state_names
@@ -65,8 +65,8 @@ class ModelFolder:
 
     @property
     def shape(self) -> GPTShape:
-        """All numbers that define the function."""
-        return gpt_shape(self.config, self.vocab_size)
+        """All numbers that define the function, on one rank: a run's mesh would pad the vocabulary for its ranks."""
+        return gpt_shape(dataclasses.replace(self.config, mesh=MeshSection()), self.vocab_size)
 
     @property
     def states(self) -> tuple[str, ...]:

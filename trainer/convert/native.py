@@ -53,10 +53,11 @@ from trainer.convert.model_folder import (
     check_layers,
     check_tensors,
     expected_tensors,
-    read_json,
 )
 from trainer.convert.object_source import ObjectSource
 from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safetensors
+
+TOKENIZER_FACTS = "tokenizer_facts.json"
 
 
 class CheckpointSource:
@@ -155,7 +156,7 @@ def open_native(path: Location, *, checkpoint: str = "latest") -> ModelFolder:
     if (folder := found.folder) is None:
         raise UsageError(f"there is no checkpoint in {path}", fix="train first (mtrain train)")
     source = CheckpointSource(folder) if isinstance(folder, Path) else ObjectSource(folder)
-    tokenizer = _tokenizer_in(source.extras())
+    tokenizer = _tokenizer_in(source.extras(), folder)
     if tokenizer is None and isinstance(folder, Path):
         tokenizer = _tokenizer_of_run(folder.parent.parent)  # checkpoints of version 1 carry none
     config, problems = parse_config(tomllib.loads(source.run.config))
@@ -247,22 +248,39 @@ def _tokenizer_files(config: TokenizerConfig) -> dict[str, bytes]:
     tokenizer = build_tokenizer(config.name, config.files, options=config.options)
     facts = {"type": config.name, "options": dict(config.options), "fingerprint": tokenizer.fingerprint}
     files = {f"tokenizer/{name}": content for name, content in config.files.items()}
-    return {**files, "tokenizer_facts.json": (json.dumps(facts, indent=1) + "\n").encode()}
+    return {**files, TOKENIZER_FACTS: (json.dumps(facts, indent=1) + "\n").encode()}
 
 
 def _tokenizer_of_run(run_folder: Path) -> TokenizerConfig | None:
-    facts = run_folder / "tokenizer_facts.json"
-    if not facts.is_file():
+    path = run_folder / TOKENIZER_FACTS
+    if not path.is_file():
         return None
-    known = read_json(facts, what="the tokenizer of the run")
-    files = {path.name: path.read_bytes() for path in (run_folder / "tokenizer").glob("*") if path.is_file()}
-    return TokenizerConfig(known["type"], files, known["options"], "tokenizers")
+    files = {file.name: file.read_bytes() for file in (run_folder / "tokenizer").glob("*") if file.is_file()}
+    return _tokenizer(path.read_bytes(), files, where=path)
 
 
-def _tokenizer_in(extras: Mapping[str, bytes]) -> TokenizerConfig | None:
+def _tokenizer_in(extras: Mapping[str, bytes], folder: Location) -> TokenizerConfig | None:
     """The tokenizer that a checkpoint carries: there need be no run folder around it."""
-    if "tokenizer_facts.json" not in extras:
+    if TOKENIZER_FACTS not in extras:
         return None
-    known = json.loads(extras["tokenizer_facts.json"])
     files = {name.removeprefix("tokenizer/"): file for name, file in extras.items() if name.startswith("tokenizer/")}
-    return TokenizerConfig(known["type"], files, known["options"], "tokenizers")
+    return _tokenizer(extras[TOKENIZER_FACTS], files, where=folder / TOKENIZER_FACTS)
+
+
+def _tokenizer(facts: bytes, files: Mapping[str, bytes], *, where: Location) -> TokenizerConfig:
+    """The tokenizer of `_tokenizer_files`, of which nobody has compared the content.
+
+    Raises:
+        DamageError: the facts are none.
+    """
+    try:
+        table = json.loads(facts)
+    except (ValueError, RecursionError) as error:
+        raise DamageError(f"{where} is not JSON", found=str(error)[:120], fix="restore it from a copy") from error
+    kinds = {"type": str, "options": dict}
+    if type(table) is not dict or any(type(table.get(name)) is not kind for name, kind in kinds.items()):
+        expected = "an object with the type and the options of a tokenizer"
+        raise DamageError(
+            f"{where} is damaged", found=ascii(table)[:120], expected=expected, fix="restore it from a copy"
+        )
+    return TokenizerConfig(table["type"], files, table["options"], "tokenizers")

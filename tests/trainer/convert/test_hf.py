@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -24,7 +25,7 @@ from tests.helpers.runs import write_jsonl
 from tests.trainer.convert.hf_models import LLAMA3, NAMES, SIZES, save, save_tokenizer
 from tests.trainer.engines import save_engine
 from trainer.checkpoint.folder import read_index
-from trainer.checkpoint.format import dump_index
+from trainer.checkpoint.format import HashedFile, dump_index
 from trainer.checkpoint.load import verify_checkpoint
 from trainer.checkpoint.save import SPARE_BYTES
 from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunSection
@@ -523,24 +524,44 @@ def test_a_number_of_layers_is_compared_with_the_files_before_a_table_is_made_of
         open_model(folder)
 
 
+def _describe(folder, *, facts=None, **changes):
+    """Change settings in the index of a checkpoint of ours, and what it says of its tokenizer; all hashes are right."""
+    index = read_index(folder)
+    text, extras = index.run.config, dict(index.extras)
+    for name, value in changes.items():
+        text, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
+        assert count == 1
+    if facts is not None:
+        (folder / "tokenizer_facts.json").write_bytes(facts)
+        extras["tokenizer_facts.json"] = HashedFile(len(facts), blake3(facts).hexdigest())
+    (folder / "index.json").write_bytes(dump_index(replace(index.run, config=text), index.parts, extras=extras))
+
+
 def test_a_checkpoint_of_ours_says_no_more_layers_than_it_has_and_has_no_tensor_that_its_model_lacks(tmp_path):
     convert(save("llama2", tmp_path / "theirs", tokens=False), tmp_path / "ours", options=replace(NATIVE, check=False))
     folder = tmp_path / "ours" / "checkpoints" / "step-1"
-    index = read_index(folder)
-
-    def describe(**changes):
-        text = index.run.config
-        for name, value in changes.items():
-            text = re.sub(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
-        content = dump_index(replace(index.run, config=text), index.parts, extras=index.extras)
-        (folder / "index.json").write_bytes(content)
-
-    describe(tie_embeddings="true")
+    _describe(folder, tie_embeddings="true")
     with pytest.raises(DamageError, match=r"not of this model: weight/head\.weight"):
         open_model(tmp_path / "ours")
-    describe(num_layers=65_000)
+    _describe(folder, num_layers=65_000)
     with pytest.raises(DamageError, match="those of 65000 layers"):
         open_model(tmp_path / "ours")
+
+
+@pytest.mark.parametrize("facts", [b"[]", b"{}", b"{", b'{"type": 3, "options": {}}', b'{"type": "x", "options": []}'])
+def test_a_tokenizer_that_a_checkpoint_of_ours_does_not_describe_is_damage(facts, tmp_path):
+    convert(save("llama2", tmp_path / "theirs"), tmp_path / "ours", options=replace(NATIVE, check=False))
+    _describe(tmp_path / "ours" / "checkpoints" / "step-1", facts=facts)
+    with pytest.raises(DamageError, match=r"step-1/tokenizer_facts\.json is"):
+        open_model(tmp_path / "ours")
+
+
+def test_the_ranks_of_a_run_do_not_decide_how_much_memory_its_conversion_takes(tmp_path):
+    """A model that is run for a comparison is on one rank: its vocabulary is not padded for those of the run."""
+    convert(save("llama2", tmp_path / "theirs", tokens=False), tmp_path / "ours", options=replace(NATIVE, check=False))
+    _describe(tmp_path / "ours" / "checkpoints" / "step-1", tp=1 << 30)
+    assert open_model(tmp_path / "ours").shape.padded_vocab_size == 384
+    assert convert(tmp_path / "ours", tmp_path / "back", options=HF)["check"]["compared"]
 
 
 def _twice(folder):
