@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from blake3 import blake3
@@ -184,11 +184,11 @@ def _parse_header(header: bytes, file_bytes: int) -> dict[str, _Entry]:
     table = json.loads(header[8:])
     if type(table) is not dict:
         raise ValueError("not a JSON object")
-    places = []
+    places: list[tuple[list[int], str, _Entry]] = []
     for key, value in table.items():
         if key == "__metadata__":
             continue
-        found = value if type(value) is dict else {}
+        found: dict[str, Any] = value if type(value) is dict else {}
         kind, shape, offsets = (found.get(name) for name in ("dtype", "shape", "data_offsets"))
         if type(kind) is not str or kind not in SIZES or not _are_sizes(shape) or not _are_sizes(offsets):
             raise ValueError(f"{key} is {str(value)[:80]}")
@@ -205,7 +205,7 @@ def _parse_header(header: bytes, file_bytes: int) -> dict[str, _Entry]:
     return {key: entry for _, key, entry in places}
 
 
-def _are_sizes(value: Any) -> bool:
+def _are_sizes(value: Any) -> TypeGuard[list[int]]:
     return type(value) is list and len(value) <= 8 and all(type(item) is int and 0 <= item < 1 << 63 for item in value)
 
 
@@ -300,7 +300,7 @@ class SliceReader:
         try:
             return _parse_header(bytes(header), saved.bytes)
         except (ValueError, RecursionError) as error:
-            raise self._damage(name, str(error), "a header of safetensors") from error
+            raise self._damage(name, str(error)[:200], "a header of safetensors") from error
 
     def check_whole(self, name: str, slices: Collection[SavedSlice]) -> None:
         """See that a file holds these slices and nothing else."""

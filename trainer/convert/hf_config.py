@@ -116,7 +116,7 @@ def contradictions(found: Json) -> Iterator[str]:
         table = found.get(name) or {}
         for key, first, second in (("rope_theta", table, found), (_ORIGINAL, found, table)):
             counts, other = first.get(key), second.get(key)
-            scaled = _SCALINGS.get(table.get("rope_type", table.get("type")), ("", {}))[1]
+            scaled = _SCALINGS.get(str(table.get("rope_type", table.get("type"))), ("", {}))[1]
             if None not in (counts, other) and counts != other and (key == "rope_theta" or key in scaled):
                 where = f"in {name}" if first is table else f"outside {name}"
                 yield f"config.json has two values of {key}: {counts!r} {where} counts, not {other!r}"

@@ -171,8 +171,10 @@ def _is_derived(name: str, source: SafetensorsSource, shape: GPTShape) -> bool:
         frequencies(rope, shape.head_dim) for rope in (shape.rope, dataclasses.replace(shape.rope, scaling="none"))
     ]
     limits = torch.finfo(info.dtype)
-    more = {"rtol": 4 * limits.eps, "atol": 4 * limits.eps * limits.smallest_normal}
-    return any(one.shape == stored.shape and torch.allclose(stored.double(), one, **more) for one in wanted)
+    near, tiny = 4 * limits.eps, 4 * limits.eps * limits.smallest_normal
+    return any(
+        one.shape == stored.shape and torch.allclose(stored.double(), one, rtol=near, atol=tiny) for one in wanted
+    )
 
 
 def find_tokenizer(path: Path) -> TokenizerConfig | None:
