@@ -7,6 +7,7 @@ unless an address names it.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -14,12 +15,15 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urljoin, urlsplit
 
 from mdata.errors import ResourceError, UsageError
 from mdata.object_storage.address import Address
+from mdata.object_storage.origin_guard import authority
 
 _TIMEOUT_S = 30
+_MOST_PAGES = 10_000  # of at most 1,000 files
+_PAGE_BYTES = 64 << 20
 _NEXT = re.compile(r'<([^>]+)>;\s*rel="next"')
 
 
@@ -45,25 +49,54 @@ def hub_files(address: Address) -> list[str]:
     name, revision = _repository(address)
     folder = address.key.strip("/")
     url = f"{_endpoint()}/api/datasets/{name}/tree/{quote(revision, safe='')}/{quote(folder)}?recursive=true"
-    found: list[str] = []
+    paths: list[str] = []
+    pages: set[str] = set()
     following: str | None = url.replace("/?", "?")
     while following:
+        if following in pages or len(pages) == _MOST_PAGES:
+            raise ResourceError(
+                f"listing {address}: the list does not end",
+                found=f"a page that came before, or more than {_MOST_PAGES:,} pages",
+                fix="check HF_ENDPOINT; a part of the repository can be named instead",
+            )
+        pages.add(following)
         entries, following = _page(following, address)
-        found += [entry["path"] for entry in entries if entry["type"] == "file"]
-    return found
+        try:
+            paths += [entry["path"] for entry in entries if entry["type"] == "file"]
+        except (TypeError, KeyError):
+            raise _not_a_list(address) from None
+    return paths
 
 
-def _page(url: str, address: Address) -> tuple[list[dict[str, Any]], str | None]:
+class _SameOrigin(urllib.request.HTTPRedirectHandler):
+    """Follows redirects on the hub itself (a renamed repository); others are errors, since the token goes along."""
+
+    def redirect_request(self, request: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
+        same = _origin(answer[-1]) == _origin(request.full_url)
+        return super().redirect_request(request, *answer) if same else None
+
+
+def _page(url: str, address: Address) -> tuple[Any, str | None]:
     """One page of the list, and where the next one is: on the hub itself, since the token goes along."""
     if not url.startswith(f"{_endpoint()}/"):
         raise ResourceError(f"listing {address}: the next page of the list is on another host", fix="check HF_ENDPOINT")
     token = _token()
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+        with urllib.request.build_opener(_SameOrigin).open(request, timeout=_TIMEOUT_S) as answer:
             following = _NEXT.search(answer.headers.get("Link") or "")
-            return json.load(answer), following[1] if following else None
+            page = answer.read(_PAGE_BYTES + 1)
+            if len(page) > _PAGE_BYTES:
+                raise _not_a_list(address)
+            return json.loads(page), following[1] if following else None
     except urllib.error.HTTPError as error:
+        if error.code in (301, 302, 303, 307, 308):
+            raise UsageError(
+                f"listing {address}: the hub redirects elsewhere, to where no token is sent",
+                found=f"{error.code} to {_origin(urljoin(url, error.headers.get('Location') or ''))}",
+                expected=_origin(url),
+                fix="check HF_ENDPOINT",
+            ) from None
         if error.code in (401, 403, 404):
             raise UsageError(
                 f"listing {address}: no such dataset, revision or folder, or no access to it",
@@ -73,8 +106,19 @@ def _page(url: str, address: Address) -> tuple[list[dict[str, Any]], str | None]
         raise ResourceError(
             f"listing {address}: the hub returned an error", found=str(error.code), fix="run again"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         raise ResourceError(f"listing {address}: {type(error).__name__}", fix="run again; check HF_ENDPOINT") from None
+
+
+def _not_a_list(address: Address) -> ResourceError:
+    return ResourceError(
+        f"listing {address}: the hub's answer is not a list of files", fix="check HF_ENDPOINT, and run again"
+    )
+
+
+def _origin(url: str) -> str:
+    """Scheme, host and port; the rest of a URL may hold a secret."""
+    return f"{urlsplit(url).scheme}://{authority(url)}"
 
 
 def _repository(address: Address) -> tuple[str, str]:

@@ -28,6 +28,8 @@ BLOCK_BYTES = 4 << 20
 BLOCKS_AHEAD = 4
 _BLOCKS_KEPT = 4
 _TRIES = 8
+MOST_OBJECTS = 10_000_000  # of a list
+LIST_TIMEOUT_S = 300  # without a further object
 FIRST_WAIT_S = 0.1
 
 
@@ -95,13 +97,47 @@ def list_objects(folder: Address, store: ObjectStore | None = None) -> list[Obje
 
 
 def _listed(folder: Address, store: ObjectStore) -> list[ObjectFacts]:
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_list_in_time(folder, store))
+    with ThreadPoolExecutor(1) as pool:  # called from a coroutine, as in a notebook
+        return pool.submit(asyncio.run, _list_in_time(folder, store)).result()
+
+
+async def _list_in_time(folder: Address, store: ObjectStore) -> list[ObjectFacts]:
+    """The list; obstore hides its pages, so one that comes again is seen by its keys, or by the time that passes."""
+    import asyncio
+
     import obstore
 
-    # obstore matches whole parts of keys, so what follows the last slash is compared here.
-    found: list[ObjectFacts] = []
-    for page in obstore.list(store, prefix=folder.key.rpartition("/")[0] or None):
-        found += [_facts(folder.with_key(one["path"]), one) for one in page if one["path"].startswith(folder.key)]
-    return sorted(found, key=lambda one: one.address.key)
+    objects: dict[str, ObjectFacts] = {}
+    # obstore matches whole parts of keys, so what follows the last slash is compared here. One key at a time, because a
+    # larger chunk asks for further pages before it is handed out.
+    chunks = aiter(obstore.list(store, prefix=folder.key.rpartition("/")[0] or None, chunk_size=1))
+    clock = asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(LIST_TIMEOUT_S) as deadline:
+            async for chunk in chunks:
+                for meta in chunk:
+                    if meta["path"] in objects or len(objects) == MOST_OBJECTS:
+                        raise endless_list(folder)
+                    objects[meta["path"]] = _facts(folder.with_key(meta["path"]), meta)
+                deadline.reschedule(clock() + LIST_TIMEOUT_S)
+    except TimeoutError:
+        raise endless_list(folder) from None
+    return [objects[key] for key in sorted(objects) if key.startswith(folder.key)]
+
+
+def endless_list(folder: Address) -> ResourceError:
+    """A list whose pages repeat, stay empty, or do not end."""
+    return ResourceError(
+        f"listing {folder}: the list does not end",
+        found=f"a page that came before, no object for {LIST_TIMEOUT_S} s, or more than {MOST_OBJECTS:,} objects",
+        fix="check the endpoint; a part of the folder can be named instead",
+    )
 
 
 def _wait_before(attempt: int) -> None:

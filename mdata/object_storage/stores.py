@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mdata.errors import MdataError, ResourceError, UsageError
 from mdata.object_storage.address import Address
+from mdata.object_storage.origin_guard import NO_CONNECTION, REFUSED, guard_of
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -39,10 +40,13 @@ _NO_CREDENTIALS = re.compile(
 )
 # Settings of a profile whose keys come from elsewhere.
 _INDIRECT = frozenset({"sso_session", "sso_start_url", "credential_process", "role_arn"})
+# Redirects that the guard refused, those of a PUT, which obstore does not follow, and those to nowhere.
+_REDIRECT = re.compile(rf"\b{REFUSED} <|\b30[1-8] [A-Z][a-z]+|redirect without LOCATION")
 _UNUSABLE = frozenset({"InvalidPathError", "NotSupportedError", "ValueError"})
 _NO_ANSWER = MappingProxyType(
     {"Connect": "no connection", "Timeout": "no answer in time", "Interrupted": "a broken connection"}
 )
+_AZURE_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _SECRETS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 
 
@@ -80,7 +84,9 @@ def open_store(address: Address) -> ObjectStore:
             how["client_options"] |= hub_options()
             return HTTPStore.from_url(hub_url(address), **how)
         config = aws_config(os.environ) if address.scheme == "s3" else {}
-        if config.get("endpoint", "").startswith("http://") or "EMULATOR" in " ".join(os.environ):
+        how["client_options"]["proxy_url"] = guard_of(f"{address.scheme}://{address.place}", os.environ).url
+        endpoints = (config.get("endpoint", ""), *(os.environ.get(name, "") for name in _AZURE_ENDPOINTS))
+        if any(endpoint.startswith("http://") for endpoint in endpoints) or "EMULATOR" in " ".join(os.environ):
             how["client_options"]["allow_http"] = True
         return from_url(f"{address.scheme}://{address.place}", **config, **how)
 
@@ -162,6 +168,17 @@ def explained(error: Exception, address: Address, *, doing: str = "reading") -> 
     found = " ".join(part[1] for part in (status, code) if part) or None
     place = f"{address.scheme}://{address.place}"
     credentials = _TOOLS.get(address.scheme, "an address that needs none")
+    no_answer = re.search(r"\bkind: (Connect|Timeout|Interrupted)\b", text)
+    guarded = address.scheme in ("s3", "gs", "az")
+    if guarded and (_REDIRECT.search(text) or (no_answer and no_answer[1] == "Connect")):
+        guard = guard_of(place, os.environ)
+        if guard.refused or _REDIRECT.search(text):
+            return UsageError(
+                f"{doing} {address}: the storage redirects to another host, to where no credentials are sent",
+                found=guard.refused,
+                expected=guard.origin,
+                fix="check the endpoint and the region of the bucket",
+            )
     if code and code[1] in ("NoSuchBucket", "ContainerNotFound"):
         return UsageError(f"{doing} {address}: there is no bucket {address.place}", found=found, fix="check its name")
     if kind == "PreconditionError":
@@ -176,10 +193,10 @@ def explained(error: Exception, address: Address, *, doing: str = "reading") -> 
         return UsageError(f"{doing} {address}: no credentials for {place} were found", fix=credentials)
     if kind in _UNUSABLE:
         return UsageError(f"{doing} {address}: {kind.removesuffix('Error')}", fix="check the address")
-    if no_answer := re.search(r"\bkind: (Connect|Timeout|Interrupted)\b", text):
+    if no_answer or f"{NO_CONNECTION} <" in text:
         return ResourceError(
             f"{doing} {address}: the storage cannot be reached",
-            found=_NO_ANSWER[no_answer[1]],
+            found=_NO_ANSWER[no_answer[1] if no_answer else "Connect"],
             fix="check the endpoint and the network, and run again, which continues",
         )
     return ResourceError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import random
+import re
 import socket
 import struct
 import threading
@@ -53,6 +54,39 @@ class Proxy(ThreadingHTTPServer):
             kind = self.random.choices(FAULTS, (8, 8, 8, 1))[0]
             self.faults[kind] += 1
             return kind
+
+
+def answering(answer):
+    """The URL of a server on loopback that answers each request with answer(request) -> (status, headers, body)."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def _serve(self):
+            self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, headers, body = answer(self)
+            requested = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+            if requested and status == 200:
+                first, stop = int(requested[1]), min(int(requested[2] or len(body)) + 1, len(body))
+                headers = {**headers, "Content-Range": f"bytes {first}-{stop - 1}/{len(body)}"}
+                status, body = 206, body[first:stop]
+            self.send_response(status)
+            for name, value in {"Content-Length": len(body), **headers}.items():
+                self.send_header(name, str(value))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
+
+        def log_message(self, *args):
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_address[1]}"
 
 
 class _Handler(BaseHTTPRequestHandler):
