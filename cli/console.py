@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from cli.start import INTERRUPTED, Command, InterruptsEndAtOnce
 from cli.terminal import forget_standard_output, say, standard_error, standard_output
-from mdata.errors import MdataError, ResourceError, StoppedError, UsageError, explain_os_error
+from mdata.errors import MdataError, ResourceError, StoppedError, UsageError, explain_os_error, hide_secrets
 from mdata.progress import Progress
 from mdata.util.option_synonyms import nearest, synonym
 from mdata.util.stop_signals import stop_requests
@@ -145,7 +145,7 @@ class Console:
         # Writing may fail: a closed pipe, a full disk for the log, no stderr at all.
         stream = standard_error()
         with suppress(OSError, AttributeError):
-            say(text.rstrip("\n") + "\n", stream)
+            say(hide_secrets(text.rstrip("\n")) + "\n", stream)
             stream.flush()  # type: ignore[union-attr]
 
     def error(self, text: str) -> None:

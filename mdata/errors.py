@@ -75,7 +75,18 @@ def _in_lines(what: str, *, found: str | None = None, expected: str | None = Non
     lines += [f"  found: {found}"] if found else []
     lines += [f"  expected: {expected}"] if expected else []
     lines += [f"  try: {fix}"] if fix else []
-    return "\n".join(lines)
+    return hide_secrets("\n".join(lines))
+
+
+_USER = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*:/{1,2})[^\s/@'\"]+@")
+_QUERY = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*:/{1,2}[^\s?'\"]*\?)[^\s'\"]*=[^\s'\"]*")
+
+
+def hide_secrets(text: str) -> str:
+    """A text in which URLs lost their user name, password and query: users give them where no URL is taken, too."""
+    if ":/" not in text:
+        return text
+    return _QUERY.sub(r"\1***", _USER.sub(r"\1***@", text))
 
 
 _DEVICE = "see the system's log; the device may be failing"

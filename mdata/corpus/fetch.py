@@ -24,7 +24,7 @@ from mdata.indexed.pair_format import BLOCK_BYTES, bin_path, idx_path
 from mdata.manifest.contained_paths import path_inside
 from mdata.manifest.io import parse_manifest
 from mdata.manifest.types import BlockHashes, CorpusManifest, Shard, TokenizerFacts
-from mdata.object_storage.address import Address, is_address, parse_address
+from mdata.object_storage.address import Address, is_address, parse_address, refuse_output_address
 from mdata.object_storage.reading import blocks_ahead, list_objects, look_at_object, object_there, read_range
 from mdata.object_storage.stores import open_store
 from mdata.progress import SILENT, Progress
@@ -47,6 +47,7 @@ def fetch(corpus: str, folder: Path, *, progress: Progress) -> Path:
         UsageError: no corpus is there, no access, an object changed meanwhile, or other files are in the folder.
         DamageError: an object is not what the manifest says. ResourceError: the storage or the disk fails.
     """
+    refuse_output_address(folder)
     address = _manifest_address(corpus)
     text = manifest_text(address)
     manifest = parse_manifest(text, str(address))

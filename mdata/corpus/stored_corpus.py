@@ -34,7 +34,7 @@ from mdata.manifest.contained_paths import path_inside
 from mdata.manifest.ids import text_of
 from mdata.manifest.io import parse_manifest
 from mdata.manifest.types import CorpusManifest, Manifest, Shard
-from mdata.object_storage.address import Address, address_of, parse_address
+from mdata.object_storage.address import Address, address_of, parse_address, refuse_output_address
 from mdata.util import atomic_io, file_lock
 
 _FOLDER = "blocks"
@@ -132,6 +132,7 @@ def _cache_folder(path: str | Path, cache: CachePlace) -> str:
             expected="a folder on a disk of this node: data.cache of a run, cache= of mdata.open, or MDATA_CACHE",
             fix=f"name a folder, or copy the corpus to a disk: mdata fetch {address} --folder FOLDER",
         )
+    refuse_output_address(folder)
     return folder
 
 

@@ -17,6 +17,7 @@ SCHEMES = ("s3", "gs", "az", "http", "https", "hf")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.S)
 _HUB = re.compile(r"datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", re.S)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_SIGNED = re.compile(r"[?&](sig|signature|x-(amz|goog)-[a-z-]+|[a-z-]*token|awsaccesskeyid|googleaccessid)=", re.I)
 _SAME = {"s3a": "s3", "gcs": "gs", "azure": "az"}
 _FETCHED_BY = {
     "abfs": "azcopy copy, or as az://container/path",
@@ -127,7 +128,7 @@ def parse_address(text: str) -> Address:
             fix=f"copy it first, with {how}",
         )
     host = rest.partition("/")[0]
-    if "@" in host or (scheme in ("http", "https") and ("?" in rest or "#" in rest)):
+    if "@" in host or (scheme in ("http", "https") and ("?" in rest or "#" in rest)) or _SIGNED.search(rest):
         # The text is not repeated: it may hold a secret.
         raise UsageError(
             f"a {scheme}:// address has a user name, query or fragment",

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import BLOCK_BYTES
-from mdata.object_storage.address import address_of, is_address
+from mdata.object_storage.address import address_of, is_address, refuse_output_address
 from mdata.sources.conversation import TRAIN_ON
 from mdata.sources.row_filter import RowFilter, parse_filter
 from mdata.sources.text_template import TextTemplate, parse_template
@@ -194,6 +194,8 @@ def _check_names(options: PreprocessOptions) -> None:
             f"work_folder={options.work_folder} has no effect: results at a path are made beside it",
             fix="leave it out, or give an output prefix at s3://, gs:// or az://",
         )
+    if options.work_folder is not None:
+        refuse_output_address(options.work_folder)
     address = address_of(options.output_prefix)
     if address and not is_address(options.output_prefix):
         raise UsageError(f"output prefix {options.output_prefix} has one slash", fix=f"{address}, or a path")

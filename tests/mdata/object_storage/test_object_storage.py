@@ -46,7 +46,17 @@ def test_addresses(text, parts):
     assert parse_address(str(found)) == found
 
 
-@pytest.mark.parametrize("text", ["https://u:hidden@h/x", "https://h/x?X-Amz-Signature=hidden", "s3://k:hidden@b/x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://u:hidden@h/x",
+        "https://h/x?X-Amz-Signature=hidden",
+        "s3://k:hidden@b/x",
+        "az://c/x?sv=1&sig=hidden",
+        "gs://b/x?X-Goog-Signature=hidden",
+        "hf://datasets/o/n/x?token=hidden",
+    ],
+)
 def test_an_address_with_a_secret_is_refused_without_repeating_it(text):
     with pytest.raises(UsageError, match="user name, query or fragment") as caught:
         parse_address(text)
