@@ -24,7 +24,15 @@ from typing import Any, NoReturn
 
 from cli.start import INTERRUPTED, Command, InterruptsEndAtOnce
 from cli.terminal import forget_standard_output, say, standard_error, standard_output
-from mdata.errors import MdataError, ResourceError, StoppedError, UsageError, explain_os_error, hide_secrets
+from mdata.errors import (
+    MdataError,
+    ResourceError,
+    StoppedError,
+    UsageError,
+    explain_os_error,
+    hide_secrets,
+    install_command,
+)
 from mdata.progress import Progress
 from mdata.util.option_synonyms import nearest, synonym
 from mdata.util.stop_signals import stop_requests
@@ -277,9 +285,7 @@ def _as_known(error: BaseException) -> MdataError | StoppedError | None:
     if isinstance(error, MemoryError):
         error = ResourceError("out of memory", fix="use fewer workers, or a machine with more memory")
     if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(error.name or "")):
-        error = UsageError(
-            f"this command needs {error.name}, which is not installed", fix=f"pip install 'mdata[{extra}]'"
-        )
+        error = UsageError(f"this command needs {error.name}, which is not installed", fix=install_command(extra))
     return error if isinstance(error, MdataError | StoppedError) and error.exit_code != 1 else None
 
 

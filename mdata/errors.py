@@ -12,7 +12,10 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
+
+from mdata.version import DISTRIBUTION
 
 
 class MdataError(Exception):
@@ -87,6 +90,14 @@ def hide_secrets(text: str) -> str:
     if ":/" not in text:
         return text
     return _QUERY.sub(r"\1***", _USER.sub(r"\1***@", text))
+
+
+def install_command(extra: str) -> str:
+    """How to install an extra, for messages: from this checkout, where it is one, otherwise from the index."""
+    checkout = Path(__file__).resolve().parent.parent
+    if (checkout / "pyproject.toml").is_file():
+        return f'pip install ".[{extra}]" in {checkout}'
+    return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
 _DEVICE = "see the system's log; the device may be failing"

@@ -245,6 +245,10 @@ def _in_path(requirement: str) -> bool:
 
 
 def _install_project() -> None:
+    # The distribution's former name; its files would shadow those of a later build.
+    former = [path for path in _site_packages().glob("mdata-*.dist-info") if (path / "direct_url.json").is_file()]
+    if former:
+        subprocess.run([str(PYTHON), "-m", "pip", "uninstall", "--quiet", "--yes", "mdata"], check=False)
     say("building the project (editable)")
     words = ["--quiet", "--no-build-isolation", "--no-deps", "--editable", str(ROOT)]
     if _pip(words, mark=False):

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from blake3 import blake3
 
 from mdata.chat.loss_spans import TemplateRefused, Turn
-from mdata.errors import UsageError
+from mdata.errors import UsageError, install_command
 from mdata.sources.conversation import ASSISTANT, Message
 
 # Errors of faulty templates, besides Jinja's own: RuntimeError covers RecursionError.
@@ -176,7 +176,7 @@ def _compiled(source: str) -> Any:
     except ImportError as error:
         raise UsageError(
             "the tokenizer's chat template needs jinja2, which is not installed",
-            fix='pip install jinja2 (or "mdata[chat]"), or --chat-template chatml',
+            fix=f"pip install jinja2, or {install_command('chat')}; or --chat-template chatml",
         ) from error
     extensions = ["jinja2.ext.loopcontrols", _generation()]
     environment = LimitedEnvironment({"tojson": _as_json}, trim_blocks=True, lstrip_blocks=True, extensions=extensions)

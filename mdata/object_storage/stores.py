@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from mdata.errors import MdataError, ResourceError, UsageError
+from mdata.errors import MdataError, ResourceError, UsageError, install_command
 from mdata.object_storage.address import Address
 from mdata.object_storage.origin_guard import NO_CONNECTION, REFUSED, guard_of
 
@@ -60,7 +60,7 @@ def open_store(address: Address) -> ObjectStore:
         from obstore.store import HTTPStore, from_url
     except ImportError:
         raise UsageError(
-            f"{address} is in object storage, which needs the library obstore", fix='pip install "mdata[objects]"'
+            f"{address} is in object storage, which needs the library obstore", fix=install_command("objects")
         ) from None
     how: dict[str, Any] = {
         "client_options": {"timeout": timedelta(seconds=TIMEOUT_S), "connect_timeout": timedelta(seconds=5)},

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from mdata import UsageError
+from mdata.errors import install_command
 from trainer.config.sections import KernelsSection
 from trainer.kernels import apex, chunk_attention, float8, gpu, library, plain, plain_updates, transformer_engine
 from trainer.kernels.self_test import differences, float8_differences
@@ -167,6 +168,6 @@ def float8_kernels(device: torch.device) -> tuple[Kernel, Kernel]:
     if reason := transformer_engine.float8_missing(device) or float8_differences(*found, device=device):
         raise UsageError(
             f"precision.fp8 needs {transformer_engine.NAME} and a GPU with FP8, but {reason}; "
-            'install it (pip install "mdata[gpu]"), or set precision.fp8="none"'
+            f'install it ({install_command("gpu")}), or set precision.fp8="none"'
         )
     return found

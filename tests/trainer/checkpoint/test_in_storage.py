@@ -295,7 +295,7 @@ def test_a_web_server_is_read_and_not_written(server: Proxy, root: ObjectFolder)
         ("credentials", "no credentials for s3://.* were found"),
         ("PUT", "refuses these credentials"),
         ("DELETE", "refuses these credentials"),
-        ("library", r'pip install "mdata\[objects\]"'),
+        ("library", r'pip install "\.\[objects\]"'),
     ],
 )
 def test_a_destination_that_cannot_be_written_is_told(
