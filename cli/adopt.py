@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 
 import mdata
-from cli.console import Console, Parser
-from cli.tokenizer_options import add_tokenizer, add_variants, given_options, tokenizer_of
 from mdata.corpus.adopt import Adopted
 from mdata.corpus.convert import convert
 from mdata.progress import Progress
+
+from .console import Console, Parser
+from .tokenizer_options import add_tokenizer, add_variants, given_options, tokenizer_of
 
 
 def add_arguments(parser: Parser) -> None:

@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import mdata
-from cli.blend_change import add_change_arguments, changed, refuse_without_from
-from cli.console import Console
-from cli.text import add_allow_outside, add_tokenizer_unknown, add_training, table
 from mdata.blend.compose import plan_blend
 from mdata.blend.spec import BlendSpec, read_spec, spec_of_mapping, spec_of_splits
 from mdata.blend_planning.make_blend import save_blend
@@ -23,6 +20,10 @@ from mdata.blend_planning.preview import BlendPreview, BlendRow
 from mdata.blend_planning.redistribute import redistribute_blend
 from mdata.errors import os_errors_named
 from mdata.util.config_text import parse_json
+
+from .blend_change import add_change_arguments, changed, refuse_without_from
+from .console import Console
+from .text import add_allow_outside, add_tokenizer_unknown, add_training, table
 
 _FOR_WORDS = ("alpha", "exhaustive", "merge_same")
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import mdata
-from cli.text import table
 from mdata.blend.blend import OpenBlend
 from mdata.blend.spec import BlendSpec
 from mdata.blend_planning.change import BlendEdits, change_blend
 from mdata.blend_planning.change_table import ChangeRow, change_table
+
+from .text import table
 
 
 def add_change_arguments(parser: argparse.ArgumentParser) -> None:

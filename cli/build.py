@@ -11,9 +11,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 import mdata
-from cli.console import Console
-from cli.text import add_allow_outside, add_tokenizer_unknown, table
 from mdata.order.data_split import parse_split
+
+from .console import Console
+from .text import add_allow_outside, add_tokenizer_unknown, table
 
 if TYPE_CHECKING:
     from mdata.dataset.prebuild import BuildResult

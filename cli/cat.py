@@ -16,9 +16,10 @@ from itertools import chain
 from typing import Any
 
 import mdata
-from cli.console import Console
-from cli.text import add_allow_outside
 from mdata.corpus.documents import Documents, select
+
+from .console import Console
+from .text import add_allow_outside
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,8 +22,6 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from cli.start import INTERRUPTED, Command, InterruptsEndAtOnce
-from cli.terminal import forget_standard_output, say, standard_error, standard_output
 from mdata.errors import (
     MdataError,
     ResourceError,
@@ -37,6 +35,9 @@ from mdata.progress import Progress
 from mdata.util.option_synonyms import nearest, synonym
 from mdata.util.stop_signals import stop_requests
 from mdata.version import __version__
+
+from .start import INTERRUPTED, Command, InterruptsEndAtOnce
+from .terminal import forget_standard_output, say, standard_error, standard_output
 
 __all__ = ["Command", "Console", "Parser", "run"]
 
@@ -163,7 +164,7 @@ class Console:
     @contextmanager
     def progress(self) -> Iterator[Progress]:
         """A progress display on stderr for the block: a bar on a terminal, otherwise a JSON line every 10 s."""
-        from cli.progress import BarProgress, LineProgress
+        from .progress import BarProgress, LineProgress
 
         listener: BarProgress | LineProgress = LineProgress(self.note, program=self.program)
         stream = standard_error()
@@ -221,7 +222,7 @@ def _dispatch(console: Console, description: str, commands: Sequence[Command], w
         hint = f"{console.program} --help"
         raise UsageError(f"no command {words[0]!r}", fix=f"{close}? See {hint}" if close else hint)
     with InterruptsEndAtOnce(console.program):
-        module = import_module(chosen.module)
+        module = import_module(chosen.module, __package__)
     parser = Parser(prog=f"{console.program} {chosen.name}", description=module.__doc__ or chosen.summary)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 import mdata
-from cli.console import Console
-from cli.text import add_allow_outside, table
 from mdata.blend.blend import OpenBlend
 from mdata.blend_planning.preview import blend_table
 from mdata.corpus.documents import Documents
 from mdata.manifest.types import Provenance
+
+from .console import Console
+from .text import add_allow_outside, table
 
 _TEXT_WIDTH = 300
 _INPUTS_SHOWN = 5

@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 
 import mdata
-from cli.console import Console, Parser
-from cli.preprocess import add_arguments as add_preprocess
-from cli.preprocess import options_of
 from mdata.launching.job_folder import MERGE, Job, discard_unstarted, save_job
 from mdata.launching.plan_launch import plan_launch
 from mdata.progress import Progress
 from mdata.util.machine_limits import usable_cores
+
+from .console import Console, Parser
+from .preprocess import add_arguments as add_preprocess
+from .preprocess import options_of
 
 TAKES_COMMAND = True
 

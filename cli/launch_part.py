@@ -25,7 +25,7 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 def main(argv: Sequence[str]) -> int:
     """Run a part and return the exit code."""
-    parser = argparse.ArgumentParser(prog="cli.launch_part", description=__doc__)
+    parser = argparse.ArgumentParser(prog="launch_part", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("number", type=int)
     parser.add_argument("--cpus", type=int, required=True)
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     os.chdir(job.cwd)
     near_limit = _stop_on_usr1()
     started = write_started(job, number)
-    from cli.mdata import main as mdata
+    from .mdata import main as mdata
 
     code = mdata(_words(job, number, arguments.cpus))
     write_ended(job, number, started=started, code=code)

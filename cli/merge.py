@@ -10,11 +10,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from cli.console import Console, Parser
-from cli.text import table
 from mdata.errors import UsageError
 from mdata.object_storage.address import is_address
 from mdata.rewriting.merge import Merged, merge
+
+from .console import Console, Parser
+from .text import table
 
 
 def add_arguments(parser: Parser) -> None:

@@ -14,11 +14,12 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cli.console import Console, Parser
-from cli.mtrain_options import add_run_arguments, read_run_arguments
 from mdata import ResourceError, UsageError
 from trainer.config.parse import load_config
 from trainer.errors import size_text
+
+from .console import Console, Parser
+from .mtrain_options import add_run_arguments, read_run_arguments
 
 if TYPE_CHECKING:
     from trainer.config.sections import RunConfig

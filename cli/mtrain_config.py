@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cli.console import Console, Parser
 from mdata import UsageError
+
+from .console import Console, Parser
 
 
 def add_arguments(parser: Parser) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cli.console import Console, Parser
 from mdata import UsageError
 from mdata.object_storage.address import address_of, is_address
 from mdata.util.sizes import parse_size
+
+from .console import Console, Parser
 
 
 def add_arguments(parser: Parser) -> None:

@@ -11,8 +11,9 @@ import dataclasses
 import os
 from pathlib import Path
 
-from cli.console import Console
 from mdata.errors import UsageError
+
+from .console import Console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +78,7 @@ def _refuse_pipeline(arguments: argparse.Namespace, world_size: int) -> None:
         f"--pp {arguments.pp} cannot divide the layers over {world_size} rank{'s' * (world_size > 1)}",
         expected="a divisor of the number of ranks that torchrun or Slurm starts, at least 1",
         fix=(
-            f"torchrun --nproc-per-node {ranks} -m cli.mtrain generate {arguments.run_folder} --pp {ranks}, "
+            f"torchrun --nproc-per-node {ranks} --no-python mtrain generate {arguments.run_folder} --pp {ranks}, "
             "or leave --pp out"
         ),
     )

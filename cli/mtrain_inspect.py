@@ -12,9 +12,10 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from cli.console import Console
-from cli.text import table
 from mdata.errors import UsageError
+
+from .console import Console
+from .text import table
 
 if TYPE_CHECKING:
     from trainer.checkpoint.format import Index

@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 import os
 
-from cli.console import Parser
 from mdata import UsageError
 from trainer.config.parse import key_names, load_config
 from trainer.config.sections import RunConfig
+
+from .console import Parser
 
 
 def add_run_arguments(parser: Parser) -> None:

@@ -13,10 +13,11 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from cli.console import Console, Parser
-from cli.mtrain_options import add_run_arguments, read_run_arguments
 from mdata import UsageError
 from trainer.config.parse import load_config, problems_error
+
+from .console import Console, Parser
+from .mtrain_options import add_run_arguments, read_run_arguments
 
 if TYPE_CHECKING:
     from trainer.config.sections import RunConfig

@@ -14,14 +14,15 @@ import argparse
 import dataclasses
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.console import Console, Parser
-from cli.mtrain_options import add_run_arguments, read_run_arguments
 from mdata.errors import UsageError
+from mdata.util.commands import command_line
+
+from .console import Console, Parser
+from .mtrain_options import add_run_arguments, read_run_arguments
 
 if TYPE_CHECKING:
     from trainer.config.sections import RunConfig
@@ -86,7 +87,7 @@ def _train(config: RunConfig, world_size: int, file: Path) -> None:
     from trainer.config.parse import dump_config
 
     file.write_text(dump_config(config), encoding="utf-8")
-    words = [sys.executable, "-P", "-m", "cli.mtrain", "train", str(file), "--nproc", str(world_size)]
+    words = [*command_line("mtrain"), "train", str(file), "--nproc", str(world_size)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         last = [line for line in done.stderr.splitlines() if not line.startswith("{")][-4:]

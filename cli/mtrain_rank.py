@@ -18,17 +18,19 @@ from functools import partial  # noqa: E402
 from pathlib import Path  # noqa: E402
 from types import FrameType  # noqa: E402
 
-from cli.start import ProcessEnd  # noqa: E402
 from mdata.errors import MdataError, ResourceError, StoppedError  # noqa: E402
 from mdata.util.stop_signals import stop_requests  # noqa: E402
+
+from .start import ProcessEnd  # noqa: E402
 
 
 def main(argv: Sequence[str]) -> int:
     """Train as this rank and return the exit code."""
-    from cli.console import Console
-    from cli.mtrain_train import train_here
     from trainer.config.parse import load_config
     from trainer.run.launch import listen, rank_process, write_report
+
+    from .console import Console
+    from .mtrain_train import train_here
 
     rank_process()
     folder, rank = Path(argv[0]), int(os.environ["RANK"])

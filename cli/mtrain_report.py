@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cli.console import Console
+from .console import Console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

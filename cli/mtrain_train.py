@@ -2,7 +2,7 @@
 
   mtrain train run.toml                         one rank per GPU; without any, mesh.tp x mesh.cp
   mtrain train run.toml --nproc 4 train.steps=100
-  torchrun --nproc-per-node 8 -m cli.mtrain train run.toml
+  torchrun --nproc-per-node 8 --no-python mtrain train run.toml
   srun mtrain train run.toml
 
 Every problem of the configuration is found before a rank is started. Ctrl-C and SIGTERM end a run after the
@@ -15,18 +15,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.console import Console, Parser
-from cli.mtrain_options import add_run_arguments, read_run_arguments
 from mdata.errors import MdataError, StoppedError
+from mdata.util.commands import command_line
 from trainer.checkpoint.folder import latest_checkpoint
 from trainer.checkpoint.location import checkpoints_folder
+
+from .console import Console, Parser
+from .mtrain_options import add_run_arguments, read_run_arguments
 
 if TYPE_CHECKING:
     from trainer.config.sections import RunConfig
@@ -77,7 +78,6 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
     Args:
         end: ends this process with an error of the watchdog, while the main thread waits; does not return.
     """
-    from cli.progress import RankNotes
     from trainer.parallel.mesh import mesh_of
     from trainer.parallel.world import Placement, find_placement, join_world, leave_world, open_store
     from trainer.plan.lengths import given_lengths
@@ -85,6 +85,8 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
     from trainer.run.metrics import plain
     from trainer.run.train import train
     from trainer.run.watchdog import watching
+
+    from .progress import RankNotes
 
     place = find_placement(os.environ) or Placement()
     make_deterministic(config)
@@ -136,6 +138,5 @@ def _train_on_ranks(config: RunConfig, world_size: int, console: Console) -> Non
 
     with tempfile.TemporaryDirectory(prefix="mtrain-") as folder:
         Path(folder, "config.toml").write_text(dump_config(config), encoding="utf-8")
-        # -P: a folder cli, trainer or mdata in the user's folder is not ours.
-        words = [sys.executable, "-P", "-m", "cli.mtrain_rank", folder, *(["--json"] if console.json else [])]
+        words = [*command_line("mtrain_rank"), folder, *(["--json"] if console.json else [])]
         launch(words, nproc=world_size, reports=Path(folder))

@@ -12,10 +12,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import mdata
-from cli.console import Console
-from cli.preprocess_options import add_arguments
-from cli.text import table
-from cli.tokenizer_options import tokenizer_options_of
+
+from .console import Console
+from .preprocess_options import add_arguments
+from .text import table
+from .tokenizer_options import tokenizer_options_of
 
 if TYPE_CHECKING:
     from mdata.preprocessing.finished import PreprocessResult

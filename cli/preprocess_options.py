@@ -15,8 +15,9 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 import mdata
-from cli.console import Parser
-from cli.tokenizer_options import add_tokenizer, add_variants
+
+from .console import Parser
+from .tokenizer_options import add_tokenizer, add_variants
 
 # The output does not depend on them. Values: how many words follow.
 IGNORED: Mapping[str, int | str] = MappingProxyType(

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, TextIO
 
-from cli.terminal import quoted, say
 from mdata.progress import Progress, Silent
+
+from .terminal import quoted, say
 
 LINE_INTERVAL_S = 10.0
 _WINDOW_S = 30.0

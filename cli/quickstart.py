@@ -16,8 +16,10 @@ import sys
 import time
 from pathlib import Path
 
-from cli.console import Command, Console, run
 from mdata.errors import UsageError
+from mdata.util.commands import command_line
+
+from .console import Command, Console, run
 
 FOLDER = Path("quickstart")
 MARK = FOLDER / "made-by-make-quickstart"
@@ -50,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Gather text, run the commands, print the results."""
-    from cli.quickstart_text import gather
+    from .quickstart_text import gather
 
     began = time.monotonic()
     make_folder()
@@ -140,10 +142,10 @@ def _run(words: list[str], console: Console) -> int:
     """Run one of our commands with this Python; returns its exit code, as a shell would."""
     console.note(f"\n$ {shlex.join(words)}")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    code = subprocess.run([sys.executable, "-m", f"cli.{words[0]}", *words[1:]], env=environment).returncode
+    code = subprocess.run([*command_line(words[0]), *words[1:]], env=environment).returncode
     return 128 - code if code < 0 else code
 
 
 if __name__ == "__main__":
-    table = (Command("quickstart", "text to trained model on text from this machine", module="cli.quickstart"),)
+    table = (Command("quickstart", "text to trained model on text from this machine", module=".quickstart"),)
     raise SystemExit(run("mdata", table, description="quickstart", argv=["quickstart", *sys.argv[1:]]))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 
 import mdata
-from cli.console import Console
-from cli.text import add_allow_outside, add_training
+
+from .console import Console
+from .text import add_allow_outside, add_training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 
-from cli.console import Console, Parser
-from cli.text import written_corpora
 from mdata.rewriting.shuffle import shuffle
+
+from .console import Console, Parser
+from .text import written_corpora
 
 
 def add_arguments(parser: Parser) -> None:

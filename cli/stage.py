@@ -20,9 +20,10 @@ from collections.abc import Iterator
 import numpy as np
 
 import mdata
-from cli.console import Console
-from cli.traced_data import add_data_arguments, open_tracer
 from mdata.util.arrays import Int64s
+
+from .console import Console
+from .traced_data import add_data_arguments, open_tracer
 
 _SAMPLES_AT_ONCE = 4096
 _OF_RANKS = ("micro_batch", "dp")

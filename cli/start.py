@@ -21,7 +21,10 @@ STOPPED = 75
 
 
 class Command:
-    """One subcommand: `module` has `add_arguments(parser)` and `main(arguments, console) -> int | None`."""
+    """One subcommand: `module` has `add_arguments(parser)` and `main(arguments, console) -> int | None`.
+
+    ".inspect" is a module of this package, whose name depends on where it is installed.
+    """
 
     def __init__(self, name: str, summary: str, *, module: str) -> None:
         self.name, self.summary, self.module = name, summary, module
@@ -55,12 +58,12 @@ class InterruptsEndAtOnce:
 
 
 def start(program: str, commands: Sequence[Command], *, description: str, argv: Sequence[str] | None = None) -> int:
-    """Import the rest and run one command line; see `cli.console.run`."""
+    """Import the rest and run one command line; see `run` of console.py."""
     keep_standard_streams()
     end = ProcessEnd() if argv is None else None  # argv: a call, not the command line of the process
     # Also around `run`, whose own handlers lie above: for the moments before them and after them.
     with InterruptsEndAtOnce(program):
-        from cli.console import run
+        from .console import run
 
         code = run(program, commands, description=description, argv=argv)
     if end is not None:

@@ -9,10 +9,11 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from cli.console import Console, Parser
-from cli.text import table
 from mdata.launching.job_folder import load_job
 from mdata.launching.job_status import JobStatus, job_status
+
+from .console import Console, Parser
+from .text import table
 
 
 def add_arguments(parser: Parser) -> None:

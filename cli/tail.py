@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 
 import mdata
-from cli.console import Console, Parser
 from mdata.launching.job_folder import MERGE, Job, load_job
 from mdata.launching.job_status import job_status, last_lines
+
+from .console import Console, Parser
 
 _LINE_BYTES = 400
 _WAIT_S = 0.5

@@ -15,10 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.console import Console
-from cli.text import table
-from cli.tokenizer_options import add_tokenizer, add_variants, tokenizer_options_of
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
+
+from .console import Console
+from .text import table
+from .tokenizer_options import add_tokenizer, add_variants, tokenizer_options_of
 
 if TYPE_CHECKING:
     from mdata.tokenizer_training.tokenizer_benchmark import Measured, TypeFacts

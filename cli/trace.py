@@ -20,12 +20,13 @@ from itertools import islice
 import numpy as np
 
 import mdata
-from cli.console import Console
-from cli.trace_text import Shown, reader_facts, reader_table, sample_facts, sample_text, step_table
-from cli.traced_data import add_data_arguments, open_tracer
 from mdata.corpus.documents import parse_origin
 from mdata.tracing.cyclic_steps import CyclicSteps
 from mdata.tracing.run_steps import Steps
+
+from .console import Console
+from .trace_text import Shown, reader_facts, reader_table, sample_facts, sample_text, step_table
+from .traced_data import add_data_arguments, open_tracer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

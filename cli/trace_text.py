@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 import mdata
-from cli.text import table
 from mdata.errors import few
 from mdata.tracing.cyclic_steps import CyclicSteps
 from mdata.tracing.run_steps import Steps
 from mdata.tracing.tracer import TracedPart, TracedSample
+
+from .text import table
 
 
 @dataclass(frozen=True)

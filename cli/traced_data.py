@@ -10,8 +10,6 @@ import argparse
 from typing import Any
 
 import mdata
-from cli.console import Console
-from cli.text import add_allow_outside
 from mdata.dataset.flat_options import KEYS
 from mdata.loader.batch_sizes import BatchSizes, constant, ramp_up
 from mdata.tracing.cyclic_steps import CyclicSteps
@@ -19,6 +17,9 @@ from mdata.tracing.run_folder import is_run
 from mdata.tracing.run_steps import Steps, StepSpan
 from mdata.util.config_text import parse_toml
 from mdata.util.option_synonyms import nearest
+
+from .console import Console
+from .text import add_allow_outside
 
 _READ = ("seed", "order", "kind", "split", "split_shares", "num_samples", "allow_outside")
 _SAMPLER = ("global_batch", "rampup_batch_size", "micro_batch", "dp", "dataloader_type", "no_data_sharding")

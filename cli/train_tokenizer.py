@@ -12,11 +12,12 @@ import argparse
 import shlex
 from dataclasses import fields
 
-from cli.console import Console
-from cli.preprocess_options import add_filter, size
 from mdata.tokenizer_training.train import train_tokenizer
 from mdata.tokenizer_training.train_options import TrainOptions
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
+
+from .console import Console
+from .preprocess_options import add_filter, size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,8 +10,9 @@ import argparse
 from dataclasses import asdict
 
 import mdata
-from cli.console import Console
-from cli.text import add_allow_outside
+
+from .console import Console
+from .text import add_allow_outside
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,8 @@ that walk a package do, imports nothing.
 """
 
 if __name__ == "__main__":
-    from cli.mdata import main
+    from importlib import import_module
 
-    raise SystemExit(main())
+    from mdata.util.commands import command_package
+
+    raise SystemExit(import_module(f"{command_package()}.mdata").main())

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import mdata
 from cli import mdata as mdata_command
 from cli import mtrain as mtrain_command
 from mdata import errors
+from mdata.version import DISTRIBUTION
 from tests.helpers import runs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,8 +73,10 @@ def _run(line, environment):
 
 
 def test_the_commands_are_installed_under_their_names():
-    found = {each.name: each.value for each in metadata.entry_points(group="console_scripts")}
-    assert (found["mdata"], found["mtrain"]) == ("cli.mdata:main", "cli.mtrain:main")
+    expected = {"mdata": "mdata_mtrain.cli.mdata:main", "mtrain": "mdata_mtrain.cli.mtrain:main"}
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"] == expected
+    scripts = metadata.entry_points(group="console_scripts", module="mdata_mtrain.cli.mdata")
+    assert all(script.dist.name == DISTRIBUTION for script in scripts)
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from mdata.object_storage.address import is_address, parse_address
 from mdata.preprocessing.parts import part_name, part_prefix
 from mdata.sources.sections import PartNumber
 from mdata.util import atomic_io
+from mdata.util.commands import command_line
 
 MERGE = 0
 """The number under which the merge has a state and a log, beside the parts from 1."""
@@ -207,8 +207,7 @@ def _write(job: Job, number: int, state: PartState) -> PartState:
 
 def part_command(job: Job, *, cpus: int, dies_with_parent: bool) -> list[str]:
     """The process that runs a part (cli/launch_part.py), but for the part's number, which comes last."""
-    # -P: a folder called cli where the user stands is none of ours.
-    words = [sys.executable, "-P", "-m", "cli.launch_part", "--cpus", str(cpus)]
+    words = [*command_line("launch_part"), "--cpus", str(cpus)]
     return [*words, *["--dies-with-parent"] * dies_with_parent, str(job.folder)]
 
 

@@ -295,7 +295,7 @@ def test_generate_says_how_to_start_pipeline_ranks(pp: str, tmp_path: Path, caps
     assert main(["generate", str(tmp_path), "--pp", pp]) == 2
     message = capsys.readouterr().err
     assert message.startswith(f"mtrain: error: --pp {pp} cannot divide the layers over 1 rank\n")
-    assert "try: torchrun --nproc-per-node 2 -m cli.mtrain generate" in message
+    assert "try: torchrun --nproc-per-node 2 --no-python mtrain generate" in message
     assert "mesh." not in message and "--nproc " not in message
 
 

@@ -102,7 +102,7 @@ def _start_lines(world_size: int | None, nodes: int | None) -> list[str]:
     machines = "MACHINES" if nodes is None else str(nodes)
     return [
         f"Start it on each machine with: torchrun --nnodes {machines} --nproc-per-node {per_node}",
-        "  --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29500 -m cli.mtrain train run.toml",
+        "  --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29500 --no-python mtrain train run.toml",
         "or under Slurm with: srun mtrain train run.toml",
     ]
 

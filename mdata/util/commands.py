@@ -1,0 +1,34 @@
+"""Starts our commands in processes of their own: ranks, parts of a job, whole runs.
+
+The commands are the folder cli/ of a checkout, which is installed as the package mdata_mtrain.cli. A process gets the
+path of this file, so that it runs the code beside it, whatever lies in the user's folder and whichever way we are
+installed. As a program this file imports nothing of ours before the command, which takes care of Ctrl-C first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def command_line(module: str) -> list[str]:
+    """The words that start a module of the commands as a program; its own words follow."""
+    # -P: modules in the user's folder are not ours.
+    return [sys.executable, "-P", os.path.abspath(__file__), module]  # noqa: PTH100 - pathlib takes time to import
+
+
+def command_package() -> str:
+    """The package that holds the commands, which can be imported from now on."""
+    root = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))  # noqa: PTH100, PTH118, PTH120
+    if not os.path.exists(os.path.join(root, "pyproject.toml")):  # noqa: PTH110, PTH118
+        return "mdata_mtrain.cli"
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    return "cli"
+
+
+if __name__ == "__main__":
+    import runpy
+
+    del sys.argv[0]
+    runpy.run_module(f"{command_package()}.{sys.argv[0]}", run_name="__main__", alter_sys=True)
