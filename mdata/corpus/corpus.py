@@ -27,9 +27,10 @@ from mdata.indexed.reader import Described, IndexedReader, Mode, PairFacts, comp
 from mdata.manifest.contained_paths import files_inside
 from mdata.manifest.ids import sealed
 from mdata.manifest.io import load_manifest
-from mdata.manifest.sidecars import level_named
+from mdata.manifest.sidecars import level_named, manifest_path
 from mdata.manifest.types import FORMAT, VERSION, CorpusManifest, Level, Manifest, Shard, TokenDtype, TokenizerFacts
 from mdata.util.arrays import Int64s, locate, offsets_of
+from mdata.util.atomic_io import partial_path
 
 if TYPE_CHECKING:
     from mdata.tokenizers.base.tokenizer import Tokenizer
@@ -317,7 +318,17 @@ def _check_id(path: Path, found: str, *, expected: str) -> None:
 
 
 def _open_bare(prefix: Path, mode: Mode) -> Corpus:
-    """A pair without a manifest: what its .idx tells."""
+    """A pair without a manifest: what its .idx tells.
+
+    Raises:
+        UsageError: the pair is of an unfinished run, whose manifest still has its temporary name.
+    """
+    if (unfinished := partial_path(manifest_path(prefix))).exists():
+        raise UsageError(
+            f"{prefix} is not finished: the command that writes it is still running, or was stopped at its very end",
+            found=f"{unfinished.name} beside it",
+            fix="wait, or run the same command again, which completes it",
+        )
     reader = IndexedReader(prefix, mode=mode)
     known = describe_pair(prefix, reader, level=level_named(prefix))
     reader.described = Described(prefix, known.shards[0].idx_hash)  # of what is found there later

@@ -99,19 +99,20 @@ class OriginsWriter:
         """Sync everything appended; a writer made with this state as `resume` continues from here."""
         return self.state._replace(sync_point=self._sidecar.sync())
 
-    def commit(self) -> str:
-        """Sync the file and give it its final name; returns its hash (BLAKE3, hex)."""
+    def stage(self) -> str:
+        """Sync the file, still under its temporary name; returns its hash (BLAKE3, hex)."""
         self._sidecar.sync()
+        self._sidecar.check_name()
         hasher = blake3()
         for block in self._sidecar.blocks(np.dtype(np.uint8)):
             hasher.update(block.data)
-        with os_errors_named(f"finishing {self._sidecar.path}"):
-            self._sidecar.commit()
         return hasher.hexdigest()
 
-    def roll_back(self) -> None:
-        """Undo `commit`."""
-        self._sidecar.roll_back()
+    def commit(self) -> str:
+        """Sync the file and give it its final name; returns its hash."""
+        digest = self.stage()
+        self._sidecar.commit()
+        return digest
 
     def close(self) -> None:
         """Stop writing; an uncommitted file stays for a writer that resumes."""

@@ -2,8 +2,8 @@
 
 While it grows it can be synced, so that a journal can record how much is on disk; a later process opens it at that sync
 point and continues. What is unusual: a name proves nothing. A process that resumes compares the last bytes before the
-sync point, and only the file that was opened here is committed or rolled back. Only mdata/preprocessing/resume.py rolls
-back a file that was committed before its process died.
+sync point, and only the file that was opened here is committed or rolled back. The files of a corpus get their final
+names together (mdata/preprocessing/placing.py).
 """
 
 from __future__ import annotations
@@ -85,11 +85,19 @@ class AppendFile:
         for offset in range(0, self.size, step):
             yield np.frombuffer(self.read(offset, min(step, self.size - offset)), dtype)
 
+    def check_name(self) -> None:
+        """See that the temporary name still names this file.
+
+        Raises:
+            DamageError: somebody removed or replaced it.
+        """
+        if not atomic_io.is_same_file(self._open.fd, self.partial):
+            raise DamageError(f"{self.partial} was removed while it was being written", fix="run again")
+
     def commit(self) -> None:
         """Give the file its final name. The caller syncs the file before and the folder after."""
         with os_errors_named(f"finishing {self.path}"):
-            if not atomic_io.is_same_file(self._open.fd, self.partial):
-                raise DamageError(f"{self.partial} was removed while it was being written", fix="run again")
+            self.check_name()
             atomic_io.rename(self.partial, self.path)
 
     @property

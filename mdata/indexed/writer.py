@@ -2,9 +2,9 @@
 
 Token bytes go to a temporary .bin beside the final name; lengths and document boundaries go to two more temporary
 files, because the .idx begins with their number. `checkpoint` syncs everything and returns a state from which a new
-writer can continue. `commit` assembles the .idx and then assigns the final names in this order: the old .idx is
-removed, the .bin is renamed, then the .idx, with the folder synced in between, so that an .idx always describes the
-.bin beside it. Not done here: tokenizing, the manifest.
+writer can continue. `stage` assembles the .idx, for results that get their names with others. `commit` does this and
+then assigns the final names in this order: the old .idx is removed, the .bin is renamed, then the .idx, with the folder
+synced in between, so that an .idx always describes the .bin beside it. Not done here: tokenizing, the manifest.
 """
 
 from __future__ import annotations
@@ -149,6 +149,7 @@ class IndexedWriter:
         # Its thread starts at the first large append, and ends when this writer is garbage collected.
         self._thread = ThreadPoolExecutor(1, "hasher")
         self._files: list[AppendFile] = []
+        self._index: AppendFile | None = None
         try:
             self._open_spools(state, fresh=resume is None)
         except BaseException:
@@ -212,22 +213,24 @@ class IndexedWriter:
         self._hasher.flush()
         return self.state._replace(sync_points=tuple(file.sync() for file in self._files))
 
-    def commit(self) -> ShardFacts:
-        """Sync the pair and give it its final names; if this fails, everything is as before.
-
-        The files needed to continue after `roll_back` stay until `discard`.
+    def stage(self) -> ShardFacts:
+        """Write the .idx and sync the pair, still under temporary names.
 
         Raises:
             ResourceError: the disk is full, or another fault of the file system.
+            DamageError: somebody removed a temporary file.
         """
         index = AppendFile(idx_path(self._prefix))
         try:
             idx_hash = self._write_index(index)
             for file in (self._bin, index):
                 file.sync()
-            self._rename(index)
-        finally:
+                file.check_name()
+            block_hashes = self._hasher.finish()
+        except BaseException:
             index.discard()
+            raise
+        self._index = index
         return ShardFacts(
             dtype=self._dtype.name,
             documents=self._documents,
@@ -236,8 +239,24 @@ class IndexedWriter:
             bin_bytes=self._bin.size,
             largest_id=self._largest_id,
             idx_hash=idx_hash,
-            block_hashes=self._hasher.finish(),
+            block_hashes=block_hashes,
         )
+
+    def commit(self) -> ShardFacts:
+        """Give the pair its final names; if this fails, everything is as before.
+
+        The files needed to continue after `roll_back` stay until `discard`.
+
+        Raises:
+            ResourceError, DamageError: as `stage`.
+        """
+        facts = self.stage()
+        assert self._index is not None, "it was written"
+        try:
+            self._rename(self._index)
+        finally:
+            self._index.discard()
+        return facts
 
     def roll_back(self) -> None:
         """Undo `commit`, so that a later run can continue."""
@@ -248,13 +267,13 @@ class IndexedWriter:
 
     def close(self) -> None:
         """Stop writing; uncommitted files stay for a writer that resumes."""
-        for file in self._files:
+        for file in self._all_files():
             file.close()
         self._files.clear()
 
     def discard(self) -> None:
         """Remove everything that is not committed; does nothing the second time."""
-        for file in self._files:
+        for file in self._all_files():
             file.discard()
         self._files.clear()
 
@@ -265,6 +284,9 @@ class IndexedWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.discard()
+
+    def _all_files(self) -> list[AppendFile]:
+        return [*self._files, *([self._index] if self._index else [])]
 
     def _beside(self, ending: str) -> Path:
         return self._prefix.with_name(self._prefix.name + ending)

@@ -33,6 +33,14 @@ def save_manifest(manifest: M, path: Path) -> M:
     return manifest
 
 
+def stage_manifest(manifest: M, path: Path) -> M:
+    """`save_manifest`, but the file keeps its temporary name until the files that it describes have theirs."""
+    manifest = sealed(manifest)
+    with os_errors_named(f"writing {path}"):
+        atomic_io.write_partial(path, text_of(manifest))
+    return manifest
+
+
 def load_manifest(path: Path) -> Manifest:
     """Read a manifest and check format, version, fields, checksum and id.
 

@@ -1,13 +1,13 @@
 """The writer of one corpus: a pair, its origins, counts, and at the end the manifest.
 
-The tokens are in files; the rest is a small state that a journal can record. `finish` gives everything its final name
-in the order that finalize.py describes, the manifest last.
+The tokens are in files; the rest is a small state that a journal can record. `stage` completes everything under
+temporary names; mdata/preprocessing/placing.py gives it the final ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,9 +18,9 @@ from blake3 import blake3
 
 from mdata.corpus.origins import OriginsState, OriginsWriter
 from mdata.errors import os_errors_named
-from mdata.indexed.append_file import remove_synced
+from mdata.indexed.pair_format import bin_path, idx_path
 from mdata.indexed.writer import IndexedWriter, ShardFacts, WriterState
-from mdata.manifest.io import save_manifest
+from mdata.manifest.io import stage_manifest
 from mdata.manifest.sidecars import hashes_path, manifest_path
 from mdata.manifest.types import (
     FORMAT,
@@ -36,6 +36,7 @@ from mdata.manifest.types import (
     TokenizerFacts,
 )
 from mdata.preprocessing.encode import Encoded
+from mdata.preprocessing.placing import Staged
 from mdata.tokenizers.base.tokenizer_folder import folder_name, write_folder
 from mdata.util import atomic_io
 
@@ -49,6 +50,7 @@ class CorpusContent:
         tokenizer, tokenizer_files: the tokenizer that made the ids; None and no files if unknown.
         provenance: how the corpus was made; `records` and `origins` are filled in; None: unknown.
         statistics: None: unknown.
+        notes: for people, and for a command that looks for its own result; no id covers them.
     """
 
     level: Level
@@ -56,6 +58,7 @@ class CorpusContent:
     tokenizer_files: Mapping[str, bytes]
     provenance: Provenance | None
     statistics: Statistics | None
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def origins_path(prefix: Path) -> Path:
@@ -116,39 +119,37 @@ class CorpusWriter:
         bins = np.trim_zeros(self._document_lengths, "b").tolist()
         return Statistics(document_lengths=bins, text_bytes=self._text_bytes)
 
-    def finish(self, content: CorpusContent) -> CorpusManifest:
-        """Give everything its final name and write the manifest.
+    def stage(self, content: CorpusContent) -> Staged:
+        """Complete everything, the manifest too, under temporary names.
 
         Raises:
-            ResourceError, UsageError: a file operation failed; no file that looks finished is left.
+            ResourceError, UsageError: a file operation failed. DamageError: somebody removed a temporary file.
         """
         prefix = self.prefix
         with os_errors_named(f"finishing {prefix}"):
-            remove_synced(manifest_path(prefix))
-            facts = self.pair.commit()
-            try:
-                known = content.provenance
-                if known is not None:
-                    origins = Origins(path=origins_path(prefix).name, hash=self.origins.commit())
-                    known = msgspec.structs.replace(known, records=facts.documents, origins=origins)
-                atomic_io.atomic_write(hashes_path(prefix), b"".join(facts.block_hashes))
-                if files := content.tokenizer_files:
-                    write_folder(prefix.parent / folder_name(files), files)
-                return save_manifest(_manifest(prefix, facts, content, known), manifest_path(prefix))
-            except BaseException:
-                remove_synced(manifest_path(prefix))
-                self.pair.roll_back()
-                self.origins.roll_back()
-                hashes_path(prefix).unlink(missing_ok=True)
-                raise
+            facts = self.pair.stage()
+            files = [bin_path(prefix), idx_path(prefix), hashes_path(prefix), manifest_path(prefix)]
+            known = content.provenance
+            if known is not None:
+                origins = Origins(path=origins_path(prefix).name, hash=self.origins.stage())
+                known = msgspec.structs.replace(known, records=facts.documents, origins=origins)
+                files.append(origins_path(prefix))
+            atomic_io.write_partial(hashes_path(prefix), b"".join(facts.block_hashes))
+            if tokenizer_files := content.tokenizer_files:
+                write_folder(prefix.parent / folder_name(tokenizer_files), tokenizer_files)
+            manifest = stage_manifest(_manifest(prefix, facts, content, known), manifest_path(prefix))
+            return Staged(prefix, manifest, tuple(files))
 
     def close(self, *, keep: bool) -> None:
-        """Stop writing; uncommitted files are kept for a run that continues, or removed."""
+        """Stop writing; files under temporary names are kept for a run that continues, or removed."""
         for writer in (self.pair, self.origins):
             if keep:
                 writer.close()
             else:
                 writer.discard()
+        if not keep:
+            for path in (hashes_path(self.prefix), manifest_path(self.prefix)):
+                atomic_io.partial_path(path).unlink(missing_ok=True)
 
 
 def _manifest(prefix: Path, facts: ShardFacts, content: CorpusContent, provenance: Provenance | None) -> CorpusManifest:
@@ -175,6 +176,7 @@ def _manifest(prefix: Path, facts: ShardFacts, content: CorpusContent, provenanc
         shards=[shard],
         provenance=provenance,
         statistics=content.statistics,
+        notes=dict(content.notes),
     )
 
 

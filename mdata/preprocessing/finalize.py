@@ -1,9 +1,7 @@
-"""The end of a run: each result gets its final names, then its manifest; the order keeps every manifest correct.
+"""The end of a run: results are completed with their manifests and get their final names in one transaction.
 
-The old manifest is removed and its removal synced; the pair and its origins are renamed; the block hashes and the
-tokenizer's files follow; the manifest is written last. If a step fails, the renames are undone and everything stays for
-a run that continues; if the process dies in between, the next run undoes them (mdata/preprocessing/resume.py). Results
-that are already finished are recognized and not made again; a merge that was interrupted starts over.
+Partitions are joined afterwards, which is a second transaction: a run that is killed between the two finds the
+partitions finished. A merge that was interrupted starts over.
 """
 
 from __future__ import annotations
@@ -13,15 +11,14 @@ from collections.abc import Mapping
 from msgspec import UNSET
 
 from mdata.corpus.corpus import open_corpus
-from mdata.indexed.append_file import remove_synced
 from mdata.manifest.sidecars import manifest_path, tokenizer_facts
 from mdata.manifest.types import CorpusManifest, InputFile, InputSection, Provenance, Statistics
 from mdata.preprocessing.bad_rows import BadRowPolicy
 from mdata.preprocessing.corpus_writer import CorpusContent, CorpusWriter
 from mdata.preprocessing.finished import is_finished
 from mdata.preprocessing.journal import Journal
+from mdata.preprocessing.placing import Staged, place, remove_leftovers
 from mdata.preprocessing.plan import Job, printable_path
-from mdata.preprocessing.resume import commit_record, remove_partials
 from mdata.preprocessing.run_state import InputState, RunState
 from mdata.sources.input_files import SourceFile
 from mdata.version import __version__
@@ -38,41 +35,47 @@ def finalize_all(
     prefixes = job.prefixes()
     done = {name for name, writer in writers.items() if writer is None}
     done |= {name for name in prefixes.keys() - writers.keys() if is_finished(job, state, name=name)}
-    journal.append(commit_record([writer.prefix for writer in writers.values() if writer], job.options.quarantine))
-    # From here on no manifest describes files of these names. The quarantine file belongs to all results, so it is
-    # renamed after the old manifests are removed and before the new ones exist.
-    for name in prefixes.keys() - done:
-        remove_synced(manifest_path(prefixes[name]))
-    if policy.quarantine:
-        policy.quarantine.sync()
-        policy.quarantine.commit()
-    made: dict[str, CorpusManifest] = {}
-    for name in [*writers, *(name for name in prefixes if name not in writers)]:
-        if name in done:
-            remove_partials(prefixes[name])
-            made[name] = open_corpus(manifest_path(prefixes[name])).manifest
-        elif writer := writers.get(name):
-            made[name] = writer.finish(_content(job, state, name, writer.statistics()))
+    made = {name: open_corpus(manifest_path(prefixes[name])).manifest for name in done}
+    merges = [name for name in prefixes if name not in writers and name not in done]
+    contents = {name: _content(job, state, name, one.statistics()) for name, one in writers.items() if one}
+    staged = {name: one.stage(contents[name]) for name, one in writers.items() if one}
+    if staged:
+        if policy.quarantine:
+            policy.quarantine.sync()
+            policy.quarantine.check_name()
+        # The quarantine file belongs to all results, so it is renamed when no old manifest is left.
+        quarantine = [policy.quarantine.path] if policy.quarantine else []
+        place(journal, [*staged.values()], replaced=[prefixes[name] for name in merges], also=quarantine)
+    made |= {name: one.manifest for name, one in staged.items()}
+    for name, writer in writers.items():
+        if writer:
             writer.close(keep=False)
             writers[name] = None
-        else:
-            made[name] = _merge(job, state, name, made=made)
+    if merges:
+        joined = [_merge(job, state, name, made=made) for name in merges]
+        place(journal, joined)
+        made |= {name: one.manifest for name, one in zip(merges, joined, strict=True)}
+    for name in prefixes:
+        remove_leftovers(prefixes[name])
     return {name: made[name] for name in prefixes}
 
 
-def _merge(job: Job, state: RunState, key: str, *, made: Mapping[str, CorpusManifest]) -> CorpusManifest:
+def _merge(job: Job, state: RunState, key: str, *, made: Mapping[str, CorpusManifest]) -> Staged:
     from mdata.preprocessing.joining import add_statistics, merge_partitions
 
     prefixes = job.prefixes()
     names = [job.partitions.name(key, number) for number in range(job.partitions.count)]
     writer = CorpusWriter(prefixes[key], job.spec.dtype, step=job.partitions.step)
+    keep = False
     try:
         merge_partitions([prefixes[name] for name in names], writer)
         known = [made[name].statistics for name in names]
         statistics = add_statistics([one for one in known if one is not None])
-        return writer.finish(_content(job, state, key, statistics))
+        staged = writer.stage(_content(job, state, key, statistics))
+        keep = True
+        return staged
     finally:
-        writer.close(keep=False)
+        writer.close(keep=keep)
 
 
 def _content(job: Job, state: RunState, name: str, statistics: Statistics) -> CorpusContent:

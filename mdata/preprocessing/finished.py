@@ -21,7 +21,7 @@ from mdata.manifest.types import CorpusManifest
 from mdata.object_storage.address import Address
 from mdata.preprocessing.bad_rows import check_manifest
 from mdata.preprocessing.plan import Job, printable_path
-from mdata.preprocessing.resume import PendingCommit, difference, input_changed
+from mdata.preprocessing.resume import difference, input_changed
 from mdata.preprocessing.run_state import InputState, RunState
 from mdata.util import atomic_io
 
@@ -55,7 +55,7 @@ def finished_before(job: Job) -> PreprocessResult | None:
     if any(not_ours(job, name, path=path) for name, path in paths.items()):
         return None
     for path in paths.values():
-        if reason := _damage(path):
+        if reason := first_damage(path):
             job.progress.note(f"{path} will be made again: {reason}")
             return None
     found = {name: corpus_manifest(path) for name, path in paths.items()}
@@ -69,20 +69,16 @@ def finished_before(job: Job) -> PreprocessResult | None:
     return PreprocessResult(found, paths, finished_before=True)
 
 
-def check_replaced(job: Job, pending: PendingCommit) -> None:
+def check_replaced(job: Job) -> None:
     """Refuse to replace results of other jobs without --overwrite; with it, note what is replaced.
-
-    Args:
-        job: a job may replace its own results.
-        pending: files that an unfinished run renamed; those are not results yet.
 
     Raises:
         UsageError: names each file, and how it differs.
     """
     paths = {name: manifest_path(prefix) for name, prefix in job.prefixes().items()}
-    found = {path: reason for name, path in paths.items() if (reason := _obstacle(job, name, path, pending=pending))}
+    found = {path: reason for name, path in paths.items() if (reason := _obstacle(job, name, path))}
     quarantine = job.options.quarantine and Path(job.options.quarantine)
-    if quarantine and quarantine.exists() and not pending.has_quarantine(quarantine):
+    if quarantine and quarantine.exists():
         ours = all(not_ours(job, name, path=path) is None for name, path in paths.items())
         found |= {} if ours else {quarantine: "the quarantine file of an unknown run"}
     lines = [f"{path}: {reason}" for path, reason in found.items()]
@@ -113,7 +109,7 @@ def is_finished(job: Job, state: RunState, *, name: str) -> bool:
         and _other_options(job, name, found) is None
         and len(state.inputs) == len(job.files)
         and [file.hash for file in known.inputs] == [file.hash for file in state.inputs]
-        and _damage(path) is None
+        and first_damage(path) is None
     )
 
 
@@ -138,14 +134,12 @@ def stale_partitions(job: Job) -> list[str]:
     return lines
 
 
-def _obstacle(job: Job, name: str, path: Path, *, pending: PendingCommit) -> str | None:
+def _obstacle(job: Job, name: str, path: Path) -> str | None:
     """Why a result must not be replaced; None: it belongs to this job, or does not exist."""
     if path.exists():
         return not_ours(job, name, path=path)
     files = [file for file in map(path.with_suffix, (".idx", ".bin")) if file.exists()]
-    if not files or pending.has(path.with_suffix(".bin")):
-        return None
-    return f"{files[0].name} exists without a manifest"
+    return f"{files[0].name} exists without a manifest" if files else None
 
 
 def not_ours(job: Job, name: str, *, path: Path) -> str | None:
@@ -170,7 +164,7 @@ def corpus_manifest(path: Path) -> CorpusManifest:
     return found
 
 
-def _damage(path: Path) -> str | None:
+def first_damage(path: Path) -> str | None:
     """The first file of a finished corpus that is missing or changed; the content of its .bin is not read."""
     problems = verify(path).problems
     return str(problems[0]).splitlines()[0] if problems else None

@@ -3,7 +3,7 @@
 One record per line: 16 hex digits of BLAKE3 of the rest, a blank, JSON. A line that a crash truncated or that is not a
 record is ignored, and so is everything after it. The first record describes the job; each "state" record follows an
 fsync of all temporary files and has their sizes and digests of their ends; a "placing" record names the files that are
-about to be renamed to their final names; "given up" means that files are being removed and nothing can be continued.
+about to get their final names (placing.py); "given up" means that files are being removed and nothing can be continued.
 """
 
 from __future__ import annotations

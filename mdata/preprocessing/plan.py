@@ -22,6 +22,7 @@ from mdata.indexed.pair_format import smallest_dtype
 from mdata.manifest.types import section_name
 from mdata.preprocessing.encode import HOLDOUT_BITS, EncodeSpec
 from mdata.preprocessing.partitions import Partitions
+from mdata.preprocessing.placing import RESULT_ENDINGS
 from mdata.preprocessing.preprocess_options import PreprocessOptions, content_options, template_and_filter
 from mdata.preprocessing.unused_options import unused_options
 from mdata.progress import Progress
@@ -44,7 +45,6 @@ _EOD_SETTINGS = MappingProxyType(
         "SentencePieceTokenizer": "a model with an eos piece, and not --tokenizer-sentencepiece-legacy",
     }
 )
-RESULT_ENDINGS = (".bin", ".idx", ".json", ".origins", ".bin.blake3")
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,11 @@ Inputs that were read must be the same, in the same order: one whose size and mo
 another is read again and compared chunk by chunk. The unread rest may have changed: a run continues with a file whose
 bad row was corrected, or that has grown.
 
-A name proves nothing, because an older result may have it. Before a run renames its first file the journal lists its
-files by inode and size; only such files are rolled back to their temporary names, and their content is compared if they
-are kept (mdata/indexed/append_file.py). Device numbers are left out: a restart may change them.
+A run that had begun to give its files their final names is completed before anything else (placing.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -20,91 +17,14 @@ from typing import Any
 
 from blake3 import blake3
 
-from mdata.errors import os_errors_named
-from mdata.indexed.append_file import SyncPoint, remove_synced
-from mdata.indexed.pair_format import bin_path, idx_path
-from mdata.manifest.sidecars import hashes_path, manifest_path
-from mdata.preprocessing.corpus_writer import origins_path
-from mdata.preprocessing.journal import Journal, first_record
+from mdata.indexed.append_file import SyncPoint
+from mdata.preprocessing.journal import Journal
+from mdata.preprocessing.placing import discard_others, discard_run
 from mdata.preprocessing.plan import Job, input_name
 from mdata.preprocessing.run_state import InputState, RunState
 from mdata.sources.chunk import chunk_digest, chunks, read_chunk
 from mdata.sources.input_files import SourceFile
-from mdata.util import atomic_io, file_lock
-
-_ENDINGS = (".bin", ".idx", ".lengths", ".boundaries", ".hashes", ".origins", ".bin.blake3", ".json")
-_FileMark = list[int]  # inode and size: JSON types
-
-
-@dataclass(frozen=True)
-class PendingCommit:
-    """The files that a run was about to rename, by their final names; empty if it had not reached that point."""
-
-    files: dict[str, _FileMark] = field(default_factory=dict)
-    quarantine: _FileMark | None = None
-
-    def has(self, path: Path) -> bool:
-        """Whether the file of this final name is one of them."""
-        return path.name in self.files and _mark(path) == self.files[path.name]
-
-    def has_quarantine(self, path: Path) -> bool:
-        """Whether this is the run's quarantine file, which may be in any folder."""
-        return self.quarantine is not None and _mark(path) == self.quarantine
-
-    def roll_back(self, prefix: Path) -> None:
-        """Rename the run's files of a result back to temporary names, after removing those that describe the .bin."""
-        with os_errors_named(f"rolling back {prefix}"):
-            if self.has(bin_path(prefix)):
-                for path in (manifest_path(prefix), idx_path(prefix)):
-                    remove_synced(path)
-                hashes_path(prefix).unlink(missing_ok=True)
-                _rename_back(bin_path(prefix))
-            if self.has(origins_path(prefix)):
-                _rename_back(origins_path(prefix))
-
-    def roll_back_quarantine(self, path: Path) -> None:
-        """The same for the run's quarantine file."""
-        if self.has_quarantine(path):
-            with os_errors_named(f"rolling back {path}"):
-                _rename_back(path)
-
-
-def commit_record(prefixes: Iterable[Path], quarantine: str | None) -> dict[str, Any]:
-    """The journal's record before the first rename; all files must be synced."""
-    finals = [path for prefix in prefixes for path in (bin_path(prefix), origins_path(prefix))]
-    return {
-        "kind": "placing",
-        "files": {path.name: mark for path in finals if (mark := _mark(atomic_io.partial_path(path)))},
-        "quarantine": (quarantine and _mark(atomic_io.partial_path(Path(quarantine)))) or None,
-    }
-
-
-def pending_commit(records: Sequence[dict[str, Any]]) -> PendingCommit:
-    """The commit that a journal's last records describe; an empty one if a state came after it."""
-    last = next((record for record in reversed(records) if record["kind"] in ("state", "placing")), None)
-    if last is None or last["kind"] == "state":
-        return PendingCommit()
-    return PendingCommit(last["files"], last["quarantine"])
-
-
-def remove_partials(prefix: Path) -> None:
-    """Remove the temporary files of a result."""
-    for ending in _ENDINGS:
-        atomic_io.partial_path(prefix.with_name(prefix.name + ending)).unlink(missing_ok=True)
-
-
-def _rename_back(path: Path) -> None:
-    """Rename back to the temporary name; a file that already has it cannot be this one."""
-    atomic_io.rename(path, atomic_io.partial_path(path))
-    atomic_io.sync_folder(path.parent)
-
-
-def _mark(path: Path) -> _FileMark | None:
-    try:
-        facts = path.stat()
-    except FileNotFoundError:
-        return None
-    return [facts.st_ino, facts.st_size]
+from mdata.util import atomic_io
 
 
 @dataclass(frozen=True)
@@ -115,13 +35,13 @@ class StartPoint:
         state: the work that is done.
         writers: the state of each corpus writer, by the result's name; empty: from the start.
         quarantine: state from which to continue the quarantine file.
-        pending: the commit that had begun.
+        placed: everything that the earlier run wrote has its final name.
     """
 
     state: RunState
     writers: dict[str, dict[str, Any]] = field(default_factory=dict)
     quarantine: SyncPoint | None = None
-    pending: PendingCommit = field(default_factory=PendingCommit)
+    placed: bool = False
 
     @property
     def resumed(self) -> bool:
@@ -131,16 +51,14 @@ class StartPoint:
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """What a journal says about an earlier run: its state, or why it cannot be continued; a commit it had begun."""
+    """What a journal says about an earlier run of this job: its state, or why it cannot be continued.
+
+    `placed`: everything that it wrote has its final name.
+    """
 
     state: RunState | None
-    why_not: str | None
-    pending: PendingCommit
-
-    @property
-    def was_committing(self) -> bool:
-        """Whether a run of this same job had begun to commit: it was allowed to replace the existing files."""
-        return self.state is not None and bool(self.pending.files)
+    why_not: str | None = None
+    placed: bool = False
 
 
 def read_earlier_run(job: Job, journal: Journal) -> EarlierRun:
@@ -149,14 +67,13 @@ def read_earlier_run(job: Job, journal: Journal) -> EarlierRun:
     jobs = [record["job"] for record in journal.records if record["kind"] == "job"]
     states = [record for record in journal.records if record["kind"] == "state"]
     given_up = any(record["kind"] == "given up" for record in journal.records)
-    pending = pending_commit(journal.records)
     if not jobs or not states or given_up:
-        return EarlierRun(None, None, pending)
+        return EarlierRun(None)
     state = RunState(len(job.options.json_keys))
     for record in states:
         state.replay(record)
     why_not = _other_job(jobs[-1], job.description(), bad=state.bad) or _changed_input(job, state)
-    return EarlierRun(None if why_not else state, why_not, pending)
+    return EarlierRun(None if why_not else state, why_not)
 
 
 def resume_or_restart(job: Job, journal: Journal, *, earlier: EarlierRun) -> StartPoint:
@@ -165,7 +82,7 @@ def resume_or_restart(job: Job, journal: Journal, *, earlier: EarlierRun) -> Sta
     Raises:
         UsageError: an active run writes some of the same files.
     """
-    _discard_conflicting_runs(job, journal)
+    discard_others(journal, job.description()["outputs"], job.progress)
     if earlier.state is None:
         if earlier.why_not:
             reason = earlier.why_not
@@ -176,11 +93,12 @@ def resume_or_restart(job: Job, journal: Journal, *, earlier: EarlierRun) -> Sta
     quarantine = last["quarantine"]
     if last_job != job.description():
         # The policy changed and there was no bad row so far, so the quarantine file was empty.
-        _remove_quarantine(last_job, earlier.pending)
+        if old := last_job["policy"]["quarantine"]:
+            atomic_io.partial_path(Path(old)).unlink(missing_ok=True)
         quarantine = None
         journal.append({"kind": "job", "job": job.description()})
     job.progress.note(_progress_so_far(job, earlier.state))
-    return StartPoint(earlier.state, last["sinks"], quarantine and SyncPoint(*quarantine), earlier.pending)
+    return StartPoint(earlier.state, last["sinks"], quarantine and SyncPoint(*quarantine), earlier.placed)
 
 
 def start_over(job: Job, journal: Journal) -> StartPoint:
@@ -189,55 +107,6 @@ def start_over(job: Job, journal: Journal) -> StartPoint:
     journal.restart()
     journal.append({"kind": "job", "job": job.description()})
     return StartPoint(RunState(len(job.options.json_keys)))
-
-
-def discard_run(journal: Journal) -> None:
-    """Remove the unfinished files of a journal's run; results with a manifest are finished and stay.
-
-    The journal records this before the first file is removed: a partly removed run must not be continued.
-    """
-    if not journal.records:
-        return
-    journal.append({"kind": "given up"})
-    pending = pending_commit(journal.records)
-    prefixes = [journal.path.parent / name for name in journal.records[0]["job"]["outputs"]]
-    unfinished = [prefix for prefix in prefixes if not manifest_path(prefix).exists()]
-    for prefix in unfinished:
-        pending.roll_back(prefix)
-    for prefix in prefixes:
-        remove_partials(prefix)
-    for record in journal.records:
-        if record["kind"] == "job":
-            _remove_quarantine(record["job"], pending if unfinished else PendingCommit())
-
-
-def _remove_quarantine(description: dict[str, Any], pending: PendingCommit) -> None:
-    quarantine = description.get("policy", {}).get("quarantine")
-    if quarantine is not None:
-        pending.roll_back_quarantine(Path(quarantine))
-        atomic_io.partial_path(Path(quarantine)).unlink(missing_ok=True)
-
-
-def _discard_conflicting_runs(job: Job, journal: Journal) -> None:
-    """Discard unfinished runs of other keys or prefixes that would write the same files.
-
-    Raises:
-        UsageError: such a run is active.
-    """
-    names = {prefix.name for prefix in job.prefixes().values()}
-    for path in sorted(journal.path.parent.glob(f".*{journal.path.suffix}")):
-        first = None if path == journal.path else first_record(path)
-        if first is None or not names & set(first["job"]["outputs"]):
-            continue
-        with file_lock.hold(path.with_suffix(job.beside("lock").suffix), remove=True):
-            other = Journal(path)
-            try:
-                discard_run(other)
-                other.remove()
-            finally:
-                other.close()
-        keys = " ".join(first["job"]["options"]["json_keys"])
-        job.progress.note(f"an earlier, unfinished run of the keys {keys} with the same files is discarded")
 
 
 def _other_job(old: dict[str, Any], new: dict[str, Any], *, bad: int) -> str | None:

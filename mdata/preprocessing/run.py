@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from mdata.errors import DamageError, os_errors_named
@@ -17,9 +18,10 @@ from mdata.object_storage.address import is_address
 from mdata.preprocessing.finalize import finalize_all
 from mdata.preprocessing.finished import PreprocessResult, check_replaced, finished_before, stale_partitions
 from mdata.preprocessing.journal import Journal
+from mdata.preprocessing.placing import complete_all, discard_run
 from mdata.preprocessing.plan import Job, plan_job, useful_workers
 from mdata.preprocessing.preprocess_options import PreprocessOptions, check_options
-from mdata.preprocessing.resume import discard_run, read_earlier_run, resume_or_restart, start_over
+from mdata.preprocessing.resume import EarlierRun, read_earlier_run, resume_or_restart, start_over
 from mdata.preprocessing.worker_pool import Pool
 from mdata.preprocessing.write_loop import WriteLoop
 from mdata.progress import SILENT, Progress
@@ -28,6 +30,7 @@ from mdata.sources.input_files import find_inputs
 from mdata.util import file_lock
 
 _ALREADY_FINISHED = "these results are finished and made of the same input; nothing is left to do"
+_PLACED = "an earlier run had written everything; its results have their names now, and nothing is left to do"
 
 
 def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> PreprocessResult:
@@ -80,13 +83,16 @@ def _preprocess(
         if options.verify_input and not journal.records and not has_results:
             progress.note("--verify-input has no effect: there is no earlier run whose input could be compared")
         stack.callback(lambda: journal.close(keep=journal.resumable))
+        earlier = EarlierRun(None) if found else _completed(job, journal)
+        if earlier.placed and (found := finished_before(job)):
+            found = replace(found, finished_before=False, resumed=True)
         if found:
             # The run that made the results died just before its end, or another job was started and abandoned.
             discard_run(journal)
             journal.remove()
-            progress.note(_ALREADY_FINISHED)
+            progress.note(_PLACED if found.resumed else _ALREADY_FINISHED)
         else:
-            found = _run(job, journal, pool)
+            found = _run(job, journal, pool, earlier=earlier)
         for line in stale_partitions(job):
             progress.note(line)
         return found
@@ -96,10 +102,17 @@ def _manifests(job: Job) -> dict[str, Path]:
     return {name: manifest_path(prefix) for name, prefix in job.prefixes().items()}
 
 
-def _run(job: Job, journal: Journal, pool: Pool) -> PreprocessResult:
+def _completed(job: Job, journal: Journal) -> EarlierRun:
+    """The earlier run of this journal; if it had begun to give its results their names, all have them now."""
     earlier = read_earlier_run(job, journal)
-    if not earlier.was_committing:
-        check_replaced(job, earlier.pending)
+    same = earlier.state is not None
+    placed = complete_all(journal, job.description()["outputs"], job.progress, may_replace=same)
+    return replace(earlier, placed=placed and same) if journal.records else EarlierRun(None)
+
+
+def _run(job: Job, journal: Journal, pool: Pool, *, earlier: EarlierRun) -> PreprocessResult:
+    if not earlier.placed:  # its results may be replaced, and some may be still missing
+        check_replaced(job)
     start = resume_or_restart(job, journal, earlier=earlier)
     try:
         loop = WriteLoop(job, journal, start=start)

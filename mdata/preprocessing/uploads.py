@@ -24,7 +24,8 @@ from mdata.object_storage.reading import object_there, read_range
 from mdata.object_storage.stores import open_store
 from mdata.object_storage.uploading import put_file, remove_object
 from mdata.preprocessing.finished import PreprocessResult, corpus_manifest, not_ours
-from mdata.preprocessing.plan import RESULT_ENDINGS, Job
+from mdata.preprocessing.placing import RESULT_ENDINGS
+from mdata.preprocessing.plan import Job
 from mdata.preprocessing.preprocess_options import PreprocessOptions
 from mdata.progress import Progress
 from mdata.util.atomic_io import atomic_write

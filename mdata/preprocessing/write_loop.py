@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from pathlib import Path
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -22,8 +22,9 @@ from mdata.preprocessing.corpus_writer import CorpusWriter
 from mdata.preprocessing.encode import EncodedChunk, select
 from mdata.preprocessing.finished import is_finished
 from mdata.preprocessing.journal import Journal
+from mdata.preprocessing.placing import remove_leftovers
 from mdata.preprocessing.plan import Job, input_name, printable_path
-from mdata.preprocessing.resume import StartPoint, remove_partials
+from mdata.preprocessing.resume import StartPoint
 from mdata.preprocessing.worker_pool import Pool, Result
 from mdata.sources.chunk import Chunk, chunk_digest, chunks
 from mdata.sources.input_files import STDIN, check_unchanged
@@ -59,9 +60,9 @@ class WriteLoop:
         self._all_written = False
         self._due = 0.0
         self._seconds = {"read": 0.0, "parse": 0.0, "encode": 0.0, "write": 0.0}
-        if job.options.quarantine:
-            start.pending.roll_back_quarantine(Path(job.options.quarantine))
-        self.policy = BadRowPolicy(job.options, job.progress, resume=start.quarantine)
+        # Results that were placed are not written to again, and neither is their quarantine file.
+        options = replace(job.options, quarantine=None) if start.placed else job.options
+        self.policy = BadRowPolicy(options, job.progress, resume=start.quarantine)
         try:
             for number in job.partitions.numbers:
                 for key in job.options.json_keys:
@@ -122,9 +123,8 @@ class WriteLoop:
         job = self.job
         prefix = job.prefixes()[name]
         if start.resumed and is_finished(job, self.state, name=name):
-            remove_partials(prefix)
+            remove_leftovers(prefix)
             return None
-        start.pending.roll_back(prefix)
         step = 1 if number == job.partitions.count else job.partitions.step
         return CorpusWriter(prefix, job.spec.dtype, step=step, resume=start.writers.get(name))
 

@@ -2,13 +2,12 @@
 
 By reference the manifest names the pairs of the parts, and no token is read. A copy is one pair: its files, its
 manifest and its id are those of one run of the whole job. In both cases rows of sections become rows of their files,
-and the manifest is written last; an interrupted merge starts over, and the parts are not changed.
+all results of the job get their names in one transaction, and the parts are not changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,22 +17,22 @@ import numpy.typing as npt
 
 from mdata.corpus.corpus import Corpus, open_corpus
 from mdata.corpus.origins import OriginsWriter, open_origins
-from mdata.errors import MdataError, UsageError, os_errors_named
-from mdata.indexed.append_file import remove_synced
-from mdata.indexed.pair_format import bin_path, idx_path
+from mdata.errors import os_errors_named
 from mdata.manifest.contained_paths import files_inside
-from mdata.manifest.io import load_manifest, save_manifest
-from mdata.manifest.sidecars import hashes_path, manifest_path
+from mdata.manifest.io import stage_manifest
+from mdata.manifest.sidecars import manifest_path
 from mdata.manifest.types import CorpusManifest, Origins, Provenance, Statistics
 from mdata.object_storage.address import Address
 from mdata.preprocessing.bad_rows import check_manifest
 from mdata.preprocessing.corpus_writer import CorpusContent, CorpusWriter, origins_path
+from mdata.preprocessing.finished import first_damage
 from mdata.preprocessing.joining import add_statistics, document_runs
+from mdata.preprocessing.placing import Staged
 from mdata.progress import SILENT, Progress
 from mdata.rewriting.found_parts import FoundPart, FoundResult, check_pairs, find_parts, max_errors_of
 from mdata.rewriting.joined_inputs import JoinedInputs, Placed, join_inputs
 from mdata.rewriting.reread import with_times_now
-from mdata.util import file_lock
+from mdata.rewriting.rewritten import Rewriting, write_results
 
 
 @dataclass(frozen=True)
@@ -75,25 +74,45 @@ def merge(
 
 
 def join(
-    found: Sequence[FoundResult], *, copy: bool, overwrite: bool, max_errors: str | None, progress: Progress
+    found: Sequence[FoundResult],
+    *,
+    copy: bool,
+    overwrite: bool,
+    max_errors: str | None,
+    progress: Progress,
+    damage: Callable[[Path], str | None] = first_damage,
 ) -> list[Merged]:
-    """`merge` of parts whose pairs are known to be there."""
+    """`merge` of parts whose pairs are known to be there; `damage` looks at the files of a result that exists."""
     planned = [(result, *_planned(result, copy, progress)) for result in found]
     for result, content, _ in planned:
         limit = max_errors or max_errors_of(result)
         check_manifest(limit, msgspec.structs.replace(result.parts[0].manifest, provenance=content.provenance))
-    merged = []
-    for result, content, inputs in planned:
-        path = manifest_path(result.prefix)
-        with ExitStack() as stack, os_errors_named(f"writing {path}"):
-            stack.enter_context(file_lock.hold(path.with_name(f".{path.name}.lock"), remove=True))
-            there = _is_there(result, content, copy=copy, overwrite=overwrite)
-            if there is None:
-                manifest = _copy(result, content, inputs, progress) if copy else _refer(result, content, inputs)
-            else:
-                manifest = there
-        merged.append(Merged(manifest, path, len(result.parts), there is not None))
-    return merged
+    by_prefix = {result.prefix: (result, content, inputs) for result, content, inputs in planned}
+
+    def make(prefix: Path) -> Staged:
+        return _copy(*by_prefix[prefix], progress) if copy else _refer(*by_prefix[prefix])
+
+    def differs(prefix: Path, known: CorpusManifest) -> str | None:
+        result, content, _ = by_prefix[prefix]
+        return None if _is_same(known, result, content, copy=copy) else f"corpus {known.id[:16]}, made otherwise"
+
+    parts = {result.prefix: len(result.parts) for result, _, _ in planned}
+    words = f"merge of {max(parts.values())} parts{' --copy' if copy else ''}"
+    written = write_results(
+        Rewriting(
+            words,
+            "the merged corpus of these parts",
+            [*parts],
+            make=make,
+            differs=differs,
+            overwrite=overwrite,
+            damage=damage,
+        ),
+        progress,
+    )
+    return [
+        Merged(one.manifest, manifest_path(prefix), parts[prefix], one.there_before) for prefix, one in written.items()
+    ]
 
 
 def _planned(result: FoundResult, copy: bool, progress: Progress) -> tuple[CorpusContent, JoinedInputs]:
@@ -126,35 +145,6 @@ def _statistics(parts: Sequence[FoundPart]) -> Statistics | None:
     return add_statistics([one for one in known if one is not None]) if all(known) else None
 
 
-def _is_there(result: FoundResult, content: CorpusContent, *, copy: bool, overwrite: bool) -> CorpusManifest | None:
-    """The merged corpus if it exists; otherwise makes sure the name is free, with `overwrite` by removing files.
-
-    Raises:
-        UsageError: another corpus has this name.
-    """
-    path = manifest_path(result.prefix)
-    pair = [file for file in (idx_path(result.prefix), bin_path(result.prefix)) if file.exists()]
-    if path.exists():
-        try:
-            known = load_manifest(path)
-        except MdataError:
-            known = None
-        if isinstance(known, CorpusManifest) and _is_same(known, result, content, copy=copy):
-            return known
-    elif not pair:
-        return None
-    if not overwrite:
-        raise UsageError(
-            f"{path if path.exists() else pair[0]} already exists and is not the merged corpus of these parts",
-            fix="--overwrite (overwrite=True) to replace it, or move it away",
-        )
-    if not copy:
-        remove_synced(path)
-        for file in (*pair, hashes_path(result.prefix)):
-            file.unlink(missing_ok=True)
-    return None
-
-
 def _is_same(known: CorpusManifest, result: FoundResult, content: CorpusContent, *, copy: bool) -> bool:
     made_by = known.provenance
     if made_by is None or content.provenance is None or made_by.origins is None:
@@ -171,7 +161,7 @@ def _is_same(known: CorpusManifest, result: FoundResult, content: CorpusContent,
     return same_pairs and made_by == expected and known.tokenizer == content.tokenizer
 
 
-def _refer(result: FoundResult, content: CorpusContent, inputs: JoinedInputs) -> CorpusManifest:
+def _refer(result: FoundResult, content: CorpusContent, inputs: JoinedInputs) -> Staged:
     """Write origins and a manifest that names the pairs of the parts; parts without documents are left out."""
     prefix, assumed = result.prefix, content.provenance
     assert assumed is not None, "parts have a provenance"
@@ -179,9 +169,9 @@ def _refer(result: FoundResult, content: CorpusContent, inputs: JoinedInputs) ->
     try:
         for part, placed in zip(result.parts, inputs.placed, strict=True):
             _append_origins(origins, part, placed)
-        sidecar = Origins(path=origins_path(prefix).name, hash=origins.commit())
+        sidecar = Origins(path=origins_path(prefix).name, hash=origins.stage())
     finally:
-        origins.discard()
+        origins.close()
     shards = [shard for part in result.parts for shard in part.manifest.shards]
     manifest = msgspec.structs.replace(
         result.parts[0].manifest,
@@ -189,10 +179,11 @@ def _refer(result: FoundResult, content: CorpusContent, inputs: JoinedInputs) ->
         provenance=msgspec.structs.replace(assumed, origins=sidecar),
         statistics=content.statistics,
     )
-    return save_manifest(manifest, manifest_path(prefix))
+    path = manifest_path(prefix)
+    return Staged(prefix, stage_manifest(manifest, path), (origins_path(prefix), path))
 
 
-def _copy(result: FoundResult, content: CorpusContent, inputs: JoinedInputs, progress: Progress) -> CorpusManifest:
+def _copy(result: FoundResult, content: CorpusContent, inputs: JoinedInputs, progress: Progress) -> Staged:
     """Write one pair with the documents of all parts."""
     parts = result.parts
     progress.begin(f"merging {result.prefix.name}", sum(p.manifest.shards[0].bytes for p in parts), unit="B")
@@ -204,11 +195,11 @@ def _copy(result: FoundResult, content: CorpusContent, inputs: JoinedInputs, pro
                 writer.pair.append(tokens, lengths, document_ends=document_ends)
                 progress.advance(tokens.nbytes)
             _append_origins(writer.origins, part, placed)
-        manifest = writer.finish(content)
+        staged = writer.stage(content)
     finally:
-        writer.close(keep=False)
+        writer.close(keep=True)
     progress.end()
-    return manifest
+    return staged
 
 
 def _opened(part: FoundPart) -> Corpus:

@@ -3,15 +3,12 @@
 The position of each document is computed by the same permutation that orders samples. The first pass reads the corpus
 sequentially and puts each document into the bucket of its position; the second reads one bucket after another, each in
 order of position. So random reads happen only inside a bucket, which is small enough to stay in the page cache, and
-memory holds one batch and the positions of one bucket. Buckets are ordinary pairs in a hidden folder beside the result,
-which is removed with the run; an interrupted run starts over.
+memory holds one batch and the positions of one bucket. Buckets are ordinary pairs in a hidden folder beside the result;
+an interrupted run starts over.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +19,9 @@ from mdata.indexed.append_file import AppendFile
 from mdata.manifest.types import CorpusManifest
 from mdata.order.permutation import Permutation
 from mdata.preprocessing.corpus_writer import CorpusWriter, origins_path
+from mdata.preprocessing.placing import Staged, buckets_folder
 from mdata.progress import SILENT, Progress
+from mdata.rewriting.rewritten import Rewriting, write_results
 from mdata.rewriting.taken_documents import DocumentSource, DocumentWriter, Taken, new_corpus
 from mdata.util.arrays import Int64s
 from mdata.util.random_keys import derive_key
@@ -51,39 +50,43 @@ def shuffle(
         progress: receives the tokens of both passes.
 
     Raises:
-        UsageError: the result exists. DamageError: the corpus is damaged. ResourceError: the disk is full; a run needs
-            twice the size of the corpus, in addition to the corpus itself.
+        UsageError: another corpus has the name of the result. DamageError: the corpus is damaged.
+        ResourceError: the disk is full; a run needs twice the size of the corpus, in addition to the corpus itself.
     """
     source = DocumentSource(open_corpus(path))
     corpus = source.corpus
-    prefix = Path(f"{output_prefix}_{corpus.manifest.level}")
+    result = Path(f"{output_prefix}_{corpus.manifest.level}")
+    made_by = {"shuffle_of": corpus.id[:16], "shuffle_seed": seed}
     num_buckets = max(1, min(_MOST_BUCKETS, -(-corpus.num_tokens * corpus.dtype.itemsize // bucket_bytes)))
     permutation = Permutation(max(1, corpus.num_documents), derive_key("shuffle-documents", seed, corpus.id))
+
+    def make(prefix: Path) -> Staged:
+        folder = buckets_folder(prefix)
+        folder.mkdir()
+        with new_corpus(source, prefix) as writer:
+            buckets = [_Bucket(folder / str(number), source) for number in range(num_buckets)]
+            try:
+                _fill(buckets, source, permutation, progress=progress)
+                for bucket in buckets:
+                    bucket.empty(writer, progress)
+            finally:
+                for bucket in buckets:
+                    bucket.close()
+            return writer.stage(made_by)
+
     progress.begin(f"shuffling {corpus.name}", 2 * corpus.num_tokens, unit="tokens")
-    with new_corpus(source, prefix) as writer, _folder(prefix) as folder:
-        buckets = [_Bucket(folder / str(number), source) for number in range(num_buckets)]
-        try:
-            _fill(buckets, source, permutation, progress=progress)
-            for bucket in buckets:
-                bucket.empty(writer, progress)
-        finally:
-            for bucket in buckets:
-                bucket.close()
-        made = writer.finish({"shuffle_of": corpus.id[:16], "shuffle_seed": seed})
+    made = write_results(
+        Rewriting(
+            f"shuffle of {corpus.id[:16]}, seed {seed}",
+            f"this shuffle of {corpus.name}",
+            [result],
+            make=make,
+            differs=lambda prefix, found: source.differs(made_by, found),
+        ),
+        progress,
+    )
     progress.end()
-    return prefix, made
-
-
-@contextmanager
-def _folder(prefix: Path) -> Iterator[Path]:
-    """A hidden folder beside the result; leftovers of an earlier run are removed."""
-    folder = prefix.with_name(f".{prefix.name}.buckets")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return result, made[result].manifest
 
 
 def _fill(buckets: list[_Bucket], source: DocumentSource, permutation: Permutation, *, progress: Progress) -> None:

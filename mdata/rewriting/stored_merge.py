@@ -8,6 +8,7 @@ changes there; as storage has no locks, one machine at a time may merge a job.
 
 from __future__ import annotations
 
+import glob
 import re
 import shutil
 from collections import deque
@@ -70,7 +71,15 @@ def merge_stored(
         results = find_parts(str(folder / prefix.name), count=parts)
         check_pairs(prefix, results, size_of=stored.size_of)
         stored.fetch(results, whole=copy, progress=progress)
-        merged = join(results, copy=copy, overwrite=overwrite, max_errors=max_errors, progress=progress)
+        # What a manifest names is in storage, not beside its copy.
+        merged = join(
+            results,
+            copy=copy,
+            overwrite=overwrite,
+            max_errors=max_errors,
+            progress=progress,
+            damage=lambda path: None,
+        )
         return [stored.publish(one, copy=copy, progress=progress) for one in merged]
 
 
@@ -87,6 +96,8 @@ class _StoredParts:
         for path in folder.glob(f"{prefix.name}*"):  # of an earlier merge; blocks of parts that it fetched stay
             if of_results.fullmatch(path.name) or of_parts.fullmatch(path.name):
                 path.unlink()
+        for path in folder.glob(f".{glob.escape(prefix.name)}*.journal"):  # its results may be of other parts
+            path.unlink()
         manifests = [one for name, one in self._objects.items() if of_parts.fullmatch(name)]
         manifests += [one for name, one in self._objects.items() if of_results.fullmatch(name) and name[-5:] == ".json"]
         with ThreadPoolExecutor(_THREADS) as pool:

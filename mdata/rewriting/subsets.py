@@ -20,8 +20,10 @@ from mdata.errors import UsageError
 from mdata.manifest.types import CorpusManifest
 from mdata.mixing.shares import fraction_of
 from mdata.order.permutation import Permutation
+from mdata.preprocessing.placing import Staged
 from mdata.progress import SILENT, Progress
-from mdata.rewriting.taken_documents import DocumentSource, new_corpus
+from mdata.rewriting.rewritten import Rewriting, write_results
+from mdata.rewriting.taken_documents import DocumentSource, DocumentWriter, new_corpus
 from mdata.util.arrays import Int64s
 from mdata.util.random_keys import derive_key
 
@@ -46,7 +48,8 @@ def split(
         progress: receives the tokens written.
 
     Raises:
-        UsageError: invalid shares or names, or results that exist. DamageError: the corpus is damaged.
+        UsageError: invalid shares or names, or other corpora with the names of results.
+        DamageError: the corpus is damaged.
     """
     source = DocumentSource(open_corpus(path))
     weights = _weights(shares)
@@ -55,20 +58,30 @@ def split(
         expected = f"{len(weights)} different names without a slash, one for each share"
         raise UsageError(f"names {' '.join(called)}", expected=expected)
     bounds = _bounds(source, weights)
-    made = {}
-    progress.begin(f"splitting {source.corpus.name}", source.corpus.num_tokens, unit="tokens")
     of = {"split_of": f"{source.corpus.id[:16]} by {','.join(shares)}", **_earlier_splits(source.corpus.manifest)}
-    for number, name in enumerate(called):
-        prefix = Path(f"{output_prefix}_{name}_{source.corpus.manifest.level}")
+    prefixes = [Path(f"{output_prefix}_{name}_{source.corpus.manifest.level}") for name in called]
+    made_by = {prefix: {"split": f"{number}/{len(weights)}", **of} for number, prefix in enumerate(prefixes, 1)}
+
+    def make(prefix: Path) -> Staged:
+        number = prefixes.index(prefix)
         with new_corpus(source, prefix) as writer:
             for block in _blocks(bounds[number], bounds[number + 1]):
-                for batch in source.batches(block):
-                    before = writer.num_tokens
-                    writer.append_numbers(batch)
-                    progress.advance(writer.num_tokens - before)
-            made[prefix] = writer.finish({"split": f"{number + 1}/{len(weights)}", **of})
+                _append(writer, block, progress)
+            return writer.stage(made_by[prefix])
+
+    progress.begin(f"splitting {source.corpus.name}", source.corpus.num_tokens, unit="tokens")
+    made = write_results(
+        Rewriting(
+            f"split of {source.corpus.id[:16]} by {' '.join(shares)}",
+            f"this part of {source.corpus.name}",
+            prefixes,
+            make=make,
+            differs=lambda prefix, found: source.differs(made_by[prefix], found),
+        ),
+        progress,
+    )
     progress.end()
-    return made
+    return {prefix: one.manifest for prefix, one in made.items()}
 
 
 def sample(
@@ -84,25 +97,44 @@ def sample(
         progress: receives the tokens written.
 
     Raises:
-        UsageError: the corpus has fewer tokens, or the result exists. DamageError: the corpus is damaged.
+        UsageError: the corpus has fewer tokens, or another one has the name of the result.
+        DamageError: the corpus is damaged.
     """
     source = DocumentSource(open_corpus(path))
     corpus = source.corpus
     if not 1 <= tokens <= corpus.num_tokens:
         raise UsageError(f"tokens={tokens}", expected=f"1 to {corpus.num_tokens}, the tokens of {corpus.path}")
     permutation = Permutation(corpus.num_documents, derive_key("sample-documents", seed, corpus.id))
-    drawn = _drawn(source, permutation, tokens)
-    prefix = Path(f"{output_prefix}_{corpus.manifest.level}")
+    result = Path(f"{output_prefix}_{corpus.manifest.level}")
+    made_by = {"sample_of": corpus.id[:16], "sample_tokens": tokens, "sample_seed": seed}
+
+    def make(prefix: Path) -> Staged:
+        drawn = _drawn(source, permutation, tokens)
+        with new_corpus(source, prefix) as writer:
+            for block in _blocks(0, corpus.num_documents):
+                _append(writer, block[permutation.inverse(block) < drawn], progress)
+            return writer.stage(made_by)
+
     progress.begin(f"sampling {corpus.name}", tokens, unit="tokens")
-    with new_corpus(source, prefix) as writer:
-        for block in _blocks(0, corpus.num_documents):
-            for batch in source.batches(block[permutation.inverse(block) < drawn]):
-                before = writer.num_tokens
-                writer.append_numbers(batch)
-                progress.advance(writer.num_tokens - before)
-        made = writer.finish({"sample_of": corpus.id[:16], "sample_tokens": tokens, "sample_seed": seed})
+    made = write_results(
+        Rewriting(
+            f"sample of {corpus.id[:16]}, {tokens} tokens, seed {seed}",
+            f"this sample of {corpus.name}",
+            [result],
+            make=make,
+            differs=lambda prefix, found: source.differs(made_by, found),
+        ),
+        progress,
+    )
     progress.end()
-    return prefix, made
+    return result, made[result].manifest
+
+
+def _append(writer: DocumentWriter, numbers: Int64s, progress: Progress) -> None:
+    for batch in writer.source.batches(numbers):
+        before = writer.num_tokens
+        writer.append_numbers(batch)
+        progress.advance(writer.num_tokens - before)
 
 
 def _earlier_splits(manifest: CorpusManifest) -> dict[str, list[list[str]]]:

@@ -19,15 +19,13 @@ import numpy.typing as npt
 
 from mdata.corpus.corpus import Corpus
 from mdata.corpus.documents import Documents
-from mdata.errors import UsageError, os_errors_named
-from mdata.indexed.pair_format import bin_path, idx_path
-from mdata.manifest.sidecars import manifest_path
-from mdata.manifest.types import CorpusManifest, Statistics
-from mdata.object_storage.address import refuse_output_address
+from mdata.manifest.types import CorpusManifest, Provenance, Statistics
 from mdata.preprocessing.corpus_writer import CorpusContent, CorpusWriter, length_histogram
-from mdata.util import file_lock
+from mdata.preprocessing.placing import Staged
+from mdata.preprocessing.resume import difference
 from mdata.util.arrays import Int64s, locate_all
 
+_MADE_BY = "made_by"  # the note that says how a corpus was made from one without origins
 _DOCUMENTS_AT_ONCE = 1 << 16
 _TOKENS_AT_ONCE = 1 << 22
 
@@ -55,6 +53,27 @@ class DocumentSource:
             corpus.token_bounds(0, 0)
         self.corpus = corpus
         self.origins = Documents(corpus).origins
+
+    def provenance(self, made_by: Mapping[str, Any]) -> Provenance | None:
+        """That of a corpus made from these documents, but for what its writer fills in; None: nothing is known."""
+        known = self.corpus.manifest.provenance if self.origins else None
+        if known is None:
+            return None
+        return msgspec.structs.replace(known, options={**known.options, **made_by}, special_in_text=None)
+
+    def differs(self, made_by: Mapping[str, Any], found: CorpusManifest) -> str | None:
+        """How a corpus differs from what would be made of these documents in this way; None: not at all."""
+        expected, known = self.provenance(made_by), found.provenance
+        facts = [
+            {
+                "options": dict(one.options) if one else {},
+                _MADE_BY: None if one else dict(made_by) if one is expected else found.notes.get(_MADE_BY),
+                "tokenizer": tokenizer and tokenizer.fingerprint,
+                "inputs": [file.hash for file in one.inputs] if one else [],
+            }
+            for one, tokenizer in ((known, found.tokenizer), (expected, self.corpus.manifest.tokenizer))
+        ]
+        return difference(*facts)
 
     def num_tokens(self, numbers: Int64s) -> Int64s:
         """int64[d], tokens of each document."""
@@ -126,34 +145,22 @@ class DocumentWriter:
         origins = self.source.origins
         self.append(self.source.take(numbers), origins.of_documents(numbers) if origins else None)
 
-    def finish(self, made_by: Mapping[str, Any]) -> CorpusManifest:
-        """Give the corpus its final name; `made_by` is added to the options that the source records."""
+    def stage(self, made_by: Mapping[str, Any]) -> Staged:
+        """Complete the corpus; `made_by` is added to the options that the source records."""
         manifest = self.source.corpus.manifest
-        known = manifest.provenance if self.source.origins else None
-        if known is not None:
-            known = msgspec.structs.replace(known, options={**known.options, **made_by}, special_in_text=None)
+        known = self.source.provenance(made_by)
         files = self.source.corpus.tokenizer_files()
         histogram = np.trim_zeros(self._histogram, "b").tolist()
         statistics = Statistics(document_lengths=histogram, text_bytes=None)
-        return self.writer.finish(CorpusContent(manifest.level, manifest.tokenizer, files, known, statistics))
+        notes = {} if known else {_MADE_BY: dict(made_by)}
+        return self.writer.stage(CorpusContent(manifest.level, manifest.tokenizer, files, known, statistics, notes))
 
 
 @contextmanager
 def new_corpus(source: DocumentSource, prefix: Path) -> Iterator[DocumentWriter]:
-    """A writer for this prefix; unfinished files are removed when the block ends.
-
-    Raises:
-        UsageError: the name is taken, or another process is writing it.
-    """
-    refuse_output_address(prefix)
-    for path in (manifest_path(prefix), idx_path(prefix), bin_path(prefix)):
-        if path.exists():
-            raise UsageError(f"{path} already exists", fix="another output prefix, or remove it")
-    with os_errors_named(f"writing {prefix}"):
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        with file_lock.hold(prefix.with_name(f".{prefix.name}.lock"), remove=True):
-            made = DocumentWriter(source, prefix)
-            try:
-                yield made
-            finally:
-                made.writer.close(keep=False)
+    """A writer for this prefix, closed when the block ends; see `write_results`."""
+    made = DocumentWriter(source, prefix)
+    try:
+        yield made
+    finally:
+        made.writer.close(keep=True)

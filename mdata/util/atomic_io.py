@@ -155,6 +155,21 @@ def atomic_write(path: Path, data: Buffer) -> None:
         write_all(fd, data)
 
 
+def write_partial(path: Path, data: Buffer) -> None:
+    """Write and sync a whole file under its temporary name.
+
+    Raises:
+        UsageError: that name is a link. OSError: what the file system said, with the file's name.
+    """
+    fd = open_no_link(partial_path(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    with named_in_errors(path):
+        try:
+            write_all(fd, data)
+            sync(fd)
+        finally:
+            os.close(fd)
+
+
 def atomic_writes(files: Mapping[Path, Buffer]) -> None:
     """Write files of one folder that belong together: an old one and a new one never exist together.
 
@@ -166,17 +181,9 @@ def atomic_writes(files: Mapping[Path, Buffer]) -> None:
         OSError: what the file system said, with the file's name.
     """
     partials = {path: partial_path(path) for path in files}
-    made: list[Path] = []  # a link under such a name is not ours, and stays
     try:
         for path, data in files.items():
-            fd = open_no_link(partials[path], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            made.append(partials[path])
-            with named_in_errors(path):
-                try:
-                    write_all(fd, data)
-                    sync(fd)
-                finally:
-                    os.close(fd)
+            write_partial(path, data)
         folders = {path.parent for path in files}
         if len(files) > 1:
             for path in reversed(partials):
@@ -189,6 +196,7 @@ def atomic_writes(files: Mapping[Path, Buffer]) -> None:
             sync_folder(folder)
     except BaseException:
         with suppress(OSError):  # the first error is reported
-            for partial in made:
-                partial.unlink(missing_ok=True)
+            for partial in partials.values():
+                if not partial.is_symlink():  # not ours, and evidence
+                    partial.unlink(missing_ok=True)
         raise

@@ -77,8 +77,8 @@ def removals(
 def crash_at(n: int, work: Callable[[], object], *, removals: bool = False) -> bool:
     """Run `work` in a child that ends, with no handler run, before its n-th write, sync or rename.
 
-    `removals`: files that are deleted or cut count too. Returns whether it came that far; an error of the work itself
-    is one here.
+    `removals`: every other call of Python that changes a folder or cuts a file counts too. Returns whether it came that
+    far; an error of the work itself is one here.
     """
     child = os.fork()
     if child == 0:
@@ -88,7 +88,7 @@ def crash_at(n: int, work: Callable[[], object], *, removals: bool = False) -> b
                 counted = itertools.count()
                 for name in ("write", "sync", "rename"):
                     patch.setattr(atomic_io, name, _dying(getattr(atomic_io, name), counted, n))
-                for name in ("unlink", "ftruncate") if removals else ():
+                for name in _CHANGING if removals else ():
                     patch.setattr(os, name, _dying(getattr(os, name), counted, n))
                 work()
             code = 0
@@ -102,6 +102,7 @@ def crash_at(n: int, work: Callable[[], object], *, removals: bool = False) -> b
 
 
 _CRASHED, _FAILED = 9, 1
+_CHANGING = ("unlink", "ftruncate", "mkdir", "rmdir", "pwrite", "symlink", "link")
 
 
 def _dying(real: Any, counted: Iterator[int], n: int) -> Any:

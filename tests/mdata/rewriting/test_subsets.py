@@ -186,8 +186,19 @@ def test_what_cannot_be_done_is_named(made, tmp_path, call, message):
 
 def test_nothing_is_overwritten(made, tmp_path):
     shuffle(made, str(tmp_path / "x"))
-    with pytest.raises(UsageError, match="already exists"):
-        shuffle(made, str(tmp_path / "x"))
+    before = {path: (path.read_bytes(), path.stat().st_ino) for path in tmp_path.glob("x*")}
+    for command, reason in (
+        (lambda: shuffle(made, str(tmp_path / "x"), seed=1), "shuffle_seed was 0, is 1"),
+        (lambda: sample(made, str(tmp_path / "x"), tokens=9), "sample_of was None"),
+    ):
+        with pytest.raises(UsageError, match=f"already exists and is not this(.|\n)*{reason}") as caught:
+            command()
+        assert "remove" not in str(caught.value)
+    (tmp_path / "y_document.bin").write_bytes(b"of another program")
+    with pytest.raises(UsageError, match=r"y_document\.bin already exists(.|\n)*it has no manifest"):
+        shuffle(made, str(tmp_path / "y"))
+    assert before == {path: (path.read_bytes(), path.stat().st_ino) for path in tmp_path.glob("x*")}
+    assert sorted(path.name for path in tmp_path.iterdir() if path not in before) == ["y_document.bin"]
 
 
 def test_the_command_line(made, tmp_path, capsys):

@@ -1,0 +1,259 @@
+"""Complete files get their final names as one transaction, however many they are; every command that writes corpora
+ends so. Its states are told from the journal:
+
+1. Writing: no "placing" record. Everything new has a hidden temporary name; what is visible is as it was. After a kill
+   the run continues or starts over, and nothing has to be undone.
+2. Placing: the record was synced after all files, manifests included, and names each by inode and size. From here on
+   the transaction only goes forward: the next run on these results, whatever its command, repeats the steps, and a step
+   that was done changes nothing. An error in a live process undoes the renames, so that nothing half done is visible.
+3. Placed: every manifest has its name. The journal is removed.
+
+The steps: old manifests are removed; old .idx files are, and what the new results have no file for; then files are
+renamed, then .idx files, then manifests. Each step is on disk before the next. So a manifest that exists is true, an
+.idx describes the .bin beside it, and a pair without a manifest is visible for one step only.
+
+A name proves nothing, because an older result may have it: only a file with the inode and size of the record is ours.
+Device numbers are left out: a restart may change them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mdata.errors import DamageError, os_errors_named
+from mdata.manifest.types import CorpusManifest
+from mdata.preprocessing.journal import Journal, first_record
+from mdata.progress import Progress
+from mdata.util import atomic_io, file_lock
+
+RESULT_ENDINGS = (".bin", ".idx", ".json", ".origins", ".bin.blake3")
+_SPOOLS = (".lengths", ".boundaries", ".hashes")  # of mdata/indexed/writer.py
+_FileMark = list[int]  # inode and size: JSON types
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A result that is complete under temporary names: its prefix, its manifest, and the final names of its files."""
+
+    prefix: Path
+    manifest: CorpusManifest
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class _Placement:
+    """What a "placing" record says.
+
+    Attributes:
+        folder: of the journal and of all results.
+        prefixes: names of the results; one without files is only removed.
+        files: each file's mark by its name in the folder, or its whole path.
+    """
+
+    folder: Path
+    prefixes: Sequence[str]
+    files: dict[str, _FileMark]
+
+    def carry_out(self) -> None:
+        """Do what is left of the steps; after an error, undo the renames."""
+        renamed: list[Path] = []
+        folders = sorted({(self.folder / name).parent for name in self.files} | {self.folder})
+        try:
+            for names, do in self._steps():
+                for name in names:
+                    path = self.folder / name
+                    if do == "remove":
+                        if not self._has(name):
+                            path.unlink(missing_ok=True)
+                    elif _mark(atomic_io.partial_path(path)) == self.files[name]:
+                        atomic_io.rename(atomic_io.partial_path(path), path)
+                        renamed.append(path)
+                for folder in folders:
+                    atomic_io.sync_folder(folder)
+        except BaseException:
+            with suppress(OSError):  # the first error is reported
+                for path in reversed(renamed):
+                    atomic_io.rename(path, atomic_io.partial_path(path))
+            raise
+
+    def _steps(self) -> Iterator[tuple[list[str], str]]:
+        ended = {name: "" if Path(name).is_absolute() else Path(name).suffix for name in self.files}
+        old = [f"{prefix}{ending}" for ending in RESULT_ENDINGS for prefix in self.prefixes]
+        yield [name for name in old if name.endswith(".json")], "remove"
+        yield [name for name in old if name.endswith(".idx") or name not in self.files], "remove"
+        yield [name for name, ending in ended.items() if ending not in (".idx", ".json")], "rename"
+        yield [name for name, ending in ended.items() if ending == ".idx"], "rename"
+        yield [name for name, ending in ended.items() if ending == ".json"], "rename"
+
+    def _has(self, name: str) -> bool:
+        """Whether the file of this name is the one that was to get it."""
+        return name in self.files and _mark(self.folder / name) == self.files[name]
+
+    def replaces(self) -> bool:
+        """Whether files that are not of this transaction have the names of its results."""
+        names = {f"{prefix}{ending}" for prefix in self.prefixes for ending in RESULT_ENDINGS} | self.files.keys()
+        return any((self.folder / name).exists() and not self._has(name) for name in names)
+
+    def lost(self) -> Path | None:
+        """A file that has neither name; None: all are there."""
+        unnamed = {atomic_io.partial_path(self.folder / name): name for name in self.files if not self._has(name)}
+        return next((partial for partial, name in unnamed.items() if _mark(partial) != self.files[name]), None)
+
+    def take_away(self) -> None:
+        """Remove the files of results that have no manifest yet; those that describe a .bin go first."""
+        unfinished = [prefix for prefix in self.prefixes if not self._has(f"{prefix}.json")]
+        ours = {f"{prefix}{ending}" for prefix in unfinished for ending in RESULT_ENDINGS}
+        ours |= {name for name in self.files if Path(name).is_absolute()} if unfinished else set()
+        for name in sorted(ours, key=lambda name: not name.endswith(".idx")):
+            if self._has(name):
+                (self.folder / name).unlink()
+                atomic_io.sync_folder((self.folder / name).parent)
+
+
+def place(
+    journal: Journal, results: Sequence[Staged], *, replaced: Sequence[Path] = (), also: Sequence[Path] = ()
+) -> None:
+    """Give results their final names.
+
+    Args:
+        journal: in the folder of all results.
+        results: complete and synced.
+        replaced: prefixes of results that are removed, because later ones will replace them.
+        also: final names of other complete files, in any folder.
+
+    Raises:
+        ResourceError, UsageError: a file operation failed; the next run completes the transaction.
+        DamageError: somebody removed a temporary file.
+    """
+    finals = {path.name: path for result in results for path in result.files}
+    finals |= {str(path.absolute()): path for path in also}
+    files = {}
+    # The temporary names must be on disk before the journal refers to them.
+    for folder in sorted({path.parent for path in finals.values()}):
+        atomic_io.sync_folder(folder)
+    for name, path in finals.items():
+        mark = _mark(atomic_io.partial_path(path))
+        if mark is None:
+            raise DamageError(f"{atomic_io.partial_path(path)} was removed while it was being written", fix="run again")
+        files[name] = mark
+    prefixes = [result.prefix.name for result in results] + [prefix.name for prefix in replaced]
+    journal.append({"kind": "placing", "prefixes": prefixes, "files": files})
+    journal.resumable = True
+    with os_errors_named(f"finishing {results[0].prefix if len(results) == 1 else journal.path.parent}"):
+        _Placement(journal.path.parent, prefixes, files).carry_out()
+
+
+def complete(journal: Journal, progress: Progress, *, may_replace: bool) -> bool:
+    """Complete the transaction that a run had begun; whether it is complete now.
+
+    Args:
+        journal: of that run. If one of its files is lost, the run is discarded.
+        progress: receives a note on that.
+        may_replace: whether it may replace older files; only the same command was allowed to.
+    """
+    placement = _placement(journal)
+    if placement is None or any(record["kind"] == "given up" for record in journal.records):
+        return False
+    if not may_replace and placement.replaces():
+        return False
+    if lost := placement.lost():
+        progress.note(f"an earlier run had written everything, but {lost} was removed since; it is discarded")
+        discard_run(journal)
+        journal.restart()
+        return False
+    with os_errors_named(f"finishing what {journal.path} describes"):
+        placement.carry_out()
+    return True
+
+
+def discard_run(journal: Journal) -> None:
+    """Remove the unfinished files of a journal's run; results with a manifest are finished and stay.
+
+    The journal records this before the first file is removed: a partly removed run must not be continued.
+    """
+    if not journal.records:
+        return
+    journal.append({"kind": "given up"})
+    if placement := _placement(journal):
+        placement.take_away()
+    for name in journal.records[0]["job"]["outputs"]:
+        remove_leftovers(journal.path.parent / name)
+    for record in journal.records:
+        if record["kind"] == "job" and (quarantine := record["job"].get("policy", {}).get("quarantine")):
+            atomic_io.partial_path(Path(quarantine)).unlink(missing_ok=True)
+
+
+def remove_leftovers(prefix: Path) -> None:
+    """Remove the temporary files of a result."""
+    for ending in (*_SPOOLS, *RESULT_ENDINGS):
+        atomic_io.partial_path(prefix.with_name(prefix.name + ending)).unlink(missing_ok=True)
+    shutil.rmtree(buckets_folder(prefix), ignore_errors=True)
+
+
+def buckets_folder(prefix: Path) -> Path:
+    """The hidden folder beside a result in which `shuffle` keeps its buckets."""
+    return prefix.with_name(f".{prefix.name}.buckets")
+
+
+def other_runs(journal: Journal, outputs: Iterable[str]) -> Iterator[tuple[Journal, dict[str, Any]]]:
+    """The journals of unfinished runs of other commands that would write some of the same files, each locked.
+
+    Raises:
+        UsageError: such a run is active.
+    """
+    names = set(outputs)
+    for path in sorted(journal.path.parent.glob(f".*{journal.path.suffix}")):
+        first = None if path == journal.path else first_record(path)
+        if first is None or not names & set(first["job"]["outputs"]):
+            continue
+        with file_lock.hold(path.with_suffix(".lock"), remove=True):
+            other = Journal(path)
+            try:
+                yield other, first["job"]
+            finally:
+                other.close(keep=bool(other.records))
+
+
+def complete_all(journal: Journal, outputs: Iterable[str], progress: Progress, *, may_replace: bool) -> bool:
+    """Complete whatever transaction on these results was begun; whether it was this journal's.
+
+    `may_replace`: that of this journal may replace older files, since it is of the same command.
+    """
+    for other, job in other_runs(journal, outputs):
+        if complete(other, progress, may_replace=False):
+            progress.note(f"{described(job)} had written everything, and its results have their names now")
+    return complete(journal, progress, may_replace=may_replace)
+
+
+def discard_others(journal: Journal, outputs: Iterable[str], progress: Progress) -> None:
+    """Discard what other unfinished runs left under the names of these results."""
+    for other, job in other_runs(journal, outputs):
+        discard_run(other)
+        other.remove()
+        progress.note(f"{described(job)} with the same files is discarded")
+
+
+def described(job: dict[str, Any]) -> str:
+    """An unfinished run, from its journal's first record."""
+    what = job.get("command") or f"run of the keys {' '.join(job['options']['json_keys'])}"
+    return f"an earlier, unfinished {what}"
+
+
+def _placement(journal: Journal) -> _Placement | None:
+    last = next((record for record in reversed(journal.records) if record["kind"] in ("state", "placing")), None)
+    if last is None or last["kind"] == "state" or "prefixes" not in last:
+        return None
+    return _Placement(journal.path.parent, last["prefixes"], last["files"])
+
+
+def _mark(path: Path) -> _FileMark | None:
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return None
+    return [facts.st_ino, facts.st_size]

@@ -1,0 +1,169 @@
+"""How merge, split, sample and shuffle write their results: all of one command in one transaction, over at most once.
+
+A command that was killed while it wrote starts over; one that was killed later is completed (placing.py). Run again
+after its end it finds its results and does nothing, so it may be repeated blindly. What another command left there is
+named and not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mdata.errors import MdataError, UsageError, os_errors_named
+from mdata.indexed.pair_format import bin_path, idx_path
+from mdata.manifest.io import load_manifest
+from mdata.manifest.sidecars import manifest_path
+from mdata.manifest.types import CorpusManifest
+from mdata.object_storage.address import refuse_output_address
+from mdata.preprocessing.finished import first_damage
+from mdata.preprocessing.journal import Journal
+from mdata.preprocessing.placing import Staged, complete_all, discard_others, discard_run, place, remove_leftovers
+from mdata.progress import Progress
+from mdata.util import file_lock
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """A command of this room, as far as its results are concerned.
+
+    Attributes:
+        command: says what is done to which corpus, in a few words; the same for the same results.
+        called: a result, in messages.
+        prefixes: of the results, all in one folder.
+        make: writes a result; it closes its writers, and leaves temporary files to this module.
+        differs: how an existing corpus with a name of a result differs from it; None: not at all.
+        overwrite: replace other corpora with these names; None: the command has no such option.
+        damage: what is wrong with the files of an existing result of this command; None: nothing.
+    """
+
+    command: str
+    called: str
+    prefixes: Sequence[Path]
+    make: Callable[[Path], Staged]
+    differs: Callable[[Path, CorpusManifest], str | None]
+    overwrite: bool | None = None
+    damage: Callable[[Path], str | None] = first_damage
+
+
+@dataclass(frozen=True)
+class Written:
+    """A result; `there_before`: an earlier run of the same command had written it."""
+
+    manifest: CorpusManifest
+    there_before: bool
+
+
+def write_results(rewriting: Rewriting, progress: Progress) -> dict[Path, Written]:
+    """Write all results, or find them written.
+
+    Raises:
+        UsageError: other files have these names, or another process is writing them. ResourceError: a file operation
+            failed. Whatever else `make` raises.
+    """
+    first = rewriting.prefixes[0]
+    for prefix in rewriting.prefixes:
+        refuse_output_address(prefix)
+    path = first.with_name(f".{first.name}.rewrite.journal")
+    lock = path.with_suffix(".lock")
+    # If nothing is left to do, nothing is written, not even a lock: the folder may be read-only.
+    if not path.exists() and not lock.exists():
+        there = _finished(rewriting)
+        if len(there) == len(rewriting.prefixes):
+            return there
+    with os_errors_named(f"writing {first}"):
+        first.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock.hold(lock, remove=True):
+            journal = Journal(path)
+            try:
+                return _write_results(rewriting, journal, progress)
+            finally:
+                journal.close(keep=journal.resumable)
+
+
+def _write_results(rewriting: Rewriting, journal: Journal, progress: Progress) -> dict[Path, Written]:
+    job = {"outputs": sorted(prefix.name for prefix in rewriting.prefixes), "command": rewriting.command}
+    same = [record["job"] for record in journal.records[:1]] == [job]
+    if complete_all(journal, job["outputs"], progress, may_replace=same):
+        progress.note("an earlier run had written everything; its results have their names now")
+        discard_run(journal)
+        journal.restart()
+    written = _finished(rewriting)
+    missing = [prefix for prefix in rewriting.prefixes if prefix not in written]
+    for prefix in missing:
+        _check_free(rewriting, prefix, progress)
+    discard_others(journal, job["outputs"], progress)
+    discard_run(journal)
+    journal.restart()
+    if missing:
+        journal.append({"kind": "job", "job": job})
+        try:
+            staged = [rewriting.make(prefix) for prefix in missing]
+            place(journal, staged)
+        finally:
+            if not journal.resumable:
+                _clear(rewriting)
+        written |= {one.prefix: Written(one.manifest, False) for one in staged}
+    _clear(rewriting)
+    journal.remove()
+    journal.resumable = False
+    return {prefix: written[prefix] for prefix in rewriting.prefixes}
+
+
+def _clear(rewriting: Rewriting) -> None:
+    for prefix in rewriting.prefixes:
+        remove_leftovers(prefix)
+
+
+def _finished(rewriting: Rewriting) -> dict[Path, Written]:
+    """The results that are there, whole and of this command."""
+    found = {}
+    for prefix in rewriting.prefixes:
+        manifest = _manifest(prefix)
+        if not isinstance(manifest, CorpusManifest) or rewriting.differs(prefix, manifest) is not None:
+            continue
+        if rewriting.damage(manifest_path(prefix)) is None:
+            found[prefix] = Written(manifest, True)
+    return found
+
+
+def _manifest(prefix: Path) -> CorpusManifest | str | None:
+    """The manifest of a result, or why it cannot be read; None: there is none."""
+    path = manifest_path(prefix)
+    if not path.exists():
+        return None
+    try:
+        found = load_manifest(path)
+    except MdataError as error:
+        return str(error).splitlines()[0]
+    return found if isinstance(found, CorpusManifest) else "it is the manifest of a blend"
+
+
+def _check_free(rewriting: Rewriting, prefix: Path, progress: Progress) -> None:
+    """Refuse a name that is taken, unless by a damaged result of this command.
+
+    Raises:
+        UsageError: says what is there.
+    """
+    path, manifest = manifest_path(prefix), _manifest(prefix)
+    if isinstance(manifest, CorpusManifest):
+        reason = rewriting.differs(prefix, manifest)
+        if reason is None:
+            progress.note(f"{path} will be made again: {rewriting.damage(path)}")
+            return
+    elif manifest is not None:
+        reason = manifest
+    else:
+        pair = [file for file in (idx_path(prefix), bin_path(prefix)) if file.exists()]
+        if not pair:
+            return
+        path, reason = pair[0], "it has no manifest"
+    if not rewriting.overwrite:
+        raise UsageError(
+            f"{path} already exists and is not {rewriting.called}",
+            found=reason,
+            fix="another output prefix"
+            if rewriting.overwrite is None
+            else "--overwrite (overwrite=True) to replace it",
+        )

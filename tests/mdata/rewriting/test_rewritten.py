@@ -1,0 +1,196 @@
+"""Merge, split, sample and shuffle killed before any call that changes the disk, or with a call that fails.
+
+After each, no manifest is false, a pair without a manifest is not taken for a corpus, and the same command completes
+the job: the bytes of an undisturbed run, and nothing hidden. A default run takes some of the calls, `make soak` all.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import mdata
+from mdata.errors import MdataError, UsageError
+from mdata.rewriting.merge import merge
+from mdata.rewriting.shuffle import shuffle
+from mdata.rewriting.subsets import sample, split
+from tests.helpers.corpora import write_pair
+from tests.helpers.examples import SOAK
+from tests.helpers.failures import crash_at, durable_calls, removals
+from tests.helpers.power_loss import recorded, states
+from tests.mdata.preprocessing.test_parts import job, make_parts, write_mix
+
+
+@pytest.fixture(scope="module")
+def memory() -> Iterator[Path]:
+    shm = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def world(memory) -> Path:
+    """Parts of a job, with held-out documents; a corpus of which the origins are known, and a pair of which not."""
+    folder = memory / "world"
+    folder.mkdir()
+    write_mix(folder / "in")
+    make_parts(job(folder, holdout="0.2"), 3)
+    mdata.preprocess(replace(job(folder), output_prefix=str(folder / "whole")))
+    write_pair(folder / "bare", [[2, 1], [], [4], [3, 5]])
+    return folder
+
+
+def whole(folder: Path) -> Path:
+    return folder / "whole_text_document.json"
+
+
+COMMANDS = {
+    "merge": lambda world, out: merge(str(out / "c"), overwrite=True),
+    "merge --copy": lambda world, out: merge(str(out / "c"), copy=True, overwrite=True),
+    "split": lambda world, out: split(whole(world), str(out / "y"), shares=["8", "1", "1"]),
+    "sample": lambda world, out: sample(whole(world), str(out / "y"), tokens=2000),
+    "shuffle": lambda world, out: shuffle(whole(world), str(out / "y"), bucket_bytes=20_000),
+    "shuffle of a bare pair": lambda world, out: shuffle(world / "bare", str(out / "y")),
+}
+
+
+def fresh(command: str, world: Path, out: Path) -> None:
+    """The folder in which a command writes, before it ran: empty, or for a merge with the parts."""
+    shutil.rmtree(out, ignore_errors=True)
+    if command.startswith("merge"):
+        shutil.copytree(world / "out", out)
+    else:
+        out.mkdir()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def assert_nothing_false_looks_finished(out: Path) -> None:
+    for path in out.glob("[!.]*.json"):
+        assert not mdata.verify(path).problems, path
+    for path in out.glob("[!.]*.idx"):
+        if not path.with_suffix(".json").exists():
+            with pytest.raises(MdataError):
+                mdata.open_corpus(path.with_suffix(""))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_kill_before_any_call_loses_nothing_and_leaves_nothing(world, memory, command):
+    out, run = memory / "killed", COMMANDS[command]
+    fresh(command, world, out)
+    run(world, out)
+    expected = contents(out)
+    step = 1 if SOAK > 1 else 7
+    for offset, start in enumerate(itertools.count(0, step)):
+        n = start + offset % step  # another place of the pattern each time
+        fresh(command, world, out)
+        if not crash_at(n, lambda: run(world, out), removals=True):
+            break
+        assert_nothing_false_looks_finished(out)
+        run(world, out)
+        assert contents(out) == expected, n
+    assert n > 30
+
+
+@pytest.mark.parametrize("command", ["merge --copy", "split"])
+@pytest.mark.parametrize("fails", [durable_calls, removals])
+def test_an_error_at_any_call_is_typed_and_the_same_command_continues(world, memory, monkeypatch, command, fails):
+    out, run = memory / "failed", COMMANDS[command]
+    fresh(command, world, out)
+    run(world, out)
+    expected, where = contents(out), (out,) if fails is removals else ()
+    for n in itertools.count(0, 1 if SOAK > 1 else 5):
+        fresh(command, world, out)
+        with fails(monkeypatch, *where, fail_at=n, code=errno.EIO) as calls:
+            try:
+                run(world, out)
+            except MdataError as error:
+                assert "Input/output error" in str(error), (n, calls.seen[-1])
+        if len(calls.seen) <= n:
+            break
+        assert_nothing_false_looks_finished(out)
+        run(world, out)
+        found = {name: data for name, data in contents(out).items() if not name.startswith(".tokenizer-")}
+        assert found == expected, (n, calls.seen[n])
+    assert n > 4
+
+
+def killed_while_names_are_given(world: Path, out: Path) -> None:
+    """A shuffle that was killed before one of its renames: a pair is visible without a manifest."""
+    for n in itertools.count():
+        fresh("shuffle", world, out)
+        assert crash_at(n, lambda: COMMANDS["shuffle"](world, out)), "no call came between .idx and manifest"
+        if (out / "y_document.idx").exists() and not (out / "y_document.json").exists():
+            return
+
+
+def test_a_pair_whose_manifest_has_no_name_yet_is_no_corpus(world, memory):
+    killed_while_names_are_given(world, memory / "out")
+    with pytest.raises(UsageError, match=r"is not finished(.|\n)*run the same command again"):
+        mdata.open_corpus(memory / "out" / "y_document")
+
+
+def test_another_command_into_the_same_output_is_told_what_is_there(world, memory):
+    out = memory / "out"
+    killed_while_names_are_given(world, out)
+    with pytest.raises(UsageError, match=r"already exists and is not this sample(.|\n)*found: sample_of was None"):
+        sample(whole(world), str(out / "y"), tokens=9)
+    assert not mdata.verify(out / "y_document.json", full=True).problems
+    assert not list(out.glob(".*"))
+    # One that was killed earlier had nothing to lose, and another command takes its place.
+    fresh("shuffle", world, out)
+    assert crash_at(20, lambda: COMMANDS["shuffle"](world, out))
+    assert list(out.glob(".*"))
+    sample(whole(world), str(out / "y"), tokens=9)
+    assert sorted(path.suffix for path in out.glob("*.*")) == [".bin", ".blake3", ".idx", ".json", ".origins"]
+    assert not list(out.glob(".*"))
+
+
+@pytest.mark.parametrize("command", ["merge --copy", "split"])
+def test_after_a_loss_of_power_at_any_call(world, memory, command):
+    out, run = memory / "power", COMMANDS[command]
+    fresh(command, world, out)
+    if command == "merge --copy":  # over a merge by reference, which is replaced
+        merge(str(out / "c"))
+    with recorded(out, memory / f"beside {command}") as kept:
+        run(world, out)
+    expected = contents(out)
+    found = list(states(kept))
+    assert len(found) > 200
+    for _, tree in found if SOAK > 1 else found[:: len(found) // 40]:
+        kept.restore(tree)
+        assert_nothing_false_looks_finished(out)
+        run(world, out)
+        left = {name: data for name, data in contents(out).items() if not name.startswith(".tokenizer-")}
+        assert left == expected, [name for name, _, _ in tree]
+
+
+def test_a_finished_command_does_nothing_even_in_a_folder_that_cannot_be_written(world, memory, monkeypatch):
+    out = memory / "out"
+    for command, run in COMMANDS.items():
+        fresh(command, world, out)
+        run(world, out)
+        with durable_calls(monkeypatch) as calls:
+            run(world, out)
+        assert not calls.seen, command
+
+
+def test_a_result_that_was_damaged_is_made_again(world, memory):
+    out = memory / "out"
+    for command, name in (("split", "y_2_document"), ("merge --copy", "c_text_document")):
+        fresh(command, world, out)
+        COMMANDS[command](world, out)
+        expected = contents(out)
+        (out / f"{name}.idx").unlink()
+        COMMANDS[command](world, out)
+        assert contents(out) == expected
