@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 import mdata
-from mdata.launching.job_folder import MERGE, Job, discard_unstarted, save_job
+from mdata.launching.job_folder import MERGE, Job, discard_unstarted, launching, save_job
 from mdata.launching.plan_launch import plan_launch
 from mdata.progress import Progress
 from mdata.util.machine_limits import usable_cores
@@ -45,17 +45,22 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     with console.progress() as progress:
         words, options = _command(arguments.command)
         job = plan_launch(words, options, num_parts=arguments.parts, merge=arguments.merge, progress=progress)
-        save_job(job)
-        missing = job.missing()
-        if not missing and job.is_merged():
-            console.result(f"{job.folder}: all {job.num_parts} parts are done; nothing is left to do", _facts(job, []))
-            return
-        try:
-            said = _start(arguments, job, missing, progress=progress)
-        except BaseException:
-            discard_unstarted(job)
-            raise
+        with launching(job):
+            save_job(job)
+            missing = job.missing()
+            if not missing and job.is_merged():
+                said = f"all {job.num_parts} parts are done; nothing is left to do"
+            else:
+                said = _launch(arguments, job, missing, progress=progress)
     console.result(f"{job.folder}: {said}", _facts(job, missing))
+
+
+def _launch(arguments: argparse.Namespace, job: Job, missing: list[int], *, progress: Progress) -> str:
+    try:
+        return _start(arguments, job, missing, progress=progress)
+    except BaseException:
+        discard_unstarted(job)
+        raise
 
 
 def _command(words: list[str]) -> tuple[list[str], mdata.PreprocessOptions]:

@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,7 +21,7 @@ from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.object_storage.address import is_address, parse_address
 from mdata.preprocessing.parts import part_name, part_prefix
 from mdata.sources.sections import PartNumber
-from mdata.util import atomic_io
+from mdata.util import atomic_io, file_lock
 from mdata.util.commands import command_line
 
 MERGE = 0
@@ -125,6 +126,24 @@ class PartState:
 
 def _called(number: int) -> str:
     return "merge" if number == MERGE else f"part-{number:05}"
+
+
+@contextmanager
+def launching(job: Job) -> Iterator[None]:
+    """Be the only launcher of a job, until its parts are merged, or queued.
+
+    Raises:
+        UsageError: another one is at work; names it.
+    """
+    path = job.folder.with_name(f".{job.folder.name}.lock")
+    with os_errors_named("making the job's folder"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    held = (
+        f"{job.folder}: this job is being launched already, and that launch also merges its parts",
+        "see `mdata status`; after its end the same command starts what is missing",
+    )
+    with file_lock.hold(path, remove=True, held=held):
+        yield
 
 
 def save_job(job: Job) -> None:

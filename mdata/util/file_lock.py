@@ -64,11 +64,12 @@ def _cut(fd: int, path: Path, keep_bytes: int) -> None:
 
 
 @contextmanager
-def hold(path: Path, *, remove: bool = False) -> Iterator[None]:
+def hold(path: Path, *, remove: bool = False, held: tuple[str, str] | None = None) -> Iterator[None]:
     """Hold a lock file while the block runs; the lock ends with the process.
 
     The file names its holder, and stays, empty, unless it is to be removed. On a file system without locks, a holder
-    counts if it is alive on this host; one on another host is assumed to be alive.
+    counts if it is alive on this host; one on another host is assumed to be alive. `held`: what the error says of a
+    lock that another process holds, and what to do.
 
     Raises:
         UsageError: another process holds it, by host and process id; or it is a link.
@@ -78,10 +79,10 @@ def hold(path: Path, *, remove: bool = False) -> Iterator[None]:
     try:
         fd = open_locked(path, keep_bytes=None)
     except UsageError as error:
-        raise _held_by(path) from error
+        raise _held_by(path, held) from error
     try:
         if not _lock(fd, fcntl.LOCK_EX) and not _is_stale(path, me):
-            raise _held_by(path)
+            raise _held_by(path, held)
         with atomic_io.named_in_errors(path):
             os.ftruncate(fd, 0)
             os.pwrite(fd, me.encode(), 0)
@@ -167,24 +168,23 @@ def _lock(fd: int, how: int) -> bool:
     return True
 
 
-def _held_by(path: Path) -> UsageError:
-    holder = _holder(path) or "another process"
-    return UsageError(
+def _held_by(path: Path, held: tuple[str, str] | None) -> UsageError:
+    what, fix = held or (
         f"{path} is held: another run is writing there",
-        found=holder,
-        fix="wait for it or end it, or give another output",
+        "wait for it or end it, or give another output",
     )
+    return UsageError(what, found=holder(path) or "another process", fix=fix)
 
 
-def _holder(path: Path) -> str:
-    """The holder named in a lock file."""
+def holder(path: Path) -> str:
+    """The holder named in a lock file; empty: nobody."""
     with os.fdopen(atomic_io.open_no_link(path, os.O_RDONLY), errors="replace") as file:
         return file.read()
 
 
 def _is_stale(path: Path, me: str) -> bool:
     """Whether the holder named in the file is known to have ended."""
-    match = re.fullmatch(r"process (\d+) on (.*)", _holder(path))
+    match = re.fullmatch(r"process (\d+) on (.*)", holder(path))
     if match is None:
         return True
     if match[2] != os.uname().nodename:

@@ -15,6 +15,7 @@ import mdata
 from cli.mdata import main
 from mdata.errors import DamageError, UsageError
 from mdata.launching import job_status as status_module
+from mdata.launching import on_processes
 from mdata.launching.job_folder import MERGE, Job, PartState, load_job, read_state, save_job, write_started
 from mdata.launching.job_status import job_status, last_progress
 from mdata.launching.on_slurm import Array, array_script, arrays_of, merge_script
@@ -54,6 +55,29 @@ def test_parts_are_run_merged_told_and_not_run_twice(here, capsys):
     assert "merge.log" in capsys.readouterr().out
     assert launch("local") == 0
     assert "nothing is left to do" in capsys.readouterr().out
+
+
+def test_a_second_launch_is_told_of_the_first_which_merges(here, capsys, monkeypatch):
+    """The second comes while parts of the first run, then while it merges, and after its end."""
+    process = on_processes._Processes
+    codes, numbers, real = [], [], process.run
+
+    def run(self, number):
+        numbers.append(number)
+        if len(numbers) < 9:  # or the second launch starts parts, each of which launches again
+            codes.append(launch("local", parts=2))
+        return real(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "run", run)
+        assert launch("local", parts=2) == 0
+    told = capsys.readouterr()
+    assert (codes, numbers) == ([2, 2, 2], [1, 2, MERGE]) and "2 of 2 parts were run" in told.out
+    assert "is being launched already, and that launch also merges its parts" in told.err
+    assert f"found: process {os.getpid()} on {os.uname().nodename}" in told.err
+    assert main(["status", "out/c"]) == 0 and "2 done; merged" in capsys.readouterr().out
+    assert not list((here / "out").glob(".*"))
+    assert launch("local", parts=2) == 0 and "nothing is left to do" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("lost", ["*", "*.bin", "*.idx"])
