@@ -98,6 +98,23 @@ def hold(path: Path, *, remove: bool = False, held: tuple[str, str] | None = Non
         os.close(fd)
 
 
+def held_by(path: Path) -> str | None:
+    """Who holds a lock file, as `hold` would find out; None: nobody does, or it cannot be read. Nothing is written."""
+    try:
+        fd = atomic_io.open_no_link(path, os.O_RDONLY)
+    except (OSError, UsageError):
+        return None
+    try:
+        # An empty file has no holder. It is not even tried: a run that starts at this moment would find it locked.
+        if (named := holder(path)) and not _lock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB) and not _is_stale(path, ""):
+            return named
+    except _HeldError:
+        return named
+    finally:
+        os.close(fd)
+    return None
+
+
 @contextmanager
 def wait_for(path: Path) -> Iterator[None]:
     """Wait for exclusive use of this lock file, among processes and threads; it is removed when the block ends.

@@ -17,6 +17,7 @@ import pytest
 
 from cli.mtrain import COMMANDS, main
 from cli.mtrain_train import result_text
+from mdata.util import file_lock
 from tests.helpers.runs import make_config, make_corpora, write_jsonl
 from trainer.config.parse import dump_config
 from trainer.run.metrics import read_metrics
@@ -142,6 +143,21 @@ def test_a_folder_that_stores_no_files_is_told_before(
     assert main([command, run_file, *options, "data.blend=mock", f"{key}=/proc/nope"]) == 2
     problem = f"{key}='/proc/nope' is not writable: /proc stores no files; choose another folder\n"
     assert capsys.readouterr().err == f"mtrain: error: {run_file}: {problem}"
+
+
+@pytest.mark.parametrize("key", ["run.folder", "checkpoint.folder"])
+@pytest.mark.parametrize("words", [["check"], ["train", "--nproc", "1"]], ids=" ".join)
+def test_a_folder_in_which_a_run_is_alive_is_told(
+    run_file: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], key: str
+) -> None:
+    command, *options = words
+    folder = tmp_path / "used"
+    folder.mkdir()
+    with file_lock.hold(folder / ".lock"):
+        assert main([command, run_file, *options, "data.blend=mock", f"{key}={folder}"]) == 2
+        problem = f"{key}='{folder}' is in use: process {os.getpid()} on {os.uname().nodename} trains there"
+        assert problem in capsys.readouterr().err
+    assert main(["check", run_file, "data.blend=mock", f"{key}={folder}"]) == 0
 
 
 def test_a_disk_that_does_not_tell_its_size_may_store_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,8 @@ def folder_problems(config: RunConfig) -> Iterator[str]:
             yield f"{key}={folder!r} is not writable: no permission for {there}; choose another folder"
         elif not _stores_files(there):
             yield f"{key}={folder!r} is not writable: {there} stores no files; choose another folder"
+        elif holder := file_lock.held_by(place / ".lock"):
+            yield f"{key}={folder!r} is in use: {holder} trains there; wait for it, end it, or choose another folder"
 
 
 def _stores_files(folder: Path) -> bool:

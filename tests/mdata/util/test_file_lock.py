@@ -55,6 +55,23 @@ def another_holder(path):
         child.join()
 
 
+def test_a_look_at_a_lock_names_its_holder_and_changes_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "lock"
+    assert file_lock.held_by(path) is None and not path.exists()
+    with another_holder(path) as child:
+        named = f"process {child.pid} on {os.uname().nodename}"
+        assert file_lock.held_by(path) == named == path.read_text()
+        with monkeypatch.context() as patch:  # a file system without locks
+            patch.setattr(file_lock, "_lock", lambda fd, how: False)
+            assert file_lock.held_by(path) == named
+        child.kill()
+        child.join()
+        assert path.read_text() == named and file_lock.held_by(path) is None
+    with file_lock.hold(path):
+        pass
+    assert path.read_text() == "" and file_lock.held_by(path) is None
+
+
 def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
     path = tmp_path / "lock"
     for how in ("leaves", "is killed"):
