@@ -93,18 +93,18 @@ def parse_data_path(words: Sequence[str]) -> tuple[BlendEntry, ...]:
     if not words:
         raise UsageError("no data is given", expected="a prefix, or pairs of weight and prefix")
     firsts = words[::2]
-    numbers = [word for word in firsts if _is_number(word)]
-    if not numbers and len(words) % 2 == 0 and all(map(_is_number, words[1::2])):
+    numbers = [word for word in firsts if is_weight(word)]
+    if not numbers and len(words) % 2 == 0 and all(map(is_weight, words[1::2])):
         raise UsageError(
             "write each weight before its prefix",
             found=" ".join(words[:2]),
             expected="WEIGHT PREFIX WEIGHT PREFIX ..., or prefixes alone",
             fix=f"{words[1]} {words[0]} (or write ./{words[1]} if that is a prefix)",
         )
-    if not numbers or (len(words) % 2 and all(map(_is_number, words))):
+    if not numbers or (len(words) % 2 and all(map(is_weight, words))):
         return tuple(BlendEntry(path=word.strip()) for word in words)
     if len(words) % 2 or len(numbers) < len(firsts):
-        other = next(word for word in (*firsts, *words) if not _is_number(word))
+        other = next(word for word in (*firsts, *words) if not is_weight(word))
         raise UsageError(
             "weights and prefixes are mixed",
             found=f"{numbers[0]!r} is a number and {other!r} is not"
@@ -121,7 +121,8 @@ def _kept(share: str) -> str:
     return share.strip().removeprefix("+").replace("_", "")
 
 
-def _is_number(word: str) -> bool:
+def is_weight(word: str) -> bool:
+    """Whether a word of a --data-path is a number."""
     if _FRACTION.fullmatch(word):
         return True
     try:

@@ -23,6 +23,7 @@ from mdata import MdataError, UsageError
 from mdata.blend_planning.preview import blend_table
 from mdata.dataset.eval_sets import evaluated_samples
 from mdata.dataset.mock_data import MOCK
+from mdata.tracing.run_folder import data_found
 from mdata.util import atomic_io
 from trainer.config.parse import load_config
 from trainer.config.sections import RunConfig
@@ -165,12 +166,14 @@ def read_run(folder: Path) -> Run:
             expected="a run folder with at least one finished step",
             fix="run mtrain train first, or give the folder that run.folder names",
         )
-    config = load_config(folder / "config.toml")
+    config, plan = load_config(folder / "config.toml"), _json(folder / "plan.json", {})
+    found = data_found(dataclasses.asdict(config.data), folder, plan if isinstance(plan, dict) else {})
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **found))
     return Run(
         folder=folder,
         config=config,
         config_text=(folder / "config.toml").read_text(encoding="utf-8"),
-        plan=_checked(_json(folder / "plan.json", {}), _Plan, folder / "plan.json"),
+        plan=_checked(plan, _Plan, folder / "plan.json"),
         ranks=_checked(_json(folder / RANKS, []), list[_Rank], folder / RANKS),
         metrics=_checked(metrics, list[_Step], folder / METRICS),
         events=read_events(folder),

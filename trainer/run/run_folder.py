@@ -20,6 +20,7 @@ import torch
 from mdata import __version__
 from mdata.errors import os_errors_named
 from mdata.object_storage.address import is_address
+from mdata.tracing.run_folder import STARTED_IN
 from mdata.util import atomic_io, file_lock
 from trainer.checkpoint.location import ObjectFolder, checkpoints_folder
 from trainer.config.parse import dump_config
@@ -98,12 +99,18 @@ def write_run_files(config: RunConfig, plan: Plan, *, data: RunData) -> Path:
     (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
     files = {
         "config.toml": dump_config(dataclasses.replace(config, checkpoint=checkpoint)).encode(),
-        "plan.json": _json({**plan_facts(config, plan), "data_id": data.train.data_id}),
+        "plan.json": _json({**plan_facts(config, plan), "data_id": data.train.data_id, **_started_in(folder)}),
         **tokenizer_files(data),
     }
     for name, content in files.items():
         atomic_io.atomic_write(folder / name, content)
     return folder
+
+
+def _started_in(folder: Path) -> dict[str, Any]:
+    """Where relative paths in config.toml start, for those who read the data from elsewhere."""
+    here = Path.cwd()
+    return {STARTED_IN: {"from_here": os.path.relpath(here, folder.resolve()), "absolute": str(here)}}
 
 
 def tokenizer_files(data: RunData) -> dict[str, bytes]:

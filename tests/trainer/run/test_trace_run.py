@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from mdata import DamageError, UsageError
 from mdata.blend_planning.change import BlendEdits, change_blend
 from mdata.blend_planning.make_blend import save_blend
 from mdata.dataset.flat_options import KEYS
-from mdata.tracing.run_folder import _OTHER_DATA, _TRAIN
+from mdata.tracing.run_folder import _OTHER_DATA, _TRAIN, STARTED_IN, data_found
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_mix
 from trainer.config.sections import (
@@ -32,6 +33,7 @@ from trainer.config.sections import (
     TrainSection,
 )
 from trainer.parallel.mesh import Mesh
+from trainer.report.data import read_corpora, read_run
 from trainer.run.after_step import AfterStep
 
 LENGTH = 16
@@ -71,6 +73,67 @@ def trained(context, config):
     finally:
         trainer.run.train.to_device, AfterStep._evaluate = real, evaluate
     return seen
+
+
+def trained_in(context, folder, config):
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        return trained(context, config)
+    finally:
+        os.chdir(before)
+
+
+def test_relative_paths_of_a_run_start_where_it_was_started(made, tmp_path, monkeypatch, capsys):
+    """Traced and reported from elsewhere; moved with its data, or alone; an old folder from where it began."""
+    tree, elsewhere = tmp_path / "a tree", tmp_path / "elsewhere"
+    shutil.copytree(made, tree / "data")
+    elsewhere.mkdir()
+    monkeypatch.chdir(tree)
+    data = {"blend": "data/mix.json", "valid": ("data/code_text_document.json",), "allow_overlap": True}
+    config = config_of(made, Path("runs/x"), data=data)
+    run_ranks(trained_in, 1, tree, config)
+    expected = mdata.trace_run("runs/x").step(2).tolist()
+    monkeypatch.chdir(elsewhere)
+    run = "../a tree/runs/x"
+    assert mdata.trace_run(run).step(2).tolist() == expected
+    assert mdata.trace_run(run, validation="code").dataset.num_samples
+    assert main(["trace", run, "--step", "2"]) == 0 and "web.jsonl" in capsys.readouterr().out
+    assert "could not be opened" not in str(read_corpora(read_run(Path(run))).notes)
+    (tree / "runs/x").rename(elsewhere / "alone")  # as it names the tree
+    assert mdata.trace_run("alone").step(2).tolist() == expected
+    (elsewhere / "alone").rename(tree / "runs/x")
+    tree.rename(tmp_path / "moved")
+    run = "../moved/runs/x"
+    assert mdata.trace_run(run).step(2).tolist() == expected
+    plan = tmp_path / "moved/runs/x/plan.json"
+    plan.write_text(
+        json.dumps({name: value for name, value in json.loads(plan.read_text()).items() if name != STARTED_IN})
+    )
+    with pytest.raises(UsageError, match="run from the folder in which the run was started"):
+        mdata.trace_run(run)
+    monkeypatch.chdir(tmp_path / "moved")
+    assert mdata.trace_run("runs/x").step(2).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a", "{}/a"),
+        ("0.7 a 1/3 b", "0.7 {}/a 1/3 {}/b"),
+        ("a b", "{}/a {}/b"),
+        ("*.json", "{}/*.json"),
+        ("0.5 a 0.5 gone", "0.5 a 0.5 gone"),
+        ("0.5 s3://bucket/x 0.5 a", "0.5 s3://bucket/x 0.5 {}/a"),
+        ("s3://bucket/x", "s3://bucket/x"),
+        ("mock", "mock"),
+    ],
+)
+def test_every_form_of_a_data_path_is_placed(tmp_path, text, expected):
+    for name in ("a.json", "b.idx", "mock"):
+        (tmp_path / name).touch()
+    found = data_found({"blend": text, "seed": 3}, tmp_path / "runs", {STARTED_IN: {"absolute": str(tmp_path)}})
+    assert found == {"blend": expected.format(*[tmp_path] * expected.count("{}")), "seed": 3}
 
 
 def check(tracer: mdata.Tracer, ranks: list[list[tuple[list[int], list[list[int]]]]], *, steps: range) -> None:
