@@ -120,7 +120,7 @@ class CorpusWriter:
         return Statistics(document_lengths=bins, text_bytes=self._text_bytes)
 
     def stage(self, content: CorpusContent) -> Staged:
-        """Complete everything, the manifest too, under temporary names.
+        """Complete everything, the manifest too, under temporary names; nothing can be appended afterwards.
 
         Raises:
             ResourceError, UsageError: a file operation failed. DamageError: somebody removed a temporary file.
@@ -138,7 +138,8 @@ class CorpusWriter:
             if tokenizer_files := content.tokenizer_files:
                 write_folder(prefix.parent / folder_name(tokenizer_files), tokenizer_files)
             manifest = stage_manifest(_manifest(prefix, facts, content, known), manifest_path(prefix))
-            return Staged(prefix, manifest, tuple(files))
+        self.close(keep=True)  # a run may have thousands of results, and open files are limited
+        return Staged(prefix, manifest, tuple(files))
 
     def close(self, *, keep: bool) -> None:
         """Stop writing; files under temporary names are kept for a run that continues, or removed."""

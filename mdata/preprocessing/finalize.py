@@ -21,6 +21,7 @@ from mdata.preprocessing.placing import Staged, place, remove_leftovers
 from mdata.preprocessing.plan import Job, printable_path
 from mdata.preprocessing.run_state import InputState, RunState
 from mdata.sources.input_files import SourceFile
+from mdata.util.background import map_files
 from mdata.version import __version__
 
 
@@ -32,13 +33,15 @@ def finalize_all(
     Raises:
         ResourceError, UsageError: a file operation failed; the same command continues from here.
     """
-    prefixes = job.prefixes()
+    prefixes = job.prefixes
     done = {name for name, writer in writers.items() if writer is None}
     done |= {name for name in prefixes.keys() - writers.keys() if is_finished(job, state, name=name)}
     made = {name: open_corpus(manifest_path(prefixes[name])).manifest for name in done}
     merges = [name for name in prefixes if name not in writers and name not in done]
     contents = {name: _content(job, state, name, one.statistics()) for name, one in writers.items() if one}
-    staged = {name: one.stage(contents[name]) for name, one in writers.items() if one}
+    open_writers = {name: writer for name, writer in writers.items() if writer}
+    results = map_files(lambda name: open_writers[name].stage(contents[name]), [*open_writers])
+    staged = dict(zip(open_writers, results, strict=True))
     if staged:
         if policy.quarantine:
             policy.quarantine.sync()
@@ -63,7 +66,7 @@ def finalize_all(
 def _merge(job: Job, state: RunState, key: str, *, made: Mapping[str, CorpusManifest]) -> Staged:
     from mdata.preprocessing.joining import add_statistics, merge_partitions
 
-    prefixes = job.prefixes()
+    prefixes = job.prefixes
     names = [job.partitions.name(key, number) for number in range(job.partitions.count)]
     writer = CorpusWriter(prefixes[key], job.spec.dtype, step=job.partitions.step)
     keep = False

@@ -51,7 +51,7 @@ def finished_before(job: Job) -> PreprocessResult | None:
     Raises:
         BadInputError: it has more bad rows than max_errors, which may have changed since.
     """
-    paths = {name: manifest_path(prefix) for name, prefix in job.prefixes().items()}
+    paths = {name: manifest_path(prefix) for name, prefix in job.prefixes.items()}
     if any(not_ours(job, name, path=path) for name, path in paths.items()):
         return None
     for path in paths.values():
@@ -75,7 +75,7 @@ def check_replaced(job: Job) -> None:
     Raises:
         UsageError: names each file, and how it differs.
     """
-    paths = {name: manifest_path(prefix) for name, prefix in job.prefixes().items()}
+    paths = {name: manifest_path(prefix) for name, prefix in job.prefixes.items()}
     found = {path: reason for name, path in paths.items() if (reason := _obstacle(job, name, path))}
     quarantine = job.options.quarantine and Path(job.options.quarantine)
     if quarantine and quarantine.exists():
@@ -95,7 +95,7 @@ def check_replaced(job: Job) -> None:
 
 def is_finished(job: Job, state: RunState, *, name: str) -> bool:
     """Whether a result is complete, of this job and of the inputs read: its manifest, which comes last, says so."""
-    prefix = job.prefixes()[name]
+    prefix = job.prefixes[name]
     path = manifest_path(prefix)
     if atomic_io.partial_path(bin_path(prefix)).exists() or not path.is_file():
         return False
@@ -115,7 +115,7 @@ def is_finished(job: Job, state: RunState, *, name: str) -> bool:
 
 def stale_partitions(job: Job) -> list[str]:
     """Notes on partitions and held-out results of earlier runs of this prefix that this job does not write."""
-    names, options = {prefix.name for prefix in job.prefixes().values()}, job.options
+    names, options = {prefix.name for prefix in job.prefixes.values()}, job.options
     folder, stem = Path(options.output_prefix).parent, re.escape(Path(options.output_prefix).name)
     keys = "|".join(map(re.escape, options.json_keys))
     pattern = re.compile(rf"{stem}_([0-9]+|holdout)_({keys})_{options.level}\.json")

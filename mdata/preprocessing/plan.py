@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,7 @@ class Job:
         """Size of all inputs on disk."""
         return sum(file.disk_bytes for file in self.files)
 
+    @cached_property
     def prefixes(self) -> dict[str, Path]:
         """The name of each result -> the path of its files without endings; merged corpora come last."""
         return self.partitions.prefixes(self.options)
@@ -80,7 +82,7 @@ class Job:
             **chat,
             "journal": 2,
             "options": {name: value for name, value in options.items() if name not in ("on_error", "max_errors")},
-            "outputs": sorted(prefix.name for prefix in self.prefixes().values()),
+            "outputs": sorted(prefix.name for prefix in self.prefixes.values()),
             "tokenizer": self.tokenizer.fingerprint,
             "sentence_tables": self.spec.splitter and self.spec.splitter.fingerprint,
             "policy": {"on_error": self.options.on_error, "quarantine": self.options.quarantine},
@@ -230,7 +232,7 @@ def input_name(file: SourceFile) -> str:
 def _check_names(job: Job) -> None:
     """Refuse results that would overwrite each other or the input."""
     seen: dict[Path, str] = {}
-    for name, prefix in job.prefixes().items():
+    for name, prefix in job.prefixes.items():
         if prefix in seen:
             raise UsageError(
                 f"the results {seen[prefix]} and {name} would both be {prefix}.*", fix="rename one of the keys"

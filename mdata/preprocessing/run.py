@@ -99,7 +99,7 @@ def _preprocess(
 
 
 def _manifests(job: Job) -> dict[str, Path]:
-    return {name: manifest_path(prefix) for name, prefix in job.prefixes().items()}
+    return {name: manifest_path(prefix) for name, prefix in job.prefixes.items()}
 
 
 def _completed(job: Job, journal: Journal) -> EarlierRun:

@@ -62,7 +62,7 @@ class Uploads:
         Raises:
             UsageError: results of another job are there, and --overwrite was not given.
         """
-        paths = {name: self._address(prefix, ".json") for name, prefix in job.prefixes().items()}
+        paths = {name: self._address(prefix, ".json") for name, prefix in job.prefixes.items()}
         found: dict[str, CorpusManifest] = {}
         others = []
         with TemporaryDirectory() as folder:

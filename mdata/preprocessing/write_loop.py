@@ -29,7 +29,7 @@ from mdata.preprocessing.worker_pool import Pool, Result
 from mdata.sources.chunk import Chunk, chunk_digest, chunks
 from mdata.sources.input_files import STDIN, check_unchanged
 from mdata.util import atomic_io
-from mdata.util.background import BackgroundWorker
+from mdata.util.background import BackgroundWorker, map_files
 
 # An fsync may be slow on shared storage: it takes at most a tenth of the time, but a record is never older than this.
 _LONGEST_INTERVAL_S = 25.0
@@ -121,7 +121,7 @@ class WriteLoop:
 
     def _open(self, name: str, number: int, *, start: StartPoint) -> CorpusWriter | None:
         job = self.job
-        prefix = job.prefixes()[name]
+        prefix = job.prefixes[name]
         if start.resumed and is_finished(job, self.state, name=name):
             remove_leftovers(prefix)
             return None
@@ -219,9 +219,11 @@ class WriteLoop:
     def _checkpoint(self) -> None:
         if self._all_written or any(writer is None for writer in self.writers.values()):
             return
+        writers = {name: writer for name, writer in self.writers.items() if writer}
+        states = map_files(lambda name: writers[name].checkpoint(), [*writers])
         record = {
             "kind": "state",
-            "sinks": {name: writer.checkpoint() for name, writer in self.writers.items() if writer},
+            "sinks": dict(zip(writers, states, strict=True)),
             "quarantine": self.policy.quarantine.sync() if self.policy.quarantine else None,
             **self.state.new_record(),
         }

@@ -1,24 +1,28 @@
-"""Background threads: `BackgroundIterator` computes items in advance, `BackgroundWorker` processes queued ones.
+"""Background threads: `BackgroundIterator` computes items in advance, `BackgroundWorker` processes queued ones, and
+`map_files` syncs many files at a time.
 
-Both use `BoundedQueue`, which limits how many items wait. An error in one thread is raised in the other, at its place
-in the order. Signals reach only the main thread, so Ctrl-C never interrupts the background thread. What is unusual: the
-queue is built from two queues implemented in C, because a signal handler may raise between any two lines of Python and
-would leave a condition or semaphore locked.
+The first two use `BoundedQueue`, which limits how many items wait. An error in one thread is raised in the other, at
+its place in the order. Signals reach only the main thread, so Ctrl-C never interrupts the background thread. What is
+unusual: the queue is built from two queues implemented in C, because a signal handler may raise between any two lines
+of Python and would leave a condition or semaphore locked.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 # How often a thread that waits for space checks whether its items are still wanted.
 _POLL_S = 0.1
+_FEW_FILES, _FILES_AT_ONCE = 64, 16
 
 
 class ClosedError(Exception):
@@ -223,3 +227,14 @@ class BackgroundWorker(Generic[T]):
         finally:
             self._ended = True
             self._end.put(None)
+
+
+def map_files(function: Callable[[T], R], files: Sequence[T]) -> list[R]:
+    """`function` of each, several at a time if they are many: a disk syncs files together nearly as fast as one.
+
+    Few are taken in turn, so that the order of calls to the disk is the same each time.
+    """
+    if len(files) <= _FEW_FILES:
+        return [function(one) for one in files]
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
+        return list(threads.map(function, files))

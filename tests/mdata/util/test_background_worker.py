@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdata.util.background import BackgroundWorker
+from mdata.util.background import BackgroundWorker, map_files
 from tests.helpers.examples import examples
 
 
@@ -173,3 +173,23 @@ def _until(true) -> None:
     while not true() and time.monotonic() < end:
         time.sleep(0.001)
     assert true()
+
+
+@pytest.mark.parametrize("count", [0, 3, 64, 65, 300])
+def test_files_are_taken_in_turn_if_few_and_several_at_a_time_if_many(count):
+    began, meet = [], threading.Barrier(2, timeout=60)
+
+    def work(number):
+        began.append(number)
+        if count > 64 and number < 2:
+            meet.wait()  # ends only if two are at work at once
+        return number * number
+
+    assert map_files(work, range(count)) == [number * number for number in range(count)]
+    assert count > 64 or began == list(range(count))
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_an_error_of_a_file_is_raised(count):
+    with pytest.raises(ZeroDivisionError):
+        map_files(lambda number: 1 // (2 - number), range(count))
