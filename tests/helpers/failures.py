@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,41 @@ def crash_at(n: int, work: Callable[[], object], *, removals: bool = False) -> b
     return code == _CRASHED
 
 
+class Killed(BaseException):
+    """Stands for the end of the process; see `killed_at`."""
+
+
+def killed_at(n: int, work: Callable[[], object], *, also: Sequence[tuple[Any, str]] = ()) -> bool:
+    """As `crash_at`, in this process, for work whose threads do not survive a fork: whether it came to its n-th call.
+
+    That call and all later ones raise, so that no handler changes the disk any more. `also`: functions, as (module,
+    name), that count too, such as one that writes to storage.
+    """
+    counted, lock = itertools.count(), threading.Lock()
+
+    def dying(real: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            with lock:
+                number = next(counted)
+            if number >= n:
+                raise Killed
+            return real(*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in (*((atomic_io, name) for name in _DURABLE), *((os, name) for name in _CHANGING), *also):
+            patch.setattr(module, name, dying(getattr(module, name)))
+        try:
+            work()
+        except Killed:
+            return True
+    assert next(counted) <= n, "the work went on after its end"
+    return False
+
+
 _CRASHED, _FAILED = 9, 1
+_DURABLE = ("write", "sync", "rename")
 _CHANGING = ("unlink", "ftruncate", "mkdir", "rmdir", "pwrite", "symlink", "link")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 
@@ -17,6 +18,8 @@ from mdata.object_storage.reading import read_range
 from mdata.object_storage.uploading import put_file
 from mdata.progress import Silent
 from mdata.util import file_lock
+from tests.helpers.examples import SOAK
+from tests.helpers.failures import killed_at
 from tests.mdata.object_storage.test_preprocess_objects import put_folder
 
 
@@ -100,6 +103,19 @@ def test_stopped_anywhere_it_continues(corpus, made, monkeypatch, tmp_path, bloc
     path = fetch(corpus, tmp_path, progress=Silent())
     assert len(again) == 3 - blocks
     assert content(tmp_path) == content(made) and mdata.verify(path, full=True).problems == ()
+
+
+def test_killed_before_any_call_it_continues(corpus, made, monkeypatch, tmp_path):
+    monkeypatch.setattr(fetching, "_THREADS", 1)
+    for n in itertools.count(0, 1 if SOAK > 1 else 7):
+        folder = tmp_path / str(n)
+        if not killed_at(n, lambda folder=folder: fetch(corpus, folder, progress=Silent())):
+            break
+        assert not list(folder.glob("[!.]*.json")) or mdata.verify(next(folder.glob("[!.]*.json"))).problems == ()
+        fetch(corpus, folder, progress=Silent())
+        assert content(folder) == content(made), n
+        shutil.rmtree(folder)
+    assert n > 15
 
 
 def test_a_block_that_was_half_written_is_not_trusted(corpus, made, monkeypatch, tmp_path):

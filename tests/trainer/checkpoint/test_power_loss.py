@@ -7,6 +7,7 @@ older one. Then the next checkpoint is saved and loaded.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.examples import SOAK
+from tests.helpers.failures import crash_at
 from tests.helpers.power_loss import recorded, states
 from tests.trainer.shapes import LLAMA
 from trainer.checkpoint.folder import latest_checkpoint, remove_old, run_state
@@ -82,6 +85,20 @@ def test_after_a_loss_of_power_at_any_call(tmp_path):
         assert resumed(root) in allowed, (promised, [name for name, _, _ in tree])
         save(root, 10, value=10.0)
         assert resumed(root) == (10, 10.0)
+
+
+def test_after_a_kill_before_any_call_the_next_save_leaves_nothing_behind(tmp_path):
+    """Of saves and of removals of older checkpoints."""
+    for n in itertools.count(0, 1 if SOAK > 1 else 23):
+        root = tmp_path / str(n)
+        root.mkdir()
+        if not crash_at(n, lambda root=root: list(saves(root)), removals=True):
+            break
+        assert resumed(root) in {None, (2, 2.0), (4, 4.0), (6, 6.0), (6, 6.5), (8, 8.0)}
+        save(root, 10, value=10.0)
+        assert resumed(root) == (10, 10.0)
+        assert not list(root.glob(".*")) and len(list(root.glob("step-*"))) <= 2
+    assert n > 100
 
 
 @pytest.mark.parametrize("keep", [1, 2])

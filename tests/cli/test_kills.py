@@ -1,0 +1,106 @@
+"""Every command that writes files, killed before any call that changes the disk, or with such a call that fails.
+
+The same command, given again, ends well and gives the files of an undisturbed run; nothing hidden is left, and no
+manifest in between is false. A default run takes some of the calls, `make soak` all of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mdata
+from tests.helpers.examples import SOAK
+from tests.helpers.failing_calls import commands, make_world, run_command
+from tests.helpers.failures import crash_at, durable_calls, removals
+
+WRITING = (
+    "preprocess", "preprocess again", "preprocess parquet", "blend", "build", "build packed", "adopt", "adopt convert",
+    "report", "train-tokenizer",
+)  # fmt: skip
+
+
+class World:
+    """A folder with corpora and inputs, as it was before each command."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder, self.pristine = root / "world", root / "pristine"
+        make_world(self.folder)
+        shutil.copytree(self.folder, self.pristine)
+        self.commands = commands(self.folder)
+
+    def fresh(self) -> None:
+        shutil.rmtree(self.folder)
+        shutil.copytree(self.pristine, self.folder)  # with the times of the files
+
+    def run(self, name: str) -> int:
+        return run_command(self.commands[name])
+
+    def contents(self) -> dict[str, bytes]:
+        """All files, but for locks of a tokenizer's folder or an array whose removal was what failed."""
+        return {
+            str(path.relative_to(self.folder)): path.read_bytes()
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file() and not (path.name.startswith(".") and path.suffix in (".lock", ".building"))
+        }
+
+    def assert_true(self) -> None:
+        for path in self.folder.rglob("*_text_document.json"):
+            if not path.name.startswith("."):
+                assert not mdata.verify(path).problems, path
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    shm = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None) as folder:
+        yield World(Path(folder))
+
+
+def points(step: int) -> Iterator[int]:
+    """Every call, or every `step`-th and others of the pattern than the last time."""
+    step = 1 if SOAK > 1 else step
+    return (start + number % step for number, start in enumerate(itertools.count(0, step)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRITING)
+def test_a_command_that_was_killed_is_completed_by_itself(world, name):
+    world.fresh()
+    assert world.run(name) == 0
+    expected = world.contents()
+    for n in points(9):
+        world.fresh()
+        if not crash_at(n, lambda: world.run(name), removals=True):
+            break
+        world.assert_true()
+        assert world.run(name) == 0, n
+        assert world.contents() == expected, n
+    assert n > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("fails", [durable_calls, removals])
+@pytest.mark.parametrize("name", WRITING)
+def test_a_command_that_failed_is_completed_by_itself(world, monkeypatch, capsys, name, fails, code):
+    world.fresh()
+    assert world.run(name) == 0
+    expected = world.contents()
+    for n in points(9):
+        world.fresh()
+        with fails(monkeypatch, *([world.folder] if fails is removals else []), fail_at=n, code=code) as calls:
+            ended = world.run(name)
+        assert ended in (0, 5), capsys.readouterr().err
+        if len(calls.seen) <= n:
+            break
+        world.assert_true()
+        assert world.run(name) == 0, (n, calls.seen[n], capsys.readouterr().err)
+        assert world.contents() == expected, (n, calls.seen[n])
