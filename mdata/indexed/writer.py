@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -273,8 +274,9 @@ class IndexedWriter:
 
     def discard(self) -> None:
         """Remove everything that is not committed; does nothing the second time."""
-        for file in self._all_files():
-            file.discard()
+        with ExitStack() as stack:  # an error keeps none of the others
+            for file in reversed(self._all_files()):
+                stack.callback(file.discard)
         self._files.clear()
 
     def __enter__(self) -> Self:

@@ -7,6 +7,7 @@ temporary names; mdata/preprocessing/placing.py gives it the final ones.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -143,14 +144,11 @@ class CorpusWriter:
 
     def close(self, *, keep: bool) -> None:
         """Stop writing; files under temporary names are kept for a run that continues, or removed."""
-        for writer in (self.pair, self.origins):
-            if keep:
-                writer.close()
-            else:
-                writer.discard()
-        if not keep:
-            for path in (hashes_path(self.prefix), manifest_path(self.prefix)):
-                atomic_io.partial_path(path).unlink(missing_ok=True)
+        with ExitStack() as stack:  # an error keeps none of the others
+            for path in (hashes_path(self.prefix), manifest_path(self.prefix)) if not keep else ():
+                stack.callback(atomic_io.partial_path(path).unlink, missing_ok=True)
+            for writer in (self.origins, self.pair):
+                stack.callback(writer.close if keep else writer.discard)
 
 
 def _manifest(prefix: Path, facts: ShardFacts, content: CorpusContent, provenance: Provenance | None) -> CorpusManifest:

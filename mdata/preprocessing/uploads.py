@@ -89,7 +89,7 @@ class Uploads:
         return PreprocessResult(found, dict(paths), finished_before=True)
 
     def publish(self, result: PreprocessResult) -> PreprocessResult:
-        """Upload the results of the work folder, then remove them from it.
+        """Upload the results of the work folder, then remove them from it, or what a run that was killed left of them.
 
         Raises:
             UsageError, ResourceError: the upload was refused or failed; the same command continues from here.
@@ -98,17 +98,23 @@ class Uploads:
         for path in local.values():
             publish_corpus(path, self._folder, progress=self._progress)
         with os_errors_named("removing results from the work folder"):
-            for path in local.values():
-                path.unlink()  # the manifest first, so that the rest does not look finished
-                for file in _beside(path):
-                    file.unlink()
-            for work in {path.parent for path in local.values()}:
-                left = list(work.iterdir())
-                # Another part may be at work in this folder, and need them for its own upload.
-                for folder in left if all(path.name.startswith("tokenizer-") for path in left) else ():
-                    shutil.rmtree(folder)
+            self._remove_local(result)
         paths = {name: self._folder.with_key(self._folder.key + path.name) for name, path in local.items()}
         return replace(result, paths={**result.paths, **paths})
+
+    def _remove_local(self, result: PreprocessResult) -> None:
+        work = Path(self.local_options.output_prefix).parent
+        for name, place in result.paths.items():
+            manifest = work / place.name
+            if manifest.exists() and corpus_manifest(manifest).id != result.manifests[name].id:
+                continue  # a result that was never uploaded
+            # The manifest and the .idx first, so that the rest does not look finished.
+            for path in (manifest, manifest.with_suffix(".idx"), *_beside(manifest)):
+                path.unlink(missing_ok=True)
+        left = list(work.iterdir()) if work.is_dir() else []
+        # Another part may be at work in this folder, and need them for its own upload.
+        for folder in left if all(path.name.startswith("tokenizer-") for path in left) else ():
+            shutil.rmtree(folder)
 
     def _address(self, prefix: Path, ending: str) -> Address:
         return self._folder.with_key(f"{self._folder.key}{prefix.name}{ending}")

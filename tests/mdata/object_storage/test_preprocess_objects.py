@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
 import subprocess
@@ -25,7 +26,11 @@ from mdata.object_storage import stores, uploading
 from mdata.object_storage.address import parse_address
 from mdata.object_storage.reading import list_objects, look_at_object, read_range
 from mdata.object_storage.uploading import put_file, remove_object
+from mdata.preprocessing import uploads
+from mdata.preprocessing.uploads import Uploads
 from mdata.sources.input_files import find_inputs
+from tests.helpers.examples import SOAK
+from tests.helpers.failures import Killed, killed_at
 from tests.helpers.house_rules import ROOT
 
 
@@ -168,6 +173,34 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on(server, bucket, texts, tm
         assert not check_whole_or_absent(bucket, tmp_path / "x")
     assert subprocess.run(command, cwd=ROOT, check=False, capture_output=True).returncode == 0
     assert check_whole_or_absent(bucket, tmp_path / "x")
+
+
+def test_a_run_that_is_killed_at_any_call_of_its_upload_leaves_nothing_in_the_end(bucket, texts, tmp_path, monkeypatch):
+    """Neither there nor in the work folder, where a pair without its manifest would look like a corpus."""
+    run([texts], tmp_path / "x")
+    real, calls = Uploads.publish, [(uploads, "put_file"), (uploads, "remove_object")]
+    again = partial(run, [texts], f"{bucket}/out/x", work_folder=str(tmp_path / "work"))
+    for n in itertools.count(0, 1 if SOAK > 1 else 3):
+        for one in list_objects(parse_address(f"{bucket}/out/")):
+            remove_object(one.address)
+
+        def publish(self, result, n=n):
+            published = []
+            if killed_at(n, lambda: published.append(real(self, result)), also=calls):
+                raise Killed
+            return published[0]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Uploads, "publish", publish)
+            try:
+                again()
+                break
+            except Killed:
+                check_whole_or_absent(bucket, tmp_path / "x")
+        again()
+        assert check_whole_or_absent(bucket, tmp_path / "x")
+        assert not list((tmp_path / "work").iterdir()), n
+    assert n > 8
 
 
 def test_no_secret_is_written_or_shown(server, bucket, texts, tmp_path, capfd, monkeypatch):
