@@ -193,6 +193,8 @@ def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: To
     template = choose_template(options.chat_template, tokenizer, model=options.tokenizer_model)
     try:
         around = tokenizer.encode_batch([""])[0]
+        if not len(around):
+            check_spelling(template, tokenizer)
     except TextRefused as refused:
         raise UsageError(
             f"the {tokenizer.name} cannot tokenize parts of a conversation", found=refused.reason
@@ -204,7 +206,6 @@ def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: To
             if "compat" in tokenizer.options
             else "--tokenizer-hf-no-include-special-tokens; the chat template adds what a conversation begins with",
         )
-    check_spelling(template, tokenizer)
     return ChatSpec(template, options.chat_train_on)
 
 

@@ -2,15 +2,17 @@
 
 They contain what engines were seen to disagree on, or may disagree on: every kind of white space alone and in runs,
 contractions and letters that lowercase to them, numbers and digits of many scripts, combining marks, joined emoji,
-control characters, unassigned code points, every added token in difficult contexts, long runs, concatenated vocabulary
-entries, and a sample of all code points.
+control characters, unassigned code points, added tokens in difficult contexts and beside each other, long runs,
+concatenated vocabulary entries, and a sample of all code points.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import cycle, product
 
 from mdata.tokenizers.base.byte_level import to_bytes
+from mdata.tokenizers.base.tokenizer_json import AddedToken
 from mdata.tokenizers.base.unicode14 import unassigned
 
 _BLANKS = (
@@ -75,6 +77,7 @@ _LONG = (
     "\xa0",
 )
 _MAX_ADDED = 48
+_MAX_BESIDE = 24
 _MAX_ENTRIES = 1600
 
 
@@ -111,6 +114,22 @@ def wordpiece_texts(entries: Sequence[str], added: Sequence[str]) -> list[str]:
         added: its added tokens.
     """
     return [*_common(), *_editions(), *_lengths(), *_glued_words(entries), *_around(added)]
+
+
+def added_token_texts(tokens: Sequence[AddedToken]) -> list[str]:
+    """Added tokens amid white space of every kind, beside each other, and with their ends in common.
+
+    Tokens that strip white space, or begin or end with it, come first: some of their characters belong to two tokens.
+    """
+    odd = [token for token in tokens if token.lstrip or token.rstrip or token.content != token.content.strip()]
+    others = [token for token in tokens if token not in odd]
+    chosen = [t.content for some in (odd, others) for t in some[:: max(1, len(some) // _MAX_BESIDE)][:_MAX_BESIDE]]
+    texts = ["x".join(f"{blank}{content}{blank}{blank}" for blank in _BLANKS) for content in chosen]
+    for (first, second), blank in zip(product(chosen, repeat=2), cycle(_BLANKS)):
+        texts += [first + second, f"{first}{blank}{second}{blank}{first}", f"{first}{first}{second}{second}"]
+        shared = range(1, min(len(first), len(second)))
+        texts += [first + second[size:] for size in shared if first.endswith(second[:size])]
+    return texts
 
 
 def _common() -> list[str]:

@@ -196,6 +196,26 @@ def added_tokens_unsupported(definition: Definition) -> str | None:
     return None
 
 
+def tokens_left_to_exact(definition: Definition, *, plain: bool) -> list[str]:
+    """The added tokens for which a fast BPE engine must not encode a text: the library treats some in its own way.
+
+    They are those that count as whole words only; those that strip white space that another added token begins or ends
+    with, because the library gives both tokens for the same characters; and, if special tokens are plain text, those
+    that still hide an ordinary added token that begins inside them.
+    """
+    tokens = added_tokens(definition)
+    blank_edges = any(token.content != token.content.strip() for token in tokens)
+    ordinary = [token.content for token in tokens if not token.special] if plain else []
+    many = len(ordinary) * len(tokens) > _MANY_ADDED
+    return [
+        token.content
+        for token in tokens
+        if token.single_word
+        or (blank_edges and (token.lstrip or token.rstrip))
+        or (token.special and (many or any(_touch(token.content, other) for other in ordinary)))
+    ]
+
+
 def added_tokens_renumbered(definition: Definition) -> str | None:
     """Why only the exact engine may be used with these added tokens."""
     tokens = added_tokens(definition)

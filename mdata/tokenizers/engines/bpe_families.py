@@ -118,9 +118,11 @@ def _tiktoken_unsupported(definition: Definition, exact: Any) -> str | None:
     The ids are the same if merging each entry's text gives that entry; trained vocabularies are like that.
     """
     model = definition["model"]
-    added = [token.content for token in added_tokens(definition)]
-    if prefix_of_another(added) is not None:
+    added = added_tokens(definition)
+    if prefix_of_another(token.content for token in added) is not None:
         return "an added token is the beginning of another"
+    if any(token.lstrip or token.rstrip for token in added):
+        return "an added token strips white space"
     if model.get("ignore_merges"):
         return "entries count before merges"
     results = map(str.__add__, *merge_parts(model["merges"]))

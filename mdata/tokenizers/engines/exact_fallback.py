@@ -1,10 +1,10 @@
 """A fast engine that passes texts to the exact one if the two might give different ids.
 
 Such texts are rare: those with characters newer than every Unicode edition in use (mdata/tokenizers/base/unicode14.py),
-those with an added token that counts as a whole word only, and, if the tokenizer composes texts (NFC), those that are
-not composed already. So the fast engine needs none of these rules. The exact engine takes a hundred times as long, so a
-long text is split at places that change no id (mdata/tokenizers/engines/long_text.py), and the exact engine gets only
-the parts that need it.
+those with an added token that has rules of its own (`tokens_left_to_exact`), and, if the tokenizer composes texts
+(NFC), those that are not composed already. So the fast engine needs none of these rules. The exact engine takes a
+hundred times as long, so a long text is split at places that change no id (mdata/tokenizers/engines/long_text.py), and
+the exact engine gets only the parts that need it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from mdata.tokenizers.base.token_matching import pattern_of_any
 from mdata.tokenizers.base.tokenizer import indices_in_batch
-from mdata.tokenizers.base.tokenizer_json import Definition, added_tokens, is_nfc_or_none
+from mdata.tokenizers.base.tokenizer_json import Definition, is_nfc_or_none, tokens_left_to_exact
 from mdata.tokenizers.base.unicode14 import texts_with_newer_characters
 from mdata.tokenizers.engines.libraries import LIBRARIES, Engine, Ids
 from mdata.tokenizers.engines.long_text import word_splitter
@@ -41,14 +41,14 @@ class FallbackEngine:
             {**definition, "normalizer": None} if nfc_or_none else definition, plain=plain
         )
         self._exact = exact
-        self._whole_words = pattern_of_any(token.content for token in added_tokens(definition) if token.single_word)
+        self._left_to_exact = pattern_of_any(tokens_left_to_exact(definition, plain=plain))
         self._split = word_splitter(definition)
         self._composes = nfc_or_none and definition.get("normalizer") is not None
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """See Engine."""
         for_exact = set(texts_with_newer_characters(texts))
-        for_exact.update(index for index, text in enumerate(texts) if self._whole_words.search(text))
+        for_exact.update(index for index, text in enumerate(texts) if self._left_to_exact.search(text))
         if self._composes:
             for_exact.update(index for index, text in enumerate(texts) if not is_normalized("NFC", text))
         if not for_exact:

@@ -153,9 +153,22 @@ def _load_tokenizers_library(definition: Definition) -> Any:
             library = Library.from_buffer(as_json(definition))
     except LibraryError as error:
         raise UsageError("tokenizer.json is not a tokenizer", found=str(error)) from error
+    _refuse_empty_added(library, definition)
     library.no_truncation()
     library.no_padding()
     return library
+
+
+def _refuse_empty_added(library: Any, definition: Definition) -> None:
+    """Refuse an added token of which normalizing leaves nothing: the library would find it everywhere, without end."""
+    normalizer = library.normalizer
+    for token in added_tokens(definition) if normalizer is not None else ():
+        if token.normalized and not normalizer.normalize_str(token.content):
+            raise UsageError(
+                f"tokenizer.json: its normalizer turns the added token {token.content[:60]!a} into nothing",
+                found=f"id {token.id}, matched in normalized text",
+                fix='set "normalized" of the token to false, or remove it',
+            )
 
 
 class GigatokenEngine:

@@ -13,6 +13,8 @@ import numpy as np
 
 from mdata.errors import UsageError
 from mdata.tokenizers.base.helpers import AUTO, check_engine_name, fast_or_exact
+from mdata.tokenizers.base.self_check_texts import added_token_texts
+from mdata.tokenizers.base.tokenizer import TextRefused
 from mdata.tokenizers.base.tokenizer_json import Definition, added_tokens, model_vocabulary
 from mdata.tokenizers.engines.bpe_families import BYTE_LEVEL, LLAMA
 from mdata.tokenizers.engines.libraries import EXACT, Engine, EngineFamily
@@ -82,27 +84,38 @@ def try_engine(name: str, definition: Definition, *, exact: Engine, plain: bool)
     """The engine, if it is equal to the exact one; otherwise why it cannot be used."""
     family = family_of(definition)
     try:
-        if name in family.unsupported_by and (reason := family.unsupported_by[name](definition, exact)):
-            return reason
         with library_errors(*_LIBRARY_EXCEPTIONS):
+            if name in family.unsupported_by and (reason := family.unsupported_by[name](definition, exact)):
+                return reason
             engine = make_engine(name, definition, plain=plain, exact=lambda: exact)
             difference = first_difference(engine, exact, definition=definition)
     except ImportError:
         return "it is not installed"
     except LibraryError as error:
         return f"it fails: {error}"
+    except TextRefused as refused:
+        return f"it cannot be compared: {refused.reason}"
     return engine if difference is None else f"it gives other ids for {difference[:40]!r}"
 
 
 def first_difference(engine: Engine, exact: Engine, *, definition: Definition) -> str | None:
-    """The first self-check text for which the two differ."""
+    """The first self-check text for which the two differ.
+
+    Raises:
+        TextRefused: the exact engine fails on a text.
+    """
     vocabulary = model_vocabulary(definition)
     tokens = added_tokens(definition)
     entries = vocabulary.keys() - {token.content for token in tokens}
-    added = [token.content for token in tokens if not token.single_word]
+    # The exact engine gets the texts with tokens that count as whole words only.
+    compared = [token for token in tokens if not token.single_word]
     family = family_of(definition)
-    texts = family.self_check_texts(sorted(entries, key=vocabulary.__getitem__), added)
+    texts = family.self_check_texts(sorted(entries, key=vocabulary.__getitem__), [token.content for token in compared])
+    texts += added_token_texts(compared)
     if family.compare_words is not None and (other := family.compare_words(engine, exact)) is not None:
         return other
-    pairs = zip(texts, engine.encode(texts), exact.encode(texts), strict=True)
-    return next((text for text, ours, theirs in pairs if not np.array_equal(ours, theirs)), None)
+    try:
+        pairs = zip(texts, exact.encode(texts), engine.encode(texts), strict=True)
+    except TextRefused as refused:
+        raise TextRefused(refused.index, f"{refused.reason} ({texts[refused.index][:40]!r})") from refused
+    return next((text for text, theirs, ours in pairs if not np.array_equal(ours, theirs)), None)
