@@ -84,7 +84,10 @@ def _merge(job: Job, state: RunState, key: str, *, made: Mapping[str, CorpusMani
 def _content(job: Job, state: RunState, name: str, statistics: Statistics) -> CorpusContent:
     tokenizer = job.tokenizer
     facts = tokenizer_facts(tokenizer)
-    return CorpusContent(job.options.level, facts, tokenizer.files, _provenance(job, state, name=name), statistics)
+    provenance = _provenance(job, state, name=name)
+    # A note, not an option: engines give the same ids, so another one makes no other corpus.
+    notes = {"engine": tokenizer.engine}
+    return CorpusContent(job.options.level, facts, tokenizer.files, provenance, statistics, notes)
 
 
 def _provenance(job: Job, state: RunState, *, name: str) -> Provenance:

@@ -23,6 +23,7 @@ from mdata.preprocessing.bad_rows import check_manifest
 from mdata.preprocessing.plan import Job, printable_path
 from mdata.preprocessing.resume import difference, input_changed
 from mdata.preprocessing.run_state import InputState, RunState
+from mdata.tokenizers.base.helpers import AUTO
 from mdata.util import atomic_io
 
 _SHOWN = 5  # files that must not be replaced
@@ -172,7 +173,7 @@ def first_damage(path: Path) -> str | None:
 
 def _other_job(job: Job, name: str, found: CorpusManifest) -> str | None:
     """How a finished corpus differs from what this job would write; None: no difference."""
-    if reason := _other_options(job, name, found):
+    if reason := _other_options(job, name, found) or _other_engine(job, found):
         return reason
     known = found.provenance
     assert known is not None, "a corpus without provenance was not made by this command"
@@ -188,6 +189,14 @@ def _other_job(job: Job, name: str, found: CorpusManifest) -> str | None:
         if reason := job.compared[known_as]:
             return reason
     return None
+
+
+def _other_engine(job: Job, found: CorpusManifest) -> str | None:
+    """Engines give the same ids, so another one is a reason only where the user names it to have the result redone."""
+    made_by = found.notes.get("engine")
+    if not job.options.overwrite or job.options.engine == AUTO or made_by == job.tokenizer.engine:
+        return None
+    return f"engine was {made_by or 'not recorded'}, is {job.tokenizer.engine}"
 
 
 def _other_options(job: Job, name: str, found: CorpusManifest) -> str | None:

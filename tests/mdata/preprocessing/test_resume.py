@@ -240,6 +240,23 @@ def test_a_finished_run_has_nothing_to_do(tmp_path):
     assert mdata.preprocess(replace(job, overwrite=True)).finished_before
 
 
+def test_a_named_engine_replaces_the_result_of_another(tmp_path):
+    """For results that a fast engine got wrong; without --overwrite the engine is no reason."""
+    job = whole_job(corpus(tmp_path / "in"), tmp_path / "out")
+    mdata.preprocess(replace(job, engine="gigatoken"))
+    manifest = tmp_path / "out" / "out_text_document.json"
+    assert json.loads(manifest.read_text())["notes"] == {"engine": "gigatoken"}
+    before, notes = contents(tmp_path / "out"), Notes()
+    exact = replace(job, engine="tokenizers")
+    assert mdata.preprocess(exact).finished_before
+    assert mdata.preprocess(replace(job, overwrite=True)).finished_before
+    assert not mdata.preprocess(replace(exact, overwrite=True), notes).finished_before
+    assert any("will be replaced: engine was gigatoken, is tokenizers" in line for line in notes.lines)
+    assert mdata.preprocess(replace(exact, overwrite=True)).finished_before
+    after = contents(tmp_path / "out")
+    assert {name for name in after if after[name] != before[name]} <= {name for name in after if name.endswith(".json")}
+
+
 def test_other_results_are_replaced_only_when_that_is_asked_for(tmp_path):
     """Of other options, other input, another program, or of nobody knows whom; the quarantine file too."""
     inputs, folder = corpus(tmp_path / "in"), tmp_path / "out"
