@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _EOD_SETTINGS = MappingProxyType(
     {
         "HuggingFaceTokenizer": "an eos_token (or sep_token) in tokenizer_config.json",
+        "TikTokenizer": "</s>, <|endoftext|> or <|end_of_text|> among its special tokens",
         "SentencePieceTokenizer": "a model with an eos piece, and not --tokenizer-sentencepiece-legacy",
     }
 )

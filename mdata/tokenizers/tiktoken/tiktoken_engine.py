@@ -11,16 +11,14 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from mdata.tokenizers.base.byte_level import TIK_V1, TIK_V2, from_bytes
+from mdata.tokenizers.base.byte_level import from_bytes
 from mdata.tokenizers.base.token_matching import pattern_of_any
 from mdata.tokenizers.engines.libraries import Ids
-
-PATTERNS = MappingProxyType({"v1": TIK_V1, "v2": TIK_V2})
+from mdata.tokenizers.tiktoken.tiktoken_ranks import PATTERNS
 
 _LONG_RUN_CHARS = 500_000
 # Finding the parts of an entry takes quadratic time in its length.

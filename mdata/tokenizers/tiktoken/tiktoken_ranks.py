@@ -1,9 +1,9 @@
 """Reads files of ranks: Megatron's list of JSON objects, and tiktoken's lines of base64 and rank.
 
-Both give bytes -> rank. As in Megatron, only the used entries of a list are checked: each has exactly the keys rank,
-token_bytes and token_str, its rank is its position, and the first 256 are the single bytes in order. Lines may be in
-any order and skip ranks. In both, a rank or the bytes of an entry must not occur twice, and no single byte may be
-missing.
+A published tekken.json is an object with such a list. All give bytes -> rank. As in Megatron, only the used entries of
+a list are checked: each has exactly the keys rank, token_bytes and token_str, its rank is its position, and the first
+256 are the single bytes in order. Lines may be in any order and skip ranks. A rank or the bytes of an entry must not
+occur twice, and no single byte may be missing.
 """
 
 from __future__ import annotations
@@ -11,13 +11,22 @@ from __future__ import annotations
 import json
 from binascii import Error as NotBase64
 from binascii import a2b_base64
+from types import MappingProxyType
 from typing import Any
 
 from mdata.errors import UsageError
+from mdata.tokenizers.base.byte_level import TIK_V1, TIK_V2
 
 Ranks = dict[bytes, int]
 
 SINGLE_BYTES = tuple(bytes([byte]) for byte in range(256))
+# Those of published files that name none (versions up to v7).
+TEKKEN_SPECIAL = (
+    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
+    "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
+)  # fmt: skip
+PATTERNS = MappingProxyType({"v1": TIK_V1, "v2": TIK_V2})
 _KEYS = {"rank", "token_bytes", "token_str"}
 _LARGEST_RANK = 2**31 - 1
 
@@ -53,6 +62,44 @@ def read_list(content: bytes, name: str, *, used: int | None = None) -> Ranks:
     return ranks
 
 
+def read_tekken(content: bytes, name: str) -> dict[str, Any]:
+    """What a published tekken.json says of itself, as the options of a TikTokenizer; nothing for Megatron's list.
+
+    Raises:
+        UsageError: its settings are missing, or cannot be those of such a file.
+    """
+    if content.lstrip()[:1] != b"{":
+        return {}
+    entries = _entries(content, name)
+    facts = json.loads(content.decode())
+    config = facts.get("config")
+    if not isinstance(config, dict):
+        expected = "a list of ranks, or an object with config and vocab, as in tekken.json"
+        raise UsageError(f"{name}: not a list of ranks", found="an object without config", expected=expected)
+    pattern = next((short for short, pattern in PATTERNS.items() if pattern == config.get("pattern")), None)
+    if pattern is None:
+        found = repr(config.get("pattern"))[:200]
+        raise UsageError(f"{name}: its pattern is unknown", found=found, expected="Megatron's pattern v1 or v2")
+    size, num_special = config.get("default_vocab_size"), config.get("default_num_special_tokens")
+    # They drive loops, so they must fit the file.
+    sizes = (type(size), type(num_special)) == (int, int)
+    if not sizes or not 0 < num_special <= len(entries) or not num_special < size <= len(entries) + num_special:
+        found = f"default_vocab_size {size!r}, default_num_special_tokens {num_special!r}, {len(entries)} entries"
+        raise UsageError(f"{name}: its config does not fit its entries", found=found[:200])
+    special = facts.get("special_tokens")
+    names = list(TEKKEN_SPECIAL) if special is None else _special_of_tekken(special, name)
+    return {"vocab_size": size, "num_special_tokens": num_special, "pattern": pattern, "special_tokens": names}
+
+
+def _special_of_tekken(special: object, name: str) -> list[str]:
+    tokens = special if isinstance(special, list) else [None]
+    for rank, token in enumerate(tokens):
+        if not isinstance(token, dict) or token.get("rank") != rank or not isinstance(token.get("token_str"), str):
+            expected = f"an object with rank {rank} and token_str"
+            raise UsageError(f"{name}: special token {rank} is unusable", found=repr(token)[:80], expected=expected)
+    return [token["token_str"] for token in tokens]
+
+
 def _entries(content: bytes, name: str) -> list[Any]:
     try:
         entries = json.loads(content.decode())
@@ -61,6 +108,8 @@ def _entries(content: bytes, name: str) -> list[Any]:
     # Bytes that are not UTF-8, numbers with thousands of digits, deeply nested brackets.
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{name}: not a JSON list of ranks", found=str(error)) from error
+    if isinstance(entries, dict) and "vocab" in entries:
+        entries = entries["vocab"]
     if not isinstance(entries, list):
         found = f"a {type(entries).__name__}"
         raise UsageError(f"{name}: not a list of ranks", found=found, expected="a list of objects")

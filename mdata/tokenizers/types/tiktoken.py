@@ -1,8 +1,9 @@
 """TikTokenizer: tiktoken's byte pairs from a file of ranks, numbered as Megatron does.
 
 Megatron's format is a JSON list whose first 256 entries are the bytes in order; an entry's id is its rank plus the
-number of special tokens, which come first. Plain .tiktoken files are accepted too, and a note says which numbering is
-used: Megatron's if the bytes are in order, otherwise the file's own ranks with the special tokens after the last.
+number of special tokens, which come first. A published tekken.json is numbered in the same way, with the special tokens
+that it names. Plain .tiktoken files are accepted too, and a note says which numbering is used: Megatron's if the bytes
+are in order, otherwise the file's own ranks with the special tokens after the last, or where the user puts them.
 Special tokens are matched in the text. A lone surrogate counts as U+FFFD, as in Megatron, although the reader of
 records already refuses it.
 """
@@ -20,6 +21,7 @@ from blake3 import blake3
 from mdata.errors import UsageError
 from mdata.tokenizers.base.helpers import (
     AUTO,
+    LARGEST_ID,
     check_engine_name,
     concatenate,
     fast_or_exact,
@@ -31,7 +33,7 @@ from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TokenizerSpec
 from mdata.tokenizers.engines.libraries import Engine
 from mdata.tokenizers.engines.long_text import encode_long_texts, split_at_words
 from mdata.tokenizers.tiktoken.tiktoken_engine import PATTERNS, RanksEngine, as_definition
-from mdata.tokenizers.tiktoken.tiktoken_ranks import SINGLE_BYTES, Ranks, is_list, read_lines, read_list
+from mdata.tokenizers.tiktoken.tiktoken_ranks import SINGLE_BYTES, Ranks, is_list, read_lines, read_list, read_tekken
 from mdata.tokenizers.types.engine_selection import make_engine, try_engine
 
 NAME = "TikTokenizer"
@@ -39,7 +41,8 @@ EXACT = "tiktoken"
 FAST = "gigatoken"
 LIST_FILE, LINES_FILE = "ranks.json", "ranks.tiktoken"
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
-END = "</s>"
+# The first of these that is a special token ends documents.
+ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>")
 VOCAB_SIZE, NUM_SPECIAL, PATTERN = 131072, 1000, "v2"
 
 
@@ -65,7 +68,8 @@ class TikTokenizer:
         Args:
             files: as a tokenizer has them.
             options: `vocab_size` (special tokens included), `num_special_tokens`, `pattern` ("v1" or "v2"),
-                `special_tokens` (the first ones, in place of the usual seven), `special_in_text`: see TokenizerSpec.
+                `special_tokens` (the first ones, in place of the usual seven; for a file with ranks of its own also
+                any names, or NAME=ID), `special_in_text`: see TokenizerSpec.
             engine: as a tokenizer has it.
         """
         return cls(files, options, engine=engine)
@@ -77,31 +81,40 @@ class TikTokenizer:
         self.options = dict(options)
         self.notes: tuple[str, ...] = ()
         file, content = next(iter(files.items()))
+        name = name or file
         self._plain = plain_special_tokens(options)
+        # A published file says what it is; the user's options come first.
+        published = read_tekken(content, name) if file == LIST_FILE else {}
+        options = {**published, **options}
         self._pattern = _pattern(options.get("pattern", PATTERN))
-        names = _special_names(options)
-        self._own_numbers = False
-        if file == LIST_FILE:
-            ranks, self.vocab_size = _of_list(content, name or file, options=options, num_special=len(names))
+        ranks = read_lines(content, name) if file == LINES_FILE else {}
+        own_numbers = any(ranks[byte] != rank for rank, byte in enumerate(SINGLE_BYTES)) if ranks else False
+        named = own_numbers and _are_named(options.get("special_tokens") or ())
+        if named:
+            self.special_ids: Mapping[str, int] = _named_ids(options, ranks)
+            self.vocab_size = _size_of_named(options, [*ranks.values(), *self.special_ids.values()])
         else:
-            ranks, self.vocab_size = _of_lines(content, name or file, options=options, num_special=len(names))
-            self._own_numbers = any(ranks[byte] != rank for rank, byte in enumerate(SINGLE_BYTES))
-            self.notes = (self._numbering(name or file, len(names)),)
-        first = self.vocab_size - len(names) if self._own_numbers else 0
-        base = 0 if self._own_numbers else len(names)
+            names = _special_names(options, published=bool(published) and "special_tokens" not in self.options)
+            read = _of_list if file == LIST_FILE else _of_lines
+            ranks, self.vocab_size = read(content, name, options=options, num_special=len(names))
+            first = self.vocab_size - len(names) if own_numbers else 0
+            self.special_ids = {content: id for id, content in enumerate(names, first)}
+        base = 0 if own_numbers else len(self.special_ids)
         self._tokens: Ranks = {token: rank + base for token, rank in ranks.items()}
-        self.special_ids: Mapping[str, int] = {content: id for id, content in enumerate(names, first)}
-        self.eod = self.special_ids[END]
+        self.eod = next((self.special_ids[end] for end in ENDS if end in self.special_ids), None)
+        if file == LINES_FILE or published:
+            how = "its own ranks (its bytes are not in Megatron's order)" if own_numbers else f"its ranks + {base}"
+            self.notes = (f"{name}: ids are {how}; {self._said_of_special(named, own_numbers=own_numbers)}",)
         self._engine: Engine = self._exact if engine == EXACT else self._make_fast()
 
-    def _numbering(self, name: str, num_special: int) -> str:
-        """The note for the user about a plain file."""
-        if self._own_numbers:
-            last = self.vocab_size - num_special
-            how = f"ids are its own ranks (its bytes are not in Megatron's order), special tokens from {last}"
-        else:
-            how = f"ids are its ranks + {num_special}, as Megatron numbers the same list in .json"
-        return f"{name}: {how}; words are cut by pattern {self._pattern}"
+    def _said_of_special(self, named: bool, *, own_numbers: bool) -> str:
+        """The rest of the note on a file whose numbering is not obvious."""
+        end = next((end for end in ENDS if end in self.special_ids), None)
+        ends = f"documents end with {self.eod} ({end})" if end else f"no end of document (none of {', '.join(ENDS)})"
+        said = f"special tokens from {min(self.special_ids.values())}, {ends}; words are cut by pattern {self._pattern}"
+        if named or not own_numbers:
+            return said
+        return f"{said}; if a model has other special tokens, give them: --tokenizer-special-tokens NAME=ID ..."
 
     def likely_engine(self, wanted: str) -> str:
         """See SelectsEngine."""
@@ -167,8 +180,12 @@ class TikTokenizer:
 
     def special_in_text(self, ids: IdArray, num_texts: int) -> int:
         """See the protocol."""
-        first = min(self.special_ids.values())
-        return int(np.count_nonzero((ids >= first) & (ids < first + len(self.special_ids))))
+        special = self.special_ids.values()
+        first, last = min(special), max(special)
+        inside = ids[(ids >= first) & (ids <= last)]
+        if last - first + 1 == len(special):
+            return len(inside)
+        return int(np.count_nonzero(np.isin(inside, list(special))))
 
     def decode(self, ids: Sequence[int]) -> str:
         """See the protocol."""
@@ -181,17 +198,66 @@ def _pattern(value: object) -> str:
     return str(value)
 
 
-def _special_names(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """All special tokens, in the order of their ids."""
+def _are_named(given: Sequence[str]) -> bool:
+    """Whether these are the special tokens of a model, and not Megatron's seven in another order."""
+    has_ids = any(_with_id(text)[1] is not None for text in given)
+    return bool(given) and (has_ids or not set(SPECIAL_TOKENS) <= set(given))
+
+
+def _with_id(text: str) -> tuple[str, int | None]:
+    """NAME=ID as both; any other text is a name."""
+    name, equals, digits = text.rpartition("=")
+    has_id = equals and digits.isascii() and digits.isdigit() and len(digits) <= len(str(LARGEST_ID))
+    return (name, int(digits)) if has_id else (text, None)
+
+
+def _named_ids(options: Mapping[str, Any], ranks: Ranks) -> dict[str, int]:
+    """The special tokens that the user names; one without an id follows the one before it, the first the last rank."""
+    if "num_special_tokens" in options:
+        what = f"{NAME}: num_special_tokens counts Megatron's special tokens, and special_tokens names those of a model"
+        raise UsageError(what, fix="leave out --tiktoken-num-special-tokens")
+    taken = set(ranks.values())
+    ids: dict[str, int] = {}
+    following = max(taken) + 1
+    for name, id in map(_with_id, options["special_tokens"]):
+        if not name:
+            raise UsageError(f"{NAME}: a special token is empty", fix="leave it out")
+        id = following if id is None else id
+        if name in ids or id in taken or id > LARGEST_ID:
+            found = f"{name}={id}"
+            raise UsageError(
+                f"{NAME}: a special token with the id of another entry, or named twice",
+                found=found,
+                expected=f"an id that the file leaves free, such as {max(taken) + 1}",
+            )
+        ids[name] = id
+        taken.add(id)
+        following = id + 1
+    _refuse_odd_names(list(ids), list(ids))
+    return ids
+
+
+def _size_of_named(options: Mapping[str, Any], ids: Sequence[int]) -> int:
+    return whole_number("vocab_size", options.get("vocab_size", max(ids) + 1), lowest=max(ids) + 1, type=NAME)
+
+
+def _special_names(options: Mapping[str, Any], *, published: bool) -> tuple[str, ...]:
+    """All special tokens, in the order of their ids; `published`: the file names them, and not as Megatron does."""
     given = tuple(options.get("special_tokens") or SPECIAL_TOKENS)
     count = whole_number(
         "num_special_tokens", options.get("num_special_tokens", NUM_SPECIAL), lowest=len(given), type=NAME
     )
     names = (*given, *(f"<SPECIAL_{number}>" for number in range(len(given), count)))
     missing = [name for name in SPECIAL_TOKENS if name not in names]
-    if missing:
+    if missing and not published:
         expected = f"a list that holds {' '.join(SPECIAL_TOKENS)}"
         raise UsageError(f"{NAME}: special tokens without {' '.join(missing)}", expected=expected)
+    _refuse_odd_names(names, given)
+    return names
+
+
+def _refuse_odd_names(names: Sequence[str], given: Sequence[str]) -> None:
+    """Refuse special tokens of which one hides another, or with white space; only `given` ones can have that."""
     ordered = sorted(names)
     for name, following in pairwise(ordered):
         if following.startswith(name):
@@ -200,7 +266,6 @@ def _special_names(options: Mapping[str, Any]) -> tuple[str, ...]:
     odd = next((name for name in given if any(character.isspace() for character in name)), None)
     if odd is not None:
         raise UsageError(f"{NAME}: a special token with white space in it", found=repr(odd))
-    return names
 
 
 def _of_list(content: bytes, name: str, *, options: Mapping[str, Any], num_special: int) -> tuple[Ranks, int]:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import UsageError
+from mdata.tokenizers.base.byte_level import TIK_V2
 from mdata.tokenizers.base.tokenizer import TextRefused, TokenizerSpec
 from mdata.tokenizers.base.unicode14 import texts_with_newer_characters
 from mdata.tokenizers.engines.long_text import LONGEST_WORD_CHARS, split_at_words
@@ -109,7 +110,8 @@ def test_plain_files_say_how_they_are_numbered(tmp_path, engine):
     tokenizer = loaded(tmp_path, as_lines(), name="a.tiktoken", engine=engine, num_special_tokens=10)
     path = tmp_path / "a.tiktoken"
     assert tokenizer.notes == (
-        f"{path}: ids are its ranks + 10, as Megatron numbers the same list in .json; words are cut by pattern v2",
+        f"{path}: ids are its ranks + 10; special tokens from 0, documents end with 2 (</s>); "
+        "words are cut by pattern v2",
     )
     listed = loaded(tmp_path, engine=engine)
     assert ids(tokenizer, "hello</s>") == ids(listed, "hello</s>") == [269, 2]
@@ -117,13 +119,99 @@ def test_plain_files_say_how_they_are_numbered(tmp_path, engine):
     other = [*reversed(SINGLE_BYTES), *WORDS]
     tokenizer = loaded(tmp_path, as_lines(other), name="a.tiktoken", engine=engine, num_special_tokens=10)
     assert tokenizer.notes == (
-        f"{path}: ids are its own ranks (its bytes are not in Megatron's order), special tokens from 266; "
-        "words are cut by pattern v2",
+        f"{path}: ids are its own ranks (its bytes are not in Megatron's order); special tokens from 266, documents "
+        "end with 268 (</s>); words are cut by pattern v2; if a model has other special tokens, give them: "
+        "--tokenizer-special-tokens NAME=ID ...",
     )
     assert (ids(tokenizer, "helloA</s>"), tokenizer.eod, tokenizer.vocab_size) == ([259, 255 - 65, 268], 268, 276)
     assert tokenizer.special_in_text(np.array([259, 265, 266, 275]), 1) == 2
     again = build_tokenizer("TikTokenizer", tokenizer.files, engine=engine, options=tokenizer.options)
     assert (again.fingerprint, ids(again, "<s>A")) == (tokenizer.fingerprint, [267, 190])
+
+
+OWN = as_lines([*reversed(SINGLE_BYTES), *WORDS])  # ranks 0 to 265
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_special_tokens_of_a_model_are_given_by_name(tmp_path, engine):
+    """As in qwen.tiktoken (<|endoftext|> follows the last rank) and cl100k_base (ids with gaps)."""
+    names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|endofprompt|>=300", "<|last|>"]
+    tokenizer = loaded(tmp_path, OWN, name="q.tiktoken", engine=engine, special_tokens=names)
+    expected = {"<|endoftext|>": 266, "<|im_start|>": 267, "<|im_end|>": 268, "<|endofprompt|>": 300, "<|last|>": 301}
+    assert (tokenizer.special_ids, tokenizer.eod, tokenizer.vocab_size) == (expected, 266, 302)
+    assert "special tokens from 266, documents end with 266 (<|endoftext|>)" in tokenizer.notes[0]
+    found = ids(tokenizer, "hello<|im_end|>A<|endofprompt|></s>")
+    assert found[:4] == [259, 268, 190, 300]
+    assert tokenizer.special_in_text(np.array([*found, 299]), 1) == 2
+    assert tokenizer.decode(found) == "hello<|im_end|>A<|endofprompt|></s>"
+    again = build_tokenizer("TikTokenizer", tokenizer.files, engine=engine, options=tokenizer.options)
+    assert (again.fingerprint, again.special_ids) == (tokenizer.fingerprint, expected)
+    llama = loaded(tmp_path, OWN, name="q.tiktoken", special_tokens=["<|begin|>", "<|end_of_text|>"], vocab_size=500)
+    assert (llama.eod, llama.vocab_size) == (267, 500)
+    nameless = loaded(tmp_path, OWN, name="q.tiktoken", special_tokens=["<|begin|>"])
+    assert nameless.eod is None and "no end of document (none of </s>, <|endoftext|>" in nameless.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"special_tokens": ["<|a|>=265"]}, r"with the id of another entry(.|\n)*<\|a\|>=265(.|\n)*such as 266"),
+        ({"special_tokens": ["<|a|>=300", "<|b|>=300"]}, "with the id of another entry"),
+        ({"special_tokens": ["<|a|>=300", "<|a|>=301"]}, "named twice"),
+        ({"special_tokens": ["<|a|>=9999999999"]}, "with the id of another entry"),
+        ({"special_tokens": ["<|a|>", "<|a|>b"]}, "the beginning of another"),
+        ({"special_tokens": ["=300"]}, "a special token is empty"),
+        ({"special_tokens": ["< a>"]}, "white space"),
+        ({"special_tokens": ["<|a|>"], "vocab_size": 266}, r"vocab_size=266\n.*from 267"),
+        ({"special_tokens": ["<|a|>"], "num_special_tokens": 5}, "leave out --tiktoken-num-special-tokens"),
+    ],
+)
+def test_names_that_cannot_be_special_tokens(tmp_path, options, said):
+    with pytest.raises(UsageError, match=said):
+        loaded(tmp_path, OWN, name="q.tiktoken", **options)
+
+
+def tekken(special=None, **changed):
+    """A published tekken.json: an object, with more entries than are used."""
+    config = {"pattern": TIK_V2, "num_vocab_tokens": 266, "default_vocab_size": 284, "default_num_special_tokens": 24}
+    made = {"config": {**config, "version": "v3", **changed}, "vocab": json.loads(as_list())}
+    if special is not None:
+        made["special_tokens"] = [{"rank": n, "token_str": name, "is_control": True} for n, name in enumerate(special)]
+    return json.dumps(made).encode()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_published_tekken_json(tmp_path, engine):
+    path = tmp_path / "tekken.json"
+    path.write_bytes(tekken())
+    tokenizer = load_tokenizer(TokenizerSpec(type="TikTokenizer", model=str(path), engine=engine))
+    # 284 - 24 entries are used, so "hello" (rank 259) is, and " w" (260) is not.
+    assert ids(tokenizer, "hello w[INST]</s>") == [24 + 259, 24 + 32, 24 + ord("w"), 3, 2]
+    assert (tokenizer.vocab_size, tokenizer.eod, len(tokenizer.special_ids)) == (284, 2, 24)
+    assert (tokenizer.special_ids["<pad>"], tokenizer.special_ids["<SPECIAL_20>"]) == (11, 20)
+    assert f"{path}: ids are its ranks + 24; special tokens from 0, documents end with 2 (</s>)" in tokenizer.notes[0]
+    again = build_tokenizer("TikTokenizer", tokenizer.files, engine=engine, options=tokenizer.options)
+    assert again.fingerprint == tokenizer.fingerprint
+    path.write_bytes(tekken(special=["<unk>", "<s>", "</s>", "[NEW]"]))
+    newer = load_tokenizer(TokenizerSpec(type="TikTokenizer", model=str(path), engine=engine))
+    assert (ids(newer, "[NEW]"), newer.special_ids["<SPECIAL_4>"]) == ([3], 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (tekken(pattern="x+"), r"its pattern is unknown\n.*'x\+'"),
+        (tekken(default_num_special_tokens=10**12), "its config does not fit its entries"),
+        (tekken(default_vocab_size=10**12), "its config does not fit its entries"),
+        (tekken(default_vocab_size="284"), "its config does not fit its entries"),
+        (tekken(special=["<unk>", 7]), "special token 1 is unusable"),
+        (b'{"vocab": []}', "an object without config"),
+        (b'{"config": {}}', "not a list of ranks"),
+    ],
+)
+def test_a_tekken_json_that_cannot_be_used(tmp_path, content, said):
+    with pytest.raises(UsageError, match=said):
+        loaded(tmp_path, content, name="tekken.json", vocab_size=None, num_special_tokens=None)
 
 
 def test_plain_files_may_leave_ranks_out_and_stand_in_any_order(tmp_path):
