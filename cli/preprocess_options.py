@@ -68,7 +68,7 @@ def _add_megatron(group: argparse._ArgumentGroup) -> None:
     add("--chat-template", metavar="T", help="with --chat: tokenizer, chatml, plain, or a Jinja file")
     add_tokenizer(group, required=True)
     add("--split-sentences", action="store_true", help="split texts into sentences: results are PREFIX_KEY_sentence.*")
-    add("--lang", default="english", metavar="NAME", help="language of the sentences; default english")
+    add("--lang", default="english", metavar="NAME", help="language of the sentences, such as german; default english")
     add("--keep-newlines", action="store_true", help="with --split-sentences: keep white space between sentences")
     add("--append-eod", action="store_true", help="append the end-of-document id to each document")
     add("--workers", type=int, metavar="N", help="default: all available cores; does not change the output")

@@ -15,12 +15,22 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from mdata.errors import UsageError, explain_os_error
 from mdata.sentences.punkt_tables import FILES, MAX_BYTES
 from mdata.util.option_synonyms import nearest
 
 _LANGUAGE = re.compile(r"[\w-]+")
+# The names of the tables for the codes by which other programs call these languages.
+_NAMES = MappingProxyType(
+    {
+        "cs": "czech", "da": "danish", "de": "german", "el": "greek", "en": "english", "es": "spanish",
+        "et": "estonian", "fi": "finnish", "fr": "french", "it": "italian", "ml": "malayalam", "nb": "norwegian",
+        "nl": "dutch", "no": "norwegian", "pl": "polish", "pt": "portuguese", "ru": "russian", "sl": "slovene",
+        "sv": "swedish", "tr": "turkish",
+    }
+)  # fmt: skip
 _FETCH = "python -m nltk.downloader punkt_tab on a machine with network, then --nltk-data FOLDER or NLTK_DATA"
 
 
@@ -46,6 +56,10 @@ def find_files(language: str, nltk_data: str | None = None) -> tuple[str, dict[s
             return f"{place / language}{os.sep}", _read(place, language)
         languages |= found
     what = f"no punkt_tab tables for the language {language!r}"
+    name = _NAMES.get(re.sub("[-_][a-z]{2,4}$", "", language.lower()))
+    if name is not None:
+        expected = f"the name of a language{', one of ' * bool(languages)}{', '.join(sorted(languages))}"
+        raise UsageError(what, expected=expected, fix=f"--lang {name}")
     if languages:
         close = nearest(language, languages)
         raise UsageError(what, expected=f"one of {', '.join(sorted(languages))}", fix=f"{close}?" if close else _FETCH)

@@ -104,6 +104,21 @@ def test_other_languages_are_told(tmp_path):
         find_files("ours", folder)
 
 
+@pytest.mark.parametrize(("code", "name"), [("en", "english"), ("DE", "german"), ("pt-BR", "portuguese")])
+def test_a_code_is_refused_with_the_name_of_the_language(tmp_path, code, name):
+    """Each name is one of NLTK's; a folder that is named like a code is still taken."""
+    with pytest.raises(
+        UsageError, match=rf"the language '{code}'\n  expected: the name of a language\n  try: --lang {name}$"
+    ):
+        find_files(code, str(tmp_path))
+    folder = tmp_path / "tokenizers" / "punkt_tab"
+    visible.write(tmp_path)
+    with pytest.raises(UsageError, match=rf"one of ours\n  try: --lang {name}$"):
+        find_files(code, str(tmp_path))
+    (folder / "ours").rename(folder / code)
+    assert find_files(code, str(tmp_path))[0].endswith(f"punkt_tab/{code}/")
+
+
 def test_nothing_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setenv("NLTK_DATA", str(tmp_path))
     monkeypatch.setattr("mdata.sentences.nltk_data.sys.prefix", str(tmp_path))
