@@ -114,6 +114,9 @@ class Dataset:
         # Samples of Megatron's blends also say their component, in the type of the blend's array.
         self._dataset_id_dtype = None if mix is None else mix.components.dtype
         self.identity = options.identity(self.blend_id) | mix_facts
+        # Left out where it changes nothing, so that earlier data ids stay.
+        if any(getattr(component.samples, "keeps_ids_around", False) for component in self.components):
+            self.identity["fim"] = {**self.identity["fim"], "ids_around": "kept"}
         self.data_id = hash_of(self.identity)
 
     def _open_components(self, cache: Cache) -> tuple[list[Samples | None], MegatronBlend | None, dict[str, Any]]:

@@ -18,6 +18,8 @@ Ids = list[int]
 class Tokens:
     """Splits between tokens."""
 
+    around: frozenset[int] = frozenset()
+
     def text_of(self, ids: Ids) -> Ids:
         """What is taken apart."""
         return ids
@@ -29,10 +31,14 @@ class Tokens:
 
 @dataclass
 class Characters:
-    """Splits between characters: the text without its special tokens is divided, and each part tokenized again."""
+    """Splits between characters: the text without its special tokens is divided, and each part tokenized again.
+
+    `around`: ids that the tokenizer puts around every text.
+    """
 
     tokenizer: Tokenizer
     dropped: set[int]
+    around: frozenset[int] = frozenset()
 
     def text_of(self, ids: Ids) -> str:
         """What is taken apart."""
@@ -85,14 +91,21 @@ def permuted(ids: Ids, rate: float, *, rule: Rule, parts: Any, draws: Any) -> Id
     """Prefix, suffix, middle, or suffix, prefix, middle; or unchanged."""
     if draws.real() >= rate:
         return ids
-    text = parts.text_of(ids)
+    start = 0
+    while start < len(ids) and ids[start] in parts.around:
+        start += 1
+    stop = len(ids)
+    while stop > start and ids[stop - 1] in parts.around:
+        stop -= 1
+    before, after = ids[:start], ids[stop:]
+    text = parts.text_of(ids[start:stop])
     if rule.untouched and text[: len(rule.untouched)] == rule.untouched:
         return ids
     first, second = sorted((draws.up_to(len(text)), draws.up_to(len(text))))
     prefix, middle, suffix = (parts.ids_of(part) for part in (text[:first], text[first:second], text[second:]))
     if draws.real() < rule.spm_rate:
-        return [rule.prefix, rule.suffix, *suffix, rule.middle, *prefix, *middle]
-    return [rule.prefix, *prefix, rule.suffix, *suffix, rule.middle, *middle]
+        return [*before, rule.prefix, rule.suffix, *suffix, rule.middle, *prefix, *middle, *after]
+    return [*before, rule.prefix, *prefix, rule.suffix, *suffix, rule.middle, *middle, *after]
 
 
 def split_at(ids: Ids, mark: int) -> list[Ids]:

@@ -4,7 +4,8 @@ A row of the GPT kind is split after each end of a document and rearranged by Me
 in the middle"); then it is cut, or padded without loss, to its length. In Megatron every read advances one generator;
 here the draws of sample k come from its own stream, keyed by (seed, corpus id), so workers and resuming change no row.
 Positions are drawn between characters (each part is tokenized again: Megatron's way) or between tokens (in C++, no
-tokenizer). Slow twin: mdata/reference/fim.py.
+tokenizer). Ids that the tokenizer puts around every text, such as BOS, stay around a rearranged document; Megatron puts
+them around each part. Slow twin: mdata/reference/fim.py.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PAD_NAME = "<fim_pad>"
 
 @dataclass(frozen=True, kw_only=True)
 class FimIds:
-    """The ids of the tokens in `Fim`; `dropped` ids are not text."""
+    """The ids of the tokens in `Fim`; `dropped` ids are not text, and `around` are those around every text."""
 
     prefix: int
     middle: int
@@ -43,6 +44,7 @@ class FimIds:
     split: int | None
     untouched: tuple[int, ...]
     dropped: frozenset[int]
+    around: frozenset[int]
 
 
 class FimSamples(PickledByArguments, RowSamples):
@@ -78,6 +80,8 @@ class FimSamples(PickledByArguments, RowSamples):
         wanted = fim.level == CHARACTER or any(isinstance(name, str) for name in named)
         tokenizer = _tokenizer_of(corpus, fim) if wanted else None
         self.ids = _resolve(fim, tokenizer, eod=options.eod)
+        # Earlier versions dropped these ids, so the data id says that they are kept.
+        self.keeps_ids_around = bool(self.ids.around)
         self._characters = _Characters(self.fim, self.ids, tokenizer) if fim.level == CHARACTER and tokenizer else None
         self._rule = FimRule(
             [self.ids.prefix, self.ids.middle, self.ids.suffix, self.ids.eod],
@@ -149,7 +153,7 @@ class _Characters:
 
     def __init__(self, fim: Fim, ids: FimIds, tokenizer: Tokenizer) -> None:
         self._fim, self._ids, self._tokenizer = fim, ids, tokenizer
-        self._dropped = np.array(sorted(ids.dropped), np.int64)
+        self._dropped, self._around = (np.array(sorted(some), np.int64) for some in (ids.dropped, ids.around))
         self._names = tuple(np.array([id], np.int64) for id in (ids.prefix, ids.middle, ids.suffix))
 
     def rows(self, rows: Sequence[Int64s], draws: Sequence[KeyedStream]) -> list[Int64s]:
@@ -188,18 +192,27 @@ class _Characters:
         if draws.real() >= rate:
             yield ids
             return
+        before, ids, after = self._inside(ids)
         text = self._tokenizer.decode(ids[~np.isin(ids, self._dropped)].tolist())
         if self._fim.no_prefix and text.startswith(self._fim.no_prefix):
-            yield ids
+            yield from (before, ids, after)
             return
         first, second = sorted((draws.up_to(len(text)), draws.up_to(len(text))))
         number = len(texts)
         texts += (text[:first], text[first:second], text[second:])
         prefix, middle, suffix = self._names
+        yield before
         if draws.real() < self._fim.spm_rate:
             yield from (prefix, suffix, number + 2, middle, number, number + 1)
         else:
             yield from (prefix, number, suffix, number + 2, middle, number + 1)
+        yield after
+
+    def _inside(self, ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """The ids around the text that the tokenizer put there, and what is between them."""
+        text = np.flatnonzero(~np.isin(ids, self._around))
+        first, last = (text[0], text[-1] + 1) if len(text) else (len(ids), len(ids))
+        return ids[:first], ids[first:last], ids[last:]
 
 
 def _stretches(ids: Int64s, mark: int) -> Iterator[tuple[Int64s, Int64s]]:
@@ -261,10 +274,12 @@ def _resolve(fim: Fim, tokenizer: Tokenizer | None, *, eod: int | None) -> FimId
     special = tokenizer.special_ids.values() if tokenizer else ()
     dropped = frozenset((*special, *single))
     pad = found.get("pad", tokenizer.special_ids.get(PAD_NAME) if tokenizer else None)
+    around: frozenset[int] = frozenset()
+    if tokenizer and fim.level == CHARACTER:
+        around = frozenset(_ids_of(tokenizer, "")).intersection(special).difference(single)
     untouched: tuple[int, ...] = ()
     if fim.no_prefix and tokenizer:
-        ids = tokenizer.encode_batch([fim.no_prefix])[0].tolist()
-        untouched = tuple(id for id in ids if id not in dropped)
+        untouched = tuple(id for id in _ids_of(tokenizer, fim.no_prefix) if id not in dropped)
     return FimIds(
         prefix=prefix,
         middle=middle,
@@ -274,7 +289,15 @@ def _resolve(fim: Fim, tokenizer: Tokenizer | None, *, eod: int | None) -> FimId
         split=split,
         untouched=untouched,
         dropped=dropped,
+        around=around,
     )
+
+
+def _ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    try:
+        return tokenizer.encode_batch([text])[0].tolist()
+    except TextRefused as refused:
+        raise UsageError(f"the tokenizer has no ids for {text[:60]!r}", found=refused.reason) from refused
 
 
 def _id_of(name: Name, tokenizer: Tokenizer | None, *, option: str) -> int:

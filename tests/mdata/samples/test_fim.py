@@ -19,11 +19,13 @@ from mdata.reference.masking import KeyedDraws
 from mdata.samples.fim import FimSamples
 from mdata.samples.rows import Gathered, RowOptions
 from mdata.samples.sample_options import CHARACTER, TOKEN, Fim
+from mdata.tokenizers.base.tokenizer_json import added_tokens
 from mdata.tokenizers.types.byte import ByteTokenizer
 from mdata.util.random_keys import derive_key
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
 from tests.helpers.open_by_keys import open_by_keys
+from tests.mdata.tokenizers.visible import END, definition, token
 
 P, M, S, PAD, EOD, SPLIT = 250, 251, 252, 253, 256, 249
 IDS = (P, M, S, PAD, EOD)
@@ -218,6 +220,63 @@ def put_together(ids):
     return ids[1:suffix] + ids[middle + 1 :] + ids[suffix + 1 : middle]
 
 
+class Around:
+    """A byte tokenizer that puts BOS (257) before every text, and SEP (258) behind it."""
+
+    special_ids = {"<s>": 257, "[SEP]": 258}
+
+    def encode_batch(self, texts):
+        ids = [[257, *text.encode(), 258] for text in texts]
+        return np.array([id for one in ids for id in one], np.int32), np.array([len(one) for one in ids])
+
+    def decode(self, ids):
+        return bytes(ids).decode(errors="replace")
+
+
+class WithBos(Bytes):
+    """A corpus of that tokenizer."""
+
+    tokenizer_fingerprint = "bos"
+
+    def load_tokenizer(self):
+        return Around()
+
+
+AROUND_TEXTS = st.lists(st.sampled_from([*b"abcde", 257, 258, EOD, EOD, SPLIT]), max_size=40)
+
+
+@examples(100)
+@given(st.one_of(FIM, WITH_SPLITS), AROUND_TEXTS)
+def test_a_rearranged_document_keeps_the_ids_around_it(fim, text):
+    """BOS stays in front of the document, not of each part as in Megatron; it was dropped."""
+    fim = Fim(**{**fim.__dict__, "level": CHARACTER})
+    length = max(1, len(text)) + 3 * len(text) + 10
+    samples = FimSamples(
+        Given([text], length), WithBos(), fim=fim, options=RowOptions(sequence_length=length, eod=EOD), seed=5
+    )
+    assert samples.keeps_ids_around
+    row = np.empty((1, length + 1), np.int64)
+    count = int(samples.gather(np.zeros(1, np.int64), row).counts[0])
+    key = derive_key("fim sample v1", 5, "corpus")
+    rule = twin.Rule(
+        prefix=P, middle=M, suffix=S, eod=EOD, split=fim.split_sample, untouched=fim.no_prefix,
+        rate=fim.rate, spm_rate=fim.spm_rate, fragment_rate=fim.fragment_rate,
+    )  # fmt: skip
+    dropped = {EOD, P, M, S, 257, 258} | ({SPLIT} if fim.split_sample else set())
+    parts = twin.Characters(Around(), dropped, frozenset({257, 258}))
+    wanted = twin.row(text, rule, parts=parts, draws=TwinDraws((key.low, key.high), 0))
+    assert row[0, :count].tolist() == wanted
+
+
+def test_the_ids_around_a_document_by_hand():
+    parts = twin.Characters(Around(), {EOD, P, M, S, 257, 258}, frozenset({257, 258}))
+    text = [257, *b"abcd", 258, EOD, 257, *b"xy", 258]
+    drawn = ("yes", 1, 2, "no", "yes", 2, 0, "yes")
+    out = twin.row(text, RULE, parts=parts, draws=Draws(*drawn))
+    first = [257, P, *b"a", S, *b"cd", M, *b"b", 258, EOD]
+    assert out == [*first, 257, P, S, M, *b"xy", 258]
+
+
 def test_draws_are_known():
     """Frozen: the key's purpose, and the order in which draws are asked for."""
     draws = _core.KeyedStream(1, 2, 3)
@@ -323,6 +382,31 @@ def test_the_option_is_part_of_the_data_id(folder):
     }
     assert len(ids) == 5
     assert "fim" not in opened(folder, fim_rate=0.0).identity
+    assert "ids_around" not in opened(folder).identity["fim"]
+
+
+def test_a_tokenizer_that_adds_bos(tmp_path):
+    """As HuggingFaceTokenizer does by default for Llama's: with such ids the data id says that they are kept."""
+    added = [token(id, name) for id, name in enumerate(("<s>", "<fim_prefix>", "<fim_middle>", "<fim_suffix>"), 5000)]
+    single = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    template = {"type": "TemplateProcessing", "single": single, "pair": single}
+    made = definition(added=tuple(added))
+    ids = {entry.content: entry.id for entry in added_tokens(made)}
+    template["special_tokens"] = {"<s>": {"id": "<s>", "ids": [ids["<s>"]], "tokens": ["<s>"]}}
+    made["added_tokens"] = [{**entry, "id": ids[entry["content"]]} for entry in made["added_tokens"]]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**made, "post_processor": template}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"text": "document number {n} of many"}}\n' for n in range(50)))
+    options = {"input": (str(tmp_path / "in.jsonl"),), "output_prefix": str(tmp_path / "x"), "workers": 1}
+    options |= {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(tmp_path), "append_eod": True}
+    mdata.preprocess(mdata.PreprocessOptions(**options))
+    data = open_by_keys(tmp_path / "x_text_document", sequence_length=64, fim_rate=1.0)
+    assert data.identity["fim"]["ids_around"] == "kept"
+    tokens = np.concatenate([data[k]["tokens"] for k in range(8)])
+    bos, prefix = (tokens == ids[name] for name in ("<s>", "<fim_prefix>"))
+    # Every BOS is followed by a prefix mark, unless the row ends there; rows may begin inside a document, without BOS.
+    assert bos.sum() > 8 and prefix.sum() >= bos.sum() - 8
+    assert prefix[np.flatnonzero(bos[:-1]) + 1].mean() > 0.8
 
 
 @pytest.mark.parametrize(
