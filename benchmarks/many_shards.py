@@ -80,7 +80,7 @@ def model(job: Job, manifest_bytes_per_shard: float) -> dict[str, float]:
         "bin_GB_of_a_part": token_bytes / parts / 1e9,
         "idx_TB": documents * 20 / 1e12,
         "block_hashes_GB": token_bytes / BLOCK_BYTES * 32 / 1e9,
-        # A part leaves .bin, .idx, .json, .origins and .bin.blake3, and a log and a state in the job's folder.
+        # A part leaves .bin, .idx, .json, .origins and .blake3, and a log and a state in the job's folder.
         "files": 7 * parts + 10,
         "metadata_calls_while_made": 60 * parts,
         "merged_manifest_MB": manifest_bytes_per_shard * parts / 1e6,

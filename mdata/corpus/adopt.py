@@ -28,7 +28,7 @@ from mdata.indexed.writer import ShardFacts
 from mdata.manifest.ids import sealed
 from mdata.manifest.io import load_manifest, save_manifest
 from mdata.manifest.sidecars import hashes_path, level_named, manifest_path, tokenizer_facts
-from mdata.manifest.types import BlockHashes, CorpusManifest, Level, Statistics, TokenizerFacts
+from mdata.manifest.types import BlockHashes, CorpusManifest, Level, Shard, Statistics, TokenizerFacts
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers.base.tokenizer import Tokenizer
 from mdata.tokenizers.base.tokenizer_folder import folder_name, write_folder
@@ -209,11 +209,13 @@ def _write_manifest(
     """Write the new facts, merged with those of an existing manifest."""
     path = manifest_path(prefix)
     there = _load_existing(path)
+    if there is not None:
+        made = _with_sidecars_of(there, made)
     whole = sealed(_merged(path, there, made) if there else made)
     if whole.tokenizer is not None:
         for shard in whole.shards:
             check_largest_id(prefix, shard.largest_id, tokenizer=whole.tokenizer)
-    _write_sidecars(prefix, tokenizer, content=content)
+    _write_sidecars(prefix, tokenizer, content=content, shard=whole.shards[0])
     if there == whole:
         return Adopted(whole, path, there_before=True)
     if there is not None:
@@ -222,6 +224,17 @@ def _write_manifest(
         )
     save_manifest(whole, path)
     return Adopted(whole, path, there_before=False)
+
+
+def _with_sidecars_of(there: CorpusManifest, made: CorpusManifest) -> CorpusManifest:
+    """The new facts with the existing names of sidecars of the same content: older corpora name them otherwise."""
+    shards = [
+        msgspec.structs.replace(shard, blocks=known.blocks)
+        if known.blocks and shard.blocks and known.blocks.hash == shard.blocks.hash
+        else shard
+        for known, shard in zip(there.shards, made.shards, strict=False)
+    ]
+    return msgspec.structs.replace(made, shards=shards + made.shards[len(shards) :])
 
 
 def _merged(path: Path, there: CorpusManifest, made: CorpusManifest) -> CorpusManifest:
@@ -260,9 +273,9 @@ def _without_notes(known: CorpusManifest) -> CorpusManifest:
     return msgspec.structs.replace(known, notes={}, id="", checksum="")
 
 
-def _write_sidecars(prefix: Path, tokenizer: Tokenizer | None, *, content: _Content | None) -> None:
+def _write_sidecars(prefix: Path, tokenizer: Tokenizer | None, *, content: _Content | None, shard: Shard) -> None:
     with os_errors_named(f"adopting {prefix}"):
-        if content is not None:
-            atomic_io.atomic_write(hashes_path(prefix), content.block_hashes)
+        if content is not None and shard.blocks:
+            atomic_io.atomic_write(prefix.with_name(shard.blocks.path), content.block_hashes)
         if tokenizer is not None and tokenizer.files:
             write_folder(prefix.parent / folder_name(tokenizer.files), tokenizer.files)

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from mdata.tokenizers.base.tokenizer import Tokenizer
 
 
+# The second is that of older corpora: tools that merge a folder (Megatron's, gpt-neox's) take such a file for a part of
+# a pair PREFIX.bin.bin and PREFIX.bin.idx, and stop because that is not there.
+HASHES_ENDINGS = (".blake3", ".bin.blake3")
+
+
 def manifest_path(prefix: Path) -> Path:
     """The manifest of the pair with this prefix."""
     return prefix.with_name(prefix.name + ".json")
@@ -26,8 +31,13 @@ def level_named(prefix: Path) -> Level:
 
 
 def hashes_path(prefix: Path) -> Path:
-    """The sidecar with the hashes of .bin's blocks."""
-    return prefix.with_name(prefix.name + ".bin.blake3")
+    """The sidecar with the hashes of .bin's blocks, as new corpora name it; a manifest says how its own is named."""
+    return prefix.with_name(prefix.name + HASHES_ENDINGS[0])
+
+
+def hashes_paths(prefix: Path) -> tuple[Path, ...]:
+    """The names that this sidecar may have, today's first."""
+    return tuple(prefix.with_name(prefix.name + ending) for ending in HASHES_ENDINGS)
 
 
 def tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:

@@ -26,12 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from mdata.errors import DamageError, os_errors_named
+from mdata.manifest.sidecars import HASHES_ENDINGS
 from mdata.manifest.types import CorpusManifest
 from mdata.preprocessing.journal import Journal, first_record
 from mdata.progress import Progress
 from mdata.util import atomic_io, file_lock
 
-RESULT_ENDINGS = (".bin", ".idx", ".json", ".origins", ".bin.blake3")
+RESULT_ENDINGS = (".bin", ".idx", ".json", ".origins", *HASHES_ENDINGS)
 _SPOOLS = (".lengths", ".boundaries", ".hashes")  # of mdata/indexed/writer.py
 _FileMark = list[int]  # inode and size: JSON types
 

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from mdata.errors import UsageError, os_errors_named
 from mdata.indexed.mapped_files import hash_file
 from mdata.indexed.pair_format import bin_path, idx_path
+from mdata.manifest.sidecars import HASHES_ENDINGS
 from mdata.manifest.types import CorpusManifest
 from mdata.object_storage.address import Address, parse_address
 from mdata.object_storage.reading import object_there, read_range
@@ -154,6 +155,9 @@ def publish_corpus(manifest: Path, folder: Address, *, progress: Progress) -> Ad
     there = object_there(address)
     if there is not None and read_range(there, 0, stop=there.size_bytes) != manifest.read_bytes():
         remove_object(address, store)
+        older = manifest.stem + HASHES_ENDINGS[1]
+        if older not in files.values():
+            remove_object(folder.with_key(folder.key + older), store)
     progress.begin(f"uploading {manifest.stem}", len(files) + 1, unit="files")
     try:
         for file, name in files.items():

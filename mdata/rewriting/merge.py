@@ -137,7 +137,9 @@ def _planned(result: FoundResult, copy: bool, progress: Progress) -> tuple[Corpu
     if first.tokenizer and first.tokenizer.folder:
         with os_errors_named("reading the tokenizer of a part"):
             files = files_inside(manifest_path(result.parts[0].prefix), first.tokenizer.folder)
-    return CorpusContent(first.level, first.tokenizer, files, provenance, _statistics(result.parts)), inputs
+    same_notes = all(part.manifest.notes == first.notes for part in result.parts)
+    notes = first.notes if same_notes else {}
+    return CorpusContent(first.level, first.tokenizer, files, provenance, _statistics(result.parts), notes), inputs
 
 
 def _statistics(parts: Sequence[FoundPart]) -> Statistics | None:
@@ -178,6 +180,7 @@ def _refer(result: FoundResult, content: CorpusContent, inputs: JoinedInputs) ->
         shards=[shard for shard in shards if shard.documents] or shards[:1],
         provenance=msgspec.structs.replace(assumed, origins=sidecar),
         statistics=content.statistics,
+        notes=dict(content.notes),
     )
     path = manifest_path(prefix)
     return Staged(prefix, stage_manifest(manifest, path), (origins_path(prefix), path))

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from mdata.corpus.fetch import CorpusCopy
 from mdata.errors import MdataError, UsageError, os_errors_named
 from mdata.indexed.pair_format import bin_path, idx_path
-from mdata.manifest.sidecars import hashes_path, manifest_path
+from mdata.manifest.sidecars import hashes_paths, manifest_path
 from mdata.object_storage.address import Address, parse_address
 from mdata.object_storage.facts import ObjectFacts
 from mdata.object_storage.reading import list_objects, read_range
@@ -144,7 +144,7 @@ class _StoredParts:
         address = publish_corpus(path, self._place, progress=progress)
         if not copy:  # the pair of a corpus that was replaced
             pair = path.with_suffix("")
-            old = [file.name for file in (bin_path(pair), idx_path(pair), hashes_path(pair))]
+            old = [file.name for file in (bin_path(pair), idx_path(pair), *hashes_paths(pair))]
             remove_objects([self._objects[name].address for name in old if name in self._objects], self._store)
         return replace(merged, path=address)
 

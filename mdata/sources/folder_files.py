@@ -33,7 +33,7 @@ _WORDS: Mapping[Reason, str] = {
 }
 _NAMES_KEPT = 3
 _TOKENIZER_FOLDER = re.compile(r"tokenizer-[0-9a-f]{16}")
-_RESULTS = (".json", ".idx", ".bin", ".origins", ".bin.blake3")
+_RESULTS = (".json", ".idx", ".bin", ".origins", ".blake3", ".bin.blake3")
 
 
 @dataclass(frozen=True)

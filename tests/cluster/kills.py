@@ -29,7 +29,7 @@ from tests.helpers.house_rules import ROOT
 from tests.helpers.ray_cluster import ray_cluster
 from tests.helpers.slurm import slurm
 
-RESULTS = (".bin", ".idx", ".json", ".origins", ".bin.blake3")
+RESULTS = (".bin", ".idx", ".json", ".origins", ".blake3")
 MOST_LAUNCHES = 60
 
 

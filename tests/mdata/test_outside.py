@@ -49,7 +49,7 @@ def elsewhere(honest, tmp_path) -> Path:
     """A manifest from a stranger, which names that private corpus."""
     folder = load_manifest(honest).tokenizer.folder
     made = forged(honest, tmp_path / "work" / "y.json", shard="../private/x", folder=f"../private/{folder}")
-    shutil.copy(f"{honest.parent}/x.bin.blake3", made.parent)
+    shutil.copy(f"{honest.parent}/x.blake3", made.parent)
     return made
 
 

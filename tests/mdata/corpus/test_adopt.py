@@ -90,7 +90,7 @@ def test_a_pair_of_an_unknown_tokenizer(prefix):
 
 def test_again_is_the_same_and_mends_what_lies_beside(prefix):
     made = adopt(prefix, TOKENIZER, full=True)
-    sidecar = prefix.with_name(prefix.name + ".bin.blake3")
+    sidecar = prefix.with_name(prefix.name + ".blake3")
     text, hashes = made.path.read_bytes(), sidecar.read_bytes()
     sidecar.unlink()
     again = adopt(prefix, TOKENIZER, full=True)
@@ -165,13 +165,13 @@ def test_less_than_is_known_changes_nothing(prefix):
 
 def test_a_pair_whose_tokens_changed_is_not_the_same(prefix):
     made = adopt(prefix, TOKENIZER, full=True)
-    text, hashes = made.path.read_bytes(), prefix.with_name(f"{prefix.name}.bin.blake3").read_bytes()
+    text, hashes = made.path.read_bytes(), prefix.with_name(f"{prefix.name}.blake3").read_bytes()
     with prefix.with_name(f"{prefix.name}.bin").open("r+b") as file:
         file.write(b"\1\0")
     with pytest.raises(mdata.UsageError, match="already exists with other content"):
         adopt(prefix, TOKENIZER, full=True)
     assert made.path.read_bytes() == text
-    assert prefix.with_name(f"{prefix.name}.bin.blake3").read_bytes() == hashes
+    assert prefix.with_name(f"{prefix.name}.blake3").read_bytes() == hashes
 
 
 def test_a_blend_of_that_name_is_kept(prefix):

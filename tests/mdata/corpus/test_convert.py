@@ -73,7 +73,7 @@ def test_each_older_form_is_converted_and_what_it_lacks_is_told(tmp_path, new, f
     notes = Notes()
     made = convert(tmp_path / "x.idx", f"{new}.bin", progress=notes)
     assert content(new) == (DOCUMENTS if form == "megatron" else FLAT)
-    assert names(new.parent) == {"y.bin", "y.idx", "y.json", "y.bin.blake3"}
+    assert names(new.parent) == {"y.bin", "y.idx", "y.json", "y.blake3"}
     assert made.manifest.shards[0].largest_id == 300 and not made.there_before
     told = "\n".join(notes.lines)
     assert ("has no document boundaries" in told) == (form != "megatron")
@@ -230,7 +230,7 @@ def test_every_write_sync_and_rename_may_fail(old, new, monkeypatch, code):
             path.unlink()
         with durable_calls(monkeypatch, number, code=code), pytest.raises(mdata.ResourceError, match=os.strerror(code)):
             convert(old, new)
-        assert names(new.parent) == (set() if number < total - 1 else {"y.bin", "y.idx", "y.json", "y.bin.blake3"})
+        assert names(new.parent) == (set() if number < total - 1 else {"y.bin", "y.idx", "y.json", "y.blake3"})
         assert convert(old, new).manifest == made
 
 

@@ -61,7 +61,7 @@ def test_every_flipped_bit_is_found(small, name):
     ("name", "text", "without_full"),
     [
         ("out_text_document.bin", "out_text_document.bin: block 0 is not what was written", False),
-        ("out_text_document.bin.blake3", "bin.blake3: its content was changed", True),
+        ("out_text_document.blake3", "document.blake3: its content was changed", True),
         ("out_text_document.idx", "out_text_document.idx: bad dtype|idx: its content was changed", True),
         ("out_text_document.json", "truncated, or not JSON|not what was written|is not a manifest|at `", True),
     ],

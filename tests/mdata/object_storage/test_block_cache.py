@@ -321,7 +321,7 @@ def test_a_damaged_block_in_the_cache_is_fetched_again(far, near, server, tmp_pa
     check_same(here, there, np.arange(0, 4000, 7))
 
 
-@pytest.mark.parametrize("ending", ["idx", "bin.blake3"])
+@pytest.mark.parametrize("ending", ["idx", "blake3"])
 def test_a_damaged_small_file_in_the_cache_is_fetched_again(far, near, tmp_path, ending):
     here, there = opened(far, near, tmp_path)
     del here

@@ -18,7 +18,7 @@ from mdata.object_storage.uploading import put_file, remove_object
 from mdata.rewriting.stored_merge import merge_stored
 from tests.mdata.object_storage.test_preprocess_objects import run, stored
 
-RESULTS = (".bin", ".idx", ".json", ".origins", ".bin.blake3")
+RESULTS = (".bin", ".idx", ".json", ".origins", ".blake3")
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def test_links_in_a_folder_are_followed_once(tmp_path):
         mdata.preprocess(options(tmp_path / "again", input=(str(tmp_path / "in"),)))
 
 
-@pytest.mark.parametrize("lost", ["out_text_document.origins", "out_text_document.bin.blake3", "tokenizer"])
+@pytest.mark.parametrize("lost", ["out_text_document.origins", "out_text_document.blake3", "tokenizer"])
 def test_a_lost_sidecar_is_made_again(tmp_path, lost):
     job = options(tmp_path)
     mdata.preprocess(job)

@@ -24,7 +24,7 @@ from tests.helpers.examples import examples
 from tests.helpers.failures import durable_calls
 from tests.mdata.preprocessing.test_parts import job, make_parts, write_mix
 
-RESULTS = (".bin", ".idx", ".json", ".origins", ".bin.blake3")
+RESULTS = (".bin", ".idx", ".json", ".origins", ".blake3")
 
 
 @pytest.fixture(autouse=True)
