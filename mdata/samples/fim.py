@@ -295,7 +295,7 @@ def _resolve(fim: Fim, tokenizer: Tokenizer | None, *, eod: int | None) -> FimId
 
 def _ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     try:
-        return tokenizer.encode_batch([text])[0].tolist()
+        return list(map(int, tokenizer.encode_batch([text])[0]))
     except TextRefused as refused:
         raise UsageError(f"the tokenizer has no ids for {text[:60]!r}", found=refused.reason) from refused
 

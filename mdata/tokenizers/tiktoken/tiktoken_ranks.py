@@ -80,10 +80,11 @@ def read_tekken(content: bytes, name: str) -> dict[str, Any]:
     if pattern is None:
         found = repr(config.get("pattern"))[:200]
         raise UsageError(f"{name}: its pattern is unknown", found=found, expected="Megatron's pattern v1 or v2")
-    size, num_special = config.get("default_vocab_size"), config.get("default_num_special_tokens")
+    size: Any = config.get("default_vocab_size")
+    num_special: Any = config.get("default_num_special_tokens")
     # They drive loops, so they must fit the file.
-    sizes = (type(size), type(num_special)) == (int, int)
-    if not sizes or not 0 < num_special <= len(entries) or not num_special < size <= len(entries) + num_special:
+    whole = isinstance(size, int) and isinstance(num_special, int)
+    if not whole or not 0 < num_special <= len(entries) or not num_special < size <= len(entries) + num_special:
         found = f"default_vocab_size {size!r}, default_num_special_tokens {num_special!r}, {len(entries)} entries"
         raise UsageError(f"{name}: its config does not fit its entries", found=found[:200])
     special = facts.get("special_tokens")
@@ -92,7 +93,7 @@ def read_tekken(content: bytes, name: str) -> dict[str, Any]:
 
 
 def _special_of_tekken(special: object, name: str) -> list[str]:
-    tokens = special if isinstance(special, list) else [None]
+    tokens: list[Any] = special if isinstance(special, list) else [None]
     for rank, token in enumerate(tokens):
         if not isinstance(token, dict) or token.get("rank") != rank or not isinstance(token.get("token_str"), str):
             expected = f"an object with rank {rank} and token_str"

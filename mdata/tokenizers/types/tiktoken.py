@@ -32,8 +32,16 @@ from mdata.tokenizers.base.helpers import (
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TokenizerSpec
 from mdata.tokenizers.engines.libraries import Engine
 from mdata.tokenizers.engines.long_text import encode_long_texts, split_at_words
-from mdata.tokenizers.tiktoken.tiktoken_engine import PATTERNS, RanksEngine, as_definition
-from mdata.tokenizers.tiktoken.tiktoken_ranks import SINGLE_BYTES, Ranks, is_list, read_lines, read_list, read_tekken
+from mdata.tokenizers.tiktoken.tiktoken_engine import RanksEngine, as_definition
+from mdata.tokenizers.tiktoken.tiktoken_ranks import (
+    PATTERNS,
+    SINGLE_BYTES,
+    Ranks,
+    is_list,
+    read_lines,
+    read_list,
+    read_tekken,
+)
 from mdata.tokenizers.types.engine_selection import make_engine, try_engine
 
 NAME = "TikTokenizer"
