@@ -24,6 +24,7 @@ _SPEAKERS = MappingProxyType(
     {"human": "user", **dict.fromkeys(_MODEL_NAMES, ASSISTANT)}
     | {role: role for role in ("user", ASSISTANT, "system", "tool")}
 )
+_ALSO_THE_MODEL = (ASSISTANT, "ai", "bot", "chatbot")
 # A role becomes part of the template's text; other characters could imitate another turn.
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
@@ -130,7 +131,7 @@ def _turn(message: Mapping[str, Any], number: int, role_name: str, content_name:
             raise BadConversation(f"message {number}: who speaks in 'from': {role!r}? Known are {known}")
         return Message(_SPEAKERS[role], content)
     # A role is the template's own word, so it is not renamed; but the model's turns must not go untrained silently.
-    if train_on != "all" and role != ASSISTANT and role.lower() in (*_MODEL_NAMES, ASSISTANT):
+    if train_on != "all" and role != ASSISTANT and role.lower() in (*_MODEL_NAMES, *_ALSO_THE_MODEL):
         raise BadConversation(f"message {number}: role {role!r} would not be trained on; the model is {ASSISTANT!r}")
     return Message(role, content)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import jinja2
 import pytest
 
 from mdata.chat.jinja_template import JinjaTemplate
-from mdata.sources.conversation import BadConversation, flat_messages
+from mdata.chat.loss_spans import spans_of
+from mdata.sources.conversation import BadConversation, flat_messages, messages_of
 from mdata.sources.jsonl import parse_lines
 from mdata.sources.record_batch import Column, ReadSpec
 
@@ -166,8 +168,83 @@ def test_a_turn_of_the_model_by_another_name_is_not_left_untrained():
     with pytest.raises(BadConversation, match="message 4: role 'model' would not be trained on"):
         flat_messages(talk, "assistant")
     assert flat_messages(talk, "all")[-2:] == ["model", "c"]
-    with pytest.raises(BadConversation, match=r"no assistant turn to train on \(roles: user, ai\)"):
-        flat_messages([TALK[0], {"role": "ai", "content": "c"}], "assistant")
+    with pytest.raises(BadConversation, match="message 2: role 'Bot' would not be trained on"):
+        flat_messages([TALK[0], {"role": "Bot", "content": "c"}], "assistant")
+    with pytest.raises(BadConversation, match=r"no assistant turn to train on \(roles: user, narrator\)"):
+        flat_messages([TALK[0], {"role": "narrator", "content": "c"}], "assistant")
+
+
+MESSAGE_FIELDS = {
+    "tool_calls": ([CALL], [], None), "function_call": ({"name": "f", "arguments": "{}"}, {}), "tool_call_id": ("c1",),
+    "reasoning_content": ("r", "", None), "reasoning": ("r",), "thinking": ("r",),
+    "reasoning_details": ([{"text": "r"}],),
+    "refusal": ("No", None), "audio": ({"id": "x"},), "images": (["x"], []), "name": ("Ada", ""), "channel": ("final",),
+    "weight": (0, 1, None), "train": (False, True), "loss": (False, None), "step_loss_mask": (0, 1), "prefix": (True,),
+    "citations": ([1], []), "tool_plan": ("p",), "recipient": ("f",),
+    "mood": ("x", "", [[[1]]], {"tool_calls": [CALL]}),
+    "id": ("3",), "type": ("message",), "metadata": ({"tool_calls": [CALL]},), "items": ("x",), "keys": ("y",),
+    "": ("x",), "0": ("x",), "content_type": ("text",), "cache_control": ({"type": "ephemeral"},), "end_turn": (False,),
+}  # fmt: skip
+RECORD_FIELDS = {
+    "tools": ([CALL], json.dumps([CALL]), "[]", [], None), "functions": ([{"name": "f"}],),
+    "documents": ([{"text": "x"}],),
+    "chat_template_kwargs": ({"enable_thinking": False}, {"enable_thinking": None}), "enable_thinking": (True, False),
+    "system": ("Be brief.", ""), "system_prompt": ("Be brief.",), "images": (["x"],), "image": ("x.jpg",),
+    "mask": ("User",),
+    "loss_mask": ([0, 1],), "train": (False, True), "mood": ("x",), "bos_token": ("EVIL",), "range": ("x",),
+    "loop": (1,),
+    "raise_exception": ("x",), "add_generation_prompt": (True,), "message": ("x",), "namespace": ("x",), "id": (1,),
+    "parallel_tool_calls": (True,), "tool_choice": ("auto",), "date_string": ("1 Jan",), "instruction": ("i",),
+}  # fmt: skip
+COMMON = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% if enable_thinking is defined %}T{{ enable_thinking }}{% endif %}"
+    "{{ bos_token }}{% for message in messages %}<{{ message.role }}>"
+    "{% if message.name is defined %}{{ message.name }}{% endif %}{% if 'tool_calls' in message %}CALLS{% endif %}"
+    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}"
+    "{{ message['content'] }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.name }}{{ call.id }}{% endfor %};{% endfor %}"
+)
+TEMPLATES = (USES_FIELDS, WRITES_ALL, IGNORES_ALL, COMMON)
+
+
+def fully_written(source: str, messages: list[dict], record: dict) -> str:
+    """What transformers' apply_chat_template gives, with all fields but null: by jinja2 alone."""
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    known = {name: record[name] for name in ("tools", "documents") if record.get(name) is not None}
+    told = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    options = {name: value for name, value in (record.get("chat_template_kwargs") or {}).items() if value is not None}
+    variables = {"tools": None, "documents": None, **known, **options}
+    return environment.from_string(source).render(**variables, messages=told, bos_token="<s>")
+
+
+@pytest.mark.parametrize("source", TEMPLATES, ids=["fields", "all", "none", "common"])
+def test_every_record_is_written_as_the_template_writes_it_or_refused(source):
+    """No field, of a message or of the record, is lost without a word."""
+    records = [
+        (with_field(at, name, value), {})
+        for name, values in MESSAGE_FIELDS.items()
+        for value in values
+        for at in (0, 1)
+    ]
+    records += [(TALK, {name: value}) for name, values in RECORD_FIELDS.items() for value in values]
+    written = refused = 0
+    for messages, fields in records:
+        batch = chat_rows({"messages": messages, **fields}, source=source)
+        if batch.bad_rows:
+            refused += 1
+            (name,) = {*fields, *messages[0], *messages[1]} - {"role", "content"}
+            assert repr(name) in batch.bad_rows[0].reason
+            continue
+        written += 1
+        (column,) = batch.columns
+        text = "".join(
+            part
+            for span in spans_of(messages_of(column.sentences), template(source), train_on="assistant")
+            for part in span
+        )
+        assert text == fully_written(source, messages, fields), (messages, fields)
+    assert len(records) > 120 and written > 30 and refused > 40
 
 
 def test_a_message_in_both_forms_says_one_thing():
