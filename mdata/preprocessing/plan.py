@@ -147,8 +147,8 @@ def plan_job(
         max_record_bytes=options.max_record_bytes,
         keep_bad_lines=options.on_error == "quarantine",
         sentence_lists=not options.split_sentences,
-        chat=chat and chat.train_on,
-        chat_template=chat and chat.template,
+        chat=chat.train_on if chat else None,
+        chat_template=chat.template if chat else None,
         template=template,
         where=where,
     )

@@ -188,7 +188,7 @@ def text_batches(arrays: Sequence[pa.Array], places: Sequence[Place], *, spec: R
     )
     for few in _divided(arrays, items, _ITEMS):
         lists = [_without_long_lists(_without_views(array), spec) for array in few]
-        sizes = sum(map(bytes_of, lists), np.int64(0))
+        sizes = sum(map(bytes_of, lists), np.zeros(len(lists[0]), np.int64))
         for columns in _divided(lists, sizes, DECODED_BYTES):
             decoded = [_decoded(array, place) for array, place in zip(columns, places, strict=True)]
             yield pa.RecordBatch.from_arrays(decoded, list(map(str, range(len(decoded)))))

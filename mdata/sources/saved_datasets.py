@@ -37,7 +37,7 @@ def without_metadata(paths: Sequence[Path], skipped: SkippedFiles) -> list[Path]
     if not saved and not above:
         return list(paths)
     there = set(paths)
-    first = {folder: next((file for file in files if file in there), None) for folder, files in saved.items()}
+    first = {folder: next((file for file in files or () if file in there), None) for folder, files in saved.items()}
     taken: list[Path] = []
     for path in paths:
         files = saved.get(path.parent)
