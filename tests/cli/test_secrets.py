@@ -100,8 +100,14 @@ def test_a_url_with_a_secret_is_never_repeated(tmp_path, monkeypatch, capfd, com
 
 
 def _run(said: list[str], environment: dict[str, str], *words: str) -> str:
+    """In the work folder, where launch puts the folder of its job."""
     done = subprocess.run(
-        [sys.executable, "-m", *words], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=250
+        [sys.executable, "-m", *words],
+        env=environment,
+        cwd=environment["PWD"],
+        capture_output=True,
+        text=True,
+        timeout=250,
     )
     said.append(done.stdout + done.stderr)
     assert done.returncode == 0, said[-1]
@@ -121,6 +127,7 @@ def test_no_secret_of_the_environment_is_left_from_text_to_checkpoint(bucket, tm
     }
     key = base64.b64encode(b"32 bytes of a key of a customer.").decode()
     environment = {**os.environ, **secrets, "AWS_SSE_CUSTOMER_KEY_BASE64": key, "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": str(ROOT), "PWD": str(tmp_path)}
     texts = tmp_path / "texts"
     texts.mkdir()
     rows = [json.dumps({"text": f"{number} words and words"}) for number in range(200)]
