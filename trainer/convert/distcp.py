@@ -1,62 +1,163 @@
 """Tensors of torch.distributed.checkpoint, read by chunks: `.metadata` says where each lies in which .distcp file.
 
-A chunk is read when a rectangle needs it, and a few are kept. Every place is checked when the folder is opened: file
-names stay inside it, and files are long enough. Also tensors that lie one after the other in flat ones (`FlatSource`),
-and several sources as one.
+Every value and place is checked when the folder is opened: file names stay inside it, files are long enough, records
+lie apart from each other, and chunks cover their tensors. Of a chunk only what is asked for is read. Also tensors that
+lie one after the other in flat ones (`FlatSource`), and several sources as one.
 """
 
 from __future__ import annotations
 
-import io
+import itertools
 import math
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mdata import DamageError, UsageError
-from mdata.errors import os_errors_named
-from trainer.checkpoint.tiling import Rectangle
+from mdata.errors import few
+from trainer.checkpoint.tiling import Rectangle, tiles_exactly
 from trainer.convert.links import Source, TensorInfo
-from trainer.convert.pickles import load_item, load_metadata
+from trainer.convert.pickles import Made, Name, unpickle
+from trainer.convert.torch_file import Part, StoredTensor, faults_named, load_part, mapped
 
 METADATA = ".metadata"
 _FILE = re.compile(r"[^/\\\x00]+\.distcp")
-_KEPT_BYTES = 64 << 20  # of chunks, or one larger chunk: q, k and v of a chunk are read once
+_MOST_DIMS = 32
+_PREFIX = "torch.distributed.checkpoint."
 
 
-class _Window(io.RawIOBase):
-    """A part of an open file as a file of its own, read directly into the caller's memory."""
+class _Record(NamedTuple):
+    """Where a chunk or an object is stored, and whether it is compressed."""
 
-    def __init__(self, fd: int, begin: int, *, size: int) -> None:
-        super().__init__()
-        self._fd, self._begin, self._size, self._at = fd, begin, size, 0
+    file: str
+    begin: int
+    size: int
+    compressed: bool
 
-    def readable(self) -> bool:
-        return True
 
-    def seekable(self) -> bool:
-        return True
+class _Metadata(NamedTuple):
+    """What `.metadata` says.
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        return self._at
+    Args:
+        tensors: of all chunks together. chunks: of each tensor. objects: names of what is stored beside tensors.
+        records: of (name, where the chunk begins); objects begin at ().
+    """
 
-    def tell(self) -> int:
-        return self._at
+    tensors: dict[str, TensorInfo]
+    chunks: dict[str, list[Rectangle]]
+    objects: list[str]
+    records: dict[tuple[str, tuple[int, ...]], _Record]
 
-    def readinto(self, buffer: Any) -> int:
-        wanted = memoryview(buffer)[: max(0, self._size - self._at)]
-        done = 0
-        while done < len(wanted) and (got := os.preadv(self._fd, [wanted[done:]], self._begin + self._at + done)):
-            done += got
-        self._at += done
-        return done
+
+def load_metadata(path: Path) -> _Metadata:
+    """The `.metadata` of a folder.
+
+    Raises:
+        UsageError: it holds a type that torch does not write there. DamageError: it is no such file, names the key.
+    """
+    with mapped(path) as data, faults_named(str(path)):
+        value, _ = unpickle(data)
+    reader = _MetadataReader(path)
+    found = _Metadata({}, {}, [], {})
+    whole = reader.state(value, "metadata.Metadata", key="the file")
+    for name, entry in reader.table(whole, "state_dict_metadata").items():
+        key = f"state_dict_metadata[{name!r}]"
+        if not isinstance(name, str):
+            raise reader.damage(key, name, "a name")
+        if isinstance(entry, Made) and entry.kind == f"{_PREFIX}metadata.BytesStorageMetadata":
+            found.objects.append(name)
+            continue
+        state = reader.state(entry, "metadata.TensorStorageMetadata", key=key)
+        shape = reader.sizes(state.get("size"), key=f"{key}.size")
+        found.tensors[name] = TensorInfo(shape, reader.dtype(state.get("properties"), key=f"{key}.properties"))
+        chunks = state.get("chunks")
+        if not isinstance(chunks, list):
+            raise reader.damage(f"{key}.chunks", chunks, "a list")
+        found.chunks[name] = [reader.chunk(chunk, shape, key=f"{key}.chunks") for chunk in chunks]
+        if 0 not in shape and not tiles_exactly(shape, found.chunks[name]):
+            raise reader.damage(f"{key}.chunks", chunks, f"chunks that cover a tensor of shape {list(shape)} once")
+    for index, place in reader.table(whole, "storage_data").items():
+        known = reader.state(index, "metadata.MetadataIndex", key="storage_data")
+        name, offset = known.get("fqn"), known.get("offset")
+        key = f"storage_data of {name!r}"
+        if not isinstance(name, str):
+            raise reader.damage("storage_data", name, "a name")
+        start = () if offset is None else reader.sizes(offset, key=f"{key}.offset")
+        found.records[name, start] = reader.record(place, key=key)
+    return found
+
+
+class _MetadataReader:
+    """Values of the types that torch writes, or an error that names the key."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def damage(self, key: str, found: Any, expected: str) -> DamageError:
+        """The error of a wrong value."""
+        return DamageError(
+            f"{self._path} is damaged at {key}", found=repr(found)[:120], expected=expected, fix="restore the folder"
+        )
+
+    def state(self, value: Any, kind: str, *, key: str) -> dict[str, Any]:
+        """The fields of an object of this type."""
+        if not isinstance(value, Made) or value.kind != _PREFIX + kind or not isinstance(value.state, dict):
+            raise self.damage(key, value, f"torch's {kind.rpartition('.')[2]}")
+        return value.state
+
+    def table(self, fields: dict[str, Any], name: str) -> dict[Any, Any]:
+        """A field that is a dictionary."""
+        value = fields.get(name)
+        if not isinstance(value, dict):
+            raise self.damage(name, value, "a dictionary")
+        return value
+
+    def sizes(self, value: Any, *, key: str) -> tuple[int, ...]:
+        """A torch.Size."""
+        is_size = isinstance(value, Made) and value.kind == "torch.Size" and len(value.arguments) == 1
+        inner = value.arguments[0] if is_size else value
+        is_short = isinstance(inner, (tuple, list)) and len(inner) <= _MOST_DIMS
+        if not is_short or not all(type(size) is int and 0 <= size < 1 << 62 for size in inner):
+            raise self.damage(key, inner, "sizes")
+        return tuple(inner)
+
+    def dtype(self, properties: Any, *, key: str) -> torch.dtype:
+        """The dtype in TensorProperties, which keep their fields in a tuple."""
+        ours = isinstance(properties, Made) and properties.kind == f"{_PREFIX}metadata.TensorProperties"
+        fields = properties.state if ours else None
+        first = fields[0] if isinstance(fields, tuple) and fields else None
+        name = first.name.removeprefix("torch.") if isinstance(first, Name) else ""
+        found = getattr(torch, name, None)
+        if not isinstance(found, torch.dtype):
+            raise self.damage(key, first, "a dtype of torch")
+        return found
+
+    def chunk(self, value: Any, shape: tuple[int, ...], *, key: str) -> Rectangle:
+        """A rectangle inside a tensor."""
+        fields = self.state(value, "metadata.ChunkStorageMetadata", key=key)
+        start, size = (self.sizes(fields.get(name), key=f"{key}.{name}") for name in ("offsets", "sizes"))
+        inside = len(start) == len(size) == len(shape) and all(
+            first + count <= most for first, count, most in zip(start, size, shape, strict=True)
+        )
+        if not inside or (0 in size and 0 not in shape):
+            raise self.damage(key, [*start, *size], f"chunks inside {list(shape)}")
+        return start, size
+
+    def record(self, value: Any, *, key: str) -> _Record:
+        """Where something is stored."""
+        fields = self.state(value, "filesystem._StorageInfo", key=key)
+        file, begin, size = (fields.get(name) for name in ("relative_path", "offset", "length"))
+        if not isinstance(file, str) or not _FILE.fullmatch(file):
+            raise self.damage(f"{key}.relative_path", file, "a .distcp file of the folder")
+        for name, number in (("offset", begin), ("length", size)):
+            if type(number) is not int or not 0 <= number < 1 << 62:
+                raise self.damage(f"{key}.{name}", number, "a number of bytes")
+        assert isinstance(begin, int) and isinstance(size, int), "both were looked at"
+        return _Record(file, begin, size, bool(fields.get("transform_descriptors")))
 
 
 class ChunkSource:
@@ -67,21 +168,9 @@ class ChunkSource:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        found = load_metadata(folder / METADATA)
-        self._where: dict[tuple[str, tuple[int, ...]], Any] = {
-            (index.fqn, tuple(index.offset or ())): info for index, info in found.storage_data.items()
-        }
-        self._chunks: dict[str, list[Rectangle]] = {}
-        self.objects: list[str] = []
-        self.tensors: dict[str, TensorInfo] = {}
-        for name, entry in found.state_dict_metadata.items():
-            if not isinstance(entry, TensorStorageMetadata):
-                self.objects.append(name)
-                continue
-            self.tensors[name] = TensorInfo(tuple(entry.size), entry.properties.dtype)
-            self._chunks[name] = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks]
-        self._kept: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+        self.folder = folder
+        self.tensors, self._chunks, self.objects, self._records = load_metadata(folder / METADATA)
+        self._opened: dict[tuple[str, tuple[int, ...]], StoredTensor] = {}
         self._check_files()
 
     def starts(self, name: str) -> list[tuple[int, ...]]:
@@ -90,73 +179,77 @@ class ChunkSource:
 
     def load_object(self, name: str) -> Any:
         """What is stored beside tensors under a name."""
+        if name not in self.objects:
+            raise DamageError(f"{self.folder / METADATA} has no {name}", fix="restore the folder")
         return self._load(name, ())
 
     def read(self, name: str, box: Rectangle) -> Tensor:
         """See `Source`."""
-        out: Tensor | None = None
-        covered, wanted = 0, math.prod(box[1])
-        if not wanted:
-            return torch.empty(box[1], dtype=self.tensors[name].dtype)
+        out = torch.empty(box[1], dtype=self.tensors[name].dtype)
         for start, size in self._chunks[name]:
             low = tuple(max(a, b) for a, b in zip(start, box[0], strict=True))
             high = tuple(min(a + n, b + m) for a, n, b, m in zip(start, size, box[0], box[1], strict=True))
             if all(a < b for a, b in zip(low, high, strict=True)):
-                chunk = self._read_chunk(name, start, size)
-                there = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, box[0], strict=True))
-                here = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, start, strict=True))
-                part = chunk[here]
-                if part.numel() == wanted:
+                extent = tuple(b - a for a, b in zip(low, high, strict=True))
+                inside = tuple(a - o for a, o in zip(low, start, strict=True))
+                part = self._chunk(name, start, size).read((inside, extent))
+                if extent == tuple(box[1]):
                     return part
-                out = torch.zeros(box[1], dtype=chunk.dtype) if out is None else out
-                out[there] = part
-                covered += part.numel()
-        if out is None or covered != wanted:
-            found = f"{covered} elements of {wanted}"
-            raise DamageError(f"{self._folder} does not hold all of {name}", found=found, fix="restore the folder")
+                out[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, box[0], strict=True))] = part
         return out
 
-    def _read_chunk(self, name: str, start: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
-        """A chunk. It is kept, with those last used before it that fit into _KEPT_BYTES."""
-        found = self._kept.pop((name, start), None)
-        if found is None:
-            room = _KEPT_BYTES - math.prod(size) * self.tensors[name].dtype.itemsize
-            while self._kept and sum(chunk.nbytes for chunk in self._kept.values()) > room:
-                del self._kept[next(iter(self._kept))]
-            found = self._load_chunk(name, start, size)
-        self._kept[name, start] = found
-        return found
-
-    def _load_chunk(self, name: str, start: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
-        found = self._load(name, start)
-        if not isinstance(found, Tensor) or tuple(found.shape) != size or found.dtype != self.tensors[name].dtype:
-            stands = f"{list(found.shape)}, {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
-            raise DamageError(f"{self._folder} is damaged at {name}", found=stands, expected=str(list(size)))
-        return found
+    def _chunk(self, name: str, start: tuple[int, ...], size: tuple[int, ...]) -> StoredTensor:
+        """A chunk, of which nothing is read yet."""
+        if (name, start) not in self._opened:
+            found = self._load(name, start)
+            if not isinstance(found, StoredTensor) or (found.shape, found.dtype) != (size, self.tensors[name].dtype):
+                stands = f"{list(found.shape)}, {found.dtype}" if isinstance(found, StoredTensor) else repr(found)[:120]
+                expected = f"{list(size)}, {self.tensors[name].dtype}"
+                raise DamageError(f"{self.folder} is damaged at {name}", found=stands, expected=expected)
+            self._opened[name, start] = found
+        return self._opened[name, start]
 
     def _load(self, name: str, start: tuple[int, ...]) -> Any:
-        info = self._where[name, start]
-        path = self._folder / info.relative_path
-        with os_errors_named("reading a checkpoint"), path.open("rb", buffering=0) as file:
-            return load_item(_Window(file.fileno(), info.offset, size=info.length), where=f"{name} in {path}")
+        file, begin, size, _ = self._records[name, start]
+        path = self.folder / file
+        with mapped(path) as data:
+            return load_part(data, Part(path, f"{name} in {path}", begin, size, None))
 
     def _check_files(self) -> None:
-        """Every chunk has a place inside a file of this folder.
+        """Every chunk has a place of its own inside a file of this folder, which is large enough for it.
 
         Raises:
             DamageError: one has not. UsageError: chunks are compressed.
         """
-        ends: dict[str, int] = {}
-        places = [(name, start) for name, chunks in self._chunks.items() for start, _ in chunks]
-        for name, start in [*places, *((name, ()) for name in self.objects)]:
-            info = self._where.get((name, start))
-            if info is None or not _FILE.fullmatch(str(info.relative_path)) or info.offset < 0 or info.length < 0:
-                raise DamageError(f"{self._folder / METADATA} does not record where {name} is stored", fix="restore it")
-            if getattr(info, "transform_descriptors", None):
-                raise UsageError(f"{self._folder} is compressed, which is not supported", found=name)
-            ends[info.relative_path] = max(ends.get(info.relative_path, 0), info.offset + info.length)
+        metadata, ends = self.folder / METADATA, dict[str, int]()
+        stored = [
+            ((name, start), math.prod(size) * self.tensors[name].dtype.itemsize)
+            for name, chunks in self._chunks.items()
+            for start, size in chunks
+        ]
+        stored += [((name, ()), 0) for name in self.objects]
+        lacking = [name for (name, start), _ in stored if (name, start) not in self._records]
+        if lacking:
+            raise DamageError(f"{metadata} does not record where {few(lacking, 4)} is stored", fix="restore it")
+        for (name, start), needed in stored:
+            record = self._records[name, start]
+            if record.compressed:
+                raise UsageError(f"{self.folder} is compressed, which is not supported", found=name)
+            if record.size < needed:
+                raise DamageError(
+                    f"{metadata} is damaged at storage_data of {name!r}", found=f"{record.size} bytes",
+                    expected=f"at least {needed} for a chunk of its size", fix="restore the folder",
+                )  # fmt: skip
+            ends[record.file] = max(ends.get(record.file, 0), record.begin + record.size)
+        places = sorted((self._records[key][:3], key[0]) for key, _ in stored)
+        for (before, _), (after, name) in itertools.pairwise(places):
+            if before[0] == after[0] and before[1] + before[2] > after[1]:
+                raise DamageError(
+                    f"{metadata} is damaged at storage_data of {name!r}", found="a place that overlaps another one",
+                    expected="a place of its own", fix="restore the folder",
+                )  # fmt: skip
         for file, end in ends.items():
-            path = self._folder / file
+            path = self.folder / file
             size = path.stat().st_size if path.is_file() else -1
             if size < end:
                 found = "no such file" if size < 0 else f"{size} bytes"

@@ -96,7 +96,7 @@ def first_state(
 def read_owned(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[str, Ownership]) -> None:
     """Read what a rank of any layout owns: name -> flat tensor that its runs lie in; padding becomes 0.
 
-    Beside these tensors, memory holds a few pieces of CHUNK_BYTES, and what a torch_dist folder stores in one chunk.
+    Beside these tensors, memory holds a few pieces of CHUNK_BYTES.
     """
     model = open_model(folder)
     if model.format == "mtrain":

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mdata import UsageError
+from mdata import DamageError, UsageError
 from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig
 from trainer.convert.links import TensorInfo
@@ -27,6 +27,7 @@ _NEGATED = {
     "--no-bias-gelu-fusion": "bias_gelu_fusion",
     "--no-bias-swiglu-fusion": "bias_swiglu_fusion",
 }
+_LISTS = ("--no-rope-freq", "--window-attn-skip-freq", "--window-size")  # numbers, or lists of them
 _OTHER_NAMES = {"--norm-epsilon": ("norm_epsilon", "layernorm_epsilon")}
 # Arguments that change the function and have no counterpart here, with the values that change nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -42,6 +43,14 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 # Our own, beside Megatron's: rows without padding, which its loss runs over and ours does not.
 ROWS_KEY = "mtrain_vocab_size"
+# What an argument's value may be in a checkpoint, by its kind on the command line.
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "switch": ((bool,), "true or false"),
+    "int": ((int, float), "a number"),
+    "float": ((int, float), "a number"),
+    "text": ((str,), "a text"),
+    "texts": ((str, list, tuple), "texts"),
+}
 _SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 
 
@@ -57,10 +66,10 @@ def from_arguments(
     Raises:
         UsageError: arguments that we lack, or that are missing; all of them by name.
     """
-    lacking = [name for name in _SIZES if not isinstance(found.get(name), int)]
+    lacking = [name for name in _SIZES if found.get(name) is None]
     if lacking:
         raise UsageError(f"{where} does not say the sizes of its model", found=f"no {', '.join(lacking)} in its args")
-    given, notes = _completed(found, tensors, settings)
+    given, notes = _completed(found, tensors, settings, where=where)
     problems = [
         f"{name} = {found[name]!r} is not supported" for name, neutral in _NEUTRAL.items()
         if name in found and found[name] not in neutral
@@ -78,7 +87,7 @@ def from_arguments(
     rows = tensors["embedding.word_embeddings.weight"].shape[0] if "embedding.word_embeddings.weight" in tensors else 0
     keys["vocab_size"] = found.get(ROWS_KEY) or keys.get("vocab_size") or rows
     keys |= settings
-    context = found.get("seq_length") or keys.get("max_position") or 1024
+    context = given["--seq-length"] or keys.get("max_position") or 1024
     keys["max_position"] = max(keys.get("max_position") or 0, context)
     return model_config(keys, where=where, context=context), notes
 
@@ -139,7 +148,7 @@ def to_arguments(config: RunConfig, vocab_size: int, *, padded_rows: int, tp: in
 
 
 def _completed(
-    found: Arguments, tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]
+    found: Arguments, tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any], *, where: str
 ) -> tuple[Given, tuple[str, ...]]:
     """The arguments as the command line would have given them, and what was not found there."""
     values = dict(read_arguments([], flag_table()).values)
@@ -154,11 +163,30 @@ def _completed(
             values[name] = not found[stored]
     values["--group-query-attention"] = bool(found.get("num_query_groups"))
     values["--tokenizer-type"] = None
-    for name in ("--no-rope-freq", "--window-attn-skip-freq"):
-        values[name] = None if values[name] is None else str(values[name])
-    if values["--window-size"] is not None:
-        values["--window-size"] = ",".join(map(str, values["--window-size"]))
-    return Given(values, {"--embedding-init-method-std": ""}, ()), tuple(notes)
+    for name in _LISTS:
+        value = values[name]
+        text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        values[name] = None if value is None else text
+    return Given(_Typed(values, where=where), {"--embedding-init-method-std": ""}, ()), tuple(notes)
+
+
+class _Typed(dict[str, Any]):
+    """Values of arguments, of which those that are asked for must be of their kind."""
+
+    def __init__(self, values: Mapping[str, Any], *, where: str) -> None:
+        super().__init__(values)
+        self._where, self._table = where, flag_table()
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        types, expected = _KINDS[self._table[name].kind]
+        out_of_range = float in types and type(value) in types and not -(1 << 62) < value < 1 << 62
+        if value is not None and (type(value) not in types or out_of_range):
+            raise DamageError(
+                f"{self._where} is damaged at args.{name.removeprefix('--').replace('-', '_')}",
+                found=repr(value)[:120], expected=expected, fix="restore the file from a copy",
+            )  # fmt: skip
+        return value
 
 
 def _seen_in_tensors(

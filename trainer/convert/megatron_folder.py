@@ -7,17 +7,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mdata import DamageError, UsageError
 from mdata.errors import os_errors_named
+from mdata.util.regular_files import regular_file
 from trainer.checkpoint.format import RunState
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
+from trainer.convert.links import TensorInfo
+from trainer.convert.pickles import Made
+from trainer.convert.torch_file import StoredTensor
 
 LATEST = "latest_checkpointed_iteration.txt"
 
@@ -28,9 +32,10 @@ class Training:
 
     Args:
         arguments: of Megatron-LM, by name. iteration: of the checkpoint; 0 of a released model.
-        adam_steps: updates applied. version: checkpoint_version, 0 where there is none.
+        adam_steps: updates applied. version: checkpoint_version, 0 where there is none. where: the file, for messages.
     """
 
+    where: Path
     arguments: Mapping[str, Any]
     iteration: int
     adam_steps: int
@@ -39,11 +44,13 @@ class Training:
     def run(self, config: RunConfig) -> RunState:
         """The state of a run of ours at the same place, whose data is not known."""
         step = max(1, self.iteration)
-        batch = self.arguments.get("global_batch_size")
-        consumed = self.arguments.get("consumed_train_samples") or step * (batch if isinstance(batch, int) else 1)
+        batch, consumed = (
+            count_at(self.arguments, key, where=self.where, inside="args.")
+            for key in ("global_batch_size", "consumed_train_samples")
+        )
         return RunState(
             step=step,
-            consumed_samples=max(int(consumed), step),
+            consumed_samples=max(consumed or step * (batch or 1), step),
             data_id="",
             data={},
             optimizer_steps=min(self.adam_steps, step),
@@ -55,7 +62,7 @@ def training_of(common: Any, *, where: Path) -> Training:
     """From what a checkpoint holds beside tensors.
 
     Raises:
-        DamageError: it is no dictionary with settings.
+        DamageError: it is no dictionary with settings, or a value is none that Megatron-LM writes; names the key.
     """
     arguments = common.get("args") if isinstance(common, dict) else None
     if arguments is None:
@@ -64,30 +71,68 @@ def training_of(common: Any, *, where: Path) -> Training:
             found=", ".join(map(str, common))[:120] if isinstance(common, dict) else type(common).__name__,
             expected="a checkpoint of Megatron-LM, which holds its arguments",
         )
-    iteration = common.get("iteration", 0)
+    values = arguments.state if isinstance(arguments, Made) else arguments
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise damaged(where, "args", arguments, expected="Megatron's arguments by name")
+    version = common.get("checkpoint_version") or 0
+    if type(version) not in (int, float) or not 0 <= version < 100:
+        raise damaged(where, "checkpoint_version", version, expected="a number such as 3.0")
+    iteration = count_at(common, "iteration", where=where)
     return Training(
-        arguments=arguments if isinstance(arguments, dict) else vars(arguments),
-        iteration=iteration if isinstance(iteration, int) else 0,
-        adam_steps=adam_steps(common.get("optimizer"), otherwise=iteration),
-        version=float(common.get("checkpoint_version", 0) or 0),
+        arguments=values,
+        iteration=iteration,
+        adam_steps=adam_steps(common.get("optimizer"), otherwise=iteration, where=where),
+        version=float(version),
+        where=where,
     )
 
 
-def adam_steps(optimizer: Any, *, otherwise: int) -> int:
-    """The one step count of an optimizer's state, which is kept at several places; or another number."""
-    if isinstance(optimizer, dict):
-        inner = optimizer.get("optimizer")
-        if isinstance(inner, dict):
-            return adam_steps(inner, otherwise=otherwise)
-        state, groups = optimizer.get("state"), optimizer.get("param_groups")
-        found = state.get("common_step") if isinstance(state, dict) else None
-        if found is None and isinstance(groups, list) and groups:
-            found = groups[0].get("step")
-        if found is None and isinstance(state, dict):
-            found = next((entry.get("step") for entry in state.values() if isinstance(entry, dict)), None)
-        if isinstance(found, (int, float, torch.Tensor)):
-            return int(found)
-    return otherwise
+def damaged(where: Path, key: str, value: Any, *, expected: str) -> DamageError:
+    """The error of a value that is none that Megatron-LM writes."""
+    return DamageError(
+        f"{where} is damaged at {key}", found=repr(value)[:120], expected=expected, fix="restore the file from a copy"
+    )
+
+
+def count_at(table: Mapping[str, Any], key: str, *, where: Path, inside: str = "") -> int:
+    """A number of things in a dictionary; 0: there is none.
+
+    Raises:
+        DamageError: it is no whole number of 0 to 2^62; names the key.
+    """
+    value = table.get(key)
+    if value is None:
+        return 0
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise damaged(where, f"{inside}{key}", value, expected="a whole number of at least 0")
+    return value
+
+
+def adam_steps(optimizer: Any, *, otherwise: int, where: Path) -> int:
+    """The one step count of an optimizer's state, which is kept at several places; or another number.
+
+    Raises:
+        DamageError: what is there is no count.
+    """
+    if not isinstance(optimizer, dict):
+        return otherwise
+    inner = optimizer.get("optimizer")
+    if isinstance(inner, dict):
+        return adam_steps(inner, otherwise=otherwise, where=where)
+    state, groups = optimizer.get("state"), optimizer.get("param_groups")
+    if groups is not None and not (isinstance(groups, list) and all(isinstance(group, dict) for group in groups)):
+        raise damaged(where, "optimizer.param_groups", groups, expected="a list of dictionaries")
+    found = state.get("common_step") if isinstance(state, dict) else None
+    if found is None and groups:
+        found = groups[0].get("step")
+    if found is None and isinstance(state, dict):
+        found = next((entry.get("step") for entry in state.values() if isinstance(entry, dict)), None)
+    if found is None:
+        return otherwise
+    number = found.read().item() if isinstance(found, StoredTensor) and math.prod(found.shape) == 1 else found
+    if type(number) not in (int, float) or not 0 <= number < 1 << 62:
+        raise damaged(where, "the optimizer's step", number, expected="a count of updates")
+    return int(number)
 
 
 def iteration_folder(path: Path) -> Path | None:
@@ -97,8 +142,8 @@ def iteration_folder(path: Path) -> Path | None:
     pointer = path / LATEST
     if not pointer.is_file():
         return None
-    with os_errors_named("reading a checkpoint"):
-        text = pointer.read_bytes()[:40].decode(errors="replace").strip()
+    with os_errors_named("reading a checkpoint"), regular_file(pointer).open("rb") as file:
+        text = file.read(40).decode(errors="replace").strip()
     name = "release" if text == "release" else f"iter_{int(text):07d}" if text.isdecimal() else None
     if name is None or not (path / name).is_dir():
         raise UsageError(
@@ -107,6 +152,37 @@ def iteration_folder(path: Path) -> Path | None:
             expected='a number such as 3, with iter_0000003 beside it, or "release"',
         )
     return path / name
+
+
+_LAYER = re.compile(r"decoder\.layers\.(?:([0-9]{1,6})\.)?")
+
+
+def layer_number(name: str) -> int | None:
+    """The number of a layer's tensor; None: it is none, or one of layers that are stacked."""
+    found = _LAYER.match(name)
+    return int(found[1]) if found and found[1] else None
+
+
+def check_layers(config: RunConfig, layers: Iterable[int], *, where: Path) -> None:
+    """Compare the number of layers with those that have tensors, before anything of this number is made.
+
+    Raises:
+        DamageError: there are others.
+    """
+    found, expected = set(layers), config.model.num_layers
+    if found != set(range(expected)):
+        raise DamageError(
+            f"{where} does not have the layers of its model",
+            found=f"tensors of {len(found)} layers" + (f", up to layer {max(found)}" if found else ""),
+            expected=f"num_layers = {expected}",
+            fix="restore the missing files, or the arguments that belong to these weights",
+        )
+
+
+def num_rows(tensors: Mapping[str, TensorInfo | StoredTensor]) -> int:
+    """Of the embedding; 0: there is none."""
+    embedding = tensors.get("embedding.word_embeddings.weight")
+    return embedding.shape[0] if embedding is not None and embedding.shape else 0
 
 
 def check_rows(config: RunConfig, padded_rows: int, *, where: Path) -> None:

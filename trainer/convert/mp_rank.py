@@ -3,8 +3,8 @@
     iter_0000003/mp_rank_00/model_optim_rng.pt       tp rank 0; with pipeline stages mp_rank_00_000, mp_rank_00_001 ...
 
 A file holds a rank's shards under Megatron-Core's names, or under those of the versions before it, with layers that
-begin at 0 on each stage and in each chunk of an interleaved one (model0, model1 ...). Tensors are mapped into memory.
-Moments are read where their order can be told (mp_rank_moments.py), and not written.
+begin at 0 on each stage and in each chunk of an interleaved one (model0, model1 ...). Moments are read where their
+order can be told (mp_rank_moments.py), and not written.
 """
 
 from __future__ import annotations
@@ -28,18 +28,28 @@ from mdata.util import atomic_io
 from trainer.checkpoint.tiling import Rectangle
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.megatron_args import from_arguments, to_arguments
-from trainer.convert.megatron_folder import LATEST, Training, check_rows, iteration_folder, training_of
+from trainer.convert.megatron_folder import (
+    LATEST,
+    Training,
+    check_layers,
+    check_rows,
+    damaged,
+    iteration_folder,
+    layer_number,
+    num_rows,
+    training_of,
+)
 from trainer.convert.megatron_names import Shard, is_ignored, megatron_links, modern_name
 from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, num_bytes
 from trainer.convert.mp_rank_moments import NamedMoments, named_moments
-from trainer.convert.pickles import load_torch
+from trainer.convert.torch_file import StoredTensor, load_torch
 from trainer.models.arithmetic import round_up
 from trainer.models.gpt_shape import gpt_shape
 from trainer.parallel.params import Place
 
 FILE = "model_optim_rng.pt"
 _FOLDER = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?")
-_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+_LAYER = re.compile(r"^decoder\.layers\.(\d{1,6})\.")
 _WITH_EXTRA_STATE = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
 _VOCABULARY_MULTIPLE = 128  # as --make-vocab-size-divisible-by
 
@@ -50,7 +60,7 @@ class _Chunk(NamedTuple):
     tp: int
     stage: int
     chunk: int
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, StoredTensor]
 
     @property
     def prefix(self) -> str:
@@ -60,7 +70,12 @@ class _Chunk(NamedTuple):
     @property
     def num_layers(self) -> int:
         """Layers in it."""
-        return 1 + max((int(found[1]) for name in self.tensors if (found := _LAYER.match(name))), default=-1)
+        return 1 + max(self.numbers, default=-1)
+
+    @property
+    def numbers(self) -> set[int]:
+        """Of its layers that have tensors."""
+        return {number for name in self.tensors if (number := layer_number(name)) is not None}
 
 
 class _Ranks(NamedTuple):
@@ -80,15 +95,16 @@ class _Ranks(NamedTuple):
         return tuple(self.moments[0].states) if all(one.states for one in self.moments) else ()
 
 
-class _HeldSource:
-    """Tensors that are mapped into memory."""
+class _StoredSource:
+    """Tensors of several files."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._held = tensors
-        self.tensors = {name: TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
+        self._stored = tensors
+        self.tensors = {name: TensorInfo(tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
     def read(self, name: str, box: Rectangle) -> Tensor:
-        return self._held[name][tuple(slice(a, a + n) for a, n in zip(*box, strict=True))]
+        """See `Source`."""
+        return self._stored[name].read(box)
 
 
 class _Appended:
@@ -126,7 +142,7 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     ranks = _load(folder)
     chunks, training, moments = ranks
     plain = {
-        _LAYER.sub("decoder.layers.", name): TensorInfo(tuple(tensor.shape), tensor.dtype)
+        _LAYER.sub("decoder.layers.", name): TensorInfo(tensor.shape, tensor.dtype)
         for chunk in reversed(chunks)
         for name, tensor in chunk.tensors.items()
     }
@@ -134,13 +150,10 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     shards = list(_shards(chunks, version=training.version))
     check_rows(config, shards[0].padded_rows, where=folder)
     held = {chunk.prefix + name: tensor for chunk in chunks for name, tensor in chunk.tensors.items()}
-    source, shape = _HeldSource(held), gpt_shape(config, config.model.vocab_size)
-    found_layers = sum(len(shard.layers) for shard in shards if shard.tp_rank == 0)
-    if found_layers != shape.num_layers:
-        raise DamageError(
-            f"{folder} has not all layers of its model", found=f"{found_layers}", expected=f"{shape.num_layers}",
-            fix="restore the missing mp_rank folders",
-        )  # fmt: skip
+    source, shape = _StoredSource(held), gpt_shape(config, config.model.vocab_size)
+    own = zip(chunks, shards, strict=True)
+    layers = [shard.layers.start + number for chunk, shard in own if chunk.tp == 0 for number in chunk.numbers]
+    check_layers(config, layers, where=folder)
     expected = {one.theirs.tensor: one.theirs.shape for shard in shards for one in megatron_links(shape, shard)}
     check_tensors(source.tensors, expected, where=folder)
     unknown = [name for name in held if name not in expected and not is_ignored(name)]
@@ -158,7 +171,7 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
         for one in megatron_links(shape, shard, state=f"{state}/", copies=False)
     ]
     return ModelFolder(
-        path=folder, format="mp_rank", config=config, source=Linked(_HeldSource(held), every),
+        path=folder, format="mp_rank", config=config, source=Linked(_StoredSource(held), every),
         run=training.run(config), notes=notes,
     )  # fmt: skip
 
@@ -289,18 +302,34 @@ def _load(folder: Path) -> _Ranks:
         keys = [key for key in ("model", *(f"model{number}" for number in range(64))) if key in state]
         if not keys:
             raise DamageError(f"{path} has no model", found=few([str(key) for key in state], 4), fix="restore it")
-        here = [_Chunk(t, p, number, dict(_flattened(state[key]))) for number, key in enumerate(keys)]
+        here = [_Chunk(t, p, number, _tensors(state[key], key, where=path)) for number, key in enumerate(keys)]
         parameters = {one.prefix + name: x for one in here for name, x in one.tensors.items() if not is_ignored(name)}
         moments.append(named_moments(state.get("optimizer"), parameters))
         chunks += here
     return _Ranks(chunks, trainings[0], moments)
 
 
-def _flattened(value: Any, before: str = "") -> Iterator[tuple[str, Tensor]]:
+def _tensors(model: Any, key: str, *, where: Path) -> dict[str, StoredTensor]:
+    """The tensors of a model by their names in Megatron-Core.
+
+    Raises:
+        DamageError: it is no dictionary, or two tensors have one name.
+    """
+    if not isinstance(model, dict):
+        raise damaged(where, key, model, expected="the tensors of a model by name")
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in _flattened(model):
+        if name in found:
+            raise damaged(where, f"{key}.{name}", tensor, expected="one tensor of this name")
+        found[name] = tensor
+    return found
+
+
+def _flattened(value: dict[Any, Any], before: str = "") -> Iterator[tuple[str, StoredTensor]]:
     """Tensors of nested dictionaries under their names in Megatron-Core."""
     for name, inner in value.items():
-        if isinstance(inner, Tensor):
-            yield modern_name(before + name), inner
+        if isinstance(inner, StoredTensor):
+            yield modern_name(f"{before}{name}"), inner
         elif isinstance(inner, dict):
             yield from _flattened(inner, f"{before}{name}.")
 
@@ -309,9 +338,7 @@ def _shards(chunks: Sequence[_Chunk], *, version: float) -> Iterator[Shard]:
     """What each chunk is about; layers go on from chunk to chunk, over all stages in each."""
     tp = 1 + max(chunk.tp for chunk in chunks)
     stages, numbers = ([*sorted({getattr(chunk, key) for chunk in chunks})] for key in ("stage", "chunk"))
-    rows = next(
-        (c.tensors[name].shape[0] for c in chunks if (name := "embedding.word_embeddings.weight") in c.tensors), 0
-    )
+    rows = next((rows for chunk in chunks if (rows := num_rows(chunk.tensors))), 0)
     start: dict[tuple[int, int], int] = {}
     at = 0
     for number in numbers:

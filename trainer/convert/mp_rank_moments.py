@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from trainer.convert.torch_file import StoredTensor
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _MAIN = "fp32_from_fp16_params"
@@ -25,11 +25,11 @@ class NamedMoments(NamedTuple):
         lacking: why what is there could not be read; "": it could, or there is nothing.
     """
 
-    states: Mapping[str, Mapping[str, Tensor]]
+    states: Mapping[str, Mapping[str, StoredTensor]]
     lacking: str = ""
 
 
-def named_moments(optimizer: Any, parameters: Mapping[str, Tensor]) -> NamedMoments:
+def named_moments(optimizer: Any, parameters: Mapping[str, StoredTensor]) -> NamedMoments:
     """Give an optimizer's state the names of its parameters.
 
     Args:
@@ -43,7 +43,9 @@ def named_moments(optimizer: Any, parameters: Mapping[str, Tensor]) -> NamedMome
     if not isinstance(state := inner.get("state"), dict) or not state:
         return NamedMoments({}, "a distributed optimizer keeps it elsewhere")
     mains = optimizer.get(_MAIN) or [[]] * len(groups)
-    found: dict[str, dict[str, Tensor]] = {name: {} for name in (*MOMENTS, *(["weight"] if any(mains) else []))}
+    if not _are_groups(groups, mains):
+        return NamedMoments({}, "its groups are none of parameters")
+    found: dict[str, dict[str, StoredTensor]] = {name: {} for name in (*MOMENTS, *(["weight"] if any(mains) else []))}
     for group, main in zip(groups, mains, strict=True):
         decays = bool(group.get("wd_mult", group.get("weight_decay")))
         names = [name for name, tensor in parameters.items() if _decays(name, tensor) == decays]
@@ -53,10 +55,11 @@ def named_moments(optimizer: Any, parameters: Mapping[str, Tensor]) -> NamedMome
                 {}, f"a group has {len(numbers)} parameters, and the model has {len(names)} of its kind"
             )
         for place, (number, name) in enumerate(zip(numbers, names, strict=True)):
-            entry = {**state.get(number, {}), **({"weight": main[place]} if "weight" in found else {})}
+            own = state.get(number)
+            entry = {**(own if isinstance(own, dict) else {}), **({"weight": main[place]} if "weight" in found else {})}
             for kind, tensors in found.items():
                 tensor = entry.get(kind)
-                if not isinstance(tensor, Tensor) or tensor.shape != parameters[name].shape:
+                if not isinstance(tensor, StoredTensor) or tensor.shape != parameters[name].shape:
                     return NamedMoments({}, f"{kind} of parameter {number} has not the shape of {name}")
                 tensors[name] = tensor
     if any(tensors.keys() != parameters.keys() for tensors in found.values()):
@@ -64,5 +67,17 @@ def named_moments(optimizer: Any, parameters: Mapping[str, Tensor]) -> NamedMome
     return NamedMoments(found)
 
 
-def _decays(name: str, tensor: Tensor) -> bool:
-    return tensor.dim() > 1 and not name.endswith(".bias")
+def _are_groups(groups: list[Any], mains: Any) -> bool:
+    """Whether groups have numbers of parameters, and as many lists of main weights."""
+    return (
+        isinstance(mains, list)
+        and len(mains) == len(groups)
+        and all(isinstance(main, list) for main in mains)
+        and all(isinstance(group, dict) for group in groups)
+        and all(isinstance(group.get("params", []), list) for group in groups)
+        and all(type(number) is int for group in groups for number in group.get("params", []))
+    )
+
+
+def _decays(name: str, tensor: StoredTensor) -> bool:
+    return len(tensor.shape) > 1 and not name.endswith(".bias")

@@ -1,178 +1,363 @@
-"""Pickled parts of Megatron-LM's and torch's checkpoints, read without running anything of theirs.
+"""Pickles of other programs, read as plain values: nothing that they name is imported, called or compared.
 
-Tensors and settings go through `torch.load(weights_only=True)`. Types beside torch's own are taken from a list: a
-Namespace is read as such; enumerations, paths and random states, which nothing here needs, become an `Inert` that keeps
-its arguments. `.metadata` of torch.distributed.checkpoint is a plain pickle: an unpickler finds only the dataclasses
-that torch writes. Every other name is refused, and named.
+An interpreter of the opcodes that pickle and torch write (protocols 2 to 5). A name becomes a `Name`, an object a
+`Made` that says what it would have been made of; `construct` may put a value of ours in its place. Every name must be
+on a list: others could run code where the file is loaded as it is meant to be, so the user is told.
+
+Memory is bounded by the size of the text: nothing is copied through a reference, a set is a list, keys of dictionaries
+are short, and what is read has no cycles, few levels, and few values even when every reference is followed. So whoever
+walks, prints or compares it needs no care.
 """
 
 from __future__ import annotations
 
-import argparse
-import io
-import pickle
+import dataclasses
 import re
-import types
-from pathlib import Path
-from typing import IO, Any, cast
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import torch
-from torch.distributed.checkpoint import filesystem, metadata, planner
-from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+from mdata.util.config_text import MOST_LEVELS
 
-from mdata import DamageError, UsageError
-from mdata.errors import few, os_errors_named
-
-_HARMLESS = re.compile(
-    r"(megatron\.[a-z_.]*[A-Z]\w*|pathlib\.\w+|pathlib\._local\.\w+|signal\.Signals|enum\.\w+|datetime\.timedelta"
+# Names whose objects are read, as plain values or as a `Made`.
+_NAMES = re.compile(
+    r"argparse\.Namespace|types\.SimpleNamespace|collections\.(OrderedDict|Counter)|_io\.BytesIO|_codecs\.encode"
+    r"|(builtins|__builtin__)\.(set|frozenset|bytearray|complex)"
+    r"|torch\.((cuda\.)?\w+Storage|storage\.\w+Storage|Size|device|Tensor|nn\.parameter\.Parameter|strided|per_\w+)"
+    r"|torch\.(float|bfloat|int|uint|bool|complex|qu?int|bits)[0-9a-z_]*|torch\.serialization\._get_layout"
+    r"|torch\._utils\._rebuild_\w+|torch\._tensor\._rebuild_from_type_v2"
+    r"|torch\.distributed\.checkpoint\.(metadata\.(BytesStorageMetadata|ChunkStorageMetadata|Metadata|MetadataIndex"
+    r"|StorageMeta|TensorProperties|TensorStorageMetadata|_MEM_FORMAT_ENCODING)"
+    r"|filesystem\.(_StorageInfo|_StoragePrefix)|planner\.(SavePlan|TensorWriteData|WriteItem|WriteItemType))"
+    r"|megatron\.[a-z_.]*[A-Z]\w*|pathlib\.\w+|pathlib\._local\.\w+|signal\.Signals|enum\.\w+|datetime\.timedelta"
     r"|numpy\.(_?core\.)*multiarray\._reconstruct|numpy\.ndarray|numpy\.dtype|numpy\.dtypes\.\w+"
-    r"|numpy\.(_?core\.)*multiarray\.scalar|_codecs\.encode)"
+    r"|numpy\.(_?core\.)*multiarray\.scalar"
 )
-_DTYPES = re.compile(r"(float|bfloat|int|uint|bool|complex)[0-9]*(_e[0-9]m[0-9]\w*)?")
-_OF_METADATA = {
-    kind.__name__: kind
-    for kind in (
-        metadata.BytesStorageMetadata,
-        metadata.ChunkStorageMetadata,
-        metadata.Metadata,
-        metadata.MetadataIndex,
-        metadata.StorageMeta,
-        metadata.TensorProperties,
-        metadata.TensorStorageMetadata,
-        metadata._MEM_FORMAT_ENCODING,
-        filesystem._StorageInfo,
-        filesystem._StoragePrefix,
-        planner.SavePlan,
-        planner.TensorWriteData,
-        planner.WriteItem,
-        planner.WriteItemType,
-    )
+_DICTIONARIES = ("collections.OrderedDict",)
+_KEY_RANGE = range(-(1 << 31), 1 << 31)  # integers whose hashes a stranger cannot make collide in large numbers
+_KEY_PARTS = 8  # of a tuple that is a key: its hash is computed at each use
+_LONGEST_NAME = 400
+_VALUES_PER_BYTE = 32  # with every reference followed; Megatron's and torch's files have fewer than 2
+
+
+class PickleFault(ValueError):
+    """Why bytes are no pickle that is read; the caller adds the file's name."""
+
+
+class UnknownNames(Exception):
+    """Names that are not on the list.
+
+    Args:
+        names: in the order in which they come.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(*names)
+        self.names = names
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Name:
+    """What a pickle calls by its name: a type, a function or a constant of a module."""
+
+    name: str
+
+
+class Made:
+    """What stands for an object: its type's name, what it was made of, and its state. Equal to itself only."""
+
+    __slots__ = ("arguments", "kind", "state")
+
+    def __init__(self, kind: str, arguments: tuple[Any, ...]) -> None:
+        self.kind, self.arguments = kind, arguments
+        self.state: Any = None
+
+    def __repr__(self) -> str:
+        return f"a {self.kind.rpartition('.')[2]}"
+
+
+Construct = Callable[[str, tuple[Any, ...]], Any]
+
+
+def unpickle(
+    data: memoryview, *, start: int = 0, construct: Construct = Made, persistent: Callable[[Any], Any] | None = None
+) -> tuple[Any, int]:
+    """(the value, where its pickle ends).
+
+    Args:
+        construct: (name, arguments) -> what stands for the object; a `Made` unless it is wanted.
+        persistent: reference to something outside the pickle -> what stands for it; None: there are no such.
+
+    Raises:
+        PickleFault: it is no pickle, is not whole, or is larger than it looks. UnknownNames: names are not on the list.
+    """
+    reader = _Reader(data, start, construct=construct, persistent=persistent)
+    try:
+        value = reader.run()
+        _check_references(value, most=_VALUES_PER_BYTE * (reader.at - start) + 100)
+    except PickleFault:
+        if not reader.unknown:
+            raise
+    except (struct.error, IndexError) as error:
+        raise PickleFault(f"it ends in the middle, or takes what is not there, at byte {reader.at}") from error
+    if reader.unknown:
+        raise UnknownNames(list(reader.unknown))
+    return value, reader.at
+
+
+class _Reader:
+    def __init__(
+        self, data: memoryview, start: int, *, construct: Construct, persistent: Callable[[Any], Any] | None
+    ) -> None:
+        self.data, self.at, self._construct, self._persistent = data, start, construct, persistent
+        self.stack: list[Any] = []
+        self.marked: list[list[Any]] = []  # stacks below the marks
+        self.memo: dict[int, Any] = {}
+        self.unknown: dict[str, None] = {}
+
+    def run(self) -> Any:
+        """The value on top of the stack at the end."""
+        while (code := self.data[self.at]) != _STOP:
+            self.at += 1
+            operation = _OPERATIONS.get(code)
+            if operation is None:
+                raise PickleFault(f"opcode {code:#04x} at byte {self.at - 1}, which torch does not write")
+            operation(self)
+        self.at += 1
+        return self.stack.pop()
+
+    def number(self, form: struct.Struct) -> Any:
+        """The next number of the text."""
+        (value,) = form.unpack_from(self.data, self.at)
+        self.at += form.size
+        return value
+
+    def part(self, size: int) -> bytes:
+        """The next bytes of the text."""
+        if not 0 <= size <= len(self.data) - self.at:
+            raise PickleFault(f"a length of {size} bytes at byte {self.at}, and {len(self.data) - self.at} are left")
+        self.at += size
+        return bytes(self.data[self.at - size : self.at])
+
+    def since_mark(self) -> list[Any]:
+        """What was put on the stack since the last mark."""
+        items, self.stack = self.stack, self.marked.pop()
+        return items
+
+    def mark(self) -> None:
+        self.marked.append(self.stack)
+        self.stack = []
+
+    def tuple_since_mark(self) -> None:
+        items = self.since_mark()
+        self.stack.append(tuple(items))
+
+    def tuple_of(self, count: int) -> None:
+        if count > len(self.stack):
+            raise PickleFault(f"a tuple of more than there is at byte {self.at}")
+        self.stack[-count:] = [tuple(self.stack[-count:])]
+
+    def append(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is not list:
+            raise PickleFault(f"something is appended to {_kind(target)} at byte {self.at}")
+        target.extend(items)
+
+    def set_items(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is not dict or len(items) % 2:
+            raise PickleFault(f"keys and values are put into {_kind(target)} at byte {self.at}")
+        for place in range(0, len(items), 2):
+            if not _is_key(items[place]):
+                raise PickleFault(f"{_kind(items[place])} is a key at byte {self.at}")
+            target[items[place]] = items[place + 1]
+
+    def name(self, module: Any, name: Any) -> None:
+        if type(module) is not str or type(name) is not str or len(module) + len(name) > _LONGEST_NAME:
+            raise PickleFault(f"a name that is no short text at byte {self.at}")
+        full = f"{module}.{name}"
+        if not _NAMES.fullmatch(full):
+            self.unknown[full] = None
+        self.stack.append(Name(full))
+
+    def line(self) -> str:
+        end = bytes(self.data[self.at : self.at + _LONGEST_NAME]).find(b"\n")
+        if end < 0:
+            raise PickleFault(f"a name without an end at byte {self.at}")
+        text = self.part(end + 1)
+        return text[:-1].decode(errors="replace")
+
+    def make(self) -> None:
+        arguments, name = self.stack.pop(), self.stack.pop()
+        if type(arguments) is not tuple or type(name) is not Name:
+            raise PickleFault(f"{_kind(name)} is called with {_kind(arguments)} at byte {self.at}")
+        if name.name in _DICTIONARIES and not arguments:
+            self.stack.append({})
+        else:
+            self.stack.append(self._construct(name.name, arguments))
+
+    def build(self) -> None:
+        state, made = self.stack.pop(), self.stack[-1]
+        if isinstance(made, Name):
+            raise PickleFault(f"{_kind(made)} gets a state at byte {self.at}")
+        if isinstance(made, Made) and made.state is None:
+            made.state = state  # attributes of dictionaries and tensors are of no use here
+
+    def get(self, place: int) -> None:
+        if place not in self.memo:
+            raise PickleFault(f"value {place} is used and was not stored before, at byte {self.at}")
+        self.stack.append(self.memo[place])
+
+    def put(self, place: int) -> None:
+        if place > len(self.data):
+            raise PickleFault(f"value {place} is stored at byte {self.at}, in a file of {len(self.data)} bytes")
+        self.memo[place] = self.stack[-1]
+
+    def refer(self) -> None:
+        if self._persistent is None:
+            raise PickleFault(f"a reference to something outside at byte {self.at}")
+        self.stack.append(self._persistent(self.stack.pop()))
+
+    def protocol(self) -> None:
+        self.part(1)  # what is written in a later one shows by its opcodes
+
+    def frame(self) -> None:
+        size = self.number(_U64)
+        if size > len(self.data) - self.at:
+            raise PickleFault(f"a frame of {size} bytes at byte {self.at}, and {len(self.data) - self.at} are left")
+
+
+_U8, _U16, _U32, _U64 = (struct.Struct(f"<{letter}") for letter in "BHIQ")
+_STOP = ord(".")
+_Operation = Callable[[_Reader], None]
+
+
+def _pushes(make: Callable[[], Any]) -> _Operation:
+    return lambda reader: reader.stack.append(make())
+
+
+def _pushes_number(form: str) -> _Operation:
+    number = struct.Struct(form)
+    return lambda reader: reader.stack.append(reader.number(number))
+
+
+def _pushes_part(size: struct.Struct, read: Callable[[bytes], Any]) -> _Operation:
+    return lambda reader: reader.stack.append(read(reader.part(reader.number(size))))
+
+
+def _text(part: bytes) -> str:
+    return part.decode(errors="replace")
+
+
+def _whole_number(part: bytes) -> int:
+    return int.from_bytes(part, "little", signed=True)
+
+
+_OPERATIONS: dict[int, _Operation] = {
+    ord("N"): _pushes(lambda: None),
+    0x88: _pushes(lambda: True),
+    0x89: _pushes(lambda: False),
+    ord("]"): _pushes(list),
+    ord("}"): _pushes(dict),
+    ord(")"): _pushes(tuple),
+    0x8F: _pushes(list),  # EMPTY_SET
+    ord("J"): _pushes_number("<i"),
+    ord("K"): _pushes_number("<B"),
+    ord("M"): _pushes_number("<H"),
+    ord("G"): _pushes_number(">d"),
+    0x8A: _pushes_part(_U8, _whole_number),
+    ord("X"): _pushes_part(_U32, _text),
+    ord("U"): _pushes_part(_U8, _text),  # of Python 2
+    0x8C: _pushes_part(_U8, _text),
+    0x8D: _pushes_part(_U64, _text),
+    ord("C"): _pushes_part(_U8, bytes),
+    ord("B"): _pushes_part(_U32, bytes),
+    0x8E: _pushes_part(_U64, bytes),
+    0x96: _pushes_part(_U64, bytes),  # BYTEARRAY8
+    ord("("): _Reader.mark,
+    ord("t"): _Reader.tuple_since_mark,
+    0x91: _Reader.tuple_since_mark,  # FROZENSET
+    0x85: lambda reader: reader.tuple_of(1),
+    0x86: lambda reader: reader.tuple_of(2),
+    0x87: lambda reader: reader.tuple_of(3),
+    ord("a"): lambda reader: reader.append([reader.stack.pop()]),
+    ord("e"): lambda reader: reader.append(reader.since_mark()),
+    0x90: lambda reader: reader.append(reader.since_mark()),  # ADDITEMS
+    ord("s"): lambda reader: reader.set_items([reader.stack.pop(), reader.stack.pop()][::-1]),
+    ord("u"): lambda reader: reader.set_items(reader.since_mark()),
+    ord("c"): lambda reader: reader.name(reader.line(), reader.line()),
+    0x93: lambda reader: reader.name(*[reader.stack.pop(), reader.stack.pop()][::-1]),
+    ord("R"): _Reader.make,
+    0x81: _Reader.make,  # NEWOBJ
+    ord("b"): _Reader.build,
+    ord("Q"): _Reader.refer,
+    ord("h"): lambda reader: reader.get(reader.number(_U8)),
+    ord("j"): lambda reader: reader.get(reader.number(_U32)),
+    ord("q"): lambda reader: reader.put(reader.number(_U8)),
+    ord("r"): lambda reader: reader.put(reader.number(_U32)),
+    0x94: lambda reader: reader.put(len(reader.memo)),
+    0x80: _Reader.protocol,
+    0x95: _Reader.frame,
 }
 
 
-class Inert:
-    """What stands for an object of a type that nothing here needs; it keeps what it was made of, and does nothing."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-
-    def __new__(cls, *arguments: Any) -> Inert:
-        """Any arguments."""
-        return super().__new__(cls)
-
-    def __setstate__(self, state: Any) -> None:
-        """Ignored."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Inert)
-
-    def __hash__(self) -> int:
-        return 0
+def _is_key(value: Any) -> bool:
+    if type(value) is tuple:
+        return len(value) <= _KEY_PARTS and all(type(part) is not tuple and _is_key(part) for part in value)
+    if type(value) is int:
+        return value in _KEY_RANGE
+    return value is None or type(value) in (str, bytes, bool, Name, Made)
 
 
-def load_torch(path: Path) -> Any:
-    """What torch.save wrote, tensors mapped into memory where the file allows it.
-
-    Raises:
-        UsageError: it holds a type that is not on the list. DamageError: it is no such file.
-    """
-    with os_errors_named("reading a checkpoint"):
-        path.stat()
-    try:
-        names = list(get_unsafe_globals_in_checkpoint(path))
-        mapped = True
-    except (ValueError, RuntimeError):  # of torch before 1.6, which is no zip file
-        names, mapped = [], False
-    except (pickle.UnpicklingError, EOFError, OSError) as error:
-        raise _damaged(path, error) from error
-    _refuse(path, [name for name in names if not _known(name)])
-    stand_ins: list[Any] = [(Inert, name) for name in names if _HARMLESS.fullmatch(name)]
-    try:
-        with safe_globals([argparse.Namespace, types.SimpleNamespace, *stand_ins]):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError as error:
-        found = re.findall(r"GLOBAL ([\w.]+)", str(error))
-        _refuse(path, found[:1])
-        raise _damaged(path, error) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, error) from error
+def _kind(value: Any) -> str:
+    return value.name if isinstance(value, Name) else repr(value) if isinstance(value, Made) else type(value).__name__
 
 
-def load_item(file: io.RawIOBase, *, where: str) -> Any:
-    """One tensor or object of a .distcp file.
+def _inside(value: Any) -> Iterator[Any]:
+    if type(value) is dict:
+        yield from value
+        yield from value.values()
+    elif type(value) is Made:
+        yield value.arguments
+        yield value.state
+    else:
+        yield from value
+
+
+def _check_references(value: Any, *, most: int) -> None:
+    """See that what is reached by following every reference is small, and not nested too deep.
 
     Raises:
-        DamageError: it is none.
+        PickleFault: it is not.
     """
-    try:
-        with safe_globals([argparse.Namespace, io.BytesIO]):
-            return torch.load(cast(IO[bytes], file), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise DamageError(f"{where} cannot be read", found=str(error)[:200], fix="restore the file") from error
-
-
-def load_metadata(path: Path) -> metadata.Metadata:
-    """The `.metadata` of a folder of torch.distributed.checkpoint.
-
-    Raises:
-        UsageError: it holds a type that torch does not write there. DamageError: it is no such file.
-    """
-    with os_errors_named("reading a checkpoint"):
-        data = path.read_bytes()
-    unpickler = _MetadataUnpickler(io.BytesIO(data))
-    try:
-        found = unpickler.load()
-    except _RefusedError as error:
-        _refuse(path, [str(error)])
-        raise
-    except (pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise _damaged(path, error) from error
-    if not isinstance(found, metadata.Metadata) or not isinstance(found.storage_data, dict):
-        raise DamageError(f"{path} is damaged", found=type(found).__name__, expected="torch's Metadata")
-    return found
-
-
-class _RefusedError(Exception):
-    """A name that the unpickler does not look up."""
-
-
-class _MetadataUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str, /) -> Any:
-        if module.startswith("torch.distributed.checkpoint") and name in _OF_METADATA:
-            return _OF_METADATA[name]
-        if (module, name) == ("torch", "Size"):
-            return torch.Size
-        if (module, name) == ("torch.serialization", "_get_layout"):
-            return _layout
-        if module == "torch" and _DTYPES.fullmatch(name):
-            return getattr(torch, name)
-        if (module, name) == ("collections", "OrderedDict"):
-            return dict
-        if _HARMLESS.fullmatch(f"{module}.{name}"):
-            return Inert
-        raise _RefusedError(f"{module}.{name}")
-
-
-def _layout(name: str) -> torch.layout:
-    """torch's own, by name."""
-    if name != "torch.strided":
-        raise _RefusedError(f"layout {name}")
-    return torch.strided
-
-
-def _known(name: str) -> bool:
-    return name in ("argparse.Namespace", "types.SimpleNamespace") or bool(_HARMLESS.fullmatch(name))
-
-
-def _refuse(path: Path, names: list[str]) -> None:
-    if names:
-        raise UsageError(
-            f"{path} holds objects that are not read, because reading them could run code",
-            found=few(names, 4),
-            expected="tensors, plain values and settings",
-            fix="load the file where you trust it and save it without them",
-        )
-
-
-def _damaged(path: Path, error: Exception) -> DamageError:
-    return DamageError(f"{path} is damaged", found=str(error)[:200], fix="restore the file from a copy")
+    containers = (dict, list, tuple, Made)
+    totals: dict[int, tuple[int, int]] = {}  # of a container: values in it, levels
+    path: list[tuple[Any, Iterator[Any], list[int]]] = []
+    on_path: set[int] = set()
+    whole = [value]
+    path.append((whole, iter(whole), [1, 0]))
+    while path:
+        container, rest, total = path[-1]
+        for inner in rest:
+            if type(inner) not in containers:
+                total[0] += 1
+                continue
+            if id(inner) in on_path:
+                raise PickleFault("a value that contains itself")
+            if (reached := totals.get(id(inner))) is None:
+                on_path.add(id(inner))
+                path.append((inner, _inside(inner), [1, 0]))
+                break
+            total[0] += reached[0]
+            total[1] = max(total[1], reached[1])
+        else:
+            path.pop()
+            on_path.discard(id(container))
+            totals[id(container)] = here = (total[0], total[1] + 1)
+            if here[0] > most:
+                raise PickleFault("values that are repeated by reference so often that they would not fit into memory")
+            if path:
+                path[-1][2][0] += here[0]
+                path[-1][2][1] = max(path[-1][2][1], here[1])
+        if len(path) > MOST_LEVELS + 1 or (totals and here[1] > MOST_LEVELS + 1):
+            raise PickleFault(f"values nested more than {MOST_LEVELS} levels deep")

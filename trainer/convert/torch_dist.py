@@ -21,19 +21,28 @@ from typing import Any, NamedTuple
 from mdata import UsageError
 from mdata.errors import few
 from trainer.convert.distcp import METADATA, ChunkSource, FlatSource, JoinedSource
-from trainer.convert.links import Linked, Source
+from trainer.convert.links import Linked, Source, TensorInfo
 from trainer.convert.megatron_args import from_arguments
-from trainer.convert.megatron_folder import Training, adam_steps, check_rows, iteration_folder, training_of
+from trainer.convert.megatron_folder import (
+    Training,
+    adam_steps,
+    check_layers,
+    check_rows,
+    iteration_folder,
+    layer_number,
+    num_rows,
+    training_of,
+)
 from trainer.convert.megatron_names import Shard, is_ignored, megatron_links
 from trainer.convert.model_folder import ModelFolder, check_tensors
-from trainer.convert.pickles import load_torch
+from trainer.convert.torch_file import load_torch
 from trainer.models.gpt_shape import GPTShape, gpt_shape
 
 COMMON = "common.pt"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _MAIN = ("param", "fp32_param")  # what optimizers call main weights
 _FLAT = "optimizer.distributed."
-_BUCKET = re.compile(r"(optimizer\.distributed\.dp_group_idx_0\.gbuf_idx_0\..*bucket_idx_(\d+))\.param")
+_BUCKET = re.compile(r"(optimizer\.distributed\.dp_group_idx_0\.gbuf_idx_0\..*bucket_idx_(\d{1,9}))\.param")
 _MODULES = (
     "input_layernorm",
     "self_attention.core_attention",
@@ -45,6 +54,7 @@ _MODULES = (
     "mlp.linear_fc1",
     "mlp.linear_fc2",
 )
+_MOST_LAYERS = 1 << 16  # of [model]
 _ALIGNMENT = 64  # elements at which each parameter of a flat buffer begins
 
 
@@ -84,12 +94,13 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     model = {name: info for name, info in source.tensors.items() if not name.startswith("optimizer.")}
     plain = {re.sub(r"^(decoder\.layers)\.\d+\.", r"\1.", name): info for name, info in model.items()}
     config, notes = from_arguments(training.arguments, plain, where=str(folder / COMMON), settings=settings)
-    rows = model["embedding.word_embeddings.weight"].shape[0] if "embedding.word_embeddings.weight" in model else 0
+    rows = num_rows(model)
     check_rows(config, rows, where=folder)
+    check_layers(config, _layers(model), where=folder)
     shard = Shard(
         layers=range(config.model.num_layers),
         padded_rows=rows,
-        stacked=not any(re.match(r"decoder\.layers\.\d", name) for name in model),
+        stacked=all(layer_number(name) is None for name in model),
         fused=any(".layer_norm_" in name for name in model),
     )
     shape = gpt_shape(config, config.model.vocab_size)
@@ -111,6 +122,15 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
         run=training.run(config),
         notes=(*notes, *states.notes),
     )
+
+
+def _layers(model: Mapping[str, TensorInfo]) -> set[int]:
+    """Numbers of the layers that have tensors, which are stacked or not."""
+    numbers = {number for name in model if (number := layer_number(name)) is not None}
+    if numbers:
+        return numbers
+    sizes = [info.shape[0] for name, info in model.items() if name.startswith("decoder.layers.") and info.shape]
+    return set(range(min(max(sizes, default=0), _MOST_LAYERS)))
 
 
 def _states(source: ChunkSource, shape: GPTShape, shard: Shard, *, training: Training) -> _States:
@@ -143,6 +163,9 @@ def _flat_states(source: ChunkSource, shape: GPTShape, shard: Shard) -> _States:
     """
     buckets = sorted({(int(found[2]), found[1]) for name in source.tensors if (found := _BUCKET.fullmatch(name))})
     states = {"weight": "param", **{moment: moment for moment in MOMENTS}}
+    shapes = {name: source.tensors[f"{name}.param"].shape for _, name in buckets}
+    expected = {f"{name}.{key}": shape for name, shape in shapes.items() for key in states.values()}
+    check_tensors(source.tensors, expected, where=Path("the optimizer's flat buffers"))
     for fused in (False, True):  # layers of Transformer Engine register the norm before them
         form = dataclasses.replace(shard, stacked=False, fused=fused)
         places = _flat_places([name for _, name in buckets], source, _registered(shape, form))
@@ -156,7 +179,8 @@ def _flat_states(source: ChunkSource, shape: GPTShape, shard: Shard) -> _States:
         shards = {state: dataclasses.replace(form, prefix=f"{key}/") for state, key in states.items()}
         found = source.load_object(_FLAT + "dp_group_idx_0.optimizer/shard_0_1")
         inner = found[0] if isinstance(found, list) and found else found
-        return _States(JoinedSource(FlatSource(source, flat), source), shards, adam_steps(inner, otherwise=0))
+        steps = adam_steps(inner, otherwise=0, where=source.folder / METADATA)
+        return _States(JoinedSource(FlatSource(source, flat), source), shards, steps)
     raise UsageError(
         "the flat buffers of the optimizer are not laid out as in any known version of Megatron-Core",
         found=few([name for _, name in buckets], 2) or "no buckets",
@@ -184,6 +208,8 @@ def _flat_places(
 ) -> dict[str, tuple[str, int, tuple[int, ...]]] | None:
     """name -> (bucket, first element, shape): the last parameter first; None: the chunks say otherwise."""
     places: dict[str, tuple[str, int, tuple[int, ...]]] = {}
+    if any(len(source.tensors[f"{bucket}.param"].shape) != 1 for bucket in buckets):
+        return None
     number = at = 0
     for name, size in reversed(list(parameters.items())):
         first, count = -(-at // _ALIGNMENT) * _ALIGNMENT, math.prod(size)

@@ -1,0 +1,404 @@
+"""Files of torch.save, in a zip archive or as torch wrote them before 1.6; of which tensors are read when asked for.
+
+    NAME/data.pkl   a pickle, in which tensors refer to storages
+    NAME/data/0     the bytes of a storage, not compressed
+
+`load_torch` gives the values with a `StoredTensor` for each tensor, whose place was seen to lie inside the file. No
+header is believed: members are stored, named once, apart from each other, and inside the archive. What is read of an
+archive is compared with its CRC32 first, once. Memory holds the pickle's values, and the part of a tensor that is asked
+for; files are mapped while they are read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mdata import DamageError, UsageError
+from mdata.errors import few, os_errors_named
+from mdata.util.regular_files import regular_file
+from trainer.checkpoint.tiling import Rectangle
+from trainer.convert.pickles import Made, Name, PickleFault, UnknownNames, unpickle
+
+_DTYPES = MappingProxyType(
+    {
+        "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16,
+        "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
+        "Bool": torch.bool, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128, "Untyped": torch.uint8,
+    }
+)  # fmt: skip
+_BY_SIZE = MappingProxyType({1: "<i1", 2: "<i2", 4: "<i4", 8: "<i8", 16: "<c16"})
+_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of the format before zip archives
+_LONGEST_NAME = 1000  # of a member
+_CHECKED_AT_ONCE = 16 << 20
+_RESTORE = "restore the file from a copy"
+
+
+class Part(NamedTuple):
+    """Bytes [begin, begin + size) of a file, and their CRC32 where the file has one."""
+
+    path: Path
+    name: str
+    begin: int
+    size: int
+    crc: int | None
+
+
+class Storage:
+    """The elements that tensors are views of.
+
+    Args:
+        key: its name in the file. dtype: of its elements. count: of them. part: its bytes; None: not known yet.
+    """
+
+    def __init__(self, key: str, dtype: torch.dtype, count: int, part: Part | None) -> None:
+        self.key, self.dtype, self.count, self.part = key, dtype, count, part
+        self._checked = False
+
+    @contextmanager
+    def bytes(self) -> Iterator[memoryview]:
+        """Its bytes, after they were compared with their CRC32.
+
+        Raises:
+            DamageError: they differ, or the file has become shorter.
+        """
+        assert self.part is not None, f"storage {self.key} has a place"
+        path, name, begin, size, crc = self.part
+        with mapped(path) as data:
+            found = data[begin : begin + size]
+            if len(found) != size:
+                raise DamageError(f"{path} became shorter while it was read", fix=_RESTORE)
+            if not self._checked and crc is not None:
+                check_crc(found, crc, where=f"{path} at {name}")
+            self._checked = True
+            yield found
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class StoredTensor:
+    """A tensor in a file; `offset` and `stride` are in elements of its dtype."""
+
+    storage: Storage
+    dtype: torch.dtype
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def read(self, box: Rectangle | None = None) -> Tensor:
+        """The elements of one rectangle, or all, in memory of their own.
+
+        Raises:
+            DamageError: the storage's bytes are not those that were written.
+        """
+        with self.storage.bytes() as data:
+            view = self._view(data)
+            if box is not None:
+                view = view[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))]
+            copy = np.array(view, order="C", copy=True)
+            del view  # the file is unmapped with the last view of it
+        return torch.from_numpy(copy).view(self.dtype)
+
+    def _view(self, data: memoryview) -> Any:
+        """Raises ValueError where it does not lie inside the bytes."""
+        size = self.dtype.itemsize
+        strides = [stride * size for stride in self.stride]
+        return np.ndarray(self.shape, _BY_SIZE[size], buffer=data, offset=self.offset * size, strides=strides)
+
+
+def load_torch(path: Path) -> Any:
+    """What torch.save wrote: plain values, `Made`, `Name` and `StoredTensor`.
+
+    Raises:
+        UsageError: it holds a type that is not on the list, or the path leads to no regular file. DamageError: it is no
+            such file.
+    """
+    with mapped(path) as data:
+        return load_part(data, Part(path, str(path), 0, len(data), None))
+
+
+def load_part(data: memoryview, part: Part) -> Any:
+    """What torch.save wrote into a part of a file.
+
+    Args:
+        data: of the whole file. part: of it, whose name is for messages.
+
+    Raises:
+        UsageError: it holds a type that is not on the list. DamageError: it was not written by torch.save.
+    """
+    with faults_named(part.name):
+        own = data[part.begin : part.begin + part.size]
+        return _from_zip(own, part) if bytes(own[:4]) == b"PK\3\4" else _from_stream(own, part)
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[memoryview]:
+    """The bytes of a regular file, mapped while the block runs."""
+    with os_errors_named("reading a checkpoint"), regular_file(path).open("rb", buffering=0) as file:
+        if not file.seek(0, 2):
+            raise DamageError(f"{path} is empty", fix=_RESTORE)
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    yield memoryview(data)
+
+
+@contextmanager
+def faults_named(where: str) -> Iterator[None]:
+    """Turn what is wrong with a pickle, or with an archive, in the block into errors that name the file."""
+    try:
+        yield
+    except PickleFault as fault:
+        raise DamageError(f"{where} is damaged", found=str(fault), fix=_RESTORE) from fault
+    except UnknownNames as unknown:
+        raise UsageError(
+            f"{where} holds objects that are not read, because elsewhere reading them could run code",
+            found=few(unknown.names, 4),
+            expected="tensors, plain values and settings",
+            fix="load the file where you trust it and save it without them",
+        ) from unknown
+
+
+def check_crc(data: memoryview, expected: int, *, where: str) -> None:
+    """Compare bytes with their CRC32.
+
+    Raises:
+        DamageError: they differ.
+    """
+    crc = 0
+    for first in range(0, len(data), _CHECKED_AT_ONCE):
+        crc = zlib.crc32(data[first : first + _CHECKED_AT_ONCE], crc)
+    if crc != expected:
+        raise DamageError(
+            f"{where} is damaged", found=f"CRC32 {crc:08x}", expected=f"{expected:08x}", fix=_RESTORE
+        )  # fmt: skip
+
+
+# ---- zip archives ----
+
+_END, _END64, _AT_END64 = struct.Struct("<4s4H2IH"), struct.Struct("<4sQ2H2I4Q"), struct.Struct("<4sIQI")
+_ENTRY, _LOCAL = struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s5H3I2H")
+
+
+class _Member(NamedTuple):
+    begin: int  # of its bytes
+    size: int
+    crc: int
+
+
+def _from_zip(data: memoryview, part: Part) -> Any:
+    members = zip_members(data)
+    pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
+    if len(pickles) != 1:
+        raise PickleFault(f"an archive with {len(pickles)} pickles instead of one: {few(list(members), 4)}")
+    prefix = pickles[0].removesuffix("data.pkl")
+
+    def checked(name: str) -> memoryview:
+        begin, size, crc = members[name]
+        check_crc(data[begin : begin + size], crc, where=f"{part.name} at {name}")
+        return data[begin : begin + size]
+
+    order = f"{prefix}byteorder"
+    if order in members and bytes(checked(order)[:10]) != b"little":
+        raise PickleFault("its byte order is not little")
+
+    def storage(key: str, dtype: torch.dtype, count: int) -> Storage:
+        name = f"{prefix}data/{key}"
+        if name not in members:
+            raise PickleFault(f"a tensor is in {name}, which the archive does not have")
+        begin, size, crc = members[name]
+        return Storage(key, dtype, count, Part(part.path, name, part.begin + begin, size, crc))
+
+    value, _ = unpickle(checked(pickles[0]), construct=_construct, persistent=_Storages(storage))
+    return value
+
+
+def zip_members(data: memoryview) -> dict[str, _Member]:
+    """Where each member of an archive lies: as torch writes them, stored, apart from each other, with names used once.
+
+    Raises:
+        PickleFault: the archive is another, or its headers disagree.
+    """
+    first, end, count = _directory(data)
+    members: dict[str, _Member] = {}
+    taken = [(first, len(data), "the directory")]
+    at = first
+    for _ in range(count):
+        if at + _ENTRY.size > end:
+            raise PickleFault("an archive whose directory is shorter than its number of members")
+        head = _ENTRY.unpack_from(data, at)
+        magic, flags, method, (crc, packed, size) = head[0], head[3], head[4], head[7:10]
+        (name_size, extra_size, comment_size), offset = head[10:13], head[16]
+        if name_size > _LONGEST_NAME:
+            raise PickleFault("a member with a name that torch never writes")
+        name = bytes(data[at + _ENTRY.size : at + _ENTRY.size + name_size]).decode(errors="replace")
+        extra = data[at + _ENTRY.size + name_size :][:extra_size]
+        at += _ENTRY.size + name_size + extra_size + comment_size
+        if magic != b"PK\1\2" or at > end:
+            raise PickleFault("an archive with a damaged directory")
+        size, packed, offset = _wide(extra, size, packed, offset)
+        if method or flags & 1 or packed != size:
+            raise PickleFault(f"member {name} is compressed or encrypted, which torch never writes")
+        if name in members:
+            raise PickleFault(f"two members are called {name}")
+        if offset + _LOCAL.size > first:
+            raise PickleFault(f"member {name} begins behind the archive's members")
+        local = _LOCAL.unpack_from(data, offset)
+        begin = offset + _LOCAL.size + local[9] + local[10]
+        stored_name = bytes(data[offset + _LOCAL.size : offset + _LOCAL.size + local[9]]).decode(errors="replace")
+        if local[0] != b"PK\3\4" or stored_name != name or local[3]:
+            raise PickleFault(f"member {name} has another header in its place")
+        members[name] = _Member(begin, size, crc)
+        taken.append((offset, begin + size, name))
+    for (_, stop, name), (begin, _, behind) in zip(ordered := sorted(taken), ordered[1:], strict=False):
+        if stop > begin:
+            raise PickleFault(f"member {name} overlaps {behind}")
+    return members
+
+
+def _directory(data: memoryview) -> tuple[int, int, int]:
+    """(first byte, end, number of members) of the directory."""
+    begin = max(0, len(data) - _END.size - (1 << 16))
+    at = begin + bytes(data[begin:]).rfind(b"PK\5\6")
+    if at < begin or at + _END.size > len(data):
+        raise PickleFault("an archive without an end: it is not whole")
+    _, disk, _, _, count, size, first, comment = _END.unpack_from(data, at)
+    end = at
+    if at >= _AT_END64.size and bytes(data[at - _AT_END64.size : at - _AT_END64.size + 4]) == b"PK\6\7":
+        _, _, end, _ = _AT_END64.unpack_from(data, at - _AT_END64.size)
+        if end + _END64.size > at or bytes(data[end : end + 4]) != b"PK\6\6":
+            raise PickleFault("an archive whose 64-bit end is not where it says")
+        wide = _END64.unpack_from(data, end)
+        narrow, limits = (count, size, first), (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
+        count, size, first = wide[7:10]
+        if any(one not in pair for one, *pair in zip(narrow, limits, (count, size, first), strict=True)):
+            raise PickleFault("an archive whose two ends disagree")
+    if disk or at + _END.size + comment != len(data) or first + size != end or count * _ENTRY.size > size:
+        raise PickleFault("an archive whose end does not fit its directory")
+    return first, end, count
+
+
+def _wide(extra: memoryview, *values: int) -> tuple[int, ...]:
+    """Sizes and offset of an entry; those of 64 bits stand in its extra field."""
+    wanted = sum(value == 0xFFFFFFFF for value in values)
+    at, found = 0, b""
+    while wanted and at + 4 <= len(extra):
+        kind, size = struct.unpack_from("<HH", extra, at)
+        if kind == 1:
+            found = bytes(extra[at + 4 : at + 4 + size])
+            break
+        at += 4 + size
+    if len(found) < 8 * wanted:
+        raise PickleFault("a member without its 64-bit size")
+    wide = iter(struct.unpack_from(f"<{wanted}Q", found))
+    return tuple(next(wide) if value == 0xFFFFFFFF else value for value in values)
+
+
+# ---- the format before zip archives ----
+
+
+def _from_stream(data: memoryview, part: Part) -> Any:
+    """Five pickles, and behind them each storage: its number of elements, its bytes."""
+    storages: dict[str, Storage] = {}
+
+    def storage(key: str, dtype: torch.dtype, count: int) -> Storage:
+        return storages.setdefault(key, Storage(key, dtype, count, None))
+
+    found: list[Any] = []
+    at = 0
+    for number in range(5):
+        value, at = unpickle(data, start=at, construct=_construct, persistent=_Storages(storage))
+        found.append(value)
+        if number == 0 and value != _MAGIC:
+            raise PickleFault("no file of torch.save")
+    _, protocol, system, value, keys = found
+    if protocol != _PROTOCOL or not isinstance(system, dict) or system.get("little_endian") is not True:
+        raise PickleFault("another protocol than 1001, or another byte order than little")
+    if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(storages):
+        raise PickleFault("the list of storages does not name those of the tensors")
+    for key in keys:
+        own = storages[str(key)]
+        size = own.count * own.dtype.itemsize
+        if len(data) - at < 8 + size or int.from_bytes(data[at : at + 8], "little") != own.count:
+            raise PickleFault(f"storage {key} has another size than its tensors say, or is not whole")
+        own.part = Part(part.path, f"storage {key}", part.begin + at + 8, size, None)
+        at += 8 + size
+    return value
+
+
+# ---- tensors ----
+
+
+class _Storages:
+    """Stands for what pickles of torch.save refer to: ("storage", type, key, device, number of elements)."""
+
+    def __init__(self, make: Callable[[str, torch.dtype, int], Storage]) -> None:
+        self._make = make
+        self._made: dict[str, Storage] = {}
+
+    def __call__(self, reference: Any) -> Storage | Made:
+        if type(reference) is not tuple or len(reference) not in (5, 6) or reference[0] != "storage":
+            raise PickleFault("a reference to something that is no storage")
+        kind, key, _, count = reference[1:5]
+        if type(kind) is not Name or type(key) is not str or len(key) > 100 or not _is_size(count):
+            raise PickleFault("a reference to a storage without type, key or size")
+        if len(reference) == 6 and reference[5] is not None:
+            raise PickleFault(f"storage {key} is a part of another, as torch before 0.4 wrote it")
+        dtype = _DTYPES.get(kind.name.rpartition(".")[2].removesuffix("Storage"))
+        if dtype is None:
+            return Made(kind.name, ())
+        if key not in self._made:
+            self._made[key] = self._make(key, dtype, count)
+        storage = self._made[key]
+        size = None if storage.part is None else storage.part.size
+        if (storage.dtype, storage.count) != (dtype, count) or size not in (None, count * dtype.itemsize):
+            raise PickleFault(f"storage {key} has {size} bytes, and its tensors say {count} elements of {dtype}")
+        return storage
+
+
+def _construct(name: str, arguments: tuple[Any, ...]) -> Any:
+    """A tensor or a parameter; anything else is a `Made`."""
+    function = name.rpartition(".")[2]
+    if name == "torch._tensor._rebuild_from_type_v2" and len(arguments) == 4:
+        inner, own = arguments[0], arguments[2]
+        if type(inner) is Name and type(own) is tuple and inner.name.startswith("torch._utils._rebuild_"):
+            return _construct(inner.name, own)
+    if name.startswith("torch._utils."):
+        if function in ("_rebuild_tensor", "_rebuild_tensor_v2") and len(arguments) >= 4:
+            return _tensor(*arguments[:4], dtype=None) or Made(name, arguments)
+        if function == "_rebuild_tensor_v3" and len(arguments) >= 7:
+            return _tensor(*arguments[:4], dtype=arguments[6]) or Made(name, arguments)
+        if function in ("_rebuild_parameter", "_rebuild_parameter_with_state") and arguments:
+            return arguments[0]
+    return Made(name, arguments)
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *, dtype: Any) -> StoredTensor | None:
+    """A view of a storage. None: its type is not read, or it is an expanded one, whose elements are not all stored."""
+    kind = getattr(torch, dtype.name.removeprefix("torch."), None) if type(dtype) is Name else None
+    if type(storage) is not Storage or (dtype is not None and not isinstance(kind, torch.dtype)):
+        return None
+    kind = kind or storage.dtype
+    sizes = [*shape, *stride, offset] if type(shape) is type(stride) is tuple else [None]
+    if not all(map(_is_size, sizes)) or len(shape) != len(stride) or len(shape) > 32:
+        raise PickleFault(f"a tensor of storage {storage.key} with a shape, stride or offset that is none")
+    available = storage.count * storage.dtype.itemsize // kind.itemsize
+    count = 1
+    for size in shape:
+        count *= size
+    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if count else offset
+    if (count and last >= available) or offset > available:
+        raise PickleFault(f"a tensor of shape {shape} that does not fit into storage {storage.key}")
+    return StoredTensor(storage, kind, offset, shape, stride) if count <= available else None
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
