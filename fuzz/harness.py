@@ -33,6 +33,7 @@ WATCHED += [
     "mdata.preprocessing.journal",
     "trainer.config.sections",
     "trainer.checkpoint.format",
+    "trainer.convert",
     "fuzz",
 ]
 

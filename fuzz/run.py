@@ -32,7 +32,7 @@ PYTHON_TARGETS = (
     "warc_records", "punkt_tables",
     "sentencepiece_model", "wordpiece_vocabulary",
     "gpt2_files", "rank_files", "tokenizer_json", "manifest", "origins", "journal", "run_toml",
-    "checkpoint_index",
+    "checkpoint_index", "foreign_pickles",
 )  # fmt: skip
 CPP_TARGETS = (
     "index_blocks", "gather", "native_rows", "fim", "megatron_order", "masked",

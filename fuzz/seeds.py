@@ -368,6 +368,76 @@ def checkpoint_index() -> dict[str, bytes]:
     return raw | {f"{name}-{kind}": bytes([kind]) + text for name, text in fields.items() for kind in (1, 2)}
 
 
+def foreign_pickles() -> dict[str, bytes]:
+    """Files of torch.save in both formats, settings of Megatron-LM, a `.metadata`, and bombs."""
+    import argparse
+    import io
+    import pickle
+
+    import torch
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import (
+        BytesStorageMetadata,
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
+    def saved(value: object, *, zipped: bool = True) -> bytes:
+        out = io.BytesIO()
+        torch.save(value, out, _use_new_zipfile_serialization=zipped)
+        return b"\0" + out.getvalue()
+
+    sizes = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "seq_length": 4, "padded_vocab_size": 16}
+    common = {
+        "args": argparse.Namespace(**sizes, window_size=(3, 0), swiglu=True, consumed_train_samples=6),
+        "iteration": 3,
+        "checkpoint_version": 3.0,
+        "optimizer": {"state": {0: {"step": 3.0}}, "param_groups": [{"params": [0], "wd_mult": 1.0}]},
+    }
+    size = torch.Size
+    metadata = Metadata(
+        {
+            "w": TensorStorageMetadata(
+                TensorProperties(torch.float32),
+                size([4, 3]),
+                [ChunkStorageMetadata(size([at, 0]), size([2, 3])) for at in (0, 2)],
+            ),
+            "o": BytesStorageMetadata(),
+        },
+        storage_data={
+            MetadataIndex("w", size([0, 0])): _StorageInfo("__0_0.distcp", 0, 900),
+            MetadataIndex("w", size([2, 0])): _StorageInfo("__0_0.distcp", 900, 900),
+            MetadataIndex("o"): _StorageInfo("__0_0.distcp", 1800, 900),
+        },
+    )
+    storage = b"(U\x07storagectorch\nFloatStorage\nU\x010U\x03cpuK\x06tQ"
+    view = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\0K\x02K\x03\x86K\x03K\x01\x86\x89}tR"
+    bombs = {
+        "tuples": b"\x80\x02N" + b"\x85" * 3000 + b".",
+        "memo": b"\x80\x02Nr\xff\xff\xff\x07.",
+        "bytes": b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",
+        "shared": b"\x80\x02N\x94" + b"".join(b"h%ch%c\x86\x94" % (level, level) for level in range(60)) + b".",
+        "itself": b"\x80\x02]\x94h\x00a.",
+    }
+    pickles = {
+        "common": pickle.dumps(common, 2),
+        "common-5": pickle.dumps(common, 5),
+        "view": b"\x80\x02}U\x01x" + view + b"s.",
+        "behind": b"\x80\x02}U\x01x" + view.replace(b"K\x02K\x03\x86", b"K\x04K\x03\x86") + b"s.",
+        **bombs,
+    }
+    return {
+        "zip": saved({"a": torch.arange(6.0), "args": argparse.Namespace(a=1)}),
+        "stream": saved({"a": torch.arange(6.0)}, zipped=False),
+        **{f"pickle-{name}": b"\1" + text for name, text in pickles.items()},
+        **{f"metadata-{protocol}": b"\2" + pickle.dumps(metadata, protocol) for protocol in (2, 4)},
+        **{f"metadata-{name}": b"\2" + text for name, text in bombs.items()},
+    }
+
+
 def main() -> int:
     """Write them all."""
     from fuzz import tokenizer_seeds as of_tokenizers
@@ -394,7 +464,7 @@ def main() -> int:
     )
     makers += (of_tokenizers.punkt_split, of_tokenizers.punkt_tables, of_tokenizers.wordpiece)
     makers += (of_tokenizers.wordpiece_vocabulary, manifest, origins, journal, run_toml)
-    makers += (checkpoint_index,)
+    makers += (checkpoint_index, foreign_pickles)
     for make in makers:
         folder = CORPUS / make.__name__
         folder.mkdir(parents=True, exist_ok=True)
