@@ -43,12 +43,12 @@ def use(value: object) -> None:
     repr(value)
     if not isinstance(value, dict):
         return
-    for tensor in value.values():
-        if isinstance(tensor, StoredTensor):
-            size = [min(size, 2) for size in tensor.shape]
-            tensor.read((tuple(0 for _ in size), tuple(size)))
+    tensors = {str(name): tensor for name, tensor in value.items() if isinstance(tensor, StoredTensor)}
+    for tensor in tensors.values():
+        size = [min(size, 2) for size in tensor.shape]
+        tensor.read((tuple(0 for _ in size), tuple(size)))
     where = scratch() / "x.pt"
-    named_moments(value.get("optimizer"), {"w": t for t in value.values() if isinstance(t, StoredTensor)})
+    named_moments(value.get("optimizer"), tensors)
     if "args" in value:
         training = training_of(value, where=where)
         from_arguments(training.arguments, {}, where=str(where), settings={})
