@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mdata.errors import UsageError
+
 from .console import Console
 
 
@@ -20,6 +22,9 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     """Write the report; print its path, and the losses compared with the baselines."""
     from trainer.report.page import write_report
 
+    folder = arguments.run_folder
+    if folder.is_file() or folder.with_name(f"{folder.name}.idx").is_file():
+        raise UsageError(f"{folder} is data, and not the folder of a run", fix=f"mdata report {folder}")
     path, lines = write_report(arguments.run_folder)
     console.result("\n".join([*lines, str(path)]), {"report": str(path), "losses": lines})
     return 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 
 import mdata
+from mdata.tracing.run_folder import is_run
 
 from .console import Console
 from .text import add_allow_outside, add_training
@@ -29,6 +30,8 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     """Write the page and print its path."""
     if arguments.samples is not None and (arguments.tokens is not None or arguments.sequence_length is None):
         raise mdata.UsageError("--samples needs --sequence-length and excludes --tokens")
+    if is_run(arguments.path):
+        raise mdata.UsageError(f"{arguments.path} is the folder of a run", fix=f"mtrain report {arguments.path}")
     made = mdata.report(
         arguments.path,
         arguments.output,

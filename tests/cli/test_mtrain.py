@@ -303,6 +303,11 @@ def test_generate_and_report_want_a_run(tmp_path: Path, capsys: pytest.CaptureFi
     assert "there is no checkpoint 'latest'" in capsys.readouterr().err
     assert main(["generate", str(tmp_path), "--top-p", "2"]) == 2
     assert "top_p=2.0" in capsys.readouterr().err
+    for name in ("mix.json", "corpus.idx"):
+        (tmp_path / name).touch()
+        data = str(tmp_path / name).removesuffix(".idx")
+        assert main(["report", data]) == 2
+        assert f"try: mdata report {data}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("pp", ["2", "0", "-1"])

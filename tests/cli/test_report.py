@@ -46,4 +46,7 @@ def test_json_has_the_numbers(mix, capsys):
 def test_mistakes_are_one_message(mix, capsys):
     assert "--samples needs --sequence-length" in run(capsys, "mix.json", "--samples", "3", code=2)
     assert "neither a manifest nor" in run(capsys, "nothing", code=2)
+    (mix / "run").mkdir()
+    (mix / "run" / "config.toml").touch()
+    assert "try: mtrain report run" in run(capsys, "run", code=2)
     assert "does not end in .html" in run(capsys, "mix.json", "-o", "mix", code=2)

@@ -25,6 +25,7 @@ from mdata.dataset.eval_sets import evaluated_samples
 from mdata.dataset.mock_data import MOCK
 from mdata.tracing.run_folder import data_found
 from mdata.util import atomic_io
+from mdata.util.regular_files import regular_file
 from trainer.config.parse import load_config
 from trainer.config.sections import RunConfig
 from trainer.plan.stages import PipelineLayout
@@ -33,7 +34,6 @@ from trainer.run.data import RunData, open_data
 from trainer.run.metrics import METRICS, RANKS, read_events, read_metrics
 
 MOST_TOKENS = 200_000_000  # training tokens up to which baselines are counted: about two minutes
-LOCATED_AT_ONCE = 1 << 20
 SHOWN_ROWS = 3
 
 
@@ -41,6 +41,7 @@ class _Plan(msgspec.Struct):
     """The fields of plan.json that a report uses. Types of this and the next are checked when a run is read."""
 
     num_parameters: int = 0
+    num_samples: int | None = None
     world_size: int | str = "?"
     vocab_size: int = 0
     steps: int = 0
@@ -106,8 +107,9 @@ class Run:
 
     @property
     def consumed(self) -> int:
-        """Samples trained on, as of the last line of metrics."""
-        return int(self.metrics[-1]["consumed_samples"])
+        """Samples trained on, as of the last line of metrics; at most those of the plan."""
+        reported, planned = int(self.metrics[-1]["consumed_samples"]), self.plan.get("num_samples")
+        return reported if planned is None else min(reported, planned)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +193,8 @@ def read_corpora(run: Run) -> Corpora:
         curves = [_valid_corpus(run, name, None, None) for name in _curve_names(run)]
         return Corpora(valid=curves, notes=[f"The data could not be opened: {error}"])
     baselines, notes = baselines_of(run, data)
+    if (reported := int(run.metrics[-1]["consumed_samples"])) > run.consumed:
+        notes = [f"metrics.jsonl says that {reported:,} samples were read; the plan ends at {run.consumed:,}.", *notes]
     names = list(dict.fromkeys([*data.valid, *_curve_names(run)]))
     rows, special = _decoded_rows(run, data.train)
     return Corpora(
@@ -259,17 +263,14 @@ def _bits_per_byte(dataset: mdata.Dataset) -> float | None:
 
 
 def _corpora_read(run: Run, train: mdata.Dataset) -> list[CorpusRead]:
-    samples = np.zeros(len(train.components), np.int64)
-    for first in range(0, run.consumed, LOCATED_AT_ONCE):
-        wanted = np.arange(first, min(first + LOCATED_AT_ONCE, run.consumed), dtype=np.int64)
-        samples += np.bincount(train.locate(wanted)[0], minlength=len(samples))
+    samples = train.selection.counts(min(run.consumed, train.num_samples or run.consumed))
     length = run.config.train.sequence_length
     data = run.config.data
     place = data.cache or None, data.cache_size or None
     blend = mdata.open_blend(data.blend, tokenizer_unknown="ok", allow_outside=data.allow_outside, cache=place)
     asked = blend_table(blend)
     out = []
-    for number, part, row in zip(samples.tolist(), train.components, asked, strict=True):
+    for number, part, row in zip(samples, train.components, asked, strict=True):
         statistics = part.corpus.manifest.statistics
         out.append(
             CorpusRead(
@@ -307,16 +308,19 @@ def _checked(value: Any, form: Any, path: Path) -> Any:
 def _json(path: Path, default: Any) -> Any:
     """A JSON file of the run folder; `default` where it is missing."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = regular_file(path).read_bytes()
     except FileNotFoundError:
         return default
+    try:
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise mdata.DamageError(f"{path} is not JSON", found=str(error), fix="remove it, or train again") from error
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
+    text = regular_file(path).read_bytes() if path.exists() else b""
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        return [json.loads(line) for line in text.decode().splitlines()]
     except (ValueError, RecursionError) as error:
         what = f"{path} has a line that is not JSON"
         raise mdata.DamageError(what, found=str(error), fix="remove that line") from error

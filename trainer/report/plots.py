@@ -96,7 +96,9 @@ def document_lengths(corpora: Sequence[CorpusRead]) -> str:
     frame = svg.Frame(_WIDTH, 290, (0, len(classes)), (0, high * 1.05))
     ticks = [(t, f"{100 * t:.3g} %") for t in svg.nice_ticks(high * 1.05, 5)]
     step = 1 + (len(classes) - 1) // 10
-    parts = [svg.axes(frame, x_ticks=[(i + 0.5, largest(k)) for i, k in enumerate(classes[::step])], y_ticks=ticks)]
+    parts = [
+        svg.axes(frame, x_ticks=[(i + 0.5, largest(k)) for i, k in list(enumerate(classes))[::step]], y_ticks=ticks)
+    ]
     width = 0.8 / max(len(corpora), 1)
     for number, (corpus, total) in enumerate(zip(corpora, totals, strict=True)):
         for i, k in enumerate(classes):

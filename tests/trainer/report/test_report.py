@@ -239,6 +239,38 @@ def test_a_damaged_file_is_named(config, text):
         write_report(folder)
 
 
+def test_labels_of_lengths_stand_at_their_bars():
+    """With more than ten classes every second one has a label."""
+    read = report_data.CorpusRead(
+        name="a", share=1.0, samples=3, tokens=9, corpus_tokens=9, epochs=1.0, lengths=[1] * 14
+    )
+    root = ElementTree.fromstring(f"<div>{report_plots.document_lengths([read])}</div>")
+    bars = [node for node in root.iter() if node.tag == "rect" and node.get("height") and "c0" in node.get("class", "")]
+    centres = [float(node.get("x")) + float(node.get("width")) / 2 for node in bars if len(node)]
+    labels = {node.text: float(node.get("x")) for node in root.iter("text")}
+    assert len(centres) == 14
+    for number in (0, 2, 8, 12):
+        assert labels[report_plots.largest(number)] == pytest.approx(centres[number], abs=3)
+
+
+def test_a_report_ends_with_the_plan(config, monkeypatch):
+    """A line of 10^18 samples takes no longer than the samples of the plan."""
+    folder = runs.write_run(config, steps=25)
+    run = report_data.read_run(folder)
+    (folder / "plan.json").write_text(json.dumps({**run.plan, "num_samples": 120}))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**run.metrics[-1], "consumed_samples": 10**18}) + "\n")
+    run = report_data.read_run(folder)
+    corpora = report_data.read_corpora(run)
+    assert [corpus.samples for corpus in corpora.read] == [84, 36]
+    assert f"metrics.jsonl says that {10**18:,} samples were read; the plan ends at 120" in corpora.notes[0]
+    # Nor do counts of a run without a plan depend on how many there are.
+    (folder / "plan.json").write_text("{}")
+    monkeypatch.setattr(report_data, "MOST_TOKENS", 0)
+    corpora = report_data.read_corpora(report_data.read_run(folder))
+    assert [corpus.samples for corpus in corpora.read] == [7 * 10**17, 3 * 10**17]
+
+
 NAMES = ["$\\frac{1}{$", "$a$ and $b$", "_hidden", "a\0b", "\ud800", "<b>&'\"", "x" * 3000, "\n", "%s {}"]
 
 
