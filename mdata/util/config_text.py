@@ -8,11 +8,32 @@ Not for the records of an input (mdata/sources/jsonl.py), which have their own r
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 MOST_LEVELS = 64
+# A key of TOML with more parts than that. tomllib's time and memory are quadratic in the parts of one key: 100 kB of
+# one key took 3 GB. A text in quotes may look like such a key if it holds 65 words with a dot between each two.
+_WORD = r"""(?>[A-Za-z0-9_-]++|"(?>[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_\\-]){_WORD}(?>[ \t]*+\.[ \t]*+{_WORD}){{{MOST_LEVELS}}}")
 _RANGE = range(-(1 << 63), 1 << 63)
+
+
+def load_toml(text: str, *, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
+    """What tomllib reads, whole numbers of any size included.
+
+    Raises:
+        ValueError: it cannot be read, or is nested too deep; one line that says why.
+    """
+    import tomllib  # not every command reads TOML
+
+    if _LONG_KEY.search(text):
+        raise ValueError(f"a key of more than {MOST_LEVELS} parts")
+    try:
+        return tomllib.loads(text, parse_float=parse_float)
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
 
 
 def parse_toml(text: str, *, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
@@ -21,9 +42,7 @@ def parse_toml(text: str, *, parse_float: Callable[[str], Any] = float) -> dict[
     Raises:
         ValueError: it cannot be read; one line that says why.
     """
-    import tomllib  # not every command reads TOML
-
-    tables: dict[str, Any] = _bounded(lambda: tomllib.loads(text, parse_float=parse_float))
+    tables: dict[str, Any] = _bounded(lambda: load_toml(text, parse_float=parse_float))
     return tables
 
 

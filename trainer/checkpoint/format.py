@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, get_type_hints
 
 from blake3 import blake3
 
+from mdata.util.config_text import load_toml
 from trainer.checkpoint.index_fields import (
     IndexFault,
     check_keys,
@@ -409,7 +409,7 @@ def _run(value: Any) -> RunState:
     if wrong := [name for name, rows in run.float8.items() if not is_history(rows)]:
         raise IndexFault(f"run/float8/{wrong[0]}", run.float8[wrong[0]], "rows of 3 numbers from 0 on")
     try:
-        tomllib.loads(run.config)
-    except (ValueError, RecursionError) as error:  # not TOML, a number of 5,000 digits, nested too deep
+        load_toml(run.config)
+    except ValueError as error:  # not TOML, a number of 5,000 digits, nested too deep
         raise IndexFault("run/config", str(error), "TOML") from error
     return run

@@ -6,7 +6,6 @@ object_folder.py writes there. This module only looks at text, except for the co
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from mdata import UsageError
 from mdata.errors import os_errors_named
 from mdata.object_storage.address import Address, address_of, is_address, parse_address, scheme_of
 from mdata.object_storage.stores import open_store
+from mdata.util.config_text import load_toml
 from trainer.config.sections import RunConfig
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def checkpoints_of(run_folder: Path) -> Location:
     with os_errors_named("reading a run's configuration"):
         text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        section: Any = tomllib.loads(text).get("checkpoint", {})
+        section: Any = load_toml(text).get("checkpoint", {})
     except ValueError as error:
         raise UsageError(f"{path} is not TOML", found=str(error), fix="restore it") from error
     named = section.get("folder", "") if isinstance(section, dict) else ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +22,7 @@ from mdata import UsageError
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io
+from mdata.util.config_text import load_toml
 from trainer.checkpoint.location import Location
 from trainer.checkpoint.save import SPARE_BYTES, check_room
 from trainer.convert.compare import Rounded, compare_logits, compare_token_ids, token_ids_text
@@ -294,7 +294,7 @@ def _model_keys(settings: Sequence[str]) -> Mapping[str, Any]:
                 f"{text!r} does not set a key of the model", expected="model.key=value, such as model.rope_theta=5e5"
             )
         try:
-            parsed = tomllib.loads(f"value = {value}")["value"]
+            parsed = load_toml(f"value = {value}")["value"]
         except ValueError:
             parsed = value
         keys[name.removeprefix("model.")] = parsed

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from mdata.errors import os_errors_named
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io
+from mdata.util.config_text import load_toml
 from trainer.checkpoint.folder import checkpoint_at, folder_name, instead, point_to, read_index
 from trainer.checkpoint.format import (
     HashedFile,
@@ -159,7 +159,7 @@ def open_native(path: Location, *, checkpoint: str = "latest") -> ModelFolder:
     tokenizer = _tokenizer_in(source.extras(), folder)
     if tokenizer is None and isinstance(folder, Path):
         tokenizer = _tokenizer_of_run(folder.parent.parent)  # checkpoints of version 1 carry none
-    config, problems = parse_config(tomllib.loads(source.run.config))
+    config, problems = parse_config(load_toml(source.run.config))
     if config is None:
         raise problems_error(f"the configuration in {folder}", problems, fix="use the version of mtrain that wrote it")
     if "weight/embedding.weight" in source.tensors:

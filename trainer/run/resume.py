@@ -9,7 +9,6 @@ rewinds nor stretches a decay that is under way. Reads the checkpoint's index; c
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from mdata import UsageError
 from mdata.loader.resume_check import resumes
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
+from mdata.util.config_text import load_toml
 from trainer.checkpoint.folder import Found, find_checkpoint, read_index
 from trainer.checkpoint.format import Index, RunState
 from trainer.checkpoint.load import find_valid
@@ -122,7 +122,7 @@ def find_start(config: RunConfig, data: RunData, *, found: Found | None = None) 
     if folder is None:
         return _first_start(config, data)
     run = (index := read_index(folder)).run
-    stored, _ = parse_config(tomllib.loads(run.config))
+    stored, _ = parse_config(load_toml(run.config))
     conflicts = [
         *_model_conflict(config, stored, data=data, folder=folder),
         *_data_conflict(data, run, folder),

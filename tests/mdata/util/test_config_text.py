@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tomllib
+import tracemalloc
 
 import pytest
 
-from mdata.util.config_text import MOST_LEVELS, parse_json, parse_toml
+from mdata.util.config_text import MOST_LEVELS, load_toml, parse_json, parse_toml
 
 LARGEST, SMALLEST = (1 << 63) - 1, -(1 << 63)
 TOO_DEEP, TOO_LARGE = f"nested more than {MOST_LEVELS} levels deep", "a whole number beyond 64 bits"
@@ -64,3 +65,42 @@ def test_what_is_neither_keeps_the_parsers_own_words():
         parse_json("[1,")
     with pytest.raises(tomllib.TOMLDecodeError, match="Invalid value"):
         parse_toml("a =")
+
+
+LONG_KEYS = {
+    "a key": "a" + ".a" * 50_000 + " = 1",
+    "a table": "[a" + ".a" * 50_000 + "]",
+    "a table of an array": "[[ a" + " . a" * 50_000 + " ]]",
+    "in quotes": "\"a=\\\"b\"" + ".'c = d'" * 50_000 + " = 1",
+    "an inline table": "x = [{a" + ".a" * 50_000 + " = 1}]",
+    "as many parts as a level more than there are": "a" + ".a" * MOST_LEVELS + " = 1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LONG_KEYS)
+def test_keys_of_many_parts_are_refused_before_they_are_read(name):
+    """tomllib takes 3 GB for 100 kB of one key."""
+    tracemalloc.start()
+    try:
+        for load in (load_toml, parse_toml):
+            with pytest.raises(ValueError, match=f"a key of more than {MOST_LEVELS} parts"):
+                load(LONG_KEYS[name])
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_keys_of_fewer_parts_are_read():
+    key = "a" + ".a" * (MOST_LEVELS - 1)
+    assert load_toml(f"{key} = 1\n[b]\n{key} = 2").keys() == {"a", "b"}
+    # None of these has a long key, however many dots, quotes and words it has.
+    texts = ["x" * 100_000 + " = 1", "x = '" + "a. b, " * 20_000 + "'", "# " + "." * 100_000]
+    texts += ['""= "' + "\\\\" * 50_000 + '"', 'x = "' + '\\"' * 50_000 + '"', "x = [" + "0.5, " * 50_000 + "]"]
+    for text in texts:
+        assert isinstance(load_toml(text), dict)
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 5000 + "]" * 5000, "a = " + "{a = " * 5000 + "1" + "}" * 5000])
+def test_nesting_that_tomllib_cannot_read_is_one_kind_of_error(text):
+    with pytest.raises(ValueError, match=TOO_DEEP):
+        load_toml(text)
