@@ -20,6 +20,7 @@ from mdata.blend_planning.preview import BlendPreview, BlendRow
 from mdata.blend_planning.redistribute import redistribute_blend
 from mdata.errors import os_errors_named
 from mdata.util.config_text import parse_json
+from mdata.util.regular_files import regular_file
 
 from .blend_change import add_change_arguments, changed, refuse_without_from
 from .console import Console
@@ -131,7 +132,7 @@ def _spec(arguments: argparse.Namespace) -> BlendSpec | None:
 
 def _file(path: str) -> str:
     with os_errors_named("reading the list of corpora"):
-        return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+        return regular_file(path).read_text(encoding="utf-8", errors="surrogateescape")
 
 
 def _json(path: str) -> dict[str, Any]:

@@ -7,9 +7,9 @@ its bash script and the script's arguments. Nothing is run. Exit code 2: some ar
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from mdata import UsageError
+from mdata.util.regular_files import regular_file
 
 from .console import Console, Parser
 
@@ -90,7 +90,7 @@ def _script(text: str) -> tuple[str, list[str]]:
     if words[0].endswith(".py") or (len(words) > 1 and not words[0].endswith(".sh")):
         return text, []
     try:
-        return Path(words[0]).read_text(encoding="utf-8"), words
+        return regular_file(words[0]).read_text(encoding="utf-8"), words
     except OSError as error:
         fix = "give a script's file, or the command line itself: 'pretrain_gpt.py --num-layers 24 ...'"
         known = explain_os_error(error, "reading the script")

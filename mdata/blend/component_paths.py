@@ -86,7 +86,7 @@ def _files(root: Path, seen: set[Path]) -> Iterable[Path]:
 
 def _shards(path: Path) -> list[Path] | None:
     """The prefixes that a corpus manifest lists; None for any other file."""
-    if _MARK not in path.read_bytes():
+    if not path.is_file() or _MARK not in path.read_bytes():
         return None
     content = load_manifest(path)
     if not isinstance(content, CorpusManifest):

@@ -22,6 +22,7 @@ from mdata.mixing.schedule import Phase, blend_error
 from mdata.mixing.shares import LARGEST_SUM, TEXT_LIMITS, Share, TooLong, Unit, fraction_of
 from mdata.util.config_text import parse_toml
 from mdata.util.option_synonyms import nearest
+from mdata.util.regular_files import regular_file
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
 
@@ -85,7 +86,7 @@ def read_spec(spec: SpecLike) -> BlendSpec:
         return spec_of_words(words)
     (name,) = files
     with os_errors_named("reading a blend's description"):
-        content = Path(name).read_bytes()
+        content = regular_file(name).read_bytes()
     try:
         text = content.decode()
     except UnicodeDecodeError as error:

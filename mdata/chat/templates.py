@@ -21,6 +21,7 @@ from mdata.errors import UsageError, few, os_errors_named
 from mdata.sources.conversation import ASSISTANT, Message
 from mdata.tokenizers.base.tokenizer import Tokenizer, token_id
 from mdata.util.config_text import parse_json
+from mdata.util.regular_files import regular_file
 
 CHATML, PLAIN, OWN = "chatml", "plain", "tokenizer"
 START, END = "<|im_start|>", "<|im_end|>"
@@ -172,7 +173,7 @@ def _own_template(tokenizer: Tokenizer, model: str | None) -> str | None:
 
 def _text_of(path: Path) -> str:
     with os_errors_named("reading the chat template"):
-        content = path.read_bytes()
+        content = regular_file(path).read_bytes()
     try:
         return content.decode()
     except UnicodeDecodeError as error:

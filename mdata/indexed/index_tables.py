@@ -29,6 +29,7 @@ from mdata.indexed.pair_format import (
     legacy_form,
     unpack_header,
 )
+from mdata.util.regular_files import regular_file
 
 _ENTRIES_AT_ONCE = 1 << 18
 
@@ -91,7 +92,7 @@ def read_header(path: Path) -> tuple[Header, Identity]:
     Raises:
         UsageError, DamageError: as `read_tables`.
     """
-    with os_errors_named("reading"), path.open("rb", buffering=0) as file:
+    with os_errors_named("reading"), regular_file(path).open("rb", buffering=0) as file:
         facts = os.fstat(file.fileno())
         return _check_header(path, file.read(LEGACY_HEAD_BYTES) or b"", facts.st_size), identity_of(facts)
 

@@ -39,6 +39,7 @@ from mdata.indexed.pair_format import (
 )
 from mdata.util import atomic_io
 from mdata.util.arrays import running_sums
+from mdata.util.regular_files import regular_file
 
 # Codes of older formats that differ from today's; 9 and 10 are fairseq's.
 LEGACY_DTYPES = {**DTYPES, 7: np.dtype("<f8"), 9: np.dtype("<u4"), 10: np.dtype("<u8")}
@@ -62,7 +63,7 @@ class _File:
     def __init__(self, path: Path) -> None:
         self.path = path
         with os_errors_named("reading"):
-            self._open = atomic_io.Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            self._open = atomic_io.Descriptor(os.open(regular_file(path), os.O_RDONLY | os.O_CLOEXEC))
             try:
                 self.size = os.fstat(self._open.fd).st_size
             except BaseException:

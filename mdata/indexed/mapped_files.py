@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mdata import _core
 from mdata.errors import DamageError, MdataError, ResourceError, explain_os_error
+from mdata.util.regular_files import regular_file
 
 Identity = tuple[int, int, int, int]
 
@@ -38,7 +39,7 @@ def look_at(path: Path) -> Identity:
         UsageError: there is none, or it cannot be inspected.
     """
     try:
-        return identity_of(path.stat())
+        return identity_of(regular_file(path).stat())
     except OSError as error:
         raise explain_os_error(error, "reading") from error
 

@@ -16,6 +16,7 @@ from mdata.manifest.ids import M, checksum, manifest_id, sealed, text_of
 from mdata.manifest.types import FORMAT, VERSION, CorpusManifest, Manifest
 from mdata.util import atomic_io
 from mdata.util.canonical_json import refuse_floats
+from mdata.util.regular_files import regular_file
 
 
 def save_manifest(manifest: M, path: Path) -> M:
@@ -49,7 +50,7 @@ def load_manifest(path: Path) -> Manifest:
         DamageError: truncated, altered, or with a field that does not belong; names the JSON path.
     """
     try:
-        text = path.read_bytes()
+        text = regular_file(path).read_bytes()
     except OSError as error:
         from mdata.object_storage.address import refuse_address
 

@@ -32,6 +32,7 @@ from mdata.tracing.run_steps import Steps, StepSpan
 from mdata.tracing.tracer import Tracer
 from mdata.util.config_text import parse_json, parse_toml
 from mdata.util.option_synonyms import nearest
+from mdata.util.regular_files import regular_file
 
 # Keys that this version knows: those of [data] that are not options of a dataset, and those of [train].
 _OTHER_DATA = ("blend", "split", "valid", "test", "allow_overlap", "prefetch")
@@ -316,9 +317,10 @@ def _starts(folder: Path) -> list[tuple[int, int | None]]:
 
 
 def _toml(path: Path) -> dict[str, Any]:
+    with os_errors_named("reading a run's configuration"):
+        content = regular_file(path).read_bytes()
     try:
-        with os_errors_named("reading a run's configuration"):
-            return parse_toml(path.read_bytes().decode())
+        return parse_toml(content.decode())
     except ValueError as error:
         raise DamageError(f"{path} is not a TOML file", found=str(error)) from error
 

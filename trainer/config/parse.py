@@ -8,7 +8,6 @@ reads files; imports no torch.
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from mdata import UsageError
 from mdata.errors import explain_os_error
+from mdata.util.config_text import load_toml
 from mdata.util.option_synonyms import nearest
+from mdata.util.regular_files import regular_file
 from trainer.config.presets import PRESETS
 from trainer.config.sections import RunConfig
 
@@ -120,14 +121,16 @@ def problems_error(where: str, problems: Sequence[str], *, fix: str | None = Non
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = regular_file(path).read_bytes()
     except OSError as error:
         known = explain_os_error(error, "reading the configuration")
         if not isinstance(known, UsageError):
             raise known from error
         fix = "give the path of a run's TOML file, such as configs/quickstart.toml"
         raise UsageError(f"cannot read the configuration {path}", found=error.strerror, fix=fix) from error
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of 5,000 digits, nested too deep
+    try:
+        return load_toml(text.decode())
+    except ValueError as error:  # not TOML, not UTF-8, a number of 5,000 digits, nested too deep
         raise UsageError(f"{path} is not a TOML file", found=str(error), fix="correct that line") from error
 
 
@@ -157,8 +160,8 @@ def _apply_override(tables: dict[str, Any], text: str) -> str | None:
 def _override_value(text: str, hint: Any) -> Any:
     """Parse a TOML value; text that is not TOML, and every unquoted value of a string field, is the string itself."""
     try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
+        parsed = load_toml(f"value = {text}")
+    except ValueError:
         return text
     if set(parsed) != {"value"} or (hint is str and not isinstance(parsed["value"], str)):
         return text

@@ -20,6 +20,7 @@ import torch
 from mdata import DamageError, UsageError
 from mdata.errors import few, os_errors_named
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
+from mdata.util.regular_files import regular_file
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.location import Location
 from trainer.checkpoint.tiling import Rectangle
@@ -205,7 +206,7 @@ def read_json(path: Path, *, what: str) -> dict[str, Any]:
         DamageError: it is none. UsageError: the file cannot be read.
     """
     with os_errors_named(f"reading {what}"):
-        raw = path.read_bytes()
+        raw = regular_file(path).read_bytes()
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:

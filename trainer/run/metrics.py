@@ -20,6 +20,7 @@ from typing import Any
 
 from mdata import DamageError
 from mdata.util import atomic_io
+from mdata.util.regular_files import regular_file
 from trainer.optim.optimizer import Optimizer
 from trainer.run.log_text import event_text, losses_text
 
@@ -142,7 +143,7 @@ def _drop_torn_end(path: Path) -> None:
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     try:
-        content = path.read_bytes()
+        content = regular_file(path).read_bytes()
     except FileNotFoundError:
         return []
     whole, _, _torn = content.rpartition(b"\n")  # bytes: a line may be torn inside a character

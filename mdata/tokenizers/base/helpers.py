@@ -16,6 +16,7 @@ from blake3 import blake3
 from mdata.errors import UsageError, explain_os_error
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused
 from mdata.util.option_synonyms import nearest
+from mdata.util.regular_files import regular_file
 
 AUTO = "auto"
 MEGATRON_2023 = "megatron-2023"
@@ -67,7 +68,7 @@ def read_file(path: str | Path, type: str) -> bytes:
         MdataError: it cannot be read.
     """
     try:
-        return Path(path).read_bytes()
+        return regular_file(path).read_bytes()
     except OSError as error:
         raise explain_os_error(error, f"loading a {type}") from error
 

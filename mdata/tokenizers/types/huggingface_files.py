@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from mdata.errors import UsageError, explain_os_error, few
+from mdata.util.regular_files import regular_file
 
 MODEL_FILE = "tokenizer.json"
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
@@ -49,7 +50,7 @@ def read_folder(name: str, type: str) -> dict[str, bytes]:
     if not main.exists():
         raise UsageError(f"no {MODEL_FILE} in {name}", found=_listed(model), fix=_other_type(model))
     try:
-        files = {MODEL_FILE: main.read_bytes()}
+        files = {MODEL_FILE: regular_file(main).read_bytes()}
         for config in (*CONFIG_FILES, ADDED_FILE):
             if (main.parent / config).is_file():
                 files[config] = (main.parent / config).read_bytes()
