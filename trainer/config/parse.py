@@ -25,7 +25,9 @@ from trainer.config.sections import RunConfig
 AFTERWARDS = "correct this first; the sizes and the data are checked after that"
 
 
-_SHOWN = 200  # characters of a wrong value that are shown
+_SHOWN = 200  # characters of a wrong value, or of a name, that are shown
+_LISTED = 100  # problems that are listed
+_COMPARED = 20  # unknown keys of a section for which a known one is looked for: each takes milliseconds
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -49,7 +51,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]]:
     """(configuration, problems) from parsed TOML; the configuration is None if there are problems."""
     sections = _section_types()
-    problems = [f"there is no section [{name}]{_suggestion(name, sections)}" for name in tables if name not in sections]
+    unknown = [name for name in tables if name not in sections]
+    problems = [f"there is no section [{_cut(name)}]{_suggestion(name, sections)}" for name in unknown[:_COMPARED]]
+    problems += [f"there is no section [{_cut(name)}]" for name in unknown[_COMPARED:]]
     values: dict[str, Any] = {}
     for name, section in sections.items():
         table = tables.get(name, {})
@@ -115,7 +119,8 @@ def problems_error(where: str, problems: Sequence[str], *, fix: str | None = Non
     """One error for all problems of a configuration: a sentence for one, a list for many."""
     if len(problems) == 1:
         return UsageError(f"{where}: {problems[0]}", fix=fix)
-    lines = "".join("\n  - " + problem.replace("\n", "\n    ") for problem in problems)
+    lines = "".join("\n  - " + problem.replace("\n", "\n    ") for problem in problems[:_LISTED])
+    lines += f"\n  - and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
     return UsageError(f"{where} has {len(problems)} problems:{lines}", fix=fix)
 
 
@@ -149,7 +154,7 @@ def _apply_override(tables: dict[str, Any], text: str) -> str | None:
     if not equals or not dot or not section or not key:
         meant = nearest(name.strip(), key_names()) if equals and name.strip().isidentifier() else None
         example = f"{meant}={value}" if meant else "train.steps=100"
-        return f"{text!r} is not an override; expected section.key=value, such as {example}"
+        return f"{_cut(repr(text))} is not an override; expected section.key=value, such as {example}"
     table = tables.setdefault(section, {})
     if isinstance(table, dict):
         known = _section_types().get(section)
@@ -170,7 +175,9 @@ def _override_value(text: str, hint: Any) -> Any:
 
 def _parse_section(name: str, section: type, table: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     hints = _hints(section)
-    problems = [_unknown_key(name, key, hints) for key in table if key not in hints]
+    unknown = [key for key in table if key not in hints]
+    problems = [_unknown_key(name, key, hints) for key in unknown[:_COMPARED]]
+    problems += [f"there is no key {_cut(f'{name}.{key}')}" for key in unknown[_COMPARED:]]
     arguments: dict[str, Any] = {}
     for field in dataclasses.fields(section):
         where, hint = f"{name}.{field.name}", hints[field.name]
@@ -187,7 +194,7 @@ def _unknown_key(section: str, key: str, hints: Mapping[str, Any]) -> str:
     exactly = next((name for name in key_names() if name.endswith(f".{key}")), None)
     elsewhere = exactly or (None if nearest(key, hints) else nearest(key, key_names()))
     hint = f"; did you mean {elsewhere}?" if elsewhere else _suggestion(key, hints)
-    return f"there is no key {section}.{key}{hint}"
+    return f"there is no key {_cut(f'{section}.{key}')}{hint}"
 
 
 def key_names() -> list[str]:
@@ -222,6 +229,10 @@ def _shown(value: Any) -> str:
     text = repr(list(value) if isinstance(value, tuple) else value)
     if isinstance(value, str) and not _fits(value, str):
         text += ", which is not UTF-8"
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 

@@ -244,3 +244,37 @@ def test_no_torch_is_imported() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"
+
+
+def test_many_unknown_keys_are_one_short_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A known key is looked for beside the first ones only: for 10,000 of them that took a minute."""
+    compared: list[str] = []
+    monkeypatch.setattr("trainer.config.parse.nearest", lambda name, names: compared.append(name))
+    path = tmp_path / "run.toml"
+    path.write_text(
+        SMALL + "".join(f"x{number} = 1\n" for number in range(10_000)) + "".join(f"[s{n}]\n" for n in range(1000))
+    )
+    with pytest.raises(UsageError) as error:
+        load_config(path, ["model." + "a." * 10_000 + "b=1", "c" * 10_000])
+    lines = str(error.value).splitlines()
+    assert len(lines) < 110 and all(len(line) < 400 for line in lines)
+    assert lines[0].endswith("has 11002 problems:") and "and 10902 more" in str(error.value)
+    assert len(compared) < 100
+
+
+@pytest.mark.parametrize("text", ["a" + ".a" * 50_000 + " = 1", "a = " + "[" * 5000, "[a" + ".b" * 50_000 + "]"])
+def test_a_bomb_is_no_toml_file(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"run.toml is not a TOML file\n  found: .* more than 64"):
+        load_config(tmp_path / "run.toml")
+
+
+def test_an_override_that_is_a_bomb_is_a_text(path: Path) -> None:
+    with pytest.raises(UsageError, match=r"model.num_layers is '\{a.a"):
+        load_config(path, ["model.num_layers={a" + ".a" * 30_000 + " = 1}"])
+
+
+def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").symlink_to("/dev/null")
+    with pytest.raises(UsageError, match=r"run.toml is not a regular file\n  found: a device"):
+        load_config(tmp_path / "run.toml")
