@@ -26,6 +26,7 @@ from trainer.convert.torch_file import Part, StoredTensor, faults_named, load_pa
 
 METADATA = ".metadata"
 _FILE = re.compile(r"[^/\\\x00]+\.distcp")
+_LONGEST_NAME = 500
 _MOST_DIMS = 32
 _PREFIX = "torch.distributed.checkpoint."
 
@@ -66,8 +67,8 @@ def load_metadata(path: Path) -> _Metadata:
     whole = reader.state(value, "metadata.Metadata", key="the file")
     for name, entry in reader.table(whole, "state_dict_metadata").items():
         key = f"state_dict_metadata[{name!r}]"
-        if not isinstance(name, str):
-            raise reader.damage(key, name, "a name")
+        if not isinstance(name, str) or len(name) > _LONGEST_NAME:
+            raise reader.damage(key[:200], name, f"a name of at most {_LONGEST_NAME} characters")
         if isinstance(entry, Made) and entry.kind == f"{_PREFIX}metadata.BytesStorageMetadata":
             found.objects.append(name)
             continue
@@ -83,9 +84,9 @@ def load_metadata(path: Path) -> _Metadata:
     for index, place in reader.table(whole, "storage_data").items():
         known = reader.state(index, "metadata.MetadataIndex", key="storage_data")
         name, offset = known.get("fqn"), known.get("offset")
-        key = f"storage_data of {name!r}"
         if not isinstance(name, str):
             raise reader.damage("storage_data", name, "a name")
+        key = f"storage_data of {name[:_LONGEST_NAME]!r}"
         start = () if offset is None else reader.sizes(offset, key=f"{key}.offset")
         found.records[name, start] = reader.record(place, key=key)
     return found

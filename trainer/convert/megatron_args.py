@@ -14,6 +14,7 @@ from mdata import DamageError, UsageError
 from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig
 from trainer.convert.links import TensorInfo
+from trainer.convert.megatron_names import num_rows
 from trainer.convert.model_keys import effective, model_config, refuse_differences
 from trainer.migrate.arguments import Given, read_arguments
 from trainer.migrate.flags import flag_table
@@ -51,6 +52,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "text": ((str,), "a text"),
     "texts": ((str, list, tuple), "texts"),
 }
+_LONGEST_TEXT = 1000
 _SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 
 
@@ -84,7 +86,7 @@ def from_arguments(
     if problems:
         raise problems_error(where, problems, fix="this model has a part that mtrain lacks")
     keys = {name: value for name, value in keys.items() if value is not None}
-    rows = tensors["embedding.word_embeddings.weight"].shape[0] if "embedding.word_embeddings.weight" in tensors else 0
+    rows = num_rows(tensors)
     keys["vocab_size"] = found.get(ROWS_KEY) or keys.get("vocab_size") or rows
     keys |= settings
     context = given["--seq-length"] or keys.get("max_position") or 1024
@@ -181,7 +183,8 @@ class _Typed(dict[str, Any]):
         value = super().__getitem__(name)
         types, expected = _KINDS[self._table[name].kind]
         out_of_range = float in types and type(value) in types and not -(1 << 62) < value < 1 << 62
-        if value is not None and (type(value) not in types or out_of_range):
+        too_long = type(value) is str and len(value) > _LONGEST_TEXT
+        if value is not None and (type(value) not in types or out_of_range or too_long):
             raise DamageError(
                 f"{self._where} is damaged at args.{name.removeprefix('--').replace('-', '_')}",
                 found=repr(value)[:120], expected=expected, fix="restore the file from a copy",

@@ -19,7 +19,6 @@ from mdata.util.regular_files import regular_file
 from trainer.checkpoint.format import RunState
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
-from trainer.convert.links import TensorInfo
 from trainer.convert.pickles import Made
 from trainer.convert.torch_file import StoredTensor
 
@@ -177,12 +176,6 @@ def check_layers(config: RunConfig, layers: Iterable[int], *, where: Path) -> No
             expected=f"num_layers = {expected}",
             fix="restore the missing files, or the arguments that belong to these weights",
         )
-
-
-def num_rows(tensors: Mapping[str, TensorInfo | StoredTensor]) -> int:
-    """Of the embedding; 0: there is none."""
-    embedding = tensors.get("embedding.word_embeddings.weight")
-    return embedding.shape[0] if embedding is not None and embedding.shape else 0
 
 
 def check_rows(config: RunConfig, padded_rows: int, *, where: Path) -> None:

@@ -12,6 +12,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from trainer.convert.hf_names import logical_shapes
 from trainer.convert.links import Link, Ranges, link
@@ -103,6 +104,12 @@ def modern_name(name: str) -> str:
     for pattern, new in _OLDER:
         name = re.sub(pattern, new, name)
     return name
+
+
+def num_rows(tensors: Mapping[str, Any]) -> int:
+    """Rows of the embedding among tensors that have a shape; 0: there is none."""
+    embedding = tensors.get("embedding.word_embeddings.weight")
+    return embedding.shape[0] if embedding is not None and embedding.shape else 0
 
 
 def is_ignored(name: str) -> bool:

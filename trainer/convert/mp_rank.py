@@ -36,10 +36,9 @@ from trainer.convert.megatron_folder import (
     damaged,
     iteration_folder,
     layer_number,
-    num_rows,
     training_of,
 )
-from trainer.convert.megatron_names import Shard, is_ignored, megatron_links, modern_name
+from trainer.convert.megatron_names import Shard, is_ignored, megatron_links, modern_name, num_rows
 from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, num_bytes
 from trainer.convert.mp_rank_moments import NamedMoments, named_moments
 from trainer.convert.torch_file import StoredTensor, load_torch
@@ -51,6 +50,7 @@ FILE = "model_optim_rng.pt"
 _FOLDER = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?")
 _LAYER = re.compile(r"^decoder\.layers\.(\d{1,6})\.")
 _WITH_EXTRA_STATE = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
+_LONGEST_NAME = 500
 _VOCABULARY_MULTIPLE = 128  # as --make-vocab-size-divisible-by
 
 
@@ -319,8 +319,9 @@ def _tensors(model: Any, key: str, *, where: Path) -> dict[str, StoredTensor]:
         raise damaged(where, key, model, expected="the tensors of a model by name")
     found: dict[str, StoredTensor] = {}
     for name, tensor in _flattened(model):
-        if name in found:
-            raise damaged(where, f"{key}.{name}", tensor, expected="one tensor of this name")
+        if name in found or len(name) > _LONGEST_NAME:
+            expected = f"one tensor of this name, of at most {_LONGEST_NAME} characters"
+            raise damaged(where, f"{key}.{name[:100]}", tensor, expected=expected)
         found[name] = tensor
     return found
 

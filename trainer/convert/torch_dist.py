@@ -30,10 +30,9 @@ from trainer.convert.megatron_folder import (
     check_rows,
     iteration_folder,
     layer_number,
-    num_rows,
     training_of,
 )
-from trainer.convert.megatron_names import Shard, is_ignored, megatron_links
+from trainer.convert.megatron_names import Shard, is_ignored, megatron_links, num_rows
 from trainer.convert.model_folder import ModelFolder, check_tensors
 from trainer.convert.torch_file import load_torch
 from trainer.models.gpt_shape import GPTShape, gpt_shape
