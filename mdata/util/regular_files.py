@@ -13,17 +13,14 @@ from mdata.errors import UsageError
 
 
 def regular_file(path: str | Path) -> Path:
-    """The same path, once it is known to lead to a regular file.
+    """The same path, unless it leads to a pipe, a socket or a device. Opening a folder is an error of its own.
 
     Raises:
-        UsageError: it leads to a folder, a pipe, a socket or a device. OSError: from the file system.
+        UsageError: it does. OSError: from the file system.
     """
     mode = Path(path).stat().st_mode
-    if not stat.S_ISREG(mode):
-        raise UsageError(f"{path} is not a regular file", found=_kind(mode), fix="give the path of a regular file")
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        found = kinds.get(stat.S_IFMT(mode), "a device")
+        raise UsageError(f"{path} is not a regular file", found=found, fix="write it to a file first")
     return Path(path)
-
-
-def _kind(mode: int) -> str:
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-    return kinds.get(stat.S_IFMT(mode), "a device")
