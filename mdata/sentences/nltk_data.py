@@ -20,6 +20,7 @@ from types import MappingProxyType
 from mdata.errors import UsageError, explain_os_error
 from mdata.sentences.punkt_tables import FILES, MAX_BYTES
 from mdata.util.option_synonyms import nearest
+from mdata.util.regular_files import regular_file
 
 _LANGUAGE = re.compile(r"[\w-]+")
 # The names of the tables for the codes by which other programs call these languages.
@@ -116,7 +117,7 @@ def _read(place: Path, language: str) -> dict[str, bytes]:
 def _content(path: Path | zipfile.Path) -> bytes:
     if not path.exists():
         raise UsageError(f"{path} is missing", expected=f"the four tables {', '.join(FILES)}", fix=_FETCH)
-    with path.open("rb") as file:
+    with (regular_file(path) if isinstance(path, Path) else path).open("rb") as file:
         content: bytes = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise UsageError(f"{path}: not a table of Punkt", found="more than 64 MiB")

@@ -15,6 +15,7 @@ from typing import Any
 
 from mdata.errors import UsageError, explain_os_error
 from mdata.sources.folder_files import SkippedFiles
+from mdata.util.regular_files import regular_file
 
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 _MOST_BYTES = 64 << 20
@@ -93,9 +94,11 @@ def _data_files(folder: Path) -> dict[Path, None] | None:
 
 def _read(path: Path) -> Any:
     try:
-        with path.open("rb") as file:
-            return json.loads(file.read(_MOST_BYTES))
+        with regular_file(path).open("rb") as file:
+            text = file.read(_MOST_BYTES)
     except OSError as error:
         raise explain_os_error(error, "reading the input") from error
+    try:
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mdata import DamageError, UsageError
 from mdata.errors import few
+from mdata.util.gc_pause import gc_paused
 from trainer.checkpoint.tiling import Rectangle, tiles_exactly
 from trainer.convert.links import Source, TensorInfo
 from trainer.convert.pickles import Made, Name, unpickle
@@ -60,7 +61,7 @@ def load_metadata(path: Path) -> _Metadata:
     Raises:
         UsageError: it holds a type that torch does not write there. DamageError: it is no such file, names the key.
     """
-    with mapped(path) as data, faults_named(str(path)):
+    with mapped(path) as data, faults_named(str(path)), gc_paused():
         value, _ = unpickle(data)
     reader = _MetadataReader(path)
     found = _Metadata({}, {}, [], {})
