@@ -191,7 +191,7 @@ _ENTRY, _LOCAL = struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s5H3I2H")
 class _Member(NamedTuple):
     begin: int  # of its bytes
     size: int
-    crc: int
+    crc: int | None  # None: the archive was written without
 
 
 def _from_zip(data: memoryview, part: Part) -> Any:
@@ -203,7 +203,8 @@ def _from_zip(data: memoryview, part: Part) -> Any:
 
     def checked(name: str) -> memoryview:
         begin, size, crc = members[name]
-        check_crc(data[begin : begin + size], crc, where=f"{part.name} at {name}")
+        if crc is not None:
+            check_crc(data[begin : begin + size], crc, where=f"{part.name} at {name}")
         return data[begin : begin + size]
 
     order = f"{prefix}byteorder"
@@ -261,6 +262,8 @@ def zip_members(data: memoryview) -> dict[str, _Member]:
     for (_, stop, name), (begin, _, behind) in zip(ordered := sorted(taken), ordered[1:], strict=False):
         if stop > begin:
             raise PickleFault(f"member {name} overlaps {behind}")
+    if not any(member.crc for member in members.values()):  # after torch.serialization.set_crc32_options(False)
+        return {name: member._replace(crc=None) for name, member in members.items()}
     return members
 
 

@@ -99,6 +99,18 @@ def test_a_flipped_bit_is_found_by_the_crc_of_its_record(name, tmp_path):
     assert f"archive/{name} is damaged" in refused(data, tmp_path) and "CRC32" in refused(data, tmp_path)
 
 
+def test_archives_that_were_written_without_crcs_are_read(tmp_path):
+    """torch writes 0 for each; other programs that save distributed checkpoints do so for speed."""
+    torch.serialization.set_crc32_options(False)
+    try:
+        data = saved()
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert not any(info.CRC for info in members(data))
+    (tmp_path / "x.pt").write_bytes(data)
+    assert torch.equal(load_torch(tmp_path / "x.pt")["a"].read(), torch.arange(100.0))
+
+
 def test_only_what_is_read_is_compared(tmp_path):
     data = bytearray(saved())
     data[place(data, "data/1")[0]] ^= 1
