@@ -1,8 +1,8 @@
 """Tensors of torch.distributed.checkpoint, read by chunks: `.metadata` says where each lies in which .distcp file.
 
-Every value and place is checked when the folder is opened: file names stay inside it, files are long enough, records
-lie apart from each other, and chunks cover their tensors. Of a chunk only what is asked for is read. Also tensors that
-lie one after the other in flat ones (`FlatSource`), and several sources as one.
+Every value and place is checked when the folder is opened: file names stay inside it, files are long enough, and
+records lie apart from each other; the chunks of a tensor that is read cover it once. Of a chunk only what is asked for
+is read. Also tensors that lie one after the other in flat ones (`FlatSource`), and several sources as one.
 """
 
 from __future__ import annotations
@@ -80,8 +80,6 @@ def load_metadata(path: Path) -> _Metadata:
         if not isinstance(chunks, list):
             raise reader.damage(f"{key}.chunks", chunks, "a list")
         found.chunks[name] = [reader.chunk(chunk, shape, key=f"{key}.chunks") for chunk in chunks]
-        if 0 not in shape and not tiles_exactly(shape, found.chunks[name]):
-            raise reader.damage(f"{key}.chunks", chunks, f"chunks that cover a tensor of shape {list(shape)} once")
     for index, place in reader.table(whole, "storage_data").items():
         known = reader.state(index, "metadata.MetadataIndex", key="storage_data")
         name, offset = known.get("fqn"), known.get("offset")
@@ -172,6 +170,7 @@ class ChunkSource:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tensors, self._chunks, self.objects, self._records = load_metadata(folder / METADATA)
+        self._covered: set[str] = set()  # tensors whose chunks were checked
         self._opened: dict[tuple[str, tuple[int, ...]], StoredTensor] = {}
         self._check_files()
 
@@ -187,6 +186,7 @@ class ChunkSource:
 
     def read(self, name: str, box: Rectangle) -> Tensor:
         """See `Source`."""
+        self._check_chunks(name)
         out = torch.empty(box[1], dtype=self.tensors[name].dtype)
         for start, size in self._chunks[name]:
             low = tuple(max(a, b) for a, b in zip(start, box[0], strict=True))
@@ -199,6 +199,22 @@ class ChunkSource:
                     return part
                 out[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, box[0], strict=True))] = part
         return out
+
+    def _check_chunks(self, name: str) -> None:
+        """See that the chunks of a tensor cover it once. Of a tensor that is not read this does not matter.
+
+        Raises:
+            DamageError: they do not.
+        """
+        shape, chunks = self.tensors[name].shape, self._chunks[name]
+        if name not in self._covered and 0 not in shape and not tiles_exactly(shape, chunks):
+            raise DamageError(
+                f"{self.folder / METADATA} is damaged at state_dict_metadata[{name!r}].chunks",
+                found=few([f"{list(size)} at {list(start)}" for start, size in chunks], 4) or "none",
+                expected=f"chunks that cover a tensor of shape {list(shape)} once",
+                fix="restore the folder",
+            )
+        self._covered.add(name)
 
     def _chunk(self, name: str, start: tuple[int, ...], size: tuple[int, ...]) -> StoredTensor:
         """A chunk, of which nothing is read yet."""
