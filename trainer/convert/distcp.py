@@ -59,7 +59,7 @@ def load_metadata(path: Path) -> _Metadata:
     """The `.metadata` of a folder.
 
     Raises:
-        UsageError: it holds a type that torch does not write there. DamageError: it is no such file, names the key.
+        UsageError: it holds a type that torch does not write there. DamageError: the file is damaged; names the key.
     """
     with mapped(path) as data, faults_named(str(path)), gc_paused():
         value, _ = unpickle(data)

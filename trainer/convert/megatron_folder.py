@@ -61,7 +61,8 @@ def training_of(common: Any, *, where: Path) -> Training:
     """From what a checkpoint holds beside tensors.
 
     Raises:
-        DamageError: it is no dictionary with settings, or a value is none that Megatron-LM writes; names the key.
+        DamageError: it is not a dictionary with settings, or holds a value that Megatron-LM does not write; names the
+            key.
     """
     arguments = common.get("args") if isinstance(common, dict) else None
     if arguments is None:
@@ -87,17 +88,17 @@ def training_of(common: Any, *, where: Path) -> Training:
 
 
 def damaged(where: Path, key: str, value: Any, *, expected: str) -> DamageError:
-    """The error of a value that is none that Megatron-LM writes."""
+    """The error for a value that Megatron-LM does not write."""
     return DamageError(
         f"{where} is damaged at {key}", found=repr(value)[:120], expected=expected, fix="restore the file from a copy"
     )
 
 
 def count_at(table: Mapping[str, Any], key: str, *, where: Path, inside: str = "") -> int:
-    """A number of things in a dictionary; 0: there is none.
+    """A count in a dictionary; 0 where it is missing.
 
     Raises:
-        DamageError: it is no whole number of 0 to 2^62; names the key.
+        DamageError: it is not a whole number from 0 to 2^62; names the key.
     """
     value = table.get(key)
     if value is None:
@@ -111,7 +112,7 @@ def adam_steps(optimizer: Any, *, otherwise: int, where: Path) -> int:
     """The one step count of an optimizer's state, which is kept at several places; or another number.
 
     Raises:
-        DamageError: what is there is no count.
+        DamageError: what is there is not a count.
     """
     if not isinstance(optimizer, dict):
         return otherwise
@@ -157,7 +158,7 @@ _LAYER = re.compile(r"decoder\.layers\.(?:([0-9]{1,6})\.)?")
 
 
 def layer_number(name: str) -> int | None:
-    """The number of a layer's tensor; None: it is none, or one of layers that are stacked."""
+    """The layer that a tensor belongs to; None: to no layer, or to all of them, stacked."""
     found = _LAYER.match(name)
     return int(found[1]) if found and found[1] else None
 

@@ -313,7 +313,7 @@ def _tensors(model: Any, key: str, *, where: Path) -> dict[str, StoredTensor]:
     """The tensors of a model by their names in Megatron-Core.
 
     Raises:
-        DamageError: it is no dictionary, or two tensors have one name.
+        DamageError: it is not a dictionary, or two tensors have the same name.
     """
     if not isinstance(model, dict):
         raise damaged(where, key, model, expected="the tensors of a model by name")

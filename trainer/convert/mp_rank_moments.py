@@ -44,7 +44,7 @@ def named_moments(optimizer: Any, parameters: Mapping[str, StoredTensor]) -> Nam
         return NamedMoments({}, "a distributed optimizer keeps it elsewhere")
     mains = optimizer.get(_MAIN) or [[]] * len(groups)
     if not _are_groups(groups, mains):
-        return NamedMoments({}, "its groups are none of parameters")
+        return NamedMoments({}, "its param_groups do not list parameters")
     found: dict[str, dict[str, StoredTensor]] = {name: {} for name in (*MOMENTS, *(["weight"] if any(mains) else []))}
     for group, main in zip(groups, mains, strict=True):
         decays = bool(group.get("wd_mult", group.get("weight_decay")))

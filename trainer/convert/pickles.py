@@ -89,7 +89,8 @@ def unpickle(
         persistent: reference to something outside the pickle -> what stands for it; None: there are no such.
 
     Raises:
-        PickleFault: it is no pickle, is not whole, or is larger than it looks. UnknownNames: names are not on the list.
+        PickleFault: it is not a pickle, is not whole, or would take more memory than its size allows.
+        UnknownNames: names are not on the list.
     """
     reader = _Reader(data, start, construct=construct, persistent=persistent)
     try:
@@ -174,7 +175,7 @@ class _Reader:
 
     def name(self, module: Any, name: Any) -> None:
         if type(module) is not str or type(name) is not str or len(module) + len(name) > _LONGEST_NAME:
-            raise PickleFault(f"a name that is no short text at byte {self.at}")
+            raise PickleFault(f"a name that is not a short text at byte {self.at}")
         full = f"{module}.{name}"
         if not _NAMES.fullmatch(full):
             self.unknown[full] = None

@@ -46,7 +46,7 @@ _RESTORE = "restore the file from a copy"
 
 
 class Part(NamedTuple):
-    """Bytes [begin, begin + size) of a file, and their CRC32 where the file has one."""
+    """Bytes [begin, begin + size) of a file, how messages call them, and their CRC32 where the file has one."""
 
     path: Path
     name: str
@@ -80,7 +80,7 @@ class Storage:
             if len(found) != size:
                 raise DamageError(f"{path} became shorter while it was read", fix=_RESTORE)
             if not self._checked and crc is not None:
-                check_crc(found, crc, where=f"{path} at {name}")
+                check_crc(found, crc, where=name)
             self._checked = True
             yield found
 
@@ -216,7 +216,7 @@ def _from_zip(data: memoryview, part: Part) -> Any:
         if name not in members:
             raise PickleFault(f"a tensor is in {name}, which the archive does not have")
         begin, size, crc = members[name]
-        return Storage(key, dtype, count, Part(part.path, name, part.begin + begin, size, crc))
+        return Storage(key, dtype, count, Part(part.path, f"{part.name} at {name}", part.begin + begin, size, crc))
 
     value, _ = unpickle(checked(pickles[0]), construct=_construct, persistent=_Storages(storage))
     return value
@@ -321,7 +321,7 @@ def _from_stream(data: memoryview, part: Part) -> Any:
         value, at = unpickle(data, start=at, construct=_construct, persistent=_Storages(storage))
         found.append(value)
         if number == 0 and value != _MAGIC:
-            raise PickleFault("no file of torch.save")
+            raise PickleFault("not a file of torch.save")
     _, protocol, system, value, keys = found
     if protocol != _PROTOCOL or not isinstance(system, dict) or system.get("little_endian") is not True:
         raise PickleFault("another protocol than 1001, or another byte order than little")
@@ -332,7 +332,7 @@ def _from_stream(data: memoryview, part: Part) -> Any:
         size = own.count * own.dtype.itemsize
         if len(data) - at < 8 + size or int.from_bytes(data[at : at + 8], "little") != own.count:
             raise PickleFault(f"storage {key} has another size than its tensors say, or is not whole")
-        own.part = Part(part.path, f"storage {key}", part.begin + at + 8, size, None)
+        own.part = Part(part.path, f"{part.name} at storage {key}", part.begin + at + 8, size, None)
         at += 8 + size
     return value
 
@@ -349,7 +349,7 @@ class _Storages:
 
     def __call__(self, reference: Any) -> Storage | Made:
         if type(reference) is not tuple or len(reference) not in (5, 6) or reference[0] != "storage":
-            raise PickleFault("a reference to something that is no storage")
+            raise PickleFault("a reference to something other than a storage")
         kind, key, _, count = reference[1:5]
         if type(kind) is not Name or type(key) is not str or len(key) > 100 or not _is_size(count):
             raise PickleFault("a reference to a storage without type, key or size")
@@ -392,7 +392,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *, dtype: Any) -
     kind = kind or storage.dtype
     sizes = [*shape, *stride, offset] if type(shape) is type(stride) is tuple else [None]
     if not all(map(_is_size, sizes)) or len(shape) != len(stride) or len(shape) > 32:
-        raise PickleFault(f"a tensor of storage {storage.key} with a shape, stride or offset that is none")
+        raise PickleFault(f"a tensor of storage {storage.key} whose shape, stride or offset is not valid")
     available = storage.count * storage.dtype.itemsize // kind.itemsize
     count = 1
     for size in shape:

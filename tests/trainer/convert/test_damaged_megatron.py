@@ -138,7 +138,7 @@ COMMON = {
 
 
 @pytest.mark.parametrize("name", COMMON)
-def test_settings_that_are_none_are_named(name, sound, tmp_path):
+def test_wrong_settings_are_named(name, sound, tmp_path):
     change, told = COMMON[name]
     folder = shutil.copytree(sound / "torch_dist", tmp_path / "c")
     (path,) = folder.glob("iter_*/common.pt")
@@ -228,7 +228,7 @@ METADATA = {
 
 
 @pytest.mark.parametrize("name", METADATA)
-def test_metadata_that_is_none_is_named(name, sound, tmp_path):
+def test_wrong_metadata_is_named(name, sound, tmp_path):
     change, told = METADATA[name]
     folder = shutil.copytree(sound / "torch_dist", tmp_path / "c")
     (path,) = folder.glob("iter_*/.metadata")
@@ -284,7 +284,7 @@ CLASSIC = {
 
 
 @pytest.mark.parametrize("name", CLASSIC)
-def test_classic_files_that_are_none_are_named(name, sound, tmp_path):
+def test_wrong_classic_files_are_named(name, sound, tmp_path):
     """An optimizer's state that cannot be named is left out, as for sound files."""
     change, told = CLASSIC[name]
     folder = shutil.copytree(sound / "mp_rank", tmp_path / "c")
