@@ -116,6 +116,7 @@ def write_run(config: RunConfig, *, steps: int, eval_interval: int = 10) -> Path
             "grad_norm": 1.0,
             "lr": 1e-3,
             "weight_decay": 0.1,
+            "tflops": 408.125,
             "mfu": 0.4125,
             "memory_bytes": 3 << 30,
             "tokens_per_s": 9000 + draw.gauss(0, 200),

@@ -41,7 +41,7 @@ class Family:
         cut_by_tp: configuration -> the sizes that tensor parallelism divides, by their setting names.
         float8_sizes: configuration -> rows and columns of the matrices of linear layers.
         parameters: (shape, place) -> the parameters of that rank, in the order of the module tree.
-        flops_per_token: (shape, sequence length) -> operations of forward and backward.
+        flops_per_token: (shape, document lengths, see `Plan`) -> operations of forward and backward.
         activation_bytes: (shape, place, tokens, element, recompute, float8) -> peak bytes of a microbatch.
         stage_cost: (shape, place, **microbatch) -> the cost of its forward and backward pass on a rank.
         block_scores: (shape, number of a block) -> how its attention changes scores.
@@ -53,7 +53,7 @@ class Family:
     cut_by_tp: Callable[[RunConfig], dict[str, int]]
     float8_sizes: Callable[[RunConfig], dict[str, int]]
     parameters: Callable[[Any, Place], tuple[ParamSpec, ...]]
-    flops_per_token: Callable[[Any, int], int]
+    flops_per_token: Callable[[Any, tuple[int, ...]], int]
     activation_bytes: Callable[..., int]
     stage_cost: Callable[..., gpt_cost.StageCost]
     block_scores: Callable[[Any, int], ScoreShape]

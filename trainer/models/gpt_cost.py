@@ -1,11 +1,14 @@
 """The cost of a microbatch on a GPT stage on one rank: operations, bytes moved, bytes sent. Pure, no torch.
 
 Counts the work of this package's kernels, forward and backward: products of linear layers, causal attention with half
-of its scores, and the memory traffic of everything between them. plan/devices.py converts this to time.
+of its scores, and the memory traffic of everything between them. Attention is counted over what a layer attends to: its
+window, inside the document if documents are kept apart. plan/devices.py converts this to time.
 """
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from dataclasses import dataclass
 
 from trainer.config.sections import RecomputeSection
@@ -59,7 +62,7 @@ def stage_cost(
     place: Place,
     *,
     tokens: int,
-    length: int,
+    document_lengths: tuple[int, ...],
     element: int,
     recompute: RecomputeSection,
     float8: range = range(0),
@@ -67,14 +70,15 @@ def stage_cost(
     """The cost of one microbatch.
 
     Args:
-        tokens: of a microbatch on this rank. length: of a whole row. element: bytes of an activation.
+        tokens: of a microbatch on this rank. element: bytes of an activation.
+        document_lengths: see `Plan`; (sequence length,): rows are attended to as a whole.
         float8: blocks whose linear layers are computed in FP8.
     """
     blocks = place.blocks(shape.num_layers)
     again = _recomputed(blocks, recompute)
     products = products8 = attention = moved = 0.0
     for number in blocks:
-        forward, runs = _forward(shape, place, number=number, length=length), 1 + (number in again)
+        forward, runs = _forward(shape, place, number=number, document_lengths=document_lengths), 1 + (number in again)
         if number in float8:
             products8 += forward.products * (runs + BACKWARD_PRODUCTS)
             moved += ROUNDED * (forward.inputs * runs + forward.outputs)
@@ -109,11 +113,10 @@ def _recomputed(blocks: range, recompute: RecomputeSection) -> set[int]:
     return {number for part in parts if part.again for number in part.blocks}
 
 
-def _forward(shape: GPTShape, place: Place, *, number: int, length: int) -> _Forward:
+def _forward(shape: GPTShape, place: Place, *, number: int, document_lengths: tuple[int, ...]) -> _Forward:
     tp, width = place.tp_size, shape.hidden_size
+    seen = _seen(block_scores(shape, number).window, document_lengths)
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    window = block_scores(shape, number).window
-    seen = length / 2 if not window else min(window, length) * (1 - min(window, length) / (2 * length))
     return _Forward(
         products=2 * _weights(shape, place),
         attention=4 * seen * shape.num_heads * shape.head_dim / tp,
@@ -143,14 +146,32 @@ def _sent(shape: GPTShape, place: Place, *, runs: int, blocks: int) -> float:
     return once * (4 * runs + 6 * 0.6 * blocks)
 
 
-def flops_per_token(shape: GPTShape, sequence_length: int) -> int:
-    """Operations of forward and backward per token: 6 N + 12 L H S (Chowdhery et al. 2022, PaLM, appendix B).
+def flops_per_token(shape: GPTShape, document_lengths: tuple[int, ...]) -> int:
+    """Operations of forward and backward per token: 6 N + 12 H x (the sum of A over layers).
 
-    N counts the parameters that are multiplied: all except lookup tables (learned positions, an untied embedding). L
-    layers, H = heads x head_dim, S = sequence length; the half of the attention matrix that a causal mask hides is
-    counted, as is usual, so that figures are comparable.
+    N counts the parameters that are multiplied: all except lookup tables (learned positions, an untied embedding). H =
+    heads x head_dim. A is the tokens that a layer attends to at most: the sequence length (Chowdhery et al. 2022, PaLM,
+    appendix B), the layer's window if that is shorter, or the document if that is shorter still; a mean over
+    `document_lengths`, see `Plan`. The half of the attention matrix that a causal mask hides is counted, as is usual,
+    so that figures are comparable.
     """
     lookups = shape.max_position * shape.hidden_size if shape.position == "learned" else 0
     lookups += 0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
-    attention = 12 * shape.num_layers * shape.num_heads * shape.head_dim * sequence_length
-    return 6 * (num_parameters(shape) - lookups) + attention
+    windows = Counter(block_scores(shape, number).window for number in range(shape.num_layers))
+    attended = sum(
+        layers * sum(_attended(window, length) for length in document_lengths) / len(document_lengths)
+        for window, layers in windows.items()
+    )
+    return 6 * (num_parameters(shape) - lookups) + round(12 * shape.num_heads * shape.head_dim * attended)
+
+
+def _attended(window: int, length: int) -> int:
+    """The most tokens that a token of a document attends to in a layer with a window; 0: without one."""
+    return min(window or length, length)
+
+
+@functools.lru_cache(maxsize=256)
+def _seen(window: int, document_lengths: tuple[int, ...], /) -> float:
+    """The tokens that a token attends to in fact, those hidden by the causal mask left out, on average."""
+    attended = ((_attended(window, length), length) for length in document_lengths)
+    return sum(most * (1 - most / (2 * length)) for most, length in attended) / len(document_lengths)

@@ -20,7 +20,7 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
     """Every parameter of the rank at a place, in the order of the module tree."""
     width, std = shape.hidden_size, shape.init_std
     # Each block adds two terms to the residual stream: keep its variance (GPT-2, Radford et al. 2019).
-    residual_std = std / (2 * shape.num_layers) ** 0.5
+    residual_std = std / (2 * max(1, shape.num_layers)) ** 0.5  # without layers: only counted, never drawn
     table = _Table(place)
     if place.is_first or (place.is_last and shape.tie_embeddings):
         apart = place.num_stages > 1 and place.ends_apart

@@ -36,6 +36,7 @@ class DataFacts:
         components: (name, training tokens) of each component.
         num_samples: of the training data; None: endless.
         has_valid: whether there are validation sets, whoever names them.
+        document_lengths: see `Plan`; (): rows are attended to as a whole.
     """
 
     vocab_size: int | None
@@ -46,6 +47,7 @@ class DataFacts:
     components: tuple[tuple[str, int], ...] = ()
     num_samples: int | None = None
     has_valid: bool = True
+    document_lengths: tuple[int, ...] = ()
 
     @property
     def num_ids(self) -> int:

@@ -33,6 +33,8 @@ class Plan:
         parameters_per_rank: most elements that the first rank of a tp group holds, with padding.
         parameters_per_stage: the same for each pipeline rank.
         flops_per_token: floating-point operations of forward and backward, as the family counts them.
+        document_lengths: of the documents around tokens that lie evenly spaced in the run's rows; (sequence_length,) if
+            rows are attended to as a whole, or the data is unknown.
         warmup_steps, decay_steps: ends of warmup and decay, in steps.
     """
 
@@ -55,6 +57,7 @@ class Plan:
     parameters_per_rank: int
     parameters_per_stage: tuple[int, ...]
     flops_per_token: int
+    document_lengths: tuple[int, ...]
     steps: int
     schedule: ScheduleLengths
 
@@ -99,7 +102,8 @@ def make_plan(
     family, train, tp = family_of(config), config.train, config.mesh.tp
     shape = family.shape(config, vocab_size)
     cp, pp, length = config.mesh.cp, config.mesh.pp, run_length(config, steps=done_steps, samples=done_samples)
-    dp, pipeline = world_size // (tp * cp * pp), pipeline_layout(config, shape)
+    counted = {"document_lengths": (facts and facts.document_lengths) or (train.sequence_length,)}
+    dp, pipeline = world_size // (tp * cp * pp), pipeline_layout(config, shape, **counted)
     held = [rank_parameters(family, shape, places=pipeline.places(rank, Place(tp_size=tp))) for rank in range(pp)]
     counts = tuple(sum(spec.numel for spec in specs) for specs in held)
     return Plan(
@@ -121,7 +125,8 @@ def make_plan(
         num_parameters=count_parameters(family, shape),
         parameters_per_rank=max(counts),
         parameters_per_stage=counts,
-        flops_per_token=flops_per_token(family, shape, sequence_length=train.sequence_length),
+        flops_per_token=flops_per_token(family, shape, **counted),
+        **counted,
         steps=length.steps,
         schedule=schedule_lengths(config),
     )

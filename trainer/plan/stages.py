@@ -2,8 +2,8 @@
 
 Layers are divided into equal numbers, into stages of equal work, or as a user sets. For equal work the head counts by
 its operations and the embedding by the memory that it moves: a lookup has no operations, but its rows are read and
-written, and their gradients added. Not counted are collectives, and what happens once a step, such as the sum of a tied
-embedding's two gradients. Pure.
+written, and their gradients added. A layer counts as the mean layer where their windows differ. Not counted are
+collectives, and what happens once a step, such as the sum of a tied embedding's two gradients. Pure.
 """
 
 from __future__ import annotations
@@ -109,11 +109,12 @@ def num_chunks(mesh: MeshSection) -> int:
     return mesh.virtual_pipeline or default_chunks(mesh.schedule)
 
 
-def pipeline_layout(config: RunConfig, shape: ModelShape) -> PipelineLayout:
-    """The pipeline of a valid configuration."""
+def pipeline_layout(config: RunConfig, shape: ModelShape, *, document_lengths: tuple[int, ...]) -> PipelineLayout:
+    """The pipeline of a valid configuration; `document_lengths`: see `Plan`."""
     mesh, chunks = config.mesh, num_chunks(config.mesh)
     num_stages = mesh.pp * chunks
-    ends = embedding_layers(config, shape), head_layers(config, shape)
+    counted = {"document_lengths": document_lengths}
+    ends = embedding_layers(config, shape, **counted), head_layers(config, shape, **counted)
     stage_ranks = placement(mesh.schedule, mesh.pp, chunks=chunks)
     layers = mesh.layers_per_stage
     if not layers and mesh.stage_balance == "flops":
@@ -128,24 +129,26 @@ def pipeline_layout(config: RunConfig, shape: ModelShape) -> PipelineLayout:
     )
 
 
-def head_layers(config: RunConfig, shape: ModelShape) -> float:
+def head_layers(config: RunConfig, shape: ModelShape, *, document_lengths: tuple[int, ...]) -> float:
     """The operations after the last layer, as a number of layers."""
-    how = {"sequence_length": config.train.sequence_length}
-    one, two = (flops_per_token(family_of(config), _of_layers(shape, n), **how) for n in (1, 2))
-    return (2 * one - two) / (two - one)
+    none, all_of_them = (
+        flops_per_token(family_of(config), _of_layers(shape, n), document_lengths=document_lengths)
+        for n in (0, shape.num_layers)
+    )
+    return none / (all_of_them - none) * shape.num_layers
 
 
-def embedding_layers(config: RunConfig, shape: ModelShape) -> float:
+def embedding_layers(config: RunConfig, shape: ModelShape, *, document_lengths: tuple[int, ...]) -> float:
     """The time of the embedding's lookup and of its gradient, as a number of layers.
 
     As on an H100, whatever the machine: every rank and every plan of a run must divide the layers in the same way.
     """
     tokens, cost = config.train.sequence_length, family_of(config).stage_cost
-    how = {"tokens": tokens, "length": tokens, "element": 2, "recompute": RecomputeSection()}
-    one, two = (cost(_of_layers(shape, n), Place(), **how) for n in (1, 2))
-    operations = two.product_flops + two.attention_flops - one.product_flops - one.attention_flops
-    layer = operations + (two.moved_bytes - one.moved_bytes) * OPERATIONS_PER_BYTE
-    return tokens * shape.hidden_size * LOOKUP_BYTES * OPERATIONS_PER_BYTE / layer
+    how = {"tokens": tokens, "document_lengths": document_lengths, "element": 2, "recompute": RecomputeSection()}
+    none, all_of_them = (cost(_of_layers(shape, n), Place(), **how) for n in (0, shape.num_layers))
+    layers = all_of_them.product_flops + all_of_them.attention_flops - none.product_flops - none.attention_flops
+    layers += (all_of_them.moved_bytes - none.moved_bytes) * OPERATIONS_PER_BYTE
+    return tokens * shape.hidden_size * LOOKUP_BYTES * OPERATIONS_PER_BYTE / layers * shape.num_layers
 
 
 def balanced_layers(num_layers: int, stage_ranks: Sequence[int], *, ends: tuple[float, float]) -> tuple[int, ...]:
@@ -202,9 +205,9 @@ def count_parameters(family: Family, shape: ModelShape) -> int:
     return _count_parameters(family.parameters, cast(Hashable, shape))
 
 
-def flops_per_token(family: Family, shape: ModelShape, *, sequence_length: int) -> int:
-    """Operations of forward and backward for a token, as the family counts them."""
-    return _flops_per_token(family.flops_per_token, cast(Hashable, shape), sequence_length)
+def flops_per_token(family: Family, shape: ModelShape, *, document_lengths: tuple[int, ...]) -> int:
+    """Operations of forward and backward for a token, as the family counts them; `document_lengths`: see `Plan`."""
+    return _flops_per_token(family.flops_per_token, cast(Hashable, shape), document_lengths)
 
 
 @functools.lru_cache(maxsize=64)
@@ -213,5 +216,7 @@ def _count_parameters(parameters: Callable[[Any, Place], tuple[ParamSpec, ...]],
 
 
 @functools.lru_cache(maxsize=64)
-def _flops_per_token(count: Callable[[Any, int], int], shape: Hashable, sequence_length: int, /) -> int:
-    return count(shape, sequence_length)
+def _flops_per_token(
+    count: Callable[[Any, tuple[int, ...]], int], shape: Hashable, document_lengths: tuple[int, ...], /
+) -> int:
+    return count(shape, document_lengths)

@@ -115,7 +115,7 @@ def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> S
         plan.shape,
         place,
         tokens=plan.micro_batch * plan.sequence_length // plan.cp,
-        length=plan.sequence_length,
+        document_lengths=plan.document_lengths,
         element=element,
         recompute=config.recompute,
         float8=config.precision.float8_blocks(plan.shape.num_layers),

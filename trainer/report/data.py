@@ -73,6 +73,7 @@ class _Step(msgspec.Struct):
     weight_decay: float | None = None
     loss_scale: float | None = None
     tokens_per_s: float | None = None
+    tflops: float | None = None
     mfu: float | None = None
     memory_bytes: float | None = None
     train: dict[str, float | None] | None = None

@@ -202,6 +202,8 @@ def _throughput(run: Run) -> str:
     told = f"{_median(rates):,.0f} tokens per second in the median line of metrics"
     if waits := _curve(run, "data_wait", 1):
         told += f", {100 * _median(waits):.2f} % of the time waiting for data"
+    if rates_of_gpu := _curve(run, "tflops", 1):
+        told += f", {_median(rates_of_gpu):,.4g} TFLOP/s of each rank"
     if shares := _curve(run, "mfu", 1):
         told += f", {100 * _median(shares):.1f} % of the devices' peak (MFU)"
     if held := [memory for _, memory in _curve(run, "memory_bytes", 1)]:

@@ -28,6 +28,8 @@ from trainer.plan.check import DataFacts
 from trainer.plan.lengths import batch_sizes, run_length, training_samples
 from trainer.plan.plan import Plan
 
+COUNTED_ROWS, COUNTED_TOKENS = 256, 64  # of the run, evenly spaced, by which the operations of attention are counted
+
 
 @dataclass(frozen=True, slots=True)
 class RunData:
@@ -77,6 +79,7 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
         components=tuple((c.name, c.num_tokens) for c in train.components),
         num_samples=train.num_samples,
         has_valid=bool(valid),
+        document_lengths=_document_lengths(train, config) if config.data.document_masks else (),
     )
     return RunData(train, valid, test, facts)
 
@@ -224,6 +227,24 @@ def _open_training(config: RunConfig, progress: Progress) -> mdata.Dataset:
         cache_size=data.cache_size or None,
     )
     return mdata.open_dataset(data.blend, options, progress=progress)
+
+
+def _document_lengths(train: mdata.Dataset, config: RunConfig) -> tuple[int, ...]:
+    """The lengths of the documents around tokens that lie evenly spaced in the run's rows; no token is read."""
+    length, num_samples = config.train.sequence_length, run_length(config).samples
+    end = num_samples if train.num_samples is None else min(num_samples, train.num_samples)
+    samples = np.unique(np.linspace(0, end - 1, COUNTED_ROWS, dtype=np.int64))
+    lengths = []
+    for component, inside in zip(*train.locate(samples), strict=True):
+        part = train.components[component]
+        with part.damage_check:
+            ends = np.cumsum([piece.length for piece in part.samples.pieces(int(inside))])[:-1]
+        # The last token of a row is only a label; padding belongs to the last document.
+        lengths.append(np.diff(np.append(ends[ends < length], length), prepend=0))
+    documents = np.sort(np.concatenate(lengths))
+    tokens = np.cumsum(documents)
+    middles = (np.arange(COUNTED_TOKENS) + 0.5) / COUNTED_TOKENS * tokens[-1]
+    return tuple(documents[np.searchsorted(tokens, middles, side="right")].tolist())
 
 
 def _largest(datasets: list[mdata.Dataset]) -> int | None:

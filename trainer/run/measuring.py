@@ -50,6 +50,7 @@ class Measuring:
             "weight_decay": report.weight_decay,
             **({"loss_scale": report.loss_scale} if self._engine.scaler else {}),
             "tokens_per_s": tokens_per_s,
+            "tflops": self._usage.tflops(tokens_per_s),
             "mfu": mfu,
             "memory_bytes": memory,
             "data_wait": data_wait,

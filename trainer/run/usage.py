@@ -38,6 +38,10 @@ class Usage:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         self._peak = peak_flops(name, dtype)
 
+    def tflops(self, tokens_per_s: float) -> float:
+        """The model's 10^12 operations per second of each rank, at this many tokens per second of the run."""
+        return tokens_per_s * self._flops_per_token / 1e12
+
     def mfu(self, tokens_per_s: float) -> float | None:
         """Model FLOP utilization of all ranks' devices at this many tokens per second of the run; None: unknown."""
         return None if self._peak is None else tokens_per_s * self._flops_per_token / self._peak

@@ -87,7 +87,7 @@ def test_the_operations_of_a_stage_are_those_of_the_model():
     config = sound(mesh={"tp": 1}, model={"vocab_size": 1024})
     plan = make_plan(config, 4, facts=None)
     cost = family_of(config).stage_cost
-    how = {"tokens": 64, "length": plan.sequence_length, "element": 2, "recompute": RecomputeSection()}
+    how = {"tokens": 64, "document_lengths": plan.document_lengths, "element": 2, "recompute": RecomputeSection()}
     whole = cost(plan.shape, Place(), **how)
     split = [
         cost(plan.shape, Place(tp_rank=r, tp_size=2, stage=s, num_stages=2), **how) for r in range(2) for s in range(2)
@@ -97,6 +97,8 @@ def test_the_operations_of_a_stage_are_those_of_the_model():
     matrices = plan.num_parameters - (2 * plan.shape.num_layers + 1) * plan.shape.hidden_size
     assert whole.product_flops == 6 * 64 * matrices
     full = cost(plan.shape, Place(), **{**how, "recompute": RecomputeSection(mode="full")})
+    apart = cost(plan.shape, Place(), **{**how, "document_lengths": (plan.sequence_length // 4,)})
+    assert apart.attention_flops == pytest.approx(whole.attention_flops / 4)
     head = 6 * 64 * plan.shape.hidden_size * 1024
     assert full.product_flops - head == pytest.approx((whole.product_flops - head) * 4 / 3)
     assert full.attention_flops == pytest.approx(whole.attention_flops * 4.5 / 3.5)

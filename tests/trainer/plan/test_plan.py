@@ -71,6 +71,45 @@ def test_heads_of_a_width_of_their_own() -> None:
     assert plan.flops_per_token == 6 * plan.num_parameters + 12 * 2 * 96 * 32
 
 
+@pytest.mark.parametrize(
+    ("model", "documents", "attended"),
+    [
+        ({"window": 8}, (), 8 + 8),
+        ({"window": 8, "window_interval": 2}, (), 8 + 32),
+        ({"window": 64}, (), 32 + 32),
+        ({}, (4, 20), 12 + 12),
+        ({"window": 8, "window_interval": 2}, (4, 20), 6 + 12),
+    ],
+)
+def test_attention_is_counted_within_windows_and_documents(
+    model: dict[str, Any], documents: tuple[int, ...], attended: int
+) -> None:
+    """Two layers, rows of 32 tokens; tokens whose documents have 4 and 20 tokens are equally many."""
+    plan = make_plan(config(model=model), 2, facts=dataclasses.replace(FACTS, document_lengths=documents))
+    assert plan.flops_per_token == 6 * plan.num_parameters + 12 * 64 * attended
+
+
+def test_a_window_shortens_attention_by_the_published_numbers() -> None:
+    """Mistral-7B at 32k tokens: 12 x 32 layers x 4096 x 4096 operations of attention a token, not x 32768."""
+    mistral = config(
+        mesh={"tp": 1},
+        model={
+            "num_layers": 32,
+            "hidden_size": 4096,
+            "num_heads": 32,
+            "num_kv_heads": 8,
+            "ffn_hidden_size": 14336,
+            "vocab_size": 32000,
+            "tie_embeddings": False,
+        },
+        train={"sequence_length": 32768},
+    )
+    windowed = dataclasses.replace(mistral, model=dataclasses.replace(mistral.model, window=4096))
+    full, short = (make_plan(c, 2, facts=None).flops_per_token for c in (mistral, windowed))
+    assert full - short == 12 * 32 * 4096 * (32768 - 4096)
+    assert short == 49_106_411_520
+
+
 def test_tables_that_are_only_looked_up_cost_no_operations() -> None:
     plan = make_plan(config(model={"tie_embeddings": False, "position": "learned"}), 2, facts=FACTS)
     multiplied = plan.num_parameters - 1000 * 64 - 32 * 64

@@ -101,19 +101,34 @@ def test_the_head_counts_in_layers() -> None:
 def test_the_embedding_counts_by_the_memory_that_it_moves() -> None:
     config = _config("gpt2", pp=3, stage_balance="flops")
     config = replace(config, train=replace(config.train, sequence_length=1024))
-    shape = make_plan(config, 3, facts=None).shape
-    embedding = embedding_layers(config, shape)
+    shape, whole = make_plan(config, 3, facts=None).shape, {"document_lengths": (1024,)}
+    embedding = embedding_layers(config, shape, **whole)
     assert 0.02 < embedding < 0.2, "14 bytes of about 90 for each feature of a token, beside a layer's products"
     wide = replace(config, model=replace(config.model, hidden_size=12288, num_heads=96))
-    assert embedding_layers(wide, make_plan(wide, 3, facts=None).shape) < embedding / 4
+    assert embedding_layers(wide, make_plan(wide, 3, facts=None).shape, **whole) < embedding / 4
     layout = make_plan(config, 3, facts=None).pipeline
-    head = head_layers(config, shape)
+    head = head_layers(config, shape, **whole)
     assert layout.stage_costs == pytest.approx(
         [a + b for a, b in zip(layout.layers_per_stage, (embedding, 0, head), strict=True)]
     )
     # The first stage has a layer less when its embedding is more than one.
     assert balanced_layers(10, (0, 1, 2, 3), ends=(0.0, 2.0)) == (3, 3, 3, 1)
     assert balanced_layers(10, (0, 1, 2, 3), ends=(1.5, 2.0)) == (2, 4, 3, 1)
+
+
+def test_the_head_counts_beside_layers_by_what_they_attend_to() -> None:
+    """Of 8 layers every second has a window: they count as the mean of both kinds, whichever come first."""
+    config = _config(pp=2, stage_balance="flops")
+    config = replace(config, train=replace(config.train, sequence_length=4096))
+    whole = {"document_lengths": (4096,)}
+
+    def head(documents: dict[str, Any] = whole, **model: Any) -> float:
+        changed = replace(config, model=replace(config.model, **model))
+        return head_layers(changed, make_plan(changed, 2, facts=None).shape, **documents)
+
+    assert head(window=4096) == head() < head(window=256, window_interval=2) < head(window=256)
+    assert 2 / head(window=256, window_interval=2) == pytest.approx(1 / head() + 1 / head(window=256))
+    assert head({"document_lengths": (256, 256)}) == head(window=256)
 
 
 @pytest.mark.parametrize(

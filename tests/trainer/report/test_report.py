@@ -78,7 +78,8 @@ def test_the_page_says_what_happened(config):
     text = str(page)
     for part in ("a-valid", "b-valid", "Witten-Bell bigram", "bits per byte", "tokens per second", "0.12 % of the time",
                  "5,120 tokens read", "123,456 parameters", "60,000", "time <b>", "num_layers = 2",
-                 "Generated text at step 40", "41.2 % of the devices", "at most 3.00 GiB held by rank 0",
+                 "Generated text at step 40", "408.1 TFLOP/s of each rank", "41.2 % of the devices",
+                 "at most 3.00 GiB held by rank 0",
                  "learning rate 0.001, weight decay 0.1"):  # fmt: skip
         assert part in text
     assert text.count("<|endoftext|>") >= 1

@@ -29,7 +29,7 @@ from trainer.models.stage import Microbatch
 from trainer.parallel.mesh import Mesh, mesh_of
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
-from trainer.run.data import open_data, to_device
+from trainer.run.data import COUNTED_ROWS, COUNTED_TOKENS, documents_of, open_data, to_device
 from trainer.run.engine import Engine
 from trainer.run.metrics import read_metrics
 from trainer.run.train import train
@@ -132,6 +132,25 @@ def test_the_losses_of_a_run_are_those_of_documents_alone(corpus, tmp_path, choi
         assert seen[0] != pytest.approx(own[0], rel=1e-6), step
     assert [len(line) for line in without] == [2, 3, 2, 3]
     assert without[1][2] != pytest.approx(curve[1][2], rel=1e-6)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_attention_is_counted_inside_the_documents_of_the_rows(corpus, tmp_path, choice):
+    """The lengths that a plan counts with are those of the documents that attention keeps apart in the run's rows."""
+    config = config_of(corpus, tmp_path / "run", **CHOICES[choice])
+    data = open_data(config)
+    numbers = np.unique(np.linspace(0, 4 * 4 - 1, COUNTED_ROWS, dtype=np.int64))  # 4 steps of 4 samples
+    assert numbers.tolist() == list(range(16))
+    documents = documents_of(collate(data.train, numbers))
+    assert documents is not None
+    lengths = np.diff(documents.bounds)
+    of_tokens = np.sort(np.repeat(lengths, lengths))
+    middles = ((np.arange(COUNTED_TOKENS) + 0.5) / COUNTED_TOKENS * len(of_tokens)).astype(np.int64)
+    assert data.facts.document_lengths == tuple(of_tokens[middles].tolist())
+    plan = make_plan(config, 1, facts=data.facts)
+    whole = make_plan(config, 1, facts=open_data(config_of(corpus, tmp_path, masks=False, **CHOICES[choice])).facts)
+    attended = of_tokens[middles].mean()
+    assert whole.flops_per_token - plan.flops_per_token == pytest.approx(12 * 2 * 32 * (LENGTH - attended), abs=1)
 
 
 def test_learned_positions_begin_anew(corpus, tmp_path):

@@ -31,7 +31,7 @@ def test_the_peak_of_a_device(name, dtype, peak):
 def test_utilization_by_hand(monkeypatch):
     plan = make_plan(config(model={"vocab_size": 1000}), 4, facts=None)
     usage = Usage(plan, "bf16", device=CPU)
-    assert usage.mfu(1e6) is None
+    assert usage.mfu(1e6) is None and usage.tflops(1e6) == pytest.approx(plan.flops_per_token / 4e6)
     monkeypatch.setattr(usage, "_peak", 1e12)
     assert usage.mfu(1e6) == pytest.approx(1e6 * plan.flops_per_token / (4 * 1e12))
 
