@@ -39,6 +39,20 @@ KEYS = {  # keys of [model] whose names are not those of the parts of a shape, j
     "scores_window": "window",
     "scores_sinks": "attention_sinks",
 }
+SETTINGS = {  # what decides the order of the data -> the key that a user sets; other parts have none
+    "blend": "data.blend",
+    "blend_weights": "data.blend",
+    "blend_surplus": "data.blend_surplus",
+    "document_masks": "data.document_masks",
+    "order": "data.order",
+    "reset_attention_mask": "data.document_masks",
+    "reset_position_ids": "data.document_masks",
+    "sample_kind": "data.kind",
+    "seed": "run.seed",
+    "sequence_length": "train.sequence_length",
+    "shuffle_block": "data.shuffle_block",
+    "split_shares": "data.split",
+}
 # A learned max_position is a tensor's shape; alibi is a value of position; dropout is often lowered on the way.
 NOT_FUNCTION = ("padded_vocab_size", "max_position", "init_std", "scores_alibi", "scores_dropout", "hidden_dropout")
 
@@ -125,8 +139,9 @@ def find_start(config: RunConfig, data: RunData, *, found: Found | None = None) 
     stored, _ = parse_config(load_toml(run.config))
     conflicts = [
         *_model_conflict(config, stored, data=data, folder=folder),
-        *_data_conflict(data, run, folder),
+        *_data_conflict(data, run, folder, asked=config, stored=stored),
         *_optimizer_conflict(config, stored, folder),
+        *_rate_conflict(config, stored, done_in(run)),
     ]
     if conflicts and seen.warning:
         fix = f"write the name of another one into {folder.parent / LATEST}"
@@ -174,15 +189,21 @@ def _first_start(config: RunConfig, data: RunData) -> Start:
     if config.checkpoint.init_data:
         if first.run is not None and first.run.data:
             remedy = "restore what differs, or set checkpoint.init_data=false to begin with the first sample"
-            for conflict in _data_conflict(data, first.run, first.folder, fix=remedy):
+            for conflict in _data_conflict(
+                data, first.run, first.folder, asked=config, stored=first.config, fix=remedy
+            ):
                 raise conflict
         else:
             notes.append(f"{first.folder} does not say what data it was trained on: its order is not compared")
         notes.append(f"steps and data go on from it, after step {done.steps:,} and {done.samples:,} samples")
     if config.checkpoint.init_schedule:
+        if not given_lengths(config.optimizer, "decay_"):
+            end = run_length(now, steps=done.steps, samples=done.samples).steps
+            for conflict in _rates_of_zero(now, done, first=done.steps + 1, last=end):
+                raise conflict
         rate = _rates(now, done, batch=batch_sizes(now).at(done.samples)).learning_rate
         notes.append(f"the schedules go on from it: the learning rate of step {done.steps + 1:,} is {rate:g}")
-        notes += _horizon_notes(config, now)
+        notes += _horizon_notes(config, now, done)
     return Start(done=done, folder=None, config=now, changes={}, notes=tuple(notes), first=first.folder)
 
 
@@ -313,12 +334,22 @@ def _notes(
         if old != new:
             what = f"the {name.replace('_', ' ')} of step {done.steps + 1} is {new:g}"
             yield f"{what}; with the checkpoint's settings it would be {old:g}"
-    yield from _horizon_notes(asked, now)
+    yield from _horizon_notes(asked, now, done)
 
 
-def _horizon_notes(asked: RunConfig, now: RunConfig) -> Iterator[str]:
+def _ends(now: RunConfig, done: Done) -> dict[str, int]:
+    """Where the run ends for its schedules, which may go on from another run (checkpoint.init_schedule)."""
+    before = {
+        "steps": done.schedule_steps,
+        "samples": done.schedule_samples,
+        "tokens": done.schedule_samples * now.train.sequence_length,
+    }
+    return {unit: amount + before[unit] for unit, amount in given_lengths(now.train).items()}
+
+
+def _horizon_notes(asked: RunConfig, now: RunConfig, done: Done) -> Iterator[str]:
     """Where the decay ends elsewhere than the run, and nobody asked for that."""
-    planned, wanted = given_lengths(now.optimizer, "decay_"), given_lengths(now.train)
+    planned, wanted = given_lengths(now.optimizer, "decay_"), _ends(now, done)
     if now.optimizer.schedule != "constant" and not given_lengths(asked.optimizer, "decay_") and planned != wanted:
         (unit, end), (unit_now, end_now) = *planned.items(), *wanted.items()
         yield (
@@ -342,18 +373,71 @@ def _data_conflict(
     run: RunState,
     folder: Location,
     *,
+    asked: RunConfig,
+    stored: RunConfig | None,
     fix: str = "restore what differs, or start a new run in another run.folder",
 ) -> Iterator[UsageError]:
     """Why the checkpoint's stream of data is not the one that would be gone on with, if it is not."""
     before, now = run.data, data.train.identity
     changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
-    if not resumes(data.train, before, consumed=run.consumed_samples):
-        yield UsageError(
-            f"{folder} was trained on different data, or in a different order",
-            found=", ".join(f"{name} {now.get(name)}" for name in changed),
-            expected=", ".join(f"{name} {before.get(name)}" for name in changed),
-            fix=fix,
+    if resumes(data.train, before, consumed=run.consumed_samples):
+        return
+    if changed == ["num_samples"]:
+        (unit,) = given_lengths(asked.train)
+        fix = (
+            f"Megatron's order depends on the length of the run: restore train.{unit}, or train on in another "
+            "run.folder, from the first sample, with checkpoint.init_from, init_optimizer and init_schedule"
         )
+    yield UsageError(
+        f"{folder} was trained on different data, or in a different order",
+        found=", ".join(dict.fromkeys(_setting_text(name, now.get(name), asked, other=stored) for name in changed)),
+        expected=", ".join(
+            dict.fromkeys(_setting_text(name, before.get(name), stored, other=asked) for name in changed)
+        ),
+        fix=fix,
+    )
+
+
+def _setting_text(name: str, value: object, config: RunConfig | None, *, other: RunConfig | None) -> str:
+    """A part of the data's identity by the setting that decides it, with its value where the settings are the same."""
+    if config is None or other is None or not (name in SETTINGS or name == "num_samples"):
+        return f"{name} {value}"
+    if name == "num_samples":
+        lengths = given_lengths(config.train)
+        if "steps" in lengths:
+            lengths["global_batch"] = config.train.global_batch
+        return " x ".join(f"train.{key}={amount}" for key, amount in lengths.items()) + f" ({value} samples)"
+    section, key = SETTINGS[name].split(".")
+    own, others = (getattr(getattr(settings, section), key) for settings in (config, other))
+    text = f"{section}.{key}={own!r}"
+    return text if own != others else f"{text} ({name} {value})"
+
+
+def _rate_conflict(asked: RunConfig, stored: RunConfig | None, done: Done) -> Iterator[UsageError]:
+    """Why the steps by which a run has become longer would change nothing, unless somebody asked for that."""
+    if stored is None or len(given_lengths(asked.train)) != 1 or given_lengths(asked.optimizer, "decay_"):
+        return
+    before = with_horizon(stored, None)
+    now = with_horizon(asked, before)
+    end_before, end = (run_length(c, steps=done.steps, samples=done.samples).steps for c in (stored, asked))
+    yield from _rates_of_zero(now, done, first=max(done.steps, end_before) + 1, last=end)
+
+
+def _rates_of_zero(now: RunConfig, done: Done, *, first: int, last: int) -> Iterator[UsageError]:
+    """Why steps after what is done would change nothing: the decay to 0 has ended before them."""
+    lengths, sizes = schedule_lengths(now), batch_sizes(now)
+    samples = sizes.after(max(0, first - 1 - done.steps), consumed=done.samples)
+    at = dataclasses.replace(done, steps=first - 1, samples=samples).scheduled(now.optimizer)
+    ended = at[lengths.counter] >= lengths.decay
+    if first > last or not ended or rates(now.optimizer, lengths, **at, batch=sizes.at(samples)).learning_rate:
+        return
+    ((unit, end),), ((unit_now, end_now),) = given_lengths(now.optimizer, "decay_").items(), _ends(now, done).items()
+    yield UsageError(
+        f"{f'steps {first} to {last}' if last > first else f'step {first}'} would run at learning rate 0",
+        found=f"optimizer.min_lr=0, which the decay reaches at {_place(unit, end)}, as planned when the run began",
+        fix=f"set optimizer.decay_{unit_now}={end_now} to let it decay until {_place(unit_now, end_now)}, or a larger "
+        f"optimizer.min_lr; optimizer.decay_{unit}={end} trains them at rate 0",
+    )
 
 
 def _model_conflict(

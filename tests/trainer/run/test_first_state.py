@@ -164,8 +164,19 @@ def test_a_decay_under_way_is_not_stretched(given, corpora, tmp_path):
     for switches, end in ((SWITCHES[:2], given or 8), (SWITCHES[:1], 12)):
         start = find_start(beginning(longer, Path(other.run.folder), *switches), open_data(longer))
         assert start.config.optimizer.decay_steps == end
-        told = any("set optimizer.decay_steps=12 to let it decay until step 12" in note for note in start.notes)
+        # The schedule counts the 4 steps of the other run and these 12.
+        told = any("set optimizer.decay_steps=16 to let it decay until step 16" in note for note in start.notes)
         assert told == (end == 8)
+
+
+def test_a_schedule_that_has_ended_is_not_gone_on_with(corpora, tmp_path):
+    """Every step of the new run would have learning rate 0."""
+    other = config_of(corpora, tmp_path / "other", optimizer={"decay_steps": 0})
+    trained(other)
+    new = beginning(config_of(corpora, tmp_path / "new", train={"steps": 3}), Path(other.run.folder), "init_schedule")
+    new = replace(new, optimizer=replace(new.optimizer, decay_steps=0))
+    with pytest.raises(UsageError, match=r"^steps 1 to 3 would run at learning rate 0\n.*\n  try: .*decay_steps=11 "):
+        find_start(new, open_data(new))
 
 
 def test_the_checkpoint_that_was_looked_at_is_read_though_that_run_goes_on(corpora, before, tmp_path, monkeypatch):

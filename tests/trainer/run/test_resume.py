@@ -76,22 +76,54 @@ def _go_back(folder: Path, step: int) -> None:
 
 
 def test_more_steps_do_not_rewind_the_learning_rate(corpus, tmp_path):
-    often = {"interval": 1, "keep": 9}
-    _train(_config(corpus, tmp_path, steps=4, checkpoint=often))
+    often = {"checkpoint": {"interval": 1, "keep": 9}, "optimizer": {"lr": 1e-2, "min_lr": 1e-3}}
+    _train(_config(corpus, tmp_path, steps=4, **often))
     planned = _rates(tmp_path)
     _go_back(tmp_path, 2)  # as if it had been stopped there
-    notes = _train(_config(corpus, tmp_path, steps=6, checkpoint=often))
-    assert _rates(tmp_path) == [*planned, 0.0, 0.0]
+    notes = _train(_config(corpus, tmp_path, steps=6, **often))
+    assert _rates(tmp_path) == [*planned, 1e-3, 1e-3]
     told = (
-        "the learning rate reaches optimizer.min_lr=0 at step 4, as planned when the run began; "
+        "the learning rate reaches optimizer.min_lr=0.001 at step 4, as planned when the run began; "
         "set optimizer.decay_steps=6 to let it decay until step 6"
     )
     assert notes[2:4] == ["changed since step-2: train.steps 4 -> 6", told]  # behind the header
     # The horizon is that of the first start, not of the last.
     _go_back(tmp_path, 3)
-    _train(_config(corpus, tmp_path, steps=7, checkpoint=often))
-    assert _rates(tmp_path) == [*planned, 0.0, 0.0, 0.0]
+    _train(_config(corpus, tmp_path, steps=7, **often))
+    assert _rates(tmp_path) == [*planned, 1e-3, 1e-3, 1e-3]
     assert load_config(tmp_path / "config.toml").optimizer.decay_steps == 4
+
+
+@pytest.mark.parametrize("length", [{"steps": 4}, {"samples": 8}, {"tokens": 128}])
+@pytest.mark.parametrize("step", [2, 4])
+def test_more_steps_at_learning_rate_0_are_refused(corpus, tmp_path, step, length):
+    """Whether the run has ended, or was stopped before its decay had; in each unit of its length."""
+    ((unit, end),) = length.items()
+
+    def lasting(times: int, **optimizer: Any) -> RunConfig:
+        train = {"steps": 0, unit: times * end}
+        often = {"interval": 1, "keep": 9}
+        return _config(
+            corpus, tmp_path, steps=0, train=train, checkpoint=often, optimizer={"schedule": "linear", **optimizer}
+        )
+
+    _train(lasting(1))
+    _go_back(tmp_path, step)
+    longer = lasting(2)
+    with pytest.raises(UsageError) as caught:
+        find_start(longer, open_data(longer))
+    one, other = f"{unit.removesuffix('s')} {end}", f"{unit.removesuffix('s')} {2 * end}"
+    assert str(caught.value) == (
+        "steps 5 to 8 would run at learning rate 0\n"
+        f"  found: optimizer.min_lr=0, which the decay reaches at {one}, as planned when the run began\n"
+        f"  try: set optimizer.decay_{unit}={2 * end} to let it decay until {other}, or a larger optimizer.min_lr; "
+        f"optimizer.decay_{unit}={end} trains them at rate 0"
+    )
+    for settings in ({f"decay_{unit}": 2 * end}, {f"decay_{unit}": end}, {"min_lr": 1e-4}, {"schedule": "constant"}):
+        asked = lasting(2, **settings)
+        assert find_start(asked, open_data(asked)).done.steps == step
+    same = lasting(1)
+    assert find_start(same, open_data(same)).notes == ()
 
 
 def test_a_horizon_that_the_user_moves_is_used_and_told(corpus, tmp_path):
@@ -106,8 +138,8 @@ def test_a_horizon_that_the_user_moves_is_used_and_told(corpus, tmp_path):
 
 
 def test_settings_that_differ_are_printed_and_recorded(corpus, tmp_path):
-    _train(_config(corpus, tmp_path, steps=2))
-    changes = {"optimizer": {"lr": 3e-2}, "precision": {"dtype": "bf16"}}
+    _train(_config(corpus, tmp_path, steps=2, optimizer={"min_lr": 1e-3}))
+    changes = {"optimizer": {"lr": 3e-2, "min_lr": 1e-3}, "precision": {"dtype": "bf16"}}
     other = _config(corpus, tmp_path, steps=4, **changes)
     other = replace(other, train=replace(other.train, global_batch=4))
     notes = _train(other)
@@ -149,12 +181,12 @@ def _rewrite(folder: Path, text: str) -> None:
 
 def test_a_checkpoint_of_an_older_version_keeps_its_horizon(corpus, tmp_path):
     """They stored optimizer.decay_steps = 0, and lacked keys that came later."""
-    config = _config(corpus, tmp_path, steps=3)
+    config = _config(corpus, tmp_path, steps=3, optimizer={"schedule": "inverse_sqrt"})
     _train(config)
     lines = dump_config(config).splitlines()
     assert "decay_steps = 0" in lines and "head_dim = 0" in lines
     _rewrite(tmp_path / "checkpoints" / "step-3", "\n".join(line for line in lines if line != "head_dim = 0"))
-    longer = _config(corpus, tmp_path, steps=9)
+    longer = _config(corpus, tmp_path, steps=9, optimizer={"schedule": "inverse_sqrt"})
     start = find_start(longer, open_data(longer))
     assert start.config.optimizer.decay_steps == 3 and start.changes == {"train.steps": (3, 9)}
 
@@ -196,14 +228,14 @@ def test_the_horizon_keeps_the_unit_of_the_first_start(lengths):
 
 def test_another_update_rule_is_refused(corpus, tmp_path):
     _train(_config(corpus, tmp_path, steps=1))
-    other = _config(corpus, tmp_path, steps=2, optimizer={"name": "sgd"})
+    other = _config(corpus, tmp_path, steps=1, optimizer={"name": "sgd"})
     with pytest.raises(UsageError, match=r"another update rule\n  found: optimizer\.name sgd\n"):
         find_start(other, open_data(other))
 
 
 def test_dropout_may_change_on_the_way(corpus, tmp_path):
     _train(_config(corpus, tmp_path, steps=1))
-    other = _config(corpus, tmp_path, steps=2, model={"hidden_dropout": 0.1, "attention_dropout": 0.2})
+    other = _config(corpus, tmp_path, steps=1, model={"hidden_dropout": 0.1, "attention_dropout": 0.2})
     changes = find_start(other, open_data(other)).changes
     assert changes["model.hidden_dropout"] == (0.0, 0.1) and changes["model.attention_dropout"] == (0.0, 0.2)
 
@@ -222,17 +254,65 @@ def _check(config: RunConfig, path: Path, capsys: pytest.CaptureFixture[str], *w
 
 def test_check_finds_what_train_would_refuse(corpus, tmp_path, capsys):
     folder = tmp_path / "run"
-    _train(_config(corpus, folder, steps=1))
-    wrong = _config(corpus, folder, steps=3, run={"folder": str(folder), "seed": 5}, mesh={"tp": 1})
+    low = {"optimizer": {"min_lr": 1e-3}}
+    _train(_config(corpus, folder, steps=1, **low))
+    wrong = _config(corpus, folder, steps=3, run={"folder": str(folder), "seed": 5}, mesh={"tp": 1}, **low)
     wrong = replace(wrong, model=replace(wrong.model, head_dim=4), optimizer=replace(wrong.optimizer, warmup_steps=4))
     code, out, err = _check(wrong, tmp_path / "run.toml", capsys)
     assert (code, out) == (2, "")
-    assert "in a different order\n" in err and "found: seed 5\n" in err
+    assert "in a different order\n" in err and "found: run.seed=5\n" in err
     assert "a different model\n" in err and "found: head_dim 4\n" in err and "expected: head_dim 8\n" in err
     assert "optimizer.warmup_steps=4 is more than train.steps=3" in err
     with pytest.raises(UsageError, match=r"^continuing step-1 has 2 problems:\n  - .*different model\n    ") as raised:
         find_start(wrong, open_data(wrong))
     assert str(raised.value).count("\n  - ") == 2
+
+
+def test_another_length_in_megatrons_order_is_told_by_its_settings(corpus, tmp_path):
+    """The order depends on the number of samples, which no setting holds; a longer run can begin with the state."""
+    megatron: dict[str, Any] = {
+        "data": {"order": "megatron", "cache": str(tmp_path / "cache")},
+        "optimizer": {"min_lr": 1e-3},
+    }
+    _train(_config(corpus, tmp_path / "run", steps=2, **megatron))
+    longer = _config(corpus, tmp_path / "run", steps=3, **megatron)
+    with pytest.raises(UsageError) as caught:
+        find_start(longer, open_data(longer))
+    assert str(caught.value).splitlines()[1:] == [
+        "  found: train.steps=3 x train.global_batch=2 (6 samples)",
+        "  expected: train.steps=2 x train.global_batch=2 (4 samples)",
+        "  try: Megatron's order depends on the length of the run: restore train.steps, or train on in another "
+        "run.folder, from the first sample, with checkpoint.init_from, init_optimizer and init_schedule",
+    ]
+    first = {"init_from": str(tmp_path / "run"), "init_optimizer": True, "init_schedule": True}
+    other = _config(corpus, tmp_path / "other", steps=1, checkpoint=first, **megatron)
+    start = find_start(other, open_data(other))
+    assert (start.done.steps, start.done.schedule_steps, start.done.moment_steps) == (0, 2, 2)
+
+
+def test_other_data_is_told_by_its_settings(tmp_path):
+    """The corpus by its path, and with its id where only its content is another."""
+    paths = []
+    for number, name in enumerate(("ours", "theirs")):
+        (tmp_path / name).mkdir()
+        texts = write_jsonl(tmp_path / f"{name}.jsonl", number)
+        paths.append(make_corpora(tmp_path / name, {"text": texts})["text"])
+    ours, theirs = paths
+    config = _config(ours, tmp_path / "run", steps=1)
+    _train(config)
+    other = _config(theirs, tmp_path / "run", steps=1, data={"split": "90,10", "kind": "packed"})
+    with pytest.raises(UsageError) as caught:
+        find_start(other, open_data(other))
+    found, expected = str(caught.value).splitlines()[1:3]
+    assert f"data.blend='{theirs}', " in found and f"data.blend='{ours}', " in expected
+    assert "data.kind='packed', data.split='90,10'" in found and "data.kind='gpt', data.split='100,0,0'" in expected
+    blends = [open_data(replace(config, data=replace(config.data, blend=str(path)))).train.blend_id for path in paths]
+    shutil.rmtree(ours.parent)
+    theirs.parent.rename(ours.parent)
+    with pytest.raises(UsageError) as caught:
+        find_start(config, open_data(config))
+    wrong, right = (f": data.blend='{ours}' (blend {blend})" for blend in reversed(blends))
+    assert str(caught.value).splitlines()[1:3] == [f"  found{wrong}", f"  expected{right}"]
 
 
 def test_what_decides_a_model_is_named_by_its_keys():
@@ -261,22 +341,23 @@ def test_a_conflict_with_a_checkpoint_that_latest_does_not_name_says_how_to_choo
 
 def test_check_tells_where_a_run_goes_on_and_what_changes(corpus, tmp_path, capsys):
     folder, path = tmp_path / "run", tmp_path / "run.toml"
-    _train(_config(corpus, folder, steps=1))
-    code, out, err = _check(_config(corpus, folder, steps=3, optimizer={"lr": 0.5}), path, capsys)
+    low = {"optimizer": {"min_lr": 1e-3}}
+    _train(_config(corpus, folder, steps=1, **low))
+    code, out, err = _check(_config(corpus, folder, steps=3, optimizer={"lr": 0.5, "min_lr": 1e-3}), path, capsys)
     assert (code, err) == (0, "")
     newest = latest_checkpoint(folder / "checkpoints")
     assert out.splitlines() == [
         f"{path}: no problems with --nproc 1",
         f"continues from {newest}; 1 of 3 steps are done",
         "changed since step-1: train.steps 1 -> 3, optimizer.lr 0.01 -> 0.5",
-        "the learning rate reaches optimizer.min_lr=0 at step 1, as planned when the run began; "
+        "the learning rate reaches optimizer.min_lr=0.001 at step 1, as planned when the run began; "
         "set optimizer.decay_steps=3 to let it decay until step 3",
     ]
-    code, out, _ = _check(_config(corpus, folder, steps=3), path, capsys, "--json")
+    code, out, _ = _check(_config(corpus, folder, steps=3, **low), path, capsys, "--json")
     facts = json.loads(out)
     assert (code, facts["checkpoint"], facts["step"]) == (0, str(newest), 1)
     assert facts["changed"] == {"train.steps": {"before": 1, "now": 3}} and len(facts["notes"]) == 2
-    _, out, _ = _check(_config(corpus, folder, steps=1), path, capsys)
+    _, out, _ = _check(_config(corpus, folder, steps=1, **low), path, capsys)
     assert out.splitlines()[1] == f"nothing is left to do: {newest} is at step 1 of train.steps=1"
     code, out, _ = _check(_config(corpus, tmp_path / "new", steps=1), path, capsys, "--json")
     facts = json.loads(out)
