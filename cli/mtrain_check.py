@@ -3,8 +3,8 @@
 Nothing is started or written. Exit code 0: the run can start; if it would continue from a checkpoint, this and the
 settings that differ from the checkpoint's are printed. 2: it cannot start; each problem says which values conflict and
 what to change. 4: the data or the checkpoint is damaged. 5: GPU memory or disk space is too small. With --ranks N, one
-step of N ranks, which need not exist, is run without a GPU: this checks every shape, message and collective, the memory
-of each rank, and the disk space for a checkpoint.
+step of N ranks, which need not exist, is run without a GPU: this checks every shape, message and collective, and the
+memory of each rank (--memory). Too little disk space on this machine is then only noted: the ranks are another's.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from mdata import ResourceError, UsageError
-from trainer.config.parse import load_config
+from trainer.config.parse import ReadConfig, read_config
 from trainer.errors import size_text
 
 from .console import Console, Parser
-from .mtrain_options import add_run_arguments, read_run_arguments
+from .mtrain_options import add_run_arguments, read_with_problems
 
 if TYPE_CHECKING:
-    from trainer.config.sections import RunConfig
     from trainer.plan.plan import Plan
     from trainer.run.launch import Survey
     from trainer.run.rehearsal import Rehearsal
@@ -42,8 +41,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     """Check, and raise the problems."""
     from trainer.run.launch import survey
 
-    config, world_size = _read(arguments)
-    found = survey(config, world_size)
+    read, world_size = _read(arguments)
+    found = survey(read, world_size)
     if found.problems and not console.json:
         raise found.error(arguments.config)
     facts = {
@@ -60,19 +59,23 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if found.start and not found.problems:
         plan = _plan(found.start, found, world_size)
         rows, more = _rehearsed(found.start, found, plan) if arguments.ranks is not None else ([], {})
-        lacks = [*_lacks_memory(more, arguments.memory), *_lacks_disk(found.start, plan)]
-        lines, facts = [*lines, *rows, *lacks], facts | more | {"lacks": lacks}
+        lacks, here = [*_lacks_memory(more, arguments.memory)], [*_lacks_disk(found.start, plan)]
+        if arguments.ranks is None:
+            lacks += here
+        else:  # the ranks are those of other machines, whose disks may be larger
+            rows += [f"note      on this machine: {text.removeprefix('problem: ')}" for text in here]
+        lines, facts = [*lines, *rows, *lacks], facts | more | {"lacks": lacks, "lacks_here": here}
     ranks = "--nproc" if arguments.ranks is None else "--ranks"
     verdict = "too little memory or disk" if lacks else "no problems"
     console.result("\n".join([f"{arguments.config}: {verdict} with {ranks} {world_size}", *lines]), facts)
-    return 2 if found.problems else ResourceError.exit_code if lacks else 0
+    return found.kind.exit_code if found.problems else ResourceError.exit_code if lacks else 0
 
 
-def _read(arguments: argparse.Namespace) -> tuple[RunConfig, int]:
+def _read(arguments: argparse.Namespace) -> tuple[ReadConfig, int]:
     if arguments.ranks is None:
         if arguments.memory is not None:
             raise UsageError("--memory needs --ranks N", fix="add --ranks, or leave --memory out")
-        return read_run_arguments(arguments)
+        return read_with_problems(arguments)
     if arguments.memory is not None and not 0 < arguments.memory < float("inf"):
         raise UsageError(f"--memory is {arguments.memory}", expected="a number above 0, in GiB per GPU")
     if arguments.nproc is not None or arguments.ranks < 1:
@@ -81,7 +84,7 @@ def _read(arguments: argparse.Namespace) -> tuple[RunConfig, int]:
             found=f"--ranks {arguments.ranks}" + (f", --nproc {arguments.nproc}" if arguments.nproc else ""),
             expected="1 or more, and no --nproc",
         )
-    return load_config(arguments.config, arguments.overrides), arguments.ranks
+    return read_config(arguments.config, arguments.overrides), arguments.ranks
 
 
 def _plan(start: Start, found: Survey, world_size: int) -> Plan:

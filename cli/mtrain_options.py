@@ -9,7 +9,7 @@ import argparse
 import os
 
 from mdata import UsageError
-from trainer.config.parse import key_names, load_config
+from trainer.config.parse import ReadConfig, key_names, load_config, read_config
 from trainer.config.sections import RunConfig
 
 from .console import Parser
@@ -39,6 +39,12 @@ def read_run_arguments(arguments: argparse.Namespace) -> tuple[RunConfig, int]:
     """
     config = load_config(arguments.config, arguments.overrides)
     return config, world_size(config, arguments.nproc)
+
+
+def read_with_problems(arguments: argparse.Namespace) -> tuple[ReadConfig, int]:
+    """The same; problems of keys and values are not raised, so that others can be told with them."""
+    read = read_config(arguments.config, arguments.overrides)
+    return read, world_size(read.config, arguments.nproc)
 
 
 def world_size(config: RunConfig, nproc: int | None) -> int:

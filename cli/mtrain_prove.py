@@ -43,6 +43,7 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Train, interrupt, train, compare."""
+    from trainer.config.parse import ReadConfig
     from trainer.parallel.world import find_placement
     from trainer.run.launch import preflight
     from trainer.run.prove import prove
@@ -58,7 +59,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         folder = arguments.folder or Path(scratch)
         first = dataclasses.replace(config, run=dataclasses.replace(config.run, folder=str(folder / "straight")))
         with console.progress() as progress:
-            preflight(first, world_size, where=arguments.config, progress=progress)
+            preflight(ReadConfig(first, []), world_size, where=arguments.config, progress=progress)
 
         def train(one: RunConfig) -> None:
             where = Path(one.run.folder).name

@@ -27,7 +27,7 @@ from trainer.checkpoint.folder import latest_checkpoint
 from trainer.checkpoint.location import checkpoints_folder
 
 from .console import Console, Parser
-from .mtrain_options import add_run_arguments, read_run_arguments
+from .mtrain_options import add_run_arguments, read_with_problems
 
 if TYPE_CHECKING:
     from trainer.config.sections import RunConfig
@@ -44,9 +44,10 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.parallel.world import find_placement
     from trainer.run.launch import preflight
 
-    config, world_size = read_run_arguments(arguments)
+    read, world_size = read_with_problems(arguments)
     with console.progress() as progress:
-        preflight(config, world_size, where=arguments.config, progress=progress)
+        preflight(read, world_size, where=arguments.config, progress=progress)
+    config = read.config
     try:
         if world_size == 1 or find_placement(os.environ) is not None:
             train_here(config, console)

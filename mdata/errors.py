@@ -199,6 +199,13 @@ def wanted_by(who: str, error: MdataError) -> MdataError:
     return type(error)(f"{who}: {error}")
 
 
+def joined(errors: Sequence[MdataError], most: int = 8) -> MdataError:
+    """One error that names the first of some, and how many more there are; damage, if one of them is."""
+    kind = DamageError if any(isinstance(error, DamageError) for error in errors) else type(errors[0])
+    more = [f"{len(errors) - most} more"] if len(errors) > most else []
+    return errors[0] if len(errors) == 1 else kind("\n".join([*map(str, errors[:most]), *more]))
+
+
 def few(names: Sequence[str], most: int = 8) -> str:
     """The first of some names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

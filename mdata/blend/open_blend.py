@@ -15,7 +15,7 @@ from mdata.blend.blend import OpenBlend, blend_of_corpus
 from mdata.blend.data_path import WordLike, is_many, words_of_path
 from mdata.blend.same_tokenizer import OK, REFUSE, check_one_tokenizer, may_be_unknown
 from mdata.corpus.open_part import beside, manifest_at, open_part
-from mdata.errors import DamageError, errors_wanted_by
+from mdata.errors import DamageError, MdataError, UsageError, joined, wanted_by
 from mdata.indexed.reader import Mode
 from mdata.manifest.types import BlendManifest
 
@@ -65,10 +65,14 @@ def open_blend(
 
 
 def _open_manifest(path: Path, blend: BlendManifest, how: dict[str, Any], *, tokenizer_unknown: str) -> OpenBlend:
-    corpora = []
+    corpora, errors = [], list[MdataError]()
     for part in blend.components:
-        with errors_wanted_by(f"{path}: component {part.name}"):
+        try:
             corpora.append(open_part(beside(path.parent, part.path), **how))
+        except (UsageError, DamageError) as error:
+            errors.append(wanted_by(f"{path}: component {part.name}", error))
+    if errors:
+        raise joined(errors)
     for part, corpus in zip(blend.components, corpora, strict=True):
         if part.id != corpus.id:
             raise DamageError(

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from mdata import UsageError
+from mdata import MdataError, UsageError
 from mdata.errors import explain_os_error
 from mdata.util.config_text import load_toml
 from mdata.util.option_synonyms import nearest
@@ -21,13 +21,41 @@ from mdata.util.regular_files import regular_file
 from trainer.config.presets import PRESETS
 from trainer.config.sections import RunConfig
 
-# Rules between values need all values: the note for a user whose file has wrong ones.
-AFTERWARDS = "correct this first; the sizes and the data are checked after that"
+# Rules between values need these values: the note for a user whose file has wrong ones.
+AFTERWARDS = "correct this first; what depends on it is checked after that"
 
 
 _SHOWN = 200  # characters of a wrong value, or of a name, that are shown
 _LISTED = 100  # problems that are listed
 _COMPARED = 20  # unknown keys of a section for which a known one is looked for: each takes milliseconds
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReadConfig:
+    """What a run's TOML file says.
+
+    Args:
+        config: the configuration; with problems, wrong values are replaced by defaults, or by the least that is valid.
+        problems: of sections, keys and values by themselves, one line each.
+    """
+
+    config: RunConfig
+    problems: list[str]
+
+    @property
+    def wrong_sections(self) -> list[str]:
+        """The sections that a problem names: whatever depends on their values cannot be checked yet."""
+        return [
+            name
+            for name in _section_types()
+            if any(f"{name}." in text or f"[{name}]" in text for text in self.problems)
+        ]
+
+    def says_nothing_of(self, problem: str) -> bool:
+        """Whether another problem does not depend on a wrong section, so that it remains when that is corrected."""
+        wrong = self.wrong_sections
+        layout = {"mesh", "model"}.intersection(wrong) and ("ranks" in problem or "the model" in problem)
+        return not layout and not any(f"{name}." in problem for name in wrong)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -40,12 +68,40 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         UsageError: the file cannot be read; or lists all of its problems.
     """
+    found = read_config(path, overrides)
+    if found.problems:
+        raise problems_error(str(path), found.problems, fix=AFTERWARDS)
+    return found.config
+
+
+def read_config(path: str | Path, overrides: Sequence[str] = ()) -> ReadConfig:
+    """The same with the problems of keys and values, if there are any.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
     tables = _read_toml(Path(path))
     problems = [problem for text in overrides if (problem := _apply_override(tables, text))]
     config, found = parse_config(tables)
-    if config is None or problems:
-        raise problems_error(str(path), problems + found, fix=AFTERWARDS)
-    return config
+    return ReadConfig(config or RunConfig(**_valid_sections(tables)), problems + found)
+
+
+def _valid_sections(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """All sections, without unknown keys, and with valid values in place of wrong and missing ones."""
+    values = {}
+    for name, section in _section_types().items():
+        table = tables.get(name, {})
+        table = table if isinstance(table, Mapping) else {}
+        arguments, _ = _parse_section(name, section, _with_preset(table)[0] if name == "model" else table)
+        for field in dataclasses.fields(section):
+            hint = _hints(section)[field.name]
+            if field.name in arguments and _value_problem("", arguments[field.name], hint):
+                del arguments[field.name]
+            if field.name not in arguments and field.default is dataclasses.MISSING:
+                base, *ranges = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+                arguments[field.name] = base(ranges[0].low) if ranges else base()
+        values[name] = section(**arguments)
+    return values
 
 
 def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]]:
@@ -115,13 +171,15 @@ def dump_config(config: RunConfig) -> str:
     return tomli_w.dumps(dataclasses.asdict(config))
 
 
-def problems_error(where: str, problems: Sequence[str], *, fix: str | None = None) -> UsageError:
+def problems_error(
+    where: str, problems: Sequence[str], *, fix: str | None = None, kind: type[MdataError] = UsageError
+) -> MdataError:
     """One error for all problems of a configuration: a sentence for one, a list for many."""
     if len(problems) == 1:
-        return UsageError(f"{where}: {problems[0]}", fix=fix)
+        return kind(f"{where}: {problems[0]}", fix=fix)
     lines = "".join("\n  - " + problem.replace("\n", "\n    ") for problem in problems[:_LISTED])
     lines += f"\n  - and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-    return UsageError(f"{where} has {len(problems)} problems:{lines}", fix=fix)
+    return kind(f"{where} has {len(problems)} problems:{lines}", fix=fix)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -65,11 +65,11 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
         return problems
     if not config.run.folder.strip():
         problems.append("run.folder is empty; set it to a folder for the run, such as runs/first")
-    problems += [*layout_problems(config, world_size), *family_of(config).problems(config)]
+    problems += [*layout_problems(config, world_size), *(of_model := list(family_of(config).problems(config)))]
     problems += _recompute_problems(config)
     problems += [*schedule_problems(config), *optimizer_problems(config), *precision_problems(config)]
     problems += [*_first_state_problems(config), *_keep_best_problems(config, facts)]
-    problems += [] if problems else kernel_problems(config, world_size)
+    problems += [] if of_model else kernel_problems(config, world_size)  # they build the model's shape
     if config.data.blend == MOCK:
         return problems + list(_mock_problems(config))
     problems += _order_problems(config)

@@ -40,6 +40,7 @@ def nearest_layout(config: RunConfig, world_size: int, *, facts: DataFacts | Non
     if value_problems(config) or not layout_problems(config, world_size):
         return {}
     others = set(check(config, world_size, facts=facts)) - set(layout_problems(config, world_size))
+    others = {problem for problem in others if "mesh." not in problem}  # those of kernels: the layout shall solve them
     for changes in itertools.islice(candidates(config, world_size), MOST_CHECKED):
         changed = with_changes(config, changes)
         if layout_problems(changed, world_size):

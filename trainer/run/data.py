@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 import mdata
-from mdata import UsageError
+from mdata import DamageError, MdataError, UsageError
+from mdata.blend.open_blend import open_blend
 from mdata.dataset.eval_sets import evaluation_sets, samples_asked
 from mdata.dataset.flat_options import document_mask_keys
 from mdata.dataset.mock_data import MOCK, MockDataset
@@ -82,6 +83,19 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
         document_lengths=_document_lengths(train, config) if config.data.document_masks else (),
     )
     return RunData(train, valid, test, facts)
+
+
+def problems_of_sets(config: RunConfig) -> list[MdataError]:
+    """Why the training data, or a set that is given by its path, cannot be opened by itself: one error for each."""
+    data, errors = config.data, list[MdataError]()
+    how: dict[str, Any] = {"allow_outside": data.allow_outside, "cache": (data.cache or None, data.cache_size or None)}
+    for path in dict.fromkeys((data.blend, *data.valid, *data.test)):
+        try:
+            if path != MOCK:
+                open_blend(path, checked=False, tokenizer_unknown="ok", evaluation=path != data.blend, **how)
+        except (UsageError, DamageError) as error:
+            errors.append(error)
+    return errors
 
 
 def _mock(config: RunConfig) -> RunData:

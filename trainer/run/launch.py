@@ -31,7 +31,7 @@ from mdata.progress import SILENT, Progress
 from mdata.util import atomic_io
 from trainer.checkpoint.location import check_destination, checkpoints_folder, location_of
 from trainer.checkpoint.object_folder import try_to_write
-from trainer.config.parse import problems_error
+from trainer.config.parse import AFTERWARDS, ReadConfig, problems_error
 from trainer.config.sections import RunConfig
 from trainer.errors import LostRankError
 from trainer.plan.check import DataFacts, check, small_vocabulary
@@ -82,7 +82,7 @@ def default_nproc(config: RunConfig) -> int:
     return torch.cuda.device_count() or config.mesh.tp * config.mesh.cp * config.mesh.pp
 
 
-def preflight(config: RunConfig, world_size: int, *, where: str, progress: Progress = SILENT) -> None:
+def preflight(read: ReadConfig, world_size: int, *, where: str, progress: Progress = SILENT) -> None:
     """Find every problem of a run that can be known before a rank is started.
 
     Args:
@@ -90,9 +90,9 @@ def preflight(config: RunConfig, world_size: int, *, where: str, progress: Progr
         progress: is notified of arrays that are built; the ranks find them.
 
     Raises:
-        UsageError: all problems at once. MdataError: the data is damaged.
+        UsageError: all problems at once. MdataError: the same, and the data is damaged.
     """
-    found = survey(config, world_size, progress=progress, every_byte=False)  # rank 0 compares them when the run starts
+    found = survey(read, world_size, progress=progress, every_byte=False)  # rank 0 compares them when the run starts
     if found.problems:
         raise found.error(where)
 
@@ -106,51 +106,75 @@ class Survey:
         start: where and how it goes on; None where its data or its checkpoint does not let it.
         facts: of the data; None where it cannot be opened.
         nearest: the settings to change for the nearest layout that works, by section.key; {}: the layout works.
+        unchecked: why more problems may appear when these are solved; None: there are no others.
+        kind: of the error, by the worst of the problems.
     """
 
     problems: list[str]
     start: Start | None
     facts: DataFacts | None = None
     nearest: Mapping[str, Any] = field(default_factory=dict)
+    unchecked: str | None = None
+    kind: type[MdataError] = UsageError
 
-    def error(self, where: str) -> UsageError:
+    def error(self, where: str) -> MdataError:
         """All problems as one error; `where`: the configuration's name in the message."""
-        return problems_error(where, self.problems, fix=nearest_layout_text(self.nearest))
+        fix = nearest_layout_text(self.nearest) or self.unchecked
+        return problems_error(where, self.problems, fix=fix, kind=self.kind)
 
 
-def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT, every_byte: bool = True) -> Survey:
+def survey(read: ReadConfig, world_size: int, *, progress: Progress = SILENT, every_byte: bool = True) -> Survey:
     """All problems of a configuration with its mesh, its data, its folder and its checkpoints, in storage or not.
+
+    Wrong keys and values do not hide other problems, except for those that depend on the same sections.
 
     Args:
         every_byte: whether checkpoint.load="latest-valid" compares every byte, or only what is fast to read.
 
     Raises:
-        MdataError: the data or the checkpoint is damaged.
+        MdataError: the data or the checkpoint is damaged, and nothing else is wrong.
     """
     from trainer.convert.first_state import ForeignTokenizer
-    from trainer.run.data import open_data
-    from trainer.run.resume import find_start, found_by_one
+    from trainer.run.data import open_data, problems_of_sets
+    from trainer.run.resume import conflicts_without_data, find_start, found_by_one
     from trainer.run.run_folder import folder_problems
 
+    config, wrong = read.config, read.wrong_sections
     addresses = list(_address_problems(config))
-    found = [*folder_problems(config), *addresses]
-    facts, start, foreign = None, None, False
+    found = [*(folder_problems(config) if config.run.folder else ()), *addresses]
+    facts, start, errors = None, None, list[MdataError]()
     try:
-        data = open_data(config, progress=progress)
-        facts = data.facts
-        if not addresses:
-            start = find_start(config, data, found=found_by_one(config, every_byte=every_byte))
+        data = None if {"data", "model", "run", "train"}.intersection(wrong) else open_data(config, progress=progress)
+    except (UsageError, DamageError) as error:
+        data, errors = None, [error]
+    if data is None and "data" not in wrong:
+        errors += problems_of_sets(config)
+    try:
+        if data is not None:
+            facts = data.facts
+        if not (addresses or wrong):
+            seen = found_by_one(config, every_byte=every_byte)
+            if data is not None:
+                start = find_start(config, data, found=seen)
+            else:
+                errors += conflicts_without_data(config, seen)
             if not isinstance(root := checkpoints_folder(config), Path):
                 try_to_write(root)
-    except UsageError as error:
-        found.append(str(error))
-        foreign = isinstance(error, ForeignTokenizer)
+    except (UsageError, DamageError) as error:
+        errors.append(error)
     continued = start.config if start else config
-    # Of data that does not belong to the weights, it is wrong to say what model.vocab_size it needs.
-    settled = small_vocabulary(config, facts) if foreign and facts else None
-    known = [problem for problem in check(continued, world_size, facts=facts) if problem != settled]
-    nearest = nearest_layout(continued, world_size, facts=facts)
-    return Survey([*known, *(problem for problem in found if problem not in known)], start, facts, nearest)
+    known = [problem for problem in check(continued, world_size, facts=facts) if read.says_nothing_of(problem)]
+    if facts and any(isinstance(error, ForeignTokenizer) for error in errors):
+        # Of data that does not belong to the weights, it is wrong to say what model.vocab_size it needs.
+        known = [problem for problem in known if problem != small_vocabulary(config, facts)]
+    nearest = {} if wrong else nearest_layout(continued, world_size, facts=facts)
+    found = [problem for problem in found if read.says_nothing_of(problem)] + [str(error) for error in errors]
+    problems = [*read.problems, *known, *(problem for problem in dict.fromkeys(found) if problem not in known)]
+    damage = [error for error in errors if isinstance(error, DamageError)]
+    if damage and problems == [str(damage[0])]:
+        raise damage[0]
+    kind = DamageError if damage else UsageError
+    return Survey(problems, start, facts, nearest, unchecked=AFTERWARDS if wrong else None, kind=kind)
 
 
 def _address_problems(config: RunConfig) -> Iterator[str]:

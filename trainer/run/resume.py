@@ -137,15 +137,7 @@ def find_start(config: RunConfig, data: RunData, *, found: Found | None = None) 
         return _first_start(config, data)
     run = (index := read_index(folder)).run
     stored, _ = parse_config(load_toml(run.config))
-    conflicts = [
-        *_model_conflict(config, stored, data=data, folder=folder),
-        *_data_conflict(data, run, folder, asked=config, stored=stored),
-        *_optimizer_conflict(config, stored, folder),
-        *_rate_conflict(config, stored, done_in(run)),
-    ]
-    if conflicts and seen.warning:
-        fix = f"write the name of another one into {folder.parent / LATEST}"
-        conflicts.append(UsageError(seen.warning, fix=fix))
+    conflicts = _conflicts(config, stored, seen, run=run, data=data)
     if conflicts:
         raise problems_error(f"continuing {folder.name}", [*map(str, conflicts)]) if conflicts[1:] else conflicts[0]
     done = done_in(run)
@@ -158,6 +150,33 @@ def find_start(config: RunConfig, data: RunData, *, found: Found | None = None) 
     changes = changed_settings(before, now)
     notes = tuple(_notes(changes, before=before, now=now, asked=config, folder=folder, done=done))
     return Start(done=done, folder=folder, config=now, changes=changes, notes=(*told, *notes))
+
+
+def conflicts_without_data(config: RunConfig, seen: Found) -> list[UsageError]:
+    """Why a run cannot continue from a checkpoint, whatever its data is; that cannot be opened."""
+    if seen.folder is None:
+        return []
+    run = read_index(seen.folder).run
+    stored, _ = parse_config(load_toml(run.config))
+    return _conflicts(config, stored, seen, run=run, data=None)
+
+
+def _conflicts(
+    config: RunConfig, stored: RunConfig | None, seen: Found, *, run: RunState, data: RunData | None
+) -> list[UsageError]:
+    """Every reason why the run may not continue from a checkpoint."""
+    folder = seen.folder
+    assert folder is not None, "there is a checkpoint"
+    conflicts = [
+        *_model_conflict(config, stored, data=data, folder=folder),
+        *(_data_conflict(data, run, folder, asked=config, stored=stored) if data is not None else ()),
+        *_optimizer_conflict(config, stored, folder),
+        *_rate_conflict(config, stored, done_in(run)),
+    ]
+    if conflicts and seen.warning:
+        fix = f"write the name of another one into {folder.parent / LATEST}"
+        conflicts.append(UsageError(seen.warning, fix=fix))
+    return conflicts
 
 
 def done_in(run: RunState) -> Done:
@@ -441,7 +460,7 @@ def _rates_of_zero(now: RunConfig, done: Done, *, first: int, last: int) -> Iter
 
 
 def _model_conflict(
-    config: RunConfig, stored: RunConfig | None, *, data: RunData, folder: Location
+    config: RunConfig, stored: RunConfig | None, *, data: RunData | None, folder: Location
 ) -> Iterator[UsageError]:
     """Why another function would be trained on: not every change of [model] changes a tensor's shape."""
     before, now = (_function(c, data) if c else {} for c in (stored, config))
@@ -465,9 +484,9 @@ def _optimizer_conflict(config: RunConfig, stored: RunConfig | None, folder: Loc
         )
 
 
-def _function(config: RunConfig, data: RunData) -> dict[str, Any]:
+def _function(config: RunConfig, data: RunData | None) -> dict[str, Any]:
     """What decides the model's function: its shape without what the layout or the first weights decide."""
-    vocab_size = config.model.vocab_size or data.facts.vocab_size
+    vocab_size = config.model.vocab_size or (data and data.facts.vocab_size)
     if not vocab_size:
         return {}
     shape = dataclasses.asdict(family_of(config).shape(config, vocab_size))

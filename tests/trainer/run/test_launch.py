@@ -10,12 +10,18 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mdata import DamageError, ResourceError, StoppedError, UsageError
+import mdata
+from mdata import DamageError, MdataError, ResourceError, StoppedError, UsageError
+from tests.helpers.runs import make_mix
 from tests.trainer.plan.test_plan import config
+from trainer.config.parse import ReadConfig, dump_config, read_config
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import Placement, join_world
 from trainer.run import launch as launch_module
 from trainer.run.launch import (
     RankFault,
@@ -27,6 +33,7 @@ from trainer.run.launch import (
     read_reports,
     write_report,
 )
+from trainer.run.train import train
 
 pytestmark = pytest.mark.slow  # it starts many processes
 ROOT = Path(__file__).parents[3]
@@ -380,9 +387,77 @@ def test_without_gpus_the_default_is_as_many_ranks_as_tp() -> None:
 def test_preflight_finds_the_problems_of_mesh_and_data_at_once(tmp_path: Path) -> None:
     broken = config(mesh={"tp": 3}, data={"blend": str(tmp_path / "no-such.json")})
     with pytest.raises(UsageError) as error:
-        preflight(broken, 3, where="run.toml")
+        preflight(ReadConfig(broken, []), 3, where="run.toml")
     text = str(error.value)
     assert text.startswith("run.toml has 3 problems:") and "no-such.json" in text and "mesh.tp=3" in text
+
+
+def _problems(tmp_path: Path, *words: str, kind: type[MdataError] = UsageError) -> list[str]:
+    """What a run of a sound file with these settings is refused for, by the first lines of its problems."""
+    path = tmp_path / "run.toml"
+    sound = config(run={"folder": str(tmp_path / "run")}, model={"vocab_size": 1000}, data={"blend": "mock"})
+    path.write_text(dump_config(replace(sound, mesh=replace(sound.mesh, tp=1))))
+    with pytest.raises(kind) as error:
+        preflight(read_config(path, words), 2, where="run.toml")
+    assert type(error.value) is kind
+    head, *lines = str(error.value).splitlines()
+    return [line[4:] for line in lines if line.startswith("  - ")] or [head.removeprefix("run.toml: ")]
+
+
+def test_wrong_values_hide_no_other_problem(tmp_path: Path) -> None:
+    """Of keys, of values, of the data and its sets, of folders and of rules between sections that have none."""
+    gone, lost = tmp_path / "gone", tmp_path / "lost"
+    blocked = tmp_path / "file"
+    blocked.touch()
+    words = [
+        "optimizer.lrr=3",
+        "precision.dtype=fp31",
+        f"run.folder={blocked}",
+        f"data.blend={gone}",
+        f'data.valid=["{lost}"]',
+        "model.num_heads=3",
+        "train.global_batch=7",
+    ]
+    assert [problem.split(";")[0] for problem in _problems(tmp_path, *words)] == [
+        "there is no key optimizer.lrr",
+        "precision.dtype is 'fp31'",
+        "train.global_batch=7 is not a multiple of train.micro_batch=2 x 2 data-parallel ranks",
+        "model.hidden_size=64 is not a multiple of model.num_heads=3",
+        "model.num_heads=3 is not a multiple of model.num_kv_heads=2",
+        f"run.folder='{blocked}' cannot be created: {blocked} is a file",
+        f"{gone}: neither a manifest nor a .bin/.idx pair exists there",
+        f"{lost}: neither a manifest nor a .bin/.idx pair exists there",
+    ]
+
+
+@pytest.mark.parametrize(
+    "words", [["train.micro_batch=0"], ["mesh.tp=0"], ["model.num_layers=x"], ["train.seq_length=9"]], ids=" ".join
+)
+def test_what_follows_from_a_wrong_value_is_no_problem_of_its_own(words: list[str], tmp_path: Path) -> None:
+    assert len(_problems(tmp_path, *words, "train.global_batch=8")) == 1
+
+
+def test_a_damaged_corpus_does_not_hide_other_problems(tmp_path: Path) -> None:
+    """All lost and damaged components of a blend, and what else is wrong; the exit code is that of damage."""
+    made = make_mix(tmp_path, ("one", "two"))
+    made["one"].write_text(made["one"].read_text().replace('"tokens"', '"tokenz"', 1))
+    made["two"].unlink()
+    words = (f"data.blend={tmp_path / 'mix.json'}", "train.global_batch=7")
+    batch, damaged = _problems(tmp_path, *words, kind=DamageError)
+    assert batch.startswith("train.global_batch=7") and damaged.startswith(f"{tmp_path / 'mix.json'}: component one: ")
+    with pytest.raises(DamageError, match=r"component one: [\s\S]*component two: "):
+        mdata.open_blend(tmp_path / "mix.json")
+
+
+def test_a_checkpoint_that_does_not_fit_is_told_without_data(tmp_path: Path) -> None:
+    sound = config(run={"folder": str(tmp_path / "run")}, model={"vocab_size": 1000}, data={"blend": "mock"})
+    sound = replace(sound, mesh=replace(sound.mesh, tp=1), train=replace(sound.train, steps=1))
+    sound = replace(sound, optimizer=replace(sound.optimizer, warmup_steps=0))
+    train(sound, join_world(Mesh(1), placement=Placement()))
+    lost = tmp_path / "lost"
+    words = ["train.steps=1", "optimizer.warmup_steps=0", "model.num_layers=3", f"data.blend={lost}"]
+    gone, model = _problems(tmp_path, *words)
+    assert gone.startswith(f"{lost}: neither") and model.endswith("step-1 was trained with a different model")
 
 
 @pytest.mark.parametrize(

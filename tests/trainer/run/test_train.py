@@ -259,6 +259,7 @@ def test_another_global_batch_goes_on_at_the_next_sample(corpora, tmp_path, monk
     """The counter of samples, not that of steps, says where the data goes on."""
     seen: list[int] = []
     config = _config(corpora, tmp_path / "run", steps=2)
+    config = replace(config, optimizer=replace(config.optimizer, min_lr=1e-3))
     train(config, join_world(Mesh(1), placement=Placement()))
     larger = replace(config, train=replace(config.train, global_batch=6, steps=4))
     batches = training_batches
