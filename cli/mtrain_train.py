@@ -98,7 +98,7 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
             world = join_world(mesh, placement=place)
             result = train(config, world, progress=listener)
         else:
-            store = open_store(place)
+            store = open_store(place, tell=listener.note)
             with watching(place, store, end=end or partial(_end, console), tell=listener.note) as watchdog:
                 world = join_world(mesh, placement=place, store=store)
                 watchdog.joined(world)

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -26,6 +30,8 @@ from trainer.parallel.collectives import Group, all_reduce_, start_receive_, sta
 from trainer.parallel.mesh import AXES, Coordinates, Mesh
 
 JOIN_TIMEOUT = timedelta(minutes=10)  # for the other ranks to join; also the timeout of a single collective
+FIRST_RANK_S = 480.0  # for rank 0 to start; less than JOIN_TIMEOUT, whose message does not name it
+TOLD_S = 40.0  # between notes on who is waited for
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited", "was aborted")
 FIRST_PORT, NUM_PORTS = 20000, 12000  # below the range from which systems assign ports
 
@@ -91,11 +97,16 @@ def find_placement(env: Mapping[str, str]) -> Placement | None:
     return None
 
 
-def open_store(place: Placement) -> Store:
-    """Connect to the key-value store of all ranks, which the launcher's or rank 0's process holds; waits for no rank.
+def open_store(place: Placement, *, tell: Callable[[str], None] = lambda text: None) -> Store:
+    """Connect to the key-value store of all ranks, which the launcher's or rank 0's process holds.
+
+    Waits for rank 0 alone: for its process where that holds the store, and otherwise for the name of this attempt.
+
+    Args:
+        tell: prints a line for the user.
 
     Raises:
-        ResourceError: it cannot be reached.
+        ResourceError: it cannot be reached, or rank 0 did not start.
     """
     method, env = place.init_method, os.environ
     with _joining(place):
@@ -104,14 +115,88 @@ def open_store(place: Placement) -> Store:
         if method == "env://":
             method = f"tcp://{_given(env, 'MASTER_ADDR')}:{_given(env, 'MASTER_PORT')}"
         host, _, port = method.removeprefix("tcp://").rpartition(":")
-        is_first = place.rank == 0 and not launcher_holds_store(env)
+        waiting, is_first = _WaitingForFirst(place, tell), place.rank == 0 and not launcher_holds_store(env)
+        if place.rank != 0:
+            waiting.until(lambda: _listens(host, int(port)), f"nothing answers at {host}:{port}")
         # torch's own rendezvous would have rank 0 wait for all others here.
         store: Store = dist.TCPStore(  # type: ignore[attr-defined]
             host, int(port), is_master=is_first, timeout=JOIN_TIMEOUT, wait_for_workers=False
         )
-    # A launcher that starts the ranks again keeps its store. Those of several machines may count differently.
-    again = env.get("TORCHELASTIC_RESTART_COUNT", "0") if place.local_world_size == place.world_size else "0"
-    return store if again == "0" else dist.PrefixStore(f"attempt-{again}", store)  # type: ignore[attr-defined]
+        return _of_this_attempt(store, place, waiting) if launcher_holds_store(env) else store
+
+
+class _WaitingForFirst:
+    """A rank's patience with rank 0, without which it cannot join: notes, then an error, both with its name."""
+
+    def __init__(self, place: Placement, tell: Callable[[str], None]) -> None:
+        self._place, self._tell, self._began_s, self._told = place, tell, time.monotonic(), 0
+
+    def until(self, done: Callable[[], bool], found: str) -> None:
+        """Ask again and again until it is done; `found`: what is wrong meanwhile.
+
+        Raises:
+            ResourceError: it was not done in FIRST_RANK_S since the beginning.
+        """
+        pause_s = 0.01
+        while not done():
+            waited_s = time.monotonic() - self._began_s
+            if waited_s >= FIRST_RANK_S:
+                raise ResourceError(
+                    f"rank 0 of {self._place.world_size} did not start",
+                    found=f"{found}, for {waited_s:.0f} s",
+                    expected="the process of rank 0, which the others join",
+                    fix="check the machine of rank 0, its output, and the way to it; the same command continues",
+                )
+            if waited_s >= (self._told + 1) * TOLD_S:
+                self._told += 1
+                if self._place.rank == 1:  # one line is enough
+                    self._tell(f"the other ranks wait for rank 0: {found}")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1.0)
+
+
+def _listens(host: str, port: int) -> bool:
+    """Whether a process accepts connections there; a name that does not resolve yet is none."""
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _of_this_attempt(store: Store, place: Placement, waiting: _WaitingForFirst) -> Store:
+    """The part of a launcher's store that only the ranks of this attempt use.
+
+    A launcher that starts ranks again (torchrun --max-restarts) keeps its store, with the keys of ranks that are gone,
+    and the launchers of several machines count attempts differently. So rank 0 names the attempt: each other rank asks
+    under a new name of its own, and the answer to that cannot be an old one.
+    """
+    if place.rank == 0:
+        name = f"attempt-{uuid.uuid4().hex}"
+        threading.Thread(target=_answer, args=(another_connection(store), name, place), daemon=True).start()
+    else:
+        own = uuid.uuid4().hex
+        store.set(f"mtrain/asks/{place.rank}", own)
+        waiting.until(lambda: store.check([f"mtrain/attempt-of/{own}"]), "it has not named the attempt")
+        name = store.get(f"mtrain/attempt-of/{own}").decode()
+        store.set(f"{name}/mtrain/here/{place.rank}", "")
+    return dist.PrefixStore(name, store)  # type: ignore[attr-defined,no-any-return]
+
+
+def _answer(store: Store, name: str, place: Placement) -> None:
+    """Tell every other rank the name of the attempt, until all have read it; in a thread of rank 0."""
+    waited_for, answered = {*range(1, place.world_size)}, dict[int, bytes]()
+    with suppress(RuntimeError):  # the store may be gone: this process ends, too, or the watchdog says so
+        while waited_for:
+            for rank in sorted(waited_for):
+                if store.check([f"{name}/mtrain/here/{rank}"]):
+                    waited_for.remove(rank)
+                elif store.check([f"mtrain/asks/{rank}"]):
+                    asks = store.get(f"mtrain/asks/{rank}")
+                    if answered.get(rank) != asks:  # the first may be that of a rank that is gone
+                        answered[rank] = asks
+                        store.set(f"mtrain/attempt-of/{asks.decode()}", name)
+            time.sleep(0.05)
 
 
 def launcher_holds_store(env: Mapping[str, str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,9 +128,48 @@ def test_the_store_is_there_before_the_other_ranks_and_new_for_each_attempt(laun
     other = open_store(replace(place, rank=1)) if launcher == "others" else another_connection(first)
     assert other.get("key") == b"old"
     if launcher == "torchrun":
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
         assert not open_store(place).check(["key"])
-        assert agents.check(["key"])
+        assert not agents.check(["key"])
+
+
+def test_rank_0_that_does_not_start_is_named(monkeypatch) -> None:
+    """Under Slurm its process holds the store; torch's own message comes after ten minutes and does not name it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setattr(worlds, "FIRST_RANK_S", 0.5)
+    monkeypatch.setattr(worlds, "TOLD_S", 0.2)
+    place, told = Placement(rank=1, world_size=4, init_method=f"tcp://127.0.0.1:{port}"), list[str]()
+    with pytest.raises(ResourceError) as caught:
+        open_store(place, tell=told.append)
+    assert str(caught.value).startswith(
+        f"rank 0 of 4 did not start\n  found: nothing answers at 127.0.0.1:{port}, for "
+    )
+    assert set(told) == {f"the other ranks wait for rank 0: nothing answers at 127.0.0.1:{port}"}
+
+
+@pytest.mark.parametrize("rank_0_first", [True, False])
+def test_a_launcher_that_starts_ranks_again_has_them_join_anew(rank_0_first: bool, monkeypatch) -> None:
+    """Its store keeps the keys of ranks that are gone, also of those that asked and never came."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    agents = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    for name, value in (("ADDR", "127.0.0.1"), ("PORT", str(port))):
+        monkeypatch.setenv(f"MASTER_{name}", value)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    agents.set("mtrain/asks/1", "somebody who is gone")
+    for count in (0, 0, 2):  # the launchers of two machines count differently
+        stores = {}
+        with ThreadPoolExecutor() as pool:
+            for rank in (0, 1) if rank_0_first else (1, 0):
+                monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(count * rank))
+                place = Placement(rank=rank, world_size=2, local_world_size=1)
+                stores[rank] = pool.submit(open_store, place)
+                time.sleep(0.1)
+        first, other = stores[0].result(), stores[1].result()
+        assert not other.check(["key"])
+        first.set("key", "new")
+        assert other.get("key") == b"new"
+    assert not agents.check(["key"])
 
 
 def test_a_variable_that_names_no_store_is_told(monkeypatch) -> None:
