@@ -418,7 +418,7 @@ def _data_conflict(
 
 
 def _setting_text(name: str, value: object, config: RunConfig | None, *, other: RunConfig | None) -> str:
-    """A part of the data's identity by the setting that decides it, with its value where the settings are the same."""
+    """A part of the data's identity by the setting that decides it, with its value where the settings do not tell."""
     if config is None or other is None or not (name in SETTINGS or name == "num_samples"):
         return f"{name} {value}"
     if name == "num_samples":
@@ -429,7 +429,7 @@ def _setting_text(name: str, value: object, config: RunConfig | None, *, other: 
     section, key = SETTINGS[name].split(".")
     own, others = (getattr(getattr(settings, section), key) for settings in (config, other))
     text = f"{section}.{key}={own!r}"
-    return text if own != others else f"{text} ({name} {value})"
+    return text if own != others and name != "blend" else f"{text} ({name} {value})"  # a path may name other data
 
 
 def _rate_conflict(asked: RunConfig, stored: RunConfig | None, done: Done) -> Iterator[UsageError]:

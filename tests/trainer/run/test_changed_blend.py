@@ -179,7 +179,7 @@ def test_a_change_of_what_was_read_already_is_refused_with_both_numbers(corpora,
             assert run(config).step == 6
     stranger = mdata.make_blend(["1", str(made["a"])], corpora.folder / "stranger.json")
     assert stranger.continues is None
-    with pytest.raises(mdata.UsageError, match=r"in a different order\n +found: blend"):
+    with pytest.raises(mdata.UsageError, match=r"in a different order\n +found: data.blend=.* \(blend "):
         run(config_of(tmp_path / "run", corpora.folder / "old.json", steps=7))
 
 

@@ -304,7 +304,7 @@ def test_other_data_is_told_by_its_settings(tmp_path):
     with pytest.raises(UsageError) as caught:
         find_start(other, open_data(other))
     found, expected = str(caught.value).splitlines()[1:3]
-    assert f"data.blend='{theirs}', " in found and f"data.blend='{ours}', " in expected
+    assert f"data.blend='{theirs}' (blend " in found and f"data.blend='{ours}' (blend " in expected
     assert "data.kind='packed', data.split='90,10'" in found and "data.kind='gpt', data.split='100,0,0'" in expected
     blends = [open_data(replace(config, data=replace(config.data, blend=str(path)))).train.blend_id for path in paths]
     shutil.rmtree(ours.parent)

@@ -53,7 +53,7 @@ def config_of(made: Path, folder: Path, *, data: dict[str, object] | None = None
         model=ModelSection(num_layers=1, hidden_size=16, num_heads=2),
         data=DataSection(**{"blend": str(made / "mix.json"), **(data or {})}),
         train=TrainSection(**sizes),
-        optimizer=OptimizerSection(lr=1e-3),
+        optimizer=OptimizerSection(lr=1e-3, min_lr=1e-4),
         checkpoint=CheckpointSection(interval=0),
     )
 

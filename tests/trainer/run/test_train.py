@@ -357,7 +357,7 @@ def test_a_changed_order_of_data_is_refused_by_field(corpora, tmp_path):
     config = _config(corpora, tmp_path / "run", steps=1)
     run_ranks(_train, 1, config)
     changed = replace(config, run=replace(config.run, seed=8), train=replace(config.train, steps=2))
-    with pytest.raises(AssertionError, match=r"in a different order\n +found: seed 8\n +expected: seed 7"):
+    with pytest.raises(AssertionError, match=r"in a different order\n +found: run.seed=8\n +expected: run.seed=7"):
         run_ranks(_train, 1, changed)
 
 
