@@ -5,7 +5,8 @@
 Each rank is a process with its own `mdata.Loader`, as in training. A step takes --step-ms, of which the main thread
 holds Python's lock for --busy (launching kernels from Python does) and sleeps for the rest. Printed are, for each rank,
 the share of the time in which it waited (`data_wait` of a run's metrics; the first step, for which nothing was read
-ahead, apart), the longest wait, and what the thread that reads took for a step.
+ahead, apart), the longest wait, and how often the thread that reads slept in a step: for Python's lock, above all,
+which a busy main thread hands over after 5 ms only. That number depends least on what else the machine does.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -41,17 +44,38 @@ def write_blend(folder: Path, corpora: int, tokens: int) -> Path:
     return folder / "mix.json"
 
 
+def evict(folder: Path) -> None:
+    """Drop the corpora from the page cache."""
+    for path in folder.glob("*.bin"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def opened(mix: Path, options: argparse.Namespace) -> mdata.Dataset:
+    """The blend as a run opens it."""
+    keys = {"document_masks": True} if options.document_masks else {}
+    how = {"sequence_length": options.length, "threads": options.threads, "tokenizer_unknown": "ok", **keys}
+    return mdata.open_dataset(mix, mdata.options_from_keys(**how))
+
+
+def sleeps() -> int:
+    """How often the thread that reads has slept so far."""
+    for thread in threading.enumerate():
+        if thread.name == "mdata-prefetch":
+            lines = Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines()
+            return int(next(line.split()[1] for line in lines if line.startswith("voluntary_ctxt_switches")))
+    return 0
+
+
 def run_rank(rank: int, mix: Path, options: argparse.Namespace, barrier: object, results: object) -> None:
     """The steps of one rank."""
     sys.setswitchinterval(options.switch_ms / 1e3)
-    keys = {"document_masks": True} if options.document_masks else {}
-    data = mdata.open_dataset(
-        mix, mdata.options_from_keys(sequence_length=options.length, tokenizer_unknown="ok", **keys)
-    )
+    data = opened(mix, options)
     plan = BatchPlan(options.global_batch, options.micro_batch, dp_rank=rank, dp_size=options.ranks)
     steps = iter(mdata.Loader(data, plan, prefetch=options.prefetch))
     barrier.wait()
-    waits, length = [], options.step_ms / 1e3
+    waits, length, slept = [], options.step_ms / 1e3, sleeps()
     began_all = time.perf_counter()
     for _ in range(options.steps):
         began = time.perf_counter()
@@ -63,15 +87,12 @@ def run_rank(rank: int, mix: Path, options: argparse.Namespace, barrier: object,
             checksum += sum(range(100))  # in Python, as launches are
         time.sleep(max(0.0, got + length - time.perf_counter()))
     whole = time.perf_counter() - began_all
-    results.put((rank, waits, whole))
+    results.put((rank, waits, whole, (sleeps() - slept) / options.steps))
 
 
 def alone(mix: Path, options: argparse.Namespace) -> tuple[float, float]:
     """Wall and processor milliseconds that reading a rank's step takes, with nothing beside it."""
-    keys = {"document_masks": True} if options.document_masks else {}
-    data = mdata.open_dataset(
-        mix, mdata.options_from_keys(sequence_length=options.length, tokenizer_unknown="ok", **keys)
-    )
+    data = opened(mix, options)
     plan = BatchPlan(options.global_batch, options.micro_batch, dp_size=options.ranks)
     steps = iter(mdata.Loader(data, plan, prefetch=1))
     for _ in range(20):
@@ -96,7 +117,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--step-ms", type=float, default=50)
     parser.add_argument("--busy", type=float, default=0.3, help="part of a step in which Python's lock is held")
-    parser.add_argument("--switch-ms", type=float, default=5, help="sys.setswitchinterval: until a thread hands over the lock")
+    parser.add_argument("--switch-ms", type=float, default=5, help="sys.setswitchinterval")
+    parser.add_argument("--threads", type=int, default=1, help="that read a batch")
+    parser.add_argument("--cold", action="store_true", help="evict the corpora from the page cache first")
     parser.add_argument("--document-masks", action="store_true")
     parser.add_argument("--folder", type=Path, help="keep the corpora here, and use them again")
     options = parser.parse_args()
@@ -108,6 +131,8 @@ def main() -> None:
             write_blend(folder, options.corpora, options.tokens)
         wall, cpu = alone(mix, options)
         print(f"reading a rank's step alone: {wall:.2f} ms, {cpu:.2f} ms of processor time", flush=True)
+        if options.cold:
+            evict(folder)
         context = multiprocessing.get_context("spawn")
         barrier, results = context.Barrier(options.ranks), context.Queue()
         processes = [
@@ -119,15 +144,15 @@ def main() -> None:
         found = sorted(results.get() for _ in processes)
         for process in processes:
             process.join()
-    print("| rank | waits after the first step | median wait | longest | first step |")
-    print("|---|---|---|---|---|")
+    print("| rank | waits after the first step | median wait | longest | first step | sleeps of the reader in a step |")
+    print("|---|---|---|---|---|---|")
     shares = []
-    for rank, waits, whole in found:
+    for rank, waits, whole, slept in found:
         first, rest = waits[0], waits[1:]
         shares.append(sum(rest) / (whole - first))
         print(
             f"| {rank} | {100 * shares[-1]:.3f} % | {statistics.median(rest) * 1e6:.0f} us "
-            f"| {max(rest) * 1e3:.1f} ms | {first * 1e3:.0f} ms |"
+            f"| {max(rest) * 1e3:.1f} ms | {first * 1e3:.0f} ms | {slept:.1f} |"
         )
     facts = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
     print(json.dumps(facts | {"alone_ms": wall, "alone_cpu_ms": cpu, "data_wait": shares}))

@@ -70,7 +70,7 @@ def test_a_run_continues_bitwise(tmp_path):
     whole = _curve(config_of(tmp_path / "whole"))
     _curve(config_of(tmp_path / "parts", steps=3))
     assert _curve(config_of(tmp_path / "parts")) == whole
-    with pytest.raises(RankError, match="run.seed=8"):
+    with pytest.raises(RankError, match=r"run\.seed=8"):
         other = config_of(tmp_path / "parts", steps=7)
         run_ranks(_train, 1, replace(other, run=replace(other.run, seed=8)))
 
