@@ -77,12 +77,13 @@ class AfterStep:
         return any(self.schedule.is_step(step) or evaluates(step, self.config, last=self.plan.steps) for step in steps)
 
     def settle(
-        self, now: Done, report: StepReport, *, stops: StopRequests, is_newest: bool
+        self, now: Done, report: StepReport, *, stops: StopRequests, is_newest: bool, tokens: int
     ) -> dict[str, dict[str, float]]:
         """All that follows a step; returns the losses of its evaluation.
 
         Args:
             is_newest: the state is that of this step; else a later step has begun, which then ends what was asked for.
+            tokens: read since the run was started, for the progress display.
         """
         step = now.steps
         if self.log is not None and not report.applied:
@@ -92,6 +93,8 @@ class AfterStep:
         evaluated = evaluates(step, self.config, last=self.plan.steps)
         records = evaluated or is_due(step, self.config.train.log_interval)
         measured = self.measuring.line(now.samples, report) if records else {}
+        # Before its checkpoint and evaluation are told: the lines of a log are in the order of steps.
+        self.progress.advance(1, **self.measuring.shown(step, report), tokens=tokens)
         if records and not evaluated:
             self._record(step, measured, {})
         self.schedule.add_votes(report.votes[:3])

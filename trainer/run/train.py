@@ -93,17 +93,27 @@ def _train(
         world.groups["world"],
         lambda: check_target(checkpoints_folder(config), checkpoint_bytes(config, plan)) if world.is_main else None,
     )
+    # Begins to read: the first steps are there when the engine is.
+    batches = iter(
+        training_batches(data, config, plan=plan, dp=world.groups["dp"], consumed=done.samples, progress=progress)
+    )
     with explained(config, plan, rank=world.rank):
         engine = Engine(config, plan, world=world, fresh=newest is None, first=start.first)
         if newest:
             engine.load(newest)
         if watch is not None:
             engine.executor.watch = watch
-        return _go_on(start, unrecorded, data=data, engine=engine, progress=progress)
+        return _go_on(start, unrecorded, data=data, batches=batches, engine=engine, progress=progress)
 
 
 def _go_on(
-    start: Start, unrecorded: RunState | None, *, data: RunData, engine: Engine, progress: Progress
+    start: Start,
+    unrecorded: RunState | None,
+    *,
+    data: RunData,
+    batches: Iterator[list[Batch]],
+    engine: Engine,
+    progress: Progress,
 ) -> TrainResult:
     config, done, newest, plan, world = start.config, start.done, start.folder, engine.plan, engine.world
     held = {
@@ -113,7 +123,7 @@ def _go_on(
     }
     ranks = gather_objects(held, world.groups["world"])
     if not world.is_main:
-        return _Loop(start, data, engine, log=None, progress=progress).run(unrecorded)
+        return _Loop(start, data, batches, engine, log=None, progress=progress).run(unrecorded)
     folder = write_run_files(config, plan, data=data)
     write_ranks(folder, ranks)
     for line in header(config, plan, start=start, device=device_text(world.device)):
@@ -126,19 +136,27 @@ def _go_on(
             text = f"metrics of later steps were moved to {log.put_aside}"
             log.event("note", {"text": text})
             progress.note(text)
-        return _Loop(start, data, engine, log=log, progress=progress).run(unrecorded)
+        return _Loop(start, data, batches, engine, log=log, progress=progress).run(unrecorded)
 
 
 class _Loop:
     """The steps of a run, one after another.
 
     Args:
-        done: what is done already.
+        done: what is done already. batches: of the steps after it.
     """
 
     def __init__(
-        self, start: Start, data: RunData, engine: Engine, *, log: MetricsWriter | None, progress: Progress
+        self,
+        start: Start,
+        data: RunData,
+        batches: Iterator[list[Batch]],
+        engine: Engine,
+        *,
+        log: MetricsWriter | None,
+        progress: Progress,
     ) -> None:
+        self.batches = batches
         self.config, self.done, self.data, self.engine, self.progress = start.config, start.done, data, engine, progress
         self.plan = engine.plan
         last = _last_step(self.done.steps, self.config, self.plan)
@@ -154,9 +172,9 @@ class _Loop:
             loss, losses = unrecorded.measured.get("loss"), after.record_missing(unrecorded)
         with StopRequests() as stops, after.saver:
             for now, report, is_newest in self._reports(stops):
-                loss, losses = report.loss, after.settle(now, report, stops=stops, is_newest=is_newest)
                 tokens = (now.samples - self.done.samples) * self.plan.sequence_length
-                progress.advance(1, **after.measuring.shown(now.steps, report), tokens=tokens)
+                losses = after.settle(now, report, stops=stops, is_newest=is_newest, tokens=tokens)
+                loss = report.loss
         progress.end()
         newest = checkpoints_folder(self.config) / folder_name(after.last)
         return TrainResult(after.last, loss, losses.get("valid", {}), losses.get("test", {}), newest)
@@ -170,11 +188,6 @@ class _Loop:
         done, sizes, optimizer = self.done, batch_sizes(self.config), self.config.optimizer
         if done.steps == plan.steps:
             return
-        batches = iter(
-            training_batches(
-                self.data, self.config, plan=plan, dp=engine.dp, consumed=done.samples, progress=self.progress
-            )
-        )
         running: deque[tuple[Done, int, PendingReport]] = deque()
 
         def waits() -> bool:
@@ -183,7 +196,7 @@ class _Loop:
         while done.steps < after.last or running:
             with rate:
                 if done.steps < after.last and not waits():
-                    read = rate.wait_for(batches)
+                    read = rate.wait_for(self.batches)
                     microbatches = [self._moved(batch) for batch in read]
                     size = sizes.at(done.samples)
                     at = done.scheduled(optimizer)

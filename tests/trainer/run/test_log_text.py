@@ -113,8 +113,13 @@ def test_the_log_of_a_run_without_a_terminal(run_file, monkeypatch, capsys):
         assert line["memory"] == told["memory_bytes"] > 1 << 20 and told["mfu"] is None and "mfu" not in line
         assert told["weight_decay"] == 0.1
         assert line["tokens"] == 64 * line["step"] and line["tokens_per_s"] >= 0 and line["total"] == 4
-    assert main(["train", str(run_file), "--nproc", "1", "train.steps=5"]) == 0
+    # What is told of a step's evaluation and checkpoint follows its own numbers.
+    for step in (2, 3, 4):
+        numbers = next(i for i, line in enumerate(lines) if line.startswith("{") and json.loads(line)["step"] == step)
+        told_later = [i for i, line in enumerate(lines) if line.startswith(f"mtrain: step {step}: ")]
+        assert told_later and numbers < min(told_later), step
+    assert main(["train", str(run_file), "--nproc", "1", "train.steps=5", "optimizer.decay_steps=5"]) == 0
     again = capsys.readouterr().err
     assert "mtrain: steps 5 to 5 of 4 samples x 16 tokens" in again
     assert f"resumed from {run_file.parent}/run/checkpoints/step-4\n" in again
-    assert "mtrain: changed since step-4: train.steps 4 -> 5\n" in again
+    assert "mtrain: changed since step-4: train.steps 4 -> 5, optimizer.decay_steps 4 -> 5\n" in again
