@@ -180,7 +180,7 @@ def _of_this_attempt(store: Store, place: Placement, waiting: _WaitingForFirst) 
         waiting.until(lambda: store.check([f"mtrain/attempt-of/{own}"]), "it has not named the attempt")
         name = store.get(f"mtrain/attempt-of/{own}").decode()
         store.set(f"{name}/mtrain/here/{place.rank}", "")
-    return dist.PrefixStore(name, store)  # type: ignore[attr-defined,no-any-return]
+    return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
 
 
 def _answer(store: Store, name: str, place: Placement) -> None:

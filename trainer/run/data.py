@@ -16,7 +16,6 @@ import torch
 
 import mdata
 from mdata import DamageError, MdataError, UsageError
-from mdata.blend.open_blend import open_blend
 from mdata.dataset.eval_sets import evaluation_sets, samples_asked
 from mdata.dataset.flat_options import document_mask_keys
 from mdata.dataset.mock_data import MOCK, MockDataset
@@ -92,7 +91,7 @@ def problems_of_sets(config: RunConfig) -> list[MdataError]:
     for path in dict.fromkeys((data.blend, *data.valid, *data.test)):
         try:
             if path != MOCK:
-                open_blend(path, checked=False, tokenizer_unknown="ok", evaluation=path != data.blend, **how)
+                mdata.open_blend(path, checked=False, tokenizer_unknown="ok", evaluation=path != data.blend, **how)
         except (UsageError, DamageError) as error:
             errors.append(error)
     return errors
