@@ -2,14 +2,22 @@
 
 `kind` and `order` are names here, and the options of a kind, of an order and of fill-in-the-middle (`fim_...`) are keys
 at the same level. A key that does not apply to the chosen kind or order must be left out or have its default value.
+`data_found` places the paths among the keys of a run that was started in another folder.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from glob import has_magic, iglob
+from pathlib import Path
 from typing import Any
 
+from mdata.blend.data_path import is_weight
+from mdata.corpus.open_part import is_stored
 from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder, NativeOrder
+from mdata.dataset.mock_data import MOCK
 from mdata.errors import UsageError
 from mdata.samples.sample_options import T5, Bert, Chat, Document, Fim, Gpt, Packed, check_one_of
 
@@ -75,3 +83,45 @@ def _is_of_orders(key: str) -> bool:
 def _usual(key: str) -> Any:
     default = next(_FIELDS[one][key].default for one in _OWNERS if key in _FIELDS[one])
     return None if default is MISSING else default
+
+
+STARTED_IN = "started_in"
+"""In plan.json: where the run was started, as a path from the run folder, and as an absolute one."""
+
+
+def data_found(data: Mapping[str, Any], folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The [data] of a run with relative paths placed where the data is, if it is found.
+
+    Looked for where the run was started: the run folder may have been moved with the data, or alone. Otherwise paths
+    stay as they are, relative to the working folder, as are those of run folders that do not say where they began.
+    """
+    started = plan.get(STARTED_IN)
+    named = (started.get("from_here"), started.get("absolute")) if isinstance(started, dict) else ()
+    begun = [folder / place for place in named if isinstance(place, str)]
+
+    def found(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(found, value))
+        if not isinstance(value, str) or is_stored(value) or value == MOCK:
+            return value
+        return next(filter(None, (_placed(value, place) for place in begun)), value)
+
+    return {key: found(value) if key in ("blend", "valid", "test", "cache") else value for key, value in data.items()}
+
+
+def _placed(text: str, place: Path) -> str | None:
+    """A data path, or Megatron's "0.7 a 0.3 b", with relative paths in this folder; None: not all are there."""
+    whole = os.path.join(place, text)  # noqa: PTH118 - keeps blanks and patterns
+    if _is_there(whole):
+        return whole
+    words = [
+        word if is_weight(word) or is_stored(word) else os.path.join(place, word)  # noqa: PTH118
+        for word in text.split()
+    ]
+    one_each = len(" ".join(words).split()) == len(words)  # no blanks in the folder's own name
+    return " ".join(words) if one_each and all(is_weight(word) or _is_there(word) for word in words) else None
+
+
+def _is_there(path: str) -> bool:
+    there = any(os.path.exists(path + end) for end in ("", ".json", ".idx"))  # noqa: PTH110 - of any length
+    return is_stored(path) or there or (has_magic(path) and any(iglob(path)))  # noqa: PTH207

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from mdata import __version__
+from mdata.dataset.flat_options import STARTED_IN
 from mdata.errors import os_errors_named
 from mdata.object_storage.address import is_address
-from mdata.tracing.run_folder import STARTED_IN
 from mdata.util import atomic_io, file_lock
 from trainer.checkpoint.location import ObjectFolder, checkpoints_folder
 from trainer.config.parse import dump_config

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from functools import partial
 
 import pytest
 
@@ -15,7 +17,11 @@ from mdata.object_storage import uploading
 from mdata.object_storage.address import parse_address
 from mdata.object_storage.reading import list_objects
 from mdata.object_storage.uploading import put_file, remove_object
+from mdata.preprocessing import uploads
+from mdata.rewriting import stored_merge
 from mdata.rewriting.stored_merge import merge_stored
+from tests.helpers.examples import SOAK
+from tests.helpers.failures import killed_at
 from tests.mdata.object_storage.test_preprocess_objects import run, stored
 
 RESULTS = (".bin", ".idx", ".json", ".origins", ".blake3")
@@ -103,6 +109,30 @@ def test_a_copy_that_failed_while_it_uploads_continues(bucket, parts, tmp_path, 
     for each in merge_stored(prefix, copy=True, work_folder=tmp_path / "merging"):
         stem = each.path.name.removesuffix(".json")
         assert stored(f"{bucket}/out/{stem}.bin") == one.with_name(f"{stem}.bin").read_bytes()
+
+
+@pytest.mark.parametrize("copy", [False, True], ids=["reference", "copy"])
+def test_a_merge_that_is_killed_before_any_call_continues(bucket, parts, tmp_path, copy):
+    prefix, work = parts[0], tmp_path / "merging"
+    again = partial(merge_stored, prefix, copy=copy, work_folder=work)
+    before, calls = names(bucket), [(uploads, "put_file"), (uploads, "remove_object"), (stored_merge, "remove_objects")]
+    again()
+    expected = {name: stored(f"{bucket}/{name}") for name in names(bucket) - before}
+    assert len(expected) == (10 if copy else 4) and not list(work.iterdir())
+    for n in itertools.count(0, 1 if SOAK > 1 else 61 if copy else 17):
+        for name in expected:
+            remove_object(parse_address(f"{bucket}/{name}"))
+        if not killed_at(n, again, also=calls):
+            break
+        there = names(bucket) - before
+        for name in there:  # a manifest is there only with all that it names
+            assert stored(f"{bucket}/{name}") == expected[name]
+            stem = name.removesuffix(".json")
+            assert stem == name or {one for one in expected if one.startswith(f"{stem}.")} <= there, n
+        again()
+        assert {name: stored(f"{bucket}/{name}") for name in names(bucket) - before} == expected
+        assert not list(work.iterdir()), n
+    assert n > 40
 
 
 @pytest.mark.parametrize("how", [{}, {"copy": True}])

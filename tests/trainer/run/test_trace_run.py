@@ -19,8 +19,8 @@ from cli.mdata import main
 from mdata import DamageError, UsageError
 from mdata.blend_planning.change import BlendEdits, change_blend
 from mdata.blend_planning.make_blend import save_blend
-from mdata.dataset.flat_options import KEYS
-from mdata.tracing.run_folder import _OTHER_DATA, _TRAIN, STARTED_IN, data_found
+from mdata.dataset.flat_options import KEYS, STARTED_IN, data_found
+from mdata.tracing.run_folder import _OTHER_DATA, _TRAIN
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_mix
 from trainer.config.sections import (
