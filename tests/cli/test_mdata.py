@@ -180,7 +180,10 @@ def test_an_output_folder_that_cannot_be_made_is_code_2(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("number", "code", "text"),
-    [(signal.SIGINT, 130, "mdata: the same command continues\nmdata: interrupted\n"), (signal.SIGTERM, 75, "mdata: error: stopped by SIGTERM")],
+    [
+        (signal.SIGINT, 130, "mdata: the same command continues\nmdata: interrupted\n"),
+        (signal.SIGTERM, 75, "mdata: error: stopped by SIGTERM"),
+    ],
 )
 def test_a_signal_in_the_middle_keeps_the_old_result(tmp_path, number, code, text):
     """The whole process group gets the signal, as from a terminal; workers must not add a word. What is there to

@@ -147,7 +147,10 @@ def test_unknown_facts_of_bare_pairs(folder):
             ["corpus a is shorter than one sample", "400 tokens in 40 sequences", "= 401 tokens"],
         ),
         ({"split_shares": "0,100"}, ["corpus a is shorter than one sample", "0 tokens in 0 sequences"]),
-        ({"split": "test", "split_shares": "99,1"}, ["the split 'test' is empty", "'99,1' of a, b", "a share of 0 if it is not used"]),
+        (
+            {"split": "test", "split_shares": "99,1"},
+            ["the split 'test' is empty", "'99,1' of a, b", "a share of 0 if it is not used"],
+        ),
         ({"split": "training"}, ["no split 'training'", "train, valid, test, whole"]),
         ({"split_shares": "x"}, ["the split string cannot be used"]),
     ],
