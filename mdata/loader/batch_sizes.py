@@ -81,10 +81,11 @@ class BatchSizes:
 
     def after(self, num_steps: int, *, consumed: int = 0) -> int:
         """Samples consumed when so many more steps are done behind `consumed` samples."""
-        for done in range(num_steps):
-            if self._constant_from(consumed):
-                return consumed + (num_steps - done) * self.sizes[-1]
-            consumed += self.at(consumed)
+        while num_steps > 0:
+            alike = self._steps_alike(consumed)
+            count = num_steps if alike is None else min(num_steps, alike)
+            consumed += count * self.at(consumed)
+            num_steps -= count
         return consumed
 
     def within(self, num_samples: int, *, consumed: int = 0) -> int:
@@ -93,16 +94,21 @@ class BatchSizes:
         The inverse of `after`, rounded down: a step that would read further is not begun.
         """
         steps = 0
-        while consumed < num_samples and not self._constant_from(consumed):
-            consumed += self.at(consumed)
-            steps += consumed <= num_samples
-        return steps + max(0, num_samples - consumed) // self.sizes[-1]
+        while True:
+            size, alike = self.at(consumed), self._steps_alike(consumed)
+            fitting = max(0, num_samples - consumed) // size
+            if alike is None or fitting < alike:
+                return steps + fitting
+            steps, consumed = steps + alike, consumed + alike * size
 
-    def _constant_from(self, consumed: int) -> bool:
-        """Whether every step from here on has the last size."""
-        if len(self.table) == 1:
-            return True
-        return consumed > (self.until if self.until is not None else self.table[-1][0])
+    def _steps_alike(self, consumed: int) -> int | None:
+        """How many steps behind `consumed` samples have the size of the first; None: all of them. A ramp says 1."""
+        if len(self.table) == 1 or consumed > (self.table[-1][0] if self.until is None else self.until):
+            return None
+        if self.until is not None:
+            return 1
+        end = next((start for start, _ in self.table if start > consumed), None)
+        return None if end is None else -(-(end - consumed) // self.at(consumed))
 
 
 def constant(size: int) -> BatchSizes:

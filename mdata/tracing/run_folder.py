@@ -21,7 +21,7 @@ from mdata.dataset.eval_sets import EvaluationSplit, evaluated_samples, evaluati
 from mdata.dataset.flat_options import KEYS, data_found, document_mask_keys, options_from_keys
 from mdata.dataset.mock_data import MOCK
 from mdata.errors import DamageError, UsageError, os_errors_named
-from mdata.loader.batch_sizes import BatchSizes, constant, read_ramp
+from mdata.loader.batch_sizes import BatchSizes, by_steps, constant, read_ramp
 from mdata.progress import SILENT, Progress
 from mdata.tracing.eval_steps import EvaluationSteps
 from mdata.tracing.run_steps import Steps, StepSpan
@@ -32,8 +32,10 @@ from mdata.util.regular_files import regular_file
 
 # Keys that this version knows: those of [data] that are not options of a dataset, and those of [train].
 _OTHER_DATA = ("blend", "split", "valid", "test", "allow_overlap", "prefetch")
-_STEPS = ("sequence_length", "global_batch", "batch_ramp", "micro_batch", "steps", "samples", "tokens")
-_TRAIN = (*_STEPS, "exit_interval", "loss_average", "eval_interval", "eval_samples", "log_interval")
+_STEPS = ("sequence_length", "global_batch", "batch_ramp", "batch_schedule", "micro_batch")
+_LENGTHS = ("steps", "samples", "tokens")
+_EVALUATION = ("evaluate", "eval_interval", "eval_samples")
+_TRAIN = (*_STEPS, *_LENGTHS, *_EVALUATION, "exit_interval", "loss_average", "log_interval")
 _CHECKPOINTS = {("mtrain-checkpoint", 1), ("mtrain-checkpoint", 2)}
 _SHOWN = 4
 
@@ -120,7 +122,9 @@ def _trace_set(
     limit, interval = settings.get("eval_samples", 0), settings.get("eval_interval", 0) if split == "valid" else 0
     paths = run.config["data"].get(split, ())
     asked = samples_asked(limit, steps=_steps_asked(run), interval=interval)
-    sets = evaluation_sets(train, split, paths=paths, num_samples=asked, allow_overlap=True, progress=progress)
+    sets: Mapping[str, Dataset] = {}
+    if settings.get("evaluate", True):
+        sets = evaluation_sets(train, split, paths=paths, num_samples=asked, allow_overlap=True, progress=progress)
     if name not in sets:
         kind = "validation" if split == "valid" else "test"
         close = nearest(name, sets)
@@ -164,7 +168,7 @@ def _samples_asked(run: _Run) -> int:
     """Samples for which Megatron's order was built."""
     unit, amount = _length(run)
     if unit == "steps":
-        return amount * run.number("train", "global_batch")
+        return amount * max(_sizes(run).sizes)
     return amount if unit == "samples" else amount // run.number("train", "sequence_length")
 
 
@@ -175,6 +179,8 @@ def _length(run: _Run) -> tuple[str, int]:
 
 
 def _sizes(run: _Run) -> BatchSizes:
+    if schedule := run.config["train"].get("batch_schedule", ""):
+        return by_steps(schedule, sequence_length=run.number("train", "sequence_length"))
     return read_ramp(run.config["train"].get("batch_ramp", ""), size=run.number("train", "global_batch"))
 
 

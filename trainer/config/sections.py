@@ -209,11 +209,15 @@ class TrainSection:
         "token"  # what the gradient is of: the mean over the step's loss tokens; megatron: the mean of microbatch means
     )
     batch_ramp: str = ""  # "START INCREMENT SAMPLES": the batch grows to global_batch over that many samples
+    batch_schedule: str = (
+        ""  # "0:384 200B:768 400B:1152": the batch from so many consumed tokens on; the last one is global_batch
+    )
     micro_batch: Positive  # samples per forward pass of a rank
     steps: Count = 0  # length of the run in optimizer updates; set this, samples or tokens
     samples: Count = 0  # length of the run in samples; the last step ends at or before it
     tokens: Count = 0  # length of the run in tokens; the last step ends at or before it
     exit_interval: Count = 0  # the run ends early, with a checkpoint, after steps that are multiples of it; 0: off
+    evaluate: bool = True  # false: validation and test sets are not read
     eval_interval: Count = 0  # steps between validations; 0: only at the end
     eval_samples: Count = 1024  # validation or test samples per corpus, spread evenly; 0: all
     log_interval: Positive = 1  # steps between lines of metrics.jsonl
@@ -232,6 +236,8 @@ class OptimizerSection:
     )
     min_lr: Amount = 0.0  # learning rate after the decay
     init_lr: Amount = 0.0  # learning rate from which the warmup rises
+    embedding_lr: Amount = 0.0  # largest learning rate of the token embedding and the output head; 0: lr
+    embedding_min_lr: Amount = 0.0  # embedding_lr: their learning rate after the decay
     warmup_steps: Count = 0  # length of the linear warmup in steps; set at most one of warmup_*
     warmup_samples: Count = 0  # the same in samples
     warmup_tokens: Count = 0  # the same in tokens
@@ -291,7 +297,8 @@ class PrecisionSection:
     loss_scale_hysteresis: Positive = 2  # fp16: overflows until the loss scale halves
     fp8: Literal["none", "delayed", "current"] = "none"  # products of linear layers in FP8, and where scales come from
     fp8_format: Literal["hybrid", "e4m3"] = "hybrid"  # gradients in E5M2, all else in E4M3; or all in E4M3
-    fp8_amax_history_len: Positive = 16  # delayed: steps in the history; the largest value in it sets the scale
+    fp8_amax_history_len: Positive = 16  # delayed: steps in the history of largest values
+    fp8_amax_compute: Literal["max", "most_recent"] = "max"  # delayed: which value of the history sets the scale
     fp8_margin: Count = 0  # delayed: powers of two by which scales are lowered
     fp8_first_last_bf16: Count = 0  # this many first blocks, and as many last ones, are computed without FP8
 

@@ -174,6 +174,9 @@ def _common(model: ModelFolder, arguments: Mapping[str, Any], *, optimizer: Opti
         "content_metadata": content,
     }
     groups = [_group(config, decays=decays) for decays in (True, False)]
+    if config.optimizer.embedding_lr:  # --decoupled-lr
+        rates = {"max_lr": config.optimizer.embedding_lr, "min_lr": config.optimizer.embedding_min_lr}
+        groups.insert(1, {**groups[0], **rates, "lr": config.optimizer.embedding_lr, "default_config": False})
     if optimizer == "adam":
         state = {"common_step": torch.tensor(float(run.optimizer_steps))}
         common["optimizer"] = {"state": state, "param_groups": groups}

@@ -32,12 +32,14 @@ class Float8Recipe:
     Args:
         delayed: whether scales come from earlier steps.
         gradients: the format of gradients, E5M2 ("hybrid") or E4M3. history: steps. margin: powers of two below it.
+        most_recent: the newest value of the history sets the scale, and not the largest.
         input_again: backward rounds a layer's input again, if another layer keeps or recomputes it.
     """
 
     delayed: bool
     gradients: torch.dtype = E5M2
     history: int = 16
+    most_recent: bool = False
     margin: int = 0
     input_again: bool = False
 
@@ -117,7 +119,8 @@ class Float8Scaling:
     def _set(self, history_HL3: Tensor) -> None:
         """Set the scales, which are a function of the history alone."""
         self.history_HL3.copy_(history_HL3)
-        largest_L3, margin = self.history_HL3.amax(dim=0), self.recipe.margin
+        margin, most_recent = self.recipe.margin, self.recipe.most_recent
+        largest_L3 = self.history_HL3[0] if most_recent else self.history_HL3.amax(dim=0)
         forward_L2 = scale_for(largest_L3[:, :2], dtype=E4M3, margin=margin)
         gradient_L1 = scale_for(largest_L3[:, 2:], dtype=self.recipe.gradients, margin=margin)
         self._scale_L3.copy_(torch.cat((forward_L2, gradient_L1), dim=1))

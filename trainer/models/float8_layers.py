@@ -51,6 +51,7 @@ def recipe_of(config: RunConfig) -> Float8Recipe:
         delayed=precision.fp8 == "delayed",
         gradients=E5M2 if precision.fp8_format == "hybrid" else E4M3,
         history=precision.fp8_amax_history_len,
+        most_recent=precision.fp8_amax_compute == "most_recent",
         margin=precision.fp8_margin,
         input_again=config.recompute.mode == "selective",
     )

@@ -149,7 +149,7 @@ class _Table:
         rows, width = shape.padded_vocab_size, shape.hidden_size
         first, stop = vocabulary_range(shape.vocab_size, rows, tp_size=self.tp_size, tp_rank=self.tp_rank)
         piece = Piece(name=name, shape=(shape.vocab_size, width), start=(first, 0), size=(stop - first, width))
-        rules = {"std": std, "decay": True, "copies": ends, "partial": ends, "again": again}
+        rules = {"std": std, "decay": True, "vocabulary": True, "copies": ends, "partial": ends, "again": again}
         self._add(name, (rows // self.tp_size, width), [piece], **rules)
 
     def norm(

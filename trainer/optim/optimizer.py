@@ -14,7 +14,7 @@ changes. All of this is decided on the device: nothing here waits for the host.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from trainer.kernels.updates import MOMENTS, rule_of
 from trainer.optim.buffers import Buffers
 from trainer.optim.gathers import ParameterGathers
 from trainer.optim.hooks import DataParallelHooks
-from trainer.optim.layout import BufferLayout
+from trainer.optim.layout import Bucket, BufferLayout, Segment
 from trainer.optim.matrix_update import MatrixUpdate
 from trainer.optim.ownership import Ownership, everything, owned_by
 from trainer.optim.reducer import GradientReducer
@@ -100,7 +100,13 @@ class Optimizer:
             for name, runs in self.holds.items()
         }
         self._segments = [
-            [segment for run, segment in rest.segments() if run.bucket is bucket] for bucket in buffers.layout.buckets
+            [
+                part
+                for run, segment in rest.segments()
+                if run.bucket is bucket
+                for part in _by_rate(segment, bucket, apart=bool(settings.embedding_lr))
+            ]
+            for bucket in buffers.layout.buckets
         ]
         # A sum over many ranks may be too large for fp16; as in Megatron, the ranks' mean is used instead.
         self._shrunk = groups["data"].size if buffers.gradients.values.dtype == torch.float16 else 1
@@ -132,12 +138,19 @@ class Optimizer:
     @out_of_memory_in("the optimizer's update", fix=MORE_RANKS)
     @torch.no_grad()
     def step(
-        self, learning_rate: float, totals: Tensor, *, weight_decay: float | None = None, scale: Tensor | None = None
+        self,
+        learning_rate: float,
+        totals: Tensor,
+        *,
+        embedding_rate: float | None = None,
+        weight_decay: float | None = None,
+        scale: Tensor | None = None,
     ) -> StepResult:
         """Reduce, update, gather.
 
         Args:
             learning_rate, weight_decay: for this step; a weight decay of None means that of the settings.
+            embedding_rate: of the token embedding and the output head, under optimizer.embedding_lr; None: the same.
             totals: fp64 [1 + any], this rank's part of sums over all ranks; the gradient is divided by the first: its
                 number of loss tokens, or of microbatches for a mean of their means.
             scale: fp64 scalar by which gradients were multiplied; None: 1.
@@ -145,7 +158,8 @@ class Optimizer:
         self.gathers.release()
         self.reducer.finish()
         decay = self.settings.weight_decay if weight_decay is None else weight_decay
-        rates = torch.tensor((learning_rate, decay), dtype=torch.float64)
+        embedding_rate = learning_rate if embedding_rate is None else embedding_rate
+        rates = torch.tensor((learning_rate, embedding_rate, decay), dtype=torch.float64)
         numbers = (rates.to(totals.device, non_blocking=True), totals, scale)
         norm, applied, sums = self._recorded(numbers) or self._reduce_and_update(*numbers)
         self.buffers.forget()
@@ -154,7 +168,9 @@ class Optimizer:
     def _recorded(self, numbers: tuple[Tensor, Tensor, Tensor | None]) -> Sequence[Any]:
         """The results of a recorded `_reduce_and_update`; nothing where it has to be computed."""
         key = (numbers[1].shape, numbers[2] is None)
-        if self._recorder is None or key not in self._recordings:
+        if self._recorder is None:
+            return ()
+        if key not in self._recordings:
             self._recordings[key] = None  # the first time compiles kernels
             return ()
         if (recorded := self._recordings[key]) is None:
@@ -163,7 +179,7 @@ class Optimizer:
             self._recordings[key] = recorded
         return recorded(*numbers)
 
-    def _reduce_and_update(self, rates_2: Tensor, totals: Tensor, scale: Tensor | None) -> tuple[Tensor, ...]:
+    def _reduce_and_update(self, rates_3: Tensor, totals: Tensor, scale: Tensor | None) -> tuple[Tensor, ...]:
         """What a step does to tensors; nothing else, so that it can be recorded."""
         self.reducer.sum_copies()
         sums = all_reduce_(torch.cat((self._square().view(1), totals)), self.groups["world"])
@@ -173,7 +189,7 @@ class Optimizer:
         clip = self.settings.clip_norm
         factor = (clip / norm.clamp(min=clip) if clip else 1.0) / divisor
         self._steps += applied
-        self._update(factor, rates_2.unbind(), applied)
+        self._update(factor, rates_3.unbind(), applied)
         return norm, applied, sums[1:]
 
     def loaded(self, steps: int) -> None:
@@ -205,27 +221,31 @@ class Optimizer:
         return sum_of_squares(counted) if counted else self._steps.new_zeros(())
 
     def _update(self, factor: Tensor, rates: Sequence[Tensor], applied: Tensor) -> None:
-        settings, dtype, (rate, scheduled_decay) = self.settings, self.buffers.main_dtype, rates
+        settings, dtype, (rate, embedding_rate, scheduled_decay) = self.settings, self.buffers.main_dtype, rates
+        by_rate = {False: rate} | ({True: embedding_rate} if settings.embedding_lr else {})
         # A number that changes from step to step has to be a tensor, because torch.compile would treat it as a
         # constant.
         scheduled = settings.weight_decay_schedule != "constant"
         decay = scheduled_decay if scheduled else settings.weight_decay
         if self._rule == "adamw":
-            corrections = (1 - beta**self._steps for beta in (settings.beta1, settings.beta2))
-            numbers = torch.stack((factor, rate, *corrections, self._steps)).to(dtype)
+            corrections = [1 - beta**self._steps for beta in (settings.beta1, settings.beta2)]
+            numbers = {
+                own: torch.stack((factor, its_rate, *corrections, self._steps)).to(dtype)
+                for own, its_rate in by_rate.items()
+            }
             update_ = self.kernels.adamw_
             constants: tuple[float, ...] = (settings.beta1, settings.beta2, settings.epsilon)
         else:
-            numbers = torch.stack((factor, rate)).to(dtype)
+            numbers = {own: torch.stack((factor, its_rate)).to(dtype) for own, its_rate in by_rate.items()}
             update_, constants = self.kernels.sgd_, (settings.momentum,)
         names = ("weight", *MOMENTS[self._rule])
         for number in reversed(range(len(self._segments))):  # in the order of use
-            for start, stop, rules in self._segments[number]:
+            for (start, stop, rules), own_rate in self._segments[number]:
                 held = (self._view(name, start, stop) for name in names)
                 update_(
                     (*held, self.buffers.rounded(start, stop)),
                     self.buffers.gradients.view(start, stop),
-                    numbers,
+                    numbers[own_rate],
                     applied,
                     (*constants, decay if rules.decay else 0.0),
                 )
@@ -239,6 +259,22 @@ class Optimizer:
         """A tensor of the state for owned elements [start, stop) of the buffers."""
         first = self.holds[name].place(start)
         return self.state[name][first : first + stop - start]
+
+
+def _by_rate(segment: Segment, bucket: Bucket, *, apart: bool) -> Iterator[tuple[Segment, bool]]:
+    """Parts of a segment, and whether they are of the token embedding or the output head; whole unless `apart`."""
+    spans = [(slot.start, slot.start + slot.spec.numel) for slot in bucket.slots if apart and slot.spec.vocabulary]
+    at = segment.start
+    for start, stop in sorted(spans):
+        start, stop = max(start, at), min(stop, segment.stop)
+        if start >= stop:
+            continue
+        if at < start:
+            yield segment._replace(start=at, stop=start), False
+        yield segment._replace(start=start, stop=stop), True
+        at = stop
+    if at < segment.stop:
+        yield segment._replace(start=at), False
 
 
 def owned_runs(layout: BufferLayout, groups: Mapping[str, Group]) -> Ownership:

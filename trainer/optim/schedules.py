@@ -7,6 +7,7 @@ the warmup is counted after the step, so that the first update has lr / warmup_s
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,23 +19,26 @@ from trainer.plan.lengths import ScheduleLengths
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """The rates of an update; the weight decay is that of parameters with weight decay."""
+    """The rates of an update; the weight decay is that of parameters with weight decay.
+
+    Args:
+        embedding_learning_rate: of the token embedding and the output head.
+    """
 
     learning_rate: float
     weight_decay: float
-
-    def as_pair(self) -> tuple[float, float]:
-        """(learning rate, weight decay)."""
-        return self.learning_rate, self.weight_decay
+    embedding_learning_rate: float
 
 
 def rates(optimizer: OptimizerSection, lengths: ScheduleLengths, *, steps: int, samples: int, batch: int) -> Rates:
     """Learning rate and weight decay of an update of `batch` samples, given the steps and samples before it."""
     before, after = lengths.span(steps=steps, samples=samples, batch=batch)
-    return Rates(
-        learning_rate=learning_rate(optimizer, lengths, before=before, after=after),
-        weight_decay=weight_decay(optimizer, lengths, before=before),
-    )
+    rate = embedding_rate = learning_rate(optimizer, lengths, before=before, after=after)
+    if optimizer.embedding_lr:
+        own = dataclasses.replace(optimizer, lr=optimizer.embedding_lr, min_lr=optimizer.embedding_min_lr)
+        embedding_rate = learning_rate(own, lengths, before=before, after=after)
+    decay = weight_decay(optimizer, lengths, before=before)
+    return Rates(learning_rate=rate, weight_decay=decay, embedding_learning_rate=embedding_rate)
 
 
 def learning_rate(optimizer: OptimizerSection, lengths: ScheduleLengths, *, before: float, after: float) -> float:

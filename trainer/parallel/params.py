@@ -94,6 +94,7 @@ class ParamSpec:
         fill: its initial constant if std is 0.
         decay: whether weight decay applies.
         matrix: whether its pieces are matrices of a block, whose updates Muon orthogonalizes.
+        vocabulary: whether its rows belong to tokens: the token embedding, or the output head.
         block: when it is used in the forward pass: 0 before the first block, n in the n-th block, and so on. Buffers
             are divided between blocks. again: the block in which it is used a second time; None: there is none.
         copies: the axes along which ranks hold copies of it ("tp"; "ends" where the first and the last pipeline stage
@@ -111,6 +112,7 @@ class ParamSpec:
     fill: float = 0.0
     decay: bool
     matrix: bool = False
+    vocabulary: bool = False
     block: int
     again: int | None = None
     copies: tuple[str, ...] = ()

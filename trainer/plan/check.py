@@ -20,7 +20,7 @@ from trainer.plan.check_optimizer import optimizer_problems
 from trainer.plan.check_pipeline import pipeline_problems
 from trainer.plan.check_precision import kernel_problems, precision_problems
 from trainer.plan.check_schedule import schedule_problems
-from trainer.plan.lengths import batch_sizes, training_samples
+from trainer.plan.lengths import batch_sizes, sizes_setting, training_samples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,9 @@ def _first_state_problems(config: RunConfig) -> Iterator[str]:
 def _keep_best_problems(config: RunConfig, facts: DataFacts | None) -> Iterator[str]:
     best, mock = config.checkpoint.keep_best, config.data.blend == MOCK
     lacks = {}
-    if mock or (facts and not facts.has_valid):
+    if not config.train.evaluate:
+        lacks["train.evaluate"] = "train.evaluate=false reads no validation set"
+    elif mock or (facts and not facts.has_valid):
         lacks["data.valid"] = "the data has no validation set"
     if not config.train.eval_interval:
         lacks["train.eval_interval"] = "train.eval_interval=0 validates at the end only"
@@ -152,9 +154,9 @@ def _ramp_problems(config: RunConfig, part: int) -> Iterator[str]:
     wrong = [size for size in sizes if size % part and size != config.train.global_batch]
     if wrong:
         yield (
-            f"train.batch_ramp={config.train.batch_ramp!r} has a step of {wrong[0]} samples, which is not a "
-            f"multiple of train.micro_batch x data-parallel ranks = {part}; "
-            f"choose multiples of {part} as START and as INCREMENT"
+            f"{sizes_setting(config)} has a step of {wrong[0]} samples, which is not a "
+            f"multiple of train.micro_batch x data-parallel ranks = {part}; choose multiples of {part}"
+            + ("" if config.train.batch_schedule else " as START and as INCREMENT")
         )
 
 

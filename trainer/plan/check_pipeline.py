@@ -13,7 +13,7 @@ from mdata import UsageError
 from trainer.config.sections import MeshSection, RunConfig
 from trainer.models.arithmetic import round_up
 from trainer.pipeline.generators import default_chunks, impossible
-from trainer.plan.lengths import batch_sizes
+from trainer.plan.lengths import batch_sizes, sizes_setting
 from trainer.plan.stages import num_chunks
 
 
@@ -115,7 +115,11 @@ def _schedule_problems(config: RunConfig, chunks: int, part: int) -> Iterator[st
         remedy = _other_chunks(config, chunks)
         if count % mesh.pp and mesh.schedule == "interleaved" and chunks > 1:
             whole = round_up(count, mesh.pp) * part
-            what = "train.global_batch" if size == train.global_batch else "a step of train.batch_ramp"
+            what = (
+                "train.global_batch"
+                if size == train.global_batch
+                else f"a step of {sizes_setting(config).partition('=')[0]}"
+            )
             remedy = f'choose {what}={whole}, or mesh.schedule="1f1b"'
         yield f"mesh.schedule={mesh.schedule} with a batch of {size} samples: {problem}; {remedy}"
         return

@@ -13,7 +13,7 @@ from trainer.models.arithmetic import round_up
 from trainer.models.family import family_of
 
 MULTIPLE = 16  # of every dimension of a product of FP8 matrices: required by cuBLAS
-DELAYED_KEYS = ("fp8_amax_history_len", "fp8_margin")
+DELAYED_KEYS = ("fp8_amax_history_len", "fp8_amax_compute", "fp8_margin")
 FP8_KEYS = ("fp8_format", "fp8_first_last_bf16", *DELAYED_KEYS)
 
 

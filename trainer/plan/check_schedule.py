@@ -52,7 +52,8 @@ def _length_problems(config: RunConfig, lengths: ScheduleLengths, run: RunLength
         yield _less_than_a_step(config, whole)
         return
     end = run.steps if lengths.counter == "steps" else run.samples
-    if lengths.warmup > min(end, lengths.decay):
+    # A schedule with an end of its own may be longer than this run, which then ends within its warmup.
+    if lengths.warmup > lengths.decay:
         limit = _settings("optimizer.decay_", given_lengths(optimizer, "decay_")) if lengths.decay < end else whole
         fraction = {"fraction": optimizer.warmup_fraction}
         warmup = _settings("optimizer.warmup_", given_lengths(optimizer, "warmup_") or fraction)
@@ -82,6 +83,16 @@ def _value_problems(optimizer: OptimizerSection) -> Iterator[str]:
                 f"optimizer.{name}={getattr(optimizer, name):g} is more than optimizer.lr={optimizer.lr:g}; "
                 f"choose an optimizer.{name} of at most {optimizer.lr:g}"
             )
+    own, least = optimizer.embedding_lr, optimizer.embedding_min_lr
+    if own and max(least, optimizer.init_lr) > own:
+        name = "embedding_min_lr" if least > own else "init_lr"
+        value = getattr(optimizer, name)
+        yield (
+            f"optimizer.{name}={value:g} is more than optimizer.embedding_lr={own:g}; choose at most {own:g}, or a "
+            "larger optimizer.embedding_lr"
+        )
+    if least and not own:
+        yield f"optimizer.embedding_min_lr={least:g} needs optimizer.embedding_lr; set both, or leave it out"
     if optimizer.weight_decay_schedule != "constant":
         return
     given = given_lengths(optimizer, "weight_decay_")

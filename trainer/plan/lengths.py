@@ -1,8 +1,9 @@
 """The length of a run and of its schedules: given in steps, samples or tokens, converted to one counter.
 
-The samples per step may grow (train.batch_ramp) and may differ after a resume, so lengths in samples and in steps are
-not interchangeable. `ScheduleLengths` counts in steps if every length of the schedules is in steps, otherwise in
-samples; a length in steps then becomes the number of samples in that many first steps of the run. Pure.
+The samples per step may change (train.batch_ramp, train.batch_schedule) and may differ after a resume, so lengths in
+samples and in steps are not interchangeable. `ScheduleLengths` counts in steps if every length of the schedules is in
+steps, otherwise in samples; a length in steps then becomes the number of samples in that many first steps of the run.
+Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 from typing import Literal
 
 from mdata import UsageError
-from mdata.loader.batch_sizes import BatchSizes, read_ramp
+from mdata.loader.batch_sizes import BatchSizes, by_steps, read_ramp
 from trainer.config.sections import OptimizerSection, RunConfig, TrainSection
 
 UNITS = ("steps", "samples", "tokens")
@@ -56,13 +57,32 @@ def batch_sizes(config: RunConfig) -> BatchSizes:
     """Samples of each step, by the samples consumed before it.
 
     Raises:
-        UsageError: an invalid ramp, or one that never reaches the global batch.
+        UsageError: an invalid ramp or schedule, or one that does not end with the global batch.
     """
-    ramp = config.train.batch_ramp
+    ramp, schedule, batch = config.train.batch_ramp, config.train.batch_schedule, config.train.global_batch
+    if ramp and schedule:
+        raise UsageError(f"train.batch_ramp={ramp!r} and train.batch_schedule={schedule!r} are set; keep one of them")
+    if schedule:
+        try:
+            sizes = by_steps(schedule, sequence_length=config.train.sequence_length)
+        except UsageError as error:
+            raise UsageError(f"train.batch_schedule={schedule!r}: {error}") from error
+        if sizes.sizes[-1] != batch:
+            raise UsageError(
+                f"train.batch_schedule={schedule!r} ends with {sizes.sizes[-1]} samples, and train.global_batch="
+                f"{batch}; make them equal"
+            )
+        return sizes
     try:
-        return read_ramp(ramp, size=config.train.global_batch)
+        return read_ramp(ramp, size=batch)
     except UsageError as error:
         raise UsageError(f"train.batch_ramp={ramp!r}: {error}") from error
+
+
+def sizes_setting(config: RunConfig) -> str:
+    """The setting by which the samples per step change, as "key=value"."""
+    key = "batch_schedule" if config.train.batch_schedule else "batch_ramp"
+    return f"train.{key}={getattr(config.train, key)!r}"
 
 
 def run_length(config: RunConfig, *, steps: int = 0, samples: int = 0) -> RunLength:
@@ -83,9 +103,15 @@ def run_length(config: RunConfig, *, steps: int = 0, samples: int = 0) -> RunLen
 
 
 def training_samples(config: RunConfig) -> int:
-    """Samples that the order of the data has to provide; a ramp reads fewer of them."""
+    """Samples that the order of the data has to provide; steps of changing sizes read fewer of them.
+
+    Raises:
+        UsageError: as `batch_sizes`.
+    """
     train = config.train
-    return train.steps * train.global_batch or train.samples or train.tokens // train.sequence_length
+    if train.steps:
+        return train.steps * max(batch_sizes(config).sizes)
+    return train.samples or train.tokens // train.sequence_length
 
 
 def schedule_lengths(config: RunConfig) -> ScheduleLengths:

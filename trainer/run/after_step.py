@@ -207,7 +207,7 @@ def unrecorded_step(newest: Location, config: RunConfig, *, plan: Plan, world: W
 
 def evaluates(step: int, config: RunConfig, *, last: int) -> bool:
     """Whether a step is evaluated; `last` is that of the run."""
-    return step == last or is_due(step, config.train.eval_interval)
+    return step == last or (config.train.evaluate and is_due(step, config.train.eval_interval))
 
 
 def is_due(step: int, interval: int) -> bool:

@@ -64,12 +64,15 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
     valid_asked = samples_asked(limit, steps=steps, interval=config.train.eval_interval)
     test_asked = samples_asked(limit, steps=steps)
     overlap = config.data.allow_overlap
-    valid = evaluation_sets(
-        train, "valid", paths=config.data.valid, num_samples=valid_asked, allow_overlap=overlap, progress=progress
-    )
-    test = evaluation_sets(
-        train, "test", paths=config.data.test, num_samples=test_asked, allow_overlap=overlap, progress=progress
-    )
+    valid: Mapping[str, mdata.Dataset] = {}
+    test: Mapping[str, mdata.Dataset] = {}
+    if config.train.evaluate:
+        valid = evaluation_sets(
+            train, "valid", paths=config.data.valid, num_samples=valid_asked, allow_overlap=overlap, progress=progress
+        )
+        test = evaluation_sets(
+            train, "test", paths=config.data.test, num_samples=test_asked, allow_overlap=overlap, progress=progress
+        )
     facts = DataFacts(
         vocab_size=train.vocab_size,
         largest_id=_largest([train, *valid.values(), *test.values()]),

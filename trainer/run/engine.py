@@ -130,6 +130,7 @@ class Engine:
         microbatches: Sequence[Microbatch],
         learning_rate: float,
         *,
+        embedding_rate: float | None = None,
         weight_decay: float | None = None,
         votes: Callable[[], tuple[float, ...]] = tuple,
         num_components: int = 0,
@@ -137,6 +138,7 @@ class Engine:
         """Train on this rank's microbatches of one global batch; does not wait for the device.
 
         Args:
+            embedding_rate: of the token embedding and the output head, under optimizer.embedding_lr; None: the same.
             weight_decay: of this step; None: optimizer.weight_decay.
             votes: what this rank asks all ranks for, as small whole numbers; asked late, summed with the loss.
             num_components: of the blend, where the microbatches say of which one each row is: the report then has the
@@ -155,7 +157,9 @@ class Engine:
         totals = torch.cat((sums, numbers_beside(votes(), sums)))
         decay = self.optimizer.settings.weight_decay if weight_decay is None else weight_decay
         self.copies.before_update()
-        result = self.optimizer.step(learning_rate, totals, weight_decay=decay, scale=gradient_scale)
+        result = self.optimizer.step(
+            learning_rate, totals, embedding_rate=embedding_rate, weight_decay=decay, scale=gradient_scale
+        )
         if self.float8 is not None:
             self.float8.update(result.applied, self.everyone)
         if self.scaler is not None:  # without loss tokens there was nothing that could overflow

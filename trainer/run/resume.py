@@ -348,7 +348,8 @@ def _notes(
         told = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changes.items())
         yield f"changed since {folder.name}: {told}"
     was, will = (_rates(c, done, batch=batch_sizes(now).at(done.samples)) for c in (before, now))
-    for name in ("learning_rate", "weight_decay"):
+    names = ["learning_rate", *(["embedding_learning_rate"] if now.optimizer.embedding_lr else []), "weight_decay"]
+    for name in names:
         old, new = getattr(was, name), getattr(will, name)
         if old != new:
             what = f"the {name.replace('_', ' ')} of step {done.steps + 1} is {new:g}"

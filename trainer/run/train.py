@@ -200,11 +200,12 @@ class _Loop:
                     microbatches = [self._moved(batch) for batch in read]
                     size = sizes.at(done.samples)
                     at = done.scheduled(optimizer)
-                    lr, decay = rates(optimizer, plan.schedule, **at, batch=size).as_pair()
+                    rate_of = rates(optimizer, plan.schedule, **at, batch=size)
                     pending = engine.step(
                         microbatches,
-                        lr,
-                        weight_decay=decay,
+                        rate_of.learning_rate,
+                        embedding_rate=rate_of.embedding_learning_rate,
+                        weight_decay=rate_of.weight_decay,
                         votes=lambda: after.votes(stops),
                         num_components=len(after.measuring.components),
                     )

@@ -81,6 +81,15 @@ def test_the_steps_within_a_number_of_samples_read_no_further(sizes, target, con
     assert sizes.after(steps + 1, consumed=consumed) > target
 
 
+def test_steps_of_a_table_are_counted_without_going_through_them():
+    """A table and a length that no loop could get through: the steps of one size are counted at once."""
+    sizes = by_steps("0:1 1T:3 2T:2")
+    last = 10**12 + 333_333_333_334 * 3  # the first multiple of 3 behind the first size that is no longer below 2T
+    assert sizes.after(10**12) == 10**12 and sizes.after(10**12 + 2) == 10**12 + 6
+    assert sizes.after(10**18) == last + 2 * (10**18 - 10**12 - 333_333_333_334)
+    assert sizes.within(10**18) == 10**12 + 333_333_333_334 + (10**18 - last) // 2
+
+
 @pytest.mark.parametrize("ramp", [(0, 1, 5, 9), (1, 0, 5, 9), (1, 1, 0, 9), (9, 1, 5, 9), (10, 1, 5, 9)])
 def test_ramps_that_do_not_go_up_are_refused(ramp):
     start, increment, samples, size = ramp

@@ -112,8 +112,9 @@ def test_a_kept_weight_is_rounded_anew_at_the_same_address():
     assert addresses == before
 
 
-def test_scales_are_those_of_the_largest_values_of_the_last_steps():
-    scaling = _scaling(history=3, margin=1, gradients=E4M3)
+@pytest.mark.parametrize("most_recent", [False, True])
+def test_scales_are_those_of_the_largest_values_of_the_last_steps(most_recent):
+    scaling = _scaling(history=3, margin=1, gradients=E4M3, most_recent=most_recent)
     layer = _layer(scaling)
     sizes = [1.0, 8.0, 2.0, 1.0, 0.5]
     for step, size in enumerate(sizes):
@@ -122,6 +123,7 @@ def test_scales_are_those_of_the_largest_values_of_the_last_steps():
         scaling.update(NO if step == 1 else YES, EVERYONE)
         largest = max(float(_draw(i, TOKENS, WIDTH).abs().max()) for i in range(2))
         seen = [s for j, s in enumerate(sizes[: step + 1]) if j != 1][-3:]  # a skipped step leaves nothing
+        seen = seen[-1:] if most_recent else seen
         assert scaling.scaling(1, "input", record=False).scale_1.item() == pytest.approx(
             448 / (largest * max(seen)) / 2
         )

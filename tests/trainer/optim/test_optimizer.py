@@ -148,6 +148,44 @@ def test_a_weight_decay_may_change_from_step_to_step():
         np.testing.assert_allclose(values, 2.0 * (0.95 * 0.975 if values.ndim == 2 else 1.0), rtol=1e-12, err_msg=name)
 
 
+def _with_rates(context, config, pairs):
+    """Weights after two steps, for each (optimizer.embedding_lr, learning rates of a step)."""
+    found = []
+    for own, (rate, embedding_rate) in pairs:
+        engine = layouts(context, replace(config, optimizer=replace(config.optimizer, embedding_lr=own)))
+        for step in range(2):
+            engine.step(microbatches(engine, step), rate, embedding_rate=embedding_rate)
+        found.append(logical(engine.optimizer.owned, engine.optimizer.state["weight"]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "ranks", "mesh"),
+    [
+        ("gpt2", "adamw", 2, MeshSection(pp=2)),
+        ("llama", "adamw", 4, MeshSection(tp=2, sequence_parallel=True)),
+        ("llama", "muon", 2, MeshSection()),
+        ("gpt2", "sgd", 2, MeshSection()),
+    ],
+)
+def test_embedding_and_head_have_a_rate_of_their_own(kind, rule, ranks, mesh):
+    """A rate of 0 keeps them as they are, and nothing else; the same rate changes nothing; in other layouts too."""
+    config = small_config(kind, optimizer=OptimizerSection(lr=1e-2, name=rule))
+    pairs = [(0.0, (1e-2, None)), (1e-2, (1e-2, 1e-2)), (1e-2, (1e-2, 0.0)), (1e-2, (0.0, 0.0)), (1e-2, (1e-2, 2e-2))]
+    (results,) = run_ranks(_with_rates, 1, config, pairs)
+    same, alike, still, first, faster = map(assemble, results)
+    own = {"embedding.weight"} if kind == "gpt2" else {"embedding.weight", "head.weight"}
+    assert own <= same.keys()
+    for name, values in same.items():
+        assert np.array_equal(alike[name], values), name
+        assert np.array_equal(still[name], first[name]) == (name in own), name
+        assert name not in own or not np.array_equal(faster[name], values), name
+    shared = run_ranks(_with_rates, ranks, replace(config, mesh=mesh), pairs[-1:])
+    parts = [part for (held,) in shared for part in held]
+    for name, values in assemble(parts).items():
+        np.testing.assert_allclose(values, faster[name], rtol=0, atol=1e-8, err_msg=name)
+
+
 def _half_sums(context, dtype, gradients):
     config = small_config("llama", dtype=dtype)
     precision = replace(config.precision, gradients=gradients, initial_loss_scale=2.0**16)

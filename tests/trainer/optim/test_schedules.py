@@ -30,6 +30,39 @@ def rate(step: int, optimizer: OptimizerSection, *, warmup: float = 0, decay: fl
 
 COSINE = OptimizerSection(lr=1.0, min_lr=0.2)
 
+# The learning rate of embedding and head by Megatron-Core 0.16.1: OptimizerParamScheduler, --decoupled-lr 4e-4,
+# --decoupled-min-lr 2e-5 beside --lr 1e-3, --min-lr 1e-4; warmup of 3 from 1e-5, decay until 10, WSD's over 4.
+DECOUPLED = {
+    "linear": "1e-05 0.00014 0.00027 0.0004 0.00034571428571428573 0.00029142857142857144 0.00023714285714285715 "
+    "0.00018285714285714286 0.00012857142857142858 7.428571428571431e-05 2e-05 2e-05",
+    "cosine": "1e-05 0.00014 0.00027 0.0004 0.00038118408490145963 0.0003284630623531594 0.00025227897745169975 "
+    "0.0001677210225483003 9.153693764684064e-05 3.881591509854039e-05 2e-05 2e-05",
+    "inverse_sqrt": "1e-05 0.00014 0.00027 0.0004 0.00034641016151377546 0.0003098386676965933 0.000282842712474619 "
+    "0.0002618614682831908 0.0002449489742783178 0.0002309401076758503 0.00021908902300206643 2e-05",
+    "wsd": "1e-05 0.00014 0.00027 0.0004 0.0004 0.0004 0.0004 0.000279081275592823 0.00017740115370177615 "
+    "9.189870370103399e-05 2e-05 2e-05",
+}
+
+
+@pytest.mark.parametrize("schedule", DECOUPLED)
+def test_the_rate_of_embedding_and_head_is_megatrons(schedule: Any) -> None:
+    own = {"embedding_lr": 4e-4, "embedding_min_lr": 2e-5, "wsd_decay": "exponential"}
+    section = OptimizerSection(
+        lr=1e-3,
+        min_lr=1e-4,
+        init_lr=1e-5,
+        warmup_count="before",
+        schedule=schedule,
+        **own,  # type: ignore[arg-type]
+    )
+    ends = lengths(warmup=3, decay=10, wsd=4)
+    found = [rates(section, ends, steps=step, samples=0, batch=1) for step in range(12)]
+    expected = [float(number) for number in DECOUPLED[schedule].split()]
+    assert [rate.embedding_learning_rate for rate in found] == pytest.approx(expected, rel=1e-14)
+    alone = OptimizerSection(lr=1e-3, min_lr=1e-4, init_lr=1e-5, warmup_count="before", schedule=schedule)
+    same = [rates(alone, ends, steps=step, samples=0, batch=1) for step in range(12)]
+    assert all(rate.embedding_learning_rate == rate.learning_rate for rate in same)
+
 
 @pytest.mark.parametrize(
     ("step", "expected"),

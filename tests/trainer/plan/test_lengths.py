@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.plan.test_plan import config
+from trainer.plan.check import check
 from trainer.plan.lengths import batch_sizes, run_length, schedule_lengths, training_samples
 
 NONE = {"steps": 0}
 RAMP = "2 2 24"  # 2 samples a step, then 4 and 6, to 8 from sample 24 on
+TABLE = "0:2 256:4 1K:8"  # tokens: 2 samples a step, 4 from sample 8 on, 8 from sample 31 on
 
 
 def test_a_run_in_each_unit() -> None:
@@ -20,15 +25,15 @@ def test_a_run_in_each_unit() -> None:
     assert [training_samples(config(train=NONE | {unit: 3200})) for unit in ("samples", "tokens")] == [3200, 100]
 
 
-@given(st.sampled_from(("", RAMP)), st.integers(1, 300), st.integers(0, 40))
-def test_a_run_ends_at_its_length_wherever_it_goes_on(ramp: str, amount: int, done: int) -> None:
-    by_samples, by_steps = ({"steps": 0, "samples": amount, "batch_ramp": ramp}, {"steps": amount, "batch_ramp": ramp})
+@given(st.sampled_from(({}, {"batch_ramp": RAMP}, {"batch_schedule": TABLE})), st.integers(1, 300), st.integers(0, 40))
+def test_a_run_ends_at_its_length_wherever_it_goes_on(sizes: dict, amount: int, done: int) -> None:
+    by_samples, by_steps = ({"steps": 0, "samples": amount, **sizes}, {"steps": amount, **sizes})
     for train in (by_samples, by_steps):
         run = config(train=train, mesh={"tp": 1})
-        whole, sizes = run_length(run), batch_sizes(run)
-        assert whole.samples == sizes.after(whole.steps)
+        whole, steps_of = run_length(run), batch_sizes(run)
+        assert whole.samples == steps_of.after(whole.steps)
         steps = min(done, whole.steps)
-        assert run_length(run, steps=steps, samples=sizes.after(steps)) == whole
+        assert run_length(run, steps=steps, samples=steps_of.after(steps)) == whole
     assert run_length(config(train=by_samples)).samples <= amount
 
 
@@ -57,3 +62,40 @@ def test_a_length_in_steps_stands_for_the_samples_that_they_read() -> None:
     assert schedule_lengths(run).warmup == batch_sizes(run).after(10)
     assert schedule_lengths(run).span(steps=3, samples=6, batch=2) == (6, 8)
     assert schedule_lengths(config()).span(steps=3, samples=6, batch=2) == (3, 4)
+
+
+def test_a_table_of_batch_sizes_is_megatrons(oracles: Path) -> None:
+    """Its tables, in tokens: the size of each step by the samples before it."""
+    cases = json.loads((oracles / "oracle" / "sampler" / "cases.json").read_text())["schedules"]
+    tables = [case for case in cases if "text" in case and "rows" in case and case["seq_length"]]
+    for case in tables:
+        train = {"batch_schedule": case["text"], "sequence_length": case["seq_length"], "micro_batch": 1}
+        run = config(train=train | {"global_batch": case["parsed"][-1][1]})
+        got = batch_sizes(run)
+        assert [list(entry) for entry in got.table] == case["parsed"]
+        assert [got.at(row[1]) for row in case["rows"]] == [row[2] for row in case["rows"] if row[2] != "refused"]
+    assert len(tables) == 2
+
+
+def test_a_table_of_batch_sizes_has_a_place_in_the_checks() -> None:
+    run = config(train={"batch_schedule": TABLE})
+    assert training_samples(run) == 800 and check(run, 2, facts=None) == []
+    falling = config(train={"batch_schedule": "0:16 3200:8"})
+    assert training_samples(falling) == 1600 > run_length(falling).samples
+    for keys, text in (
+        ({"batch_schedule": "0:2 256:4"}, "ends with 4 samples, and train.global_batch=8; make them equal"),
+        ({"batch_schedule": TABLE, "batch_ramp": RAMP}, "are set; keep one of them"),
+        ({"batch_schedule": "0:3 256:8"}, "has a step of 3 samples, which is not a multiple of"),
+        ({"batch_schedule": "5K:8"}, "train.batch_schedule='5K:8': the table of batch sizes cannot be used"),
+    ):
+        problems = check(config(train=keys), 2, facts=None)
+        assert any(text in problem for problem in problems), problems
+
+
+def test_a_schedule_of_its_own_length_may_be_longer_than_the_run() -> None:
+    """As in short runs of Megatron-LM's: the run ends within its warmup."""
+    run = config(optimizer={"warmup_steps": 0, "warmup_fraction": 0.1, "decay_steps": 100_000})
+    assert schedule_lengths(run).warmup == 10_000 and check(run, 2, facts=None) == []
+    assert any(
+        "is more than train.steps=100" in p for p in check(config(optimizer={"warmup_steps": 101}), 2, facts=None)
+    )

@@ -160,10 +160,11 @@ def check(tracer: mdata.Tracer, ranks: list[list[tuple[list[int], list[list[int]
         {"data": {"order": "megatron", "blend_surplus": 0.25}},
         {"data": {"shuffle_block": 4, "split": "80,0,20", "document_masks": True}},
         {"batch_ramp": "4 4 16", "global_batch": 12},
+        {"batch_schedule": f"0:4 {8 * LENGTH}:8 {16 * LENGTH}:12", "global_batch": 12},
         {"steps": 0, "samples": 35, "data": {"order": "megatron", "document_masks": True}},
         {"steps": 0, "tokens": LENGTH * 39, "batch_ramp": "4 4 16", "global_batch": 12},
     ],
-    ids=["native", "megatron", "blocks", "ramp", "samples", "tokens"],
+    ids=["native", "megatron", "blocks", "ramp", "table", "samples", "tokens"],
 )
 def test_every_step_is_traced_as_it_was_read(made, tmp_path, options):
     config = config_of(made, tmp_path / "run", **options)

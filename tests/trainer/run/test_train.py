@@ -40,6 +40,7 @@ from trainer.config.sections import (
 )
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
+from trainer.plan.check import check
 from trainer.plan.plan import make_plan
 from trainer.run.data import open_data, training_batches
 from trainer.run.engine import Engine
@@ -154,14 +155,16 @@ def test_resuming_at_every_step_is_bitwise_the_same_run(corpora, tmp_path):
     assert sorted(p.name for p in (folder / "checkpoints").glob("step-*")) == ["step-11", "step-12"]
 
 
-def test_a_ramp_of_batch_sizes_resumes_in_its_middle(corpora, tmp_path):
+@pytest.mark.parametrize("sizes", [{"batch_ramp": "2 2 24"}, {"batch_schedule": "0:2 64:4 256:6 512:8"}])
+def test_changing_batch_sizes_resume_in_their_middle(corpora, tmp_path, sizes):
     """The counter of consumed samples decides on the size of a step, on other ranks too."""
     whole = _config(corpora, tmp_path / "whole", steps=9, interval=1)
-    train = replace(whole.train, global_batch=8, micro_batch=1, batch_ramp="2 2 24", log_interval=1)
+    train = replace(whole.train, global_batch=8, micro_batch=1, **sizes, log_interval=1)
     whole = replace(whole, train=train)
     run_ranks(_train, 1, whole)
     expected = _curve(tmp_path / "whole")
-    consumed = [2, 4, 6, 8, 12, 16, 22, 28, 36]
+    by_table = "batch_schedule" in sizes  # rows have 32 tokens
+    consumed = [2, 6, 10, 16, 24, 32, 40, 48, 56] if by_table else [2, 4, 6, 8, 12, 16, 22, 28, 36]
     assert _consumed(tmp_path / "whole") == consumed
     folder = tmp_path / "parts"
     for stop, ranks in ((1, 1), (3, 2), (6, 1), (9, 2)):
@@ -175,6 +178,22 @@ def test_a_ramp_of_batch_sizes_resumes_in_its_middle(corpora, tmp_path):
 
 def _consumed(folder):
     return [json.loads(line)["consumed_samples"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_may_evaluate_nothing(corpora, tmp_path):
+    config = _config(corpora, tmp_path / "run", steps=4)
+    run_ranks(_train, 1, config)
+    assert any("valid" in line for line in read_metrics(tmp_path / "run"))
+    silent = replace(config, run=RunSection(folder=str(tmp_path / "silent"), seed=7))
+    silent = replace(silent, train=replace(config.train, evaluate=False))
+    run_ranks(_train, 1, silent)
+    lines = read_metrics(tmp_path / "silent")
+    assert lines[-1]["step"] == 4 and not any("valid" in line or "test" in line for line in lines)
+    assert lines[-1]["loss"] == read_metrics(tmp_path / "run")[-1]["loss"]
+    (problem,) = check(replace(silent, checkpoint=CheckpointSection(keep_best=1)), 1, facts=None)
+    assert "train.evaluate=false reads no validation set" in problem
+    with pytest.raises(mdata.UsageError, match="the run has no validation set"):
+        mdata.trace_run(tmp_path / "silent", validation="valid")
 
 
 def test_the_last_step_is_recorded_whatever_the_interval(corpora, tmp_path):
