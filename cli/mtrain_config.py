@@ -7,11 +7,14 @@ its bash script and the script's arguments. Nothing is run. Exit code 2: some ar
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from mdata import UsageError
 from mdata.util.regular_files import regular_file
 
 from .console import Console, Parser
+
+MOST_BYTES = 1 << 20  # of a script
 
 
 def add_arguments(parser: Parser) -> None:
@@ -90,7 +93,7 @@ def _script(text: str) -> tuple[str, list[str]]:
     if words[0].endswith(".py") or (len(words) > 1 and not words[0].endswith(".sh")):
         return text, []
     try:
-        return regular_file(words[0]).read_text(encoding="utf-8"), words
+        return _script_text(Path(words[0])), words
     except OSError as error:
         fix = "give a script's file, or the command line itself: 'pretrain_gpt.py --num-layers 24 ...'"
         known = explain_os_error(error, "reading the script")
@@ -99,3 +102,11 @@ def _script(text: str) -> tuple[str, list[str]]:
         raise UsageError(f"cannot read the script {words[0]}", found=error.strerror, fix=fix) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{words[0]} is not a text file", found=str(error), fix="give a bash script") from error
+
+
+def _script_text(path: Path) -> str:
+    """The text of a file of a script's size."""
+    if (size := regular_file(path).stat().st_size) > MOST_BYTES:
+        found, expected = f"{size:,} bytes", f"at most {MOST_BYTES:,}"
+        raise UsageError(f"cannot read the script {path}", found=found, expected=expected, fix="give a bash script")
+    return path.read_text(encoding="utf-8")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from cli.mtrain import main
+from cli.mtrain_config import MOST_BYTES
 
 RUN = (
     "torchrun --nproc-per-node 4 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4"
@@ -63,7 +65,7 @@ def test_all_refused_arguments_at_once(capsys: pytest.CaptureFixture[str], every
     code, out, err = told(capsys, "--from-megatron", f"{RUN} --num-experts 8 --nonsense --eod-mask-loss")
     assert code == 2 and not out
     assert "has 3 problems" in err and err.count("\n  - ") == 3
-    assert "--num-experts 8: mixtures of experts are not supported" in err
+    assert "--num-experts 8: mixtures of experts come in a later version" in err
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,9 @@ def test_all_refused_arguments_at_once(capsys: pytest.CaptureFixture[str], every
         (".", "cannot read the script ."),
         ("python train.py --lr 1", "expected one command that starts pretrain_gpt.py"),
         ("pretrain_gpt.py --num-layers '2", "is never closed"),
-        ("for x in 1; do pretrain_gpt.py; done", "loops, functions and case are not read"),
+        ("for x in 1; do pretrain_gpt.py", "a block without its `done`"),
+        ("python pretrain_bert.py --lr 1", "mtrain lacks BERT"),
+        ("/dev/zero", "not a regular file"),
         ("pretrain_gpt.py \x1b[31m", "is where an argument is expected"),
     ],
 )
@@ -91,3 +95,11 @@ def test_a_file_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[st
     path.write_bytes(b"\xff\xfe\x00")
     code, _, err = told(capsys, "--from-megatron", str(path))
     assert code == 2 and "is not a text file" in err and len(err.splitlines()) <= 4
+
+
+def test_a_script_is_a_regular_file_of_a_scripts_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe.sh")
+    (tmp_path / "large.sh").write_text("#" * (MOST_BYTES + 1))
+    for name, text in (("pipe.sh", "not a regular file"), ("large.sh", "1,048,577 bytes")):
+        code, _, err = told(capsys, "--from-megatron", str(tmp_path / name))
+        assert code == 2 and text in err and len(err.splitlines()) <= 4

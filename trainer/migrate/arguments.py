@@ -7,12 +7,18 @@ abbreviated names are not accepted.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mdata.util.option_synonyms import nearest
 from trainer.migrate.flags import Flag
 from trainer.migrate.shell import unknown
+
+PROGRAM = "pretrain_gpt.py"
+
+
+_NAMED = 10  # unknown words of which each is named, with what was meant; the others are counted
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,7 +46,8 @@ def read_arguments(words: Sequence[str], table: Mapping[str, Flag]) -> Given:
     """Read the words after pretrain_gpt.py."""
     values = {name: _default(flag) for name, flag in table.items() if not flag.same_as}
     texts: dict[str, str] = {}
-    problems: list[str] = []
+    problems: dict[str, str] = {}  # by name: one of each
+    unknown_words = 0
     at = 0
     while at < len(words):
         name, equals, joined = words[at].partition("=")
@@ -52,15 +59,19 @@ def read_arguments(words: Sequence[str], table: Mapping[str, Flag]) -> Given:
         at = end
         flag = table.get(name)
         if flag is None:
-            problems.append(_unknown_word(name, table))
+            unknown_words += 1
+            if unknown_words <= _NAMED:
+                problems[name] = _unknown_word(name, table)
             continue
         value, problem = _value(flag, found)
         if problem:
-            problems.append(f"{name} {problem}")
+            problems.setdefault(name, f"{name} {problem}")
         else:
             first = flag.same_as or name
             values[first], texts[first] = value, " ".join([name, *found])
-    return Given(values, texts, tuple(problems))
+    if unknown_words > _NAMED:
+        problems[""] = f"{unknown_words - _NAMED} more are no arguments of {PROGRAM}; the first {_NAMED} are named"
+    return Given(values, texts, tuple(problems.values()))
 
 
 def _default(flag: Flag) -> Any:
@@ -71,13 +82,15 @@ def _default(flag: Flag) -> Any:
 
 def _unknown_word(name: str, table: Mapping[str, Flag]) -> str:
     if not name.startswith("--"):
-        return f"{name!r} is where an argument is expected; arguments begin with --"
+        return f"{name[:80]!r} is where an argument is expected; arguments begin with --"
     near = nearest(name, list(table))
-    return f"{name} is not an argument of pretrain_gpt.py" + (f"; did you mean {near}?" if near else "")
+    return f"{name[:80]} is not an argument of {PROGRAM}" + (f"; did you mean {near}?" if near else "")
 
 
 def _value(flag: Flag, words: list[str]) -> tuple[Any, str | None]:
     """(value, problem) from the words after an argument."""
+    if flag.kind == "any":
+        return " ".join(words), None
     if flag.kind == "switch":
         return True, f"takes no value, but {words[0]!r} follows it" if words else None
     if flag.kind == "texts":
@@ -92,8 +105,10 @@ def _value(flag: Flag, words: list[str]) -> tuple[Any, str | None]:
     try:
         if flag.kind == "int":
             return int(words[0]), None
-        if flag.kind == "float":
-            return float(words[0]), None
+        if flag.kind == "float" and math.isfinite(number := float(words[0])):
+            return number, None
     except ValueError:
-        return None, f"is {words[0]!r}; expected a {'whole number' if flag.kind == 'int' else 'number'}"
+        number = math.nan
+    if flag.kind in ("int", "float"):
+        return None, f"is {words[0][:40]!r}; expected a {'whole number' if flag.kind == 'int' else 'number'}"
     return (tuple(words) if flag.kind == "texts" else words[0]), None

@@ -8,8 +8,11 @@ an argument is written as `same as --NAME`. The other arguments are in `other_fl
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 
-from trainer.migrate.other_flags import NOT_NEEDED, REFUSED
+from trainer.migrate.other_flags import NOT_NEEDED, REFUSED, REMOVED
 
 _TABLE = """
 --num-layers | int | | = model.num_layers |
@@ -37,6 +40,7 @@ _TABLE = """
 --swiglu | switch | | model.activation | swiglu
 --squared-relu | switch | | model.activation | squared_relu
 --no-bias-gelu-fusion | switch | | model.activation | gelu_erf instead of gelu: the fused kernel computes the tanh form
+--use-te-activation-func | switch | | model.activation | gelu: Transformer Engine's is the tanh form
 --no-bias-swiglu-fusion | switch | | model.activation_clamp | the fused kernel ignores the clamp
 --activation-func-clamp-value | float | | model.activation_clamp | with --swiglu and --no-bias-swiglu-fusion
 --glu-linear-offset | float | 0.0 | model.activation_offset | with --swiglu and --no-bias-swiglu-fusion
@@ -52,17 +56,25 @@ _TABLE = """
 --init-method-std | float | 0.02 | = model.init_std |
 --embedding-init-method-std | float | | model.init_std | only with the value of --init-method-std
 --vocab-size | int | | model.vocab_size | used for NullTokenizer and TikTokenizer, as in Megatron-LM
---tokenizer-type | text | | model.vocab_size | GPT2BPETokenizer: 50257 rows; otherwise that of the data's manifest
+--tokenizer-type | text | GPT2BPETokenizer | model.vocab_size | GPT2BPETokenizer: 50257 rows; others: the manifest's
 --padded-vocab-size | int | | model.vocab_size |
 --make-vocab-size-divisible-by | int | 128 | model.vocab_size | the padding takes part in Megatron's loss
+--no-pad-vocab-size | switch | | model.vocab_size | without padding
+--disable-pad-vocab-size | same as --no-pad-vocab-size
 --seed | int | 1234 | = run.seed | the same order of data; other initial weights of the same distribution
 --save | text | | run.folder |
 --load | text | | checkpoint.init_from | another folder than --save's; with init_optimizer, init_schedule, init_data
 --finetune | switch | | checkpoint.init_from | with --load: weights alone
+--ckpt-step | int | | checkpoint.init_from | the folder of that iteration in --load
+--verify-integrity | switch | | checkpoint.load | latest-valid: all bytes of a checkpoint are compared with its hashes
 --no-load-optim | switch | | checkpoint.init_optimizer | with --load: false, as is init_schedule
 --pretrained-checkpoint | text | | checkpoint.init_from |
---save-interval | int | | checkpoint.interval |
+--save-interval | int | | checkpoint.interval | without a retain interval none is deleted: checkpoint.keep
 --persistent-save-interval | same as --save-interval
+--save-retain-interval | int | | checkpoint.keep_every | and checkpoint.keep = 1: all others but the newest are deleted
+--non-persistent-save-interval | int | | checkpoint.interval | those of --save-interval are kept: checkpoint.keep_every
+--use-checkpoint-opt_param-scheduler | switch | | checkpoint.init_schedule | where --load is another folder than --save
+--use-checkpoint-opt-param-scheduler | same as --use-checkpoint-opt_param-scheduler
 --data-path | texts | | data.blend |
 --mock-data | switch | | data.blend | mock
 --train-data-path | texts | | data.blend |
@@ -80,18 +92,22 @@ _TABLE = """
 --micro-batch-size | int | | = train.micro_batch |
 --global-batch-size | int | | train.global_batch | without it --micro-batch-size x data-parallel ranks
 --rampup-batch-size | texts | | train.batch_ramp |
+--step-batch-size-schedule | texts | | train.batch_schedule | its last size is train.global_batch
 --train-iters | int | | train.steps |
 --train-samples | int | | train.samples |
 --calculate-per-token-loss | switch | | train.loss_average | token; without it megatron
 --exit-interval | int | 0 | = train.exit_interval |
 --deterministic-mode | switch | | run.deterministic |
 --eval-interval | int | | train.eval_interval |
---eval-iters | int | 100 | train.eval_samples | x global batch
+--eval-iters | int | 100 | train.eval_samples | x global batch; 0: train.evaluate = false
+--eval-global-batch-size | int | | train.eval_samples | with --eval-iters
 --full-validation | switch | | train.eval_samples | 0
 --log-interval | int | 100 | = train.log_interval |
 --optimizer | text | adam | optimizer.name | adam: adamw; sgd; muon, dist_muon: muon
 --lr | float | | = optimizer.lr |
 --min-lr | float | 0.0 | = optimizer.min_lr |
+--decoupled-lr | float | | optimizer.embedding_lr | of the token embedding and the output head
+--decoupled-min-lr | float | | optimizer.embedding_min_lr | with --decoupled-lr; default --min-lr
 --lr-decay-style | text | linear | optimizer.schedule |
 --lr-decay-iters | int | | optimizer.decay_steps |
 --lr-decay-samples | int | | optimizer.decay_samples |
@@ -121,12 +137,17 @@ _TABLE = """
 --clip-grad | float | 1.0 | = optimizer.clip_norm |
 --use-megatron-fsdp | switch | | optimizer.sharding | with --data-parallel-sharding-strategy
 --use-custom-fsdp | same as --use-megatron-fsdp
---data-parallel-sharding-strategy | text | no_shard | optimizer.sharding | none, state, gradients, parameters
+--data-parallel-sharding-strategy | text | optim_grads_params | optimizer.sharding | none, state, gradients, parameters
 --use-torch-fsdp2 | switch | | optimizer.sharding | parameters
+--torch-fsdp2-no-reshard-after-forward | switch | | optimizer.sharding | gradients, with --use-torch-fsdp2
+--overlap-grad-reduce | switch | | optimizer.overlap_grad_reduce | on here without it too: it changes no number
+--overlap-param-gather | switch | | optimizer.overlap_param_gather | on here without it too: it changes no number
 --ddp-bucket-size | int | | optimizer.bucket_size | a bucket is made of whole blocks
 --fp16 | switch | | precision.dtype | fp16
 --bf16 | switch | | precision.dtype | bf16
 --grad-reduce-in-bf16 | switch | | precision.gradients | params
+--megatron-fsdp-main-grads-dtype | text | auto | precision.gradients | auto or fp32
+--megatron-fsdp-grad-comm-dtype | text | auto | precision.gradients | auto or fp32
 --accumulate-allreduce-grads-in-fp32 | switch | | precision.gradients | main, as with bf16; fp16 without it: params
 --loss-scale | float | | precision.loss_scale |
 --initial-loss-scale | float | 4294967296 | precision.initial_loss_scale |
@@ -135,6 +156,9 @@ _TABLE = """
 --hysteresis | int | 2 | precision.loss_scale_hysteresis |
 --fp8-format | text | | precision.fp8_format | hybrid or e4m3
 --fp8-recipe | text | delayed | precision.fp8 | delayed, or tensorwise: current
+--fp8-amax-history-len | int | 1 | precision.fp8_amax_history_len | with --fp8-recipe delayed, like the next two
+--fp8-amax-compute-algo | text | most_recent | precision.fp8_amax_compute | max or most_recent
+--fp8-margin | int | 0 | precision.fp8_margin |
 --first-last-layers-bf16 | switch | | precision.fp8_first_last_bf16 |
 --num-layers-at-start-in-bf16 | int | 1 | precision.fp8_first_last_bf16 |
 --num-layers-at-end-in-bf16 | int | 1 | precision.fp8_first_last_bf16 |
@@ -161,7 +185,7 @@ class Flag:
 
     Args:
         name: with its dashes.
-        kind: switch, int, float, text or texts.
+        kind: switch, int, float, text, texts, or any: whatever follows.
         default: Megatron's, as text; None: none.
         use: "mapped", "not needed" or "refused".
         key: the setting of ours; "": none.
@@ -180,7 +204,8 @@ class Flag:
     same_as: str = ""
 
 
-def flag_table() -> dict[str, Flag]:
+@functools.cache
+def flag_table() -> Mapping[str, Flag]:
     """Every known argument, by name."""
     table: dict[str, Flag] = {}
     for line in _TABLE.strip().splitlines():
@@ -197,7 +222,9 @@ def flag_table() -> dict[str, Flag]:
     for use, groups in (("not needed", NOT_NEEDED), ("refused", REFUSED)):
         for reason, names in groups:
             table |= {flag.name: flag for flag in (_other(word, use, reason) for word in names.split())}
-    return table
+    for name, replacement in REMOVED:
+        table[name] = Flag(name=name, kind="any", use="refused", note=f"removed from Megatron-LM; give {replacement}")
+    return MappingProxyType(table)
 
 
 def _other(word: str, use: str, reason: str) -> Flag:

@@ -10,12 +10,29 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
+from types import MappingProxyType
 
 from mdata import UsageError
 from trainer.migrate.lexer import ShellError
-from trainer.migrate.shell import read_commands
+from trainer.migrate.settings import is_count
+from trainer.migrate.shell import Work, read_commands
 
 SCRIPT = "pretrain_gpt.py"
+# What mtrain lacks for Megatron-LM's other programs.
+_OTHERS = MappingProxyType(
+    {
+        "pretrain_bert.py": "BERT: attention in both directions, masked tokens, and a head for pairs of sentences",
+        "pretrain_t5.py": "T5: an encoder, and a decoder that attends to it",
+        "pretrain_mamba.py": "layers of state-space models (Mamba)",
+        "pretrain_hybrid.py": "layers of state-space models (Mamba)",
+        "pretrain_vlm.py": "an encoder of images",
+        "pretrain_ict.py": "two encoders for retrieval",
+        "pretrain_retro.py": "attention to retrieved text (RETRO)",
+        "pretrain_vision_classify.py": "an encoder of images",
+        "train_rl.py": "reinforcement learning",
+    }
+)
+_SAMPLES = MappingProxyType({"pretrain_bert.py": "mdata.Bert", "pretrain_t5.py": "mdata.T5"})
 _PER_NODE = ("--nproc-per-node", "--nproc_per_node", "--ntasks-per-node")
 _NODES = ("--nnodes", "--nodes", "-N")
 _RANKS = ("--ntasks", "-n", "-np")
@@ -41,15 +58,25 @@ def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
     Raises:
         UsageError: the text cannot be read, has no such command, or several.
     """
+    work = Work()
     try:
-        commands = [part for command in read_commands(text, arguments) for part in _inner(command)]
+        commands = [part for command in read_commands(text, arguments, work=work) for part in _inner(command, work)]
     except (ShellError, RecursionError) as error:
         fix = f"give the command itself: mtrain config --from-megatron '{SCRIPT} --num-layers ...'"
         raise UsageError("the script cannot be read", found=str(error), fix=fix) from error
     found = [command for command in commands if any(_is_script(word) for word in command)]
     if len(found) != 1:
         others = [word for command in commands for word in command if word.endswith(".py")]
+        other = next((name for word in others if (name := PurePath(word).name) in _OTHERS), None)
+        if not found and other:
+            fix = f"mtrain trains the models of {SCRIPT}"
+            if kind := _SAMPLES.get(other):
+                fix += f"; mdata makes the samples: mdata.open(..., kind={kind}())"
+            raise UsageError(f"{other} cannot be converted", found=f"mtrain lacks {_OTHERS[other]}", fix=fix)
         seen = f"{len(found)} such commands" if found else ", ".join(others[:3]) or "no Python script"
+        sourced = [" ".join(command[:2]) for command in commands if command[0] in (".", "source")]
+        if not found and sourced:
+            seen += f", and `{sourced[0]}`, whose file is not read"
         fix = "give one of them" if found else f"give the command that starts {SCRIPT}, or its script's file"
         raise UsageError(f"expected one command that starts {SCRIPT}", found=seen, fix=fix)
     at = next(place for place, word in enumerate(found[0]) if _is_script(word))
@@ -57,11 +84,11 @@ def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
     return Launch(tuple(found[0][at + 1 :]), *_sizes(found[0][:at], " ".join(batch).split()))
 
 
-def _inner(command: list[str]) -> list[list[str]]:
+def _inner(command: list[str], work: Work) -> list[list[str]]:
     """A command, or those of its `sh -c`, each preceded by the launcher's words."""
     for at in range(1, len(command) - 1):
         if command[at] in ("-c", "-lc") and PurePath(command[at - 1]).name in _SHELLS and SCRIPT in command[at + 1]:
-            return [command[: at - 1] + inner for inner in read_commands(command[at + 1])]
+            return [command[: at - 1] + inner for inner in read_commands(command[at + 1], work=work)]
     return [command]
 
 
@@ -85,7 +112,7 @@ def _sizes(words: Sequence[str], batch: Sequence[str]) -> tuple[int | None, int 
 
 
 def _whole(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
+    return int(text) if is_count(text) else None
 
 
 def _number(words: Sequence[str], names: Sequence[str], default: str) -> str:

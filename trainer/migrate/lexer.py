@@ -1,8 +1,9 @@
 """Splits bash text into simple commands of raw words; nothing is expanded and nothing is run.
 
 A raw word keeps its quotes and its dollar signs; `NAME=( ... )` is one raw word, newlines included. Comments and
-redirections are left out. A placeholder as in Megatron-LM's examples, `<Specify path>`, is part of its word. Text that
-cannot be split (an open quote, a here-document) is a ShellError with its line.
+redirections, here-documents included, are left out. A placeholder as in Megatron-LM's examples, `<Specify path>`, is
+part of its word. Text that cannot be split (an open quote, a here-document without an end) is a ShellError with its
+line.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 
 _PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n|&;]*>")
 _REDIRECTION = re.compile(r"\d*(>>|>&|>\||>|<)[ \t]*(?:&?[0-9-]+)?")
+_HERE = re.compile(r"\d*<<(-?)[ \t]*")
 _OPERATOR = re.compile(r"&&|\|\||\||;;|;|&|\n")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=$")
 _CLOSING = {"'": "'", '"': '"', "`": "`", "(": ")", "{": "}"}
@@ -34,10 +36,11 @@ def split_statements(text: str) -> list[Statement]:
     """The simple commands of a script, in order.
 
     Raises:
-        ShellError: an open quote or bracket, or a here-document.
+        ShellError: an open quote or bracket, or a here-document without an end.
     """
     statements: list[Statement] = []
     words: list[str] = []
+    documents: list[tuple[str, bool]] = []  # here-documents of this line: the line that ends one, after tabs or not
     at, line, begun = 0, 1, 1
     while at < len(text):
         if text[at] in " \t\r":
@@ -46,8 +49,12 @@ def split_statements(text: str) -> list[Statement]:
             at, line = at + 2, line + 1
         elif text[at] == "#":
             at = (text.find("\n", at) + 1 or len(text) + 1) - 1
-        elif text.startswith("<<", at) and not text.startswith("<<<", at):
-            raise ShellError(f"line {line}: a here-document")
+        elif text.startswith("<<<", at):
+            at = _word_end(text, _after_blanks(text, at + 3), line)
+        elif here := _HERE.match(text, at):
+            end = _word_end(text, here.end(), line)
+            documents.append((re.sub(r"[\\\"']", "", text[here.end() : end]), bool(here[1])))
+            at = end
         elif (redirection := _REDIRECTION.match(text, at)) and not _PLACEHOLDER.match(text, at):
             at = redirection.end()
             if redirection.group().rstrip()[-1] in "<>|":
@@ -56,6 +63,9 @@ def split_statements(text: str) -> list[Statement]:
             if words:
                 statements.append(Statement(tuple(words), begun, operator.group()))
             at, words, line = operator.end(), [], line + (operator.group() == "\n")
+            if operator.group() == "\n" and documents:
+                at, line = _after_documents(text, at, line, documents)
+                documents = []
         else:
             begun = begun if words else line
             end = _word_end(text, at, line)
@@ -63,6 +73,27 @@ def split_statements(text: str) -> list[Statement]:
             line += text.count("\n", at, end)
             at = end
     return [*statements, Statement(tuple(words), begun, "\n")] if words else statements
+
+
+def _after_blanks(text: str, at: int) -> int:
+    """The position of the next character that is no blank."""
+    while text[at : at + 1] in (" ", "\t") and at < len(text):
+        at += 1
+    return at
+
+
+def _after_documents(text: str, at: int, line: int, documents: list[tuple[str, bool]]) -> tuple[int, int]:
+    """(position, line) after the here-documents that begin here."""
+    for mark, after_tabs in documents:
+        first = line
+        while True:
+            if at >= len(text):
+                raise ShellError(f"line {first - 1}: the here-document has no line {mark}")
+            end = text.find("\n", at) % (len(text) + 1)
+            found, at, line = text[at:end], min(end + 1, len(text)), line + 1
+            if (found.lstrip("\t") if after_tabs else found) == mark:
+                break
+    return at, line
 
 
 def _word_end(text: str, at: int, line: int) -> int:

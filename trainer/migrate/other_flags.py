@@ -1,7 +1,8 @@
-"""Arguments of Megatron-LM's pretrain_gpt.py that need no setting of ours, and those that are refused: two tables.
+"""Arguments of Megatron-LM's pretrain_gpt.py that need no setting of ours, and those that are refused: tables.
 
 A row: the reason, then the arguments as `flag_table` of `flags.py` reads them. `--name`: nothing follows; `--name=1`:
 one value, 1 if it is left out; `--name=*p2p`: one or more. A refused argument is accepted if it has its default value.
+REMOVED has names that Megatron-LM no longer takes, and what replaced them.
 """
 
 NOT_NEEDED: tuple[tuple[str, str], ...] = (
@@ -9,55 +10,227 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         "it names a kernel; here [kernels] and a self-test choose kernels, which changes rounding only",
         """--attention-backend=auto --no-masked-softmax-fusion --no-bias-dropout-fusion --no-rope-fusion
         --cross-entropy-loss-fusion --cross-entropy-fusion-impl=native --use-flash-attn --no-persist-layer-norm
-        --no-gradient-accumulation-fusion --apply-query-key-layer-scaling --enable-cuda-graph
-        --cuda-graph-warmup-steps=3 --external-cuda-graph --cuda-graph-scope=*
-        --transformer-impl=transformer_engine --te-rng-tracker --symmetric-ar-type=
-        --use-fused-weighted-squared-relu --cuda-graph-impl=none --use-kitchen-attention
-        --kitchen-attention-backend=sdpa --disable-jit-fuser --flash-attention-version= --fused-residual-rmsnorm
-        --use-transformer-engine-op-fuser --batch-invariant-backend=te_native --optimizer-cuda-graph
-        --cuda-graph-modules=* --muon-fp32-matmul-prec=medium --muon-use-syrk""",
-    ),
-    (
-        "always on here: fp32 in softmax and loss, sums of products in fp32, a NaN skips the step, a sharded optimizer",
-        """--apply-layernorm-1p --no-check-for-nan-in-loss-and-grad --check-for-spiky-loss --check-for-large-grads
-        --exit-signal-handler --use-mcore-models --override-opt_param-scheduler --no-save-rng --no-load-rng
-        --no-initialization --exit-on-missing-checkpoint --attention-softmax-in-fp32
-        --disable-bf16-reduced-precision-matmul --use-distributed-optimizer --multiple-validation-sets
-        --override-opt-param-scheduler --exit-signal=SIGTERM --exit-signal-handler-for-dataloader
-        --exit-signal-handler-for-training""",
+        --no-gradient-accumulation-fusion --transformer-impl=transformer_engine --symmetric-ar-type=
+        --use-fused-weighted-squared-relu --use-kitchen-attention --kitchen-attention-backend=sdpa
+        --disable-jit-fuser --flash-attention-version= --fused-residual-rmsnorm --use-transformer-engine-op-fuser
+        --batch-invariant-backend=te_native --muon-fp32-matmul-prec=medium --muon-use-syrk""",
     ),
     (
         "grouping and overlapping communication does not change results; here the layout decides it",
-        """--no-clone-scatter-output-in-embedding --disable-gloo-process-groups --tp-comm-overlap
-        --tp-comm-overlap-cfg= --disable-tp-comm-overlap-ag --disable-tp-comm-overlap-rs
-        --tp-comm-overlap-rs-dgrad --disable-tp-comm-bulk-dgrad --disable-tp-comm-bulk-wgrad
-        --tp-comm-bootstrap-backend=nccl --train-sync-interval= --no-async-tensor-model-parallel-allreduce
-        --disable-tp-comm-split-ag --disable-tp-comm-split-rs --pipeline-model-parallel-comm-backend=
-        --microbatch-group-size-per-virtual-pipeline-stage= --no-overlap-p2p-communication
-        --overlap-p2p-communication-warmup-flush --distributed-backend=nccl --distributed-timeout-minutes=10
-        --overlap-grad-reduce --defer-embedding-wgrad-compute --wgrad-deferral-limit=0 --no-align-grad-reduce
-        --ddp-num-buckets= --ddp-pad-buckets-for-high-nccl-busbw --ddp-average-in-collective
-        --overlap-param-gather --overlap-param-gather-with-optimizer-step --no-align-param-gather
-        --no-scatter-gather-tensors-in-pipeline --use-ring-exchange-p2p --local-rank=0 --lazy-mpu-init=
-        --no-gradient-reduce-div-fusion --suggested-communication-unit-size=
+        """--no-clone-scatter-output-in-embedding --disable-gloo-process-groups --disable-tp-comm-overlap-ag
+        --disable-tp-comm-overlap-rs --tp-comm-overlap-rs-dgrad --disable-tp-comm-bulk-dgrad
+        --disable-tp-comm-bulk-wgrad --tp-comm-bootstrap-backend=nccl --train-sync-interval=
+        --no-async-tensor-model-parallel-allreduce --disable-tp-comm-split-ag --disable-tp-comm-split-rs
+        --pipeline-model-parallel-comm-backend= --microbatch-group-size-per-virtual-pipeline-stage=
+        --no-overlap-p2p-communication --overlap-p2p-communication-warmup-flush --distributed-backend=nccl
+        --defer-embedding-wgrad-compute --wgrad-deferral-limit=0 --no-align-grad-reduce --ddp-num-buckets=
+        --ddp-pad-buckets-for-high-nccl-busbw --ddp-average-in-collective --overlap-param-gather-with-optimizer-step
+        --no-align-param-gather --no-scatter-gather-tensors-in-pipeline --use-ring-exchange-p2p --local-rank=0
+        --lazy-mpu-init --no-gradient-reduce-div-fusion --suggested-communication-unit-size=
         --num-distributed-optimizer-instances=1 --cp-comm-type=*p2p --hierarchical-context-parallel-sizes=*
         --nccl-communicator-config-path= --use-tp-pp-dp-mapping --high-priority-stream-groups=* --use-nccl-ub
-        --use-sharp --delay-wgrad-compute --sharp-enabled-group= --distributed-timeout-seconds-after-init=
-        --disable-symmetric-registration --disable-async-tensor-model-parallel-allreduce --no-tp-comm-bulk-wgrad
-        --no-tp-comm-bulk-dgrad --no-tp-comm-overlap-ag --no-tp-comm-overlap-rs --no-tp-comm-split-ag
-        --no-tp-comm-split-rs --disable-clone-scatter-output-in-embedding
-        --ddp-reduce-scatter-with-fp32-accumulation --create-all-gather-group --disable-align-grad-reduce
+        --use-sharp --delay-wgrad-compute --sharp-enabled-group= --disable-symmetric-registration
+        --disable-async-tensor-model-parallel-allreduce --no-tp-comm-bulk-wgrad --no-tp-comm-bulk-dgrad
+        --no-tp-comm-overlap-ag --no-tp-comm-overlap-rs --no-tp-comm-split-ag --no-tp-comm-split-rs
+        --disable-clone-scatter-output-in-embedding --ddp-reduce-scatter-with-fp32-accumulation
+        --create-all-gather-group --disable-align-grad-reduce
         --ddp-param-name-patterns-for-fp32-local-accumulation=* --no-use-layer-wise-param-layout --local_rank=
         --DDP-impl=local --no-contiguous-buffers-in-local-ddp""",
     ),
     (
         "memory and the garbage collector are managed here",
-        """--distribute-saved-activations --recompute-modules=* --use-cpu-initialization
-        --empty-unused-memory-level=0 --manual-gc --manual-gc-interval=0 --no-manual-gc-eval
-        --init-model-with-meta-device --disable-manual-gc-eval""",
+        """--distribute-saved-activations --empty-unused-memory-level=0 --manual-gc --manual-gc-interval=0
+        --no-manual-gc-eval --disable-manual-gc-eval""",
     ),
     (
-        "metrics.jsonl and report.html always hold losses, norms, rates and memory",
+        "one checkpoint format, readable in any layout; checkpoints are complete and written in the background",
+        """--no-save-optim --non-persistent-ckpt-type= --non-persistent-global-ckpt-dir=
+        --non-persistent-local-ckpt-dir= --non-persistent-local-ckpt-algo=fully_parallel
+        --no-use-tokenizer-model-from-checkpoint-args --use-dist-ckpt --use-persistent-ckpt-worker
+        --auto-detect-ckpt-format --dist-ckpt-format= --ckpt-format=torch_dist --ckpt-fully-parallel-save
+        --no-ckpt-fully-parallel-save --async-save --ckpt-fully-parallel-load --ckpt-assume-constant-structure
+        --dist-ckpt-strictness=assume_ok_unexpected --replication --replication-jump= --replication-factor=2
+        --load-model-opt-format --no-strict-fsdp-dtensor-load --dist-ckpt-save-pre-mcore-014
+        --dist-ckpt-optim-fully-reshardable --distrib-optim-fully-reshardable-mem-efficient
+        --disable-use-tokenizer-model-from-checkpoint-args --disable-ckpt-fully-parallel-save
+        --disable-strict-fsdp-dtensor-load --async-strategy=nvrx --async-ckpt-cpu-priority=10
+        --async-ckpt-io-priority=3 --async-ckpt-use-cpu-shm --ckpt-fully-parallel-load-exchange-algo=broadcast
+        --ckpt-fully-parallel-load-per-rank-objects --ckpt-fully-parallel-save-process-group=dp
+        --ckpt-fully-parallel-load-process-group=dp --ckpt-pg-tensors-cache-path= --ckpt-pg-tensors-cache-create
+        --no-ckpt-load-validate-sharding-integrity --disable-ckpt-load-validate-sharding-integrity
+        --no-save-tokenizer-assets --disable-save-tokenizer-assets --dist-ckpt-workers=1
+        --ckpt-drop-redundant-extra-state""",
+    ),
+    (
+        "the corpus manifest has its tokenizer",
+        """--vocab-file= --merge-file= --vocab-extra-ids=0 --tokenizer-model= --tiktoken-pattern=
+        --tiktoken-num-special-tokens=1000 --tiktoken-special-tokens=* --tokenizer-metadata= --legacy-tokenizer
+        --trust-remote-code --tokenizer-special-tokens=* --tokenizer-sentencepiece-legacy --tokenizer-hf-use-fast
+        --tokenizer-hf-include-special-tokens --no-tokenizer-sentencepiece-ignore-extra-whitespaces
+        --disable-tokenizer-sentencepiece-ignore-extra-whitespaces --tokenizer-hf-no-use-fast
+        --tokenizer-hf-no-include-special-tokens --null-tokenizer-eod-id= --null-tokenizer-pad-id=-1
+        --chat-template= --use-gigatoken""",
+    ),
+    (
+        "the loader manages read-ahead, caches and files; batches do not depend on them",
+        """--no-mmap-bin-files --num-workers=2 --no-create-attention-mask-in-dataloader --num-dataset-builder-threads=1
+        --disable-msc --per-dataset-sequences-path= --dataloader-fast-cache-load --dataloader-defer-npy-index-mmap
+        --allow-ambiguous-pad-tokens --enable-msc --data-impl=mmap --mmap-warmup""",
+    ),
+    (
+        "watching and restarting ranks is left to the launcher: a stopped run continues with the same command",
+        """--adlr-autoresume --adlr-autoresume-interval=1000 --enable-ft-package --calc-ft-timeouts --inprocess-restart
+        --inprocess-max-iterations= --inprocess-monitor-thread-interval=1.0 --inprocess-monitor-process-interval=1.0
+        --inprocess-progress-watchdog-interval=1.0 --inprocess-heartbeat-interval=30 --inprocess-soft-timeout=60
+        --inprocess-hard-timeout=90 --inprocess-heartbeat-timeout=60 --inprocess-barrier-timeout=120
+        --inprocess-completion-timeout=120 --inprocess-last-call-wait=1 --inprocess-termination-grace-time=1
+        --inprocess-granularity=node --inprocess-active-world-size=1 --inprocess-empty-cuda-cache
+        --ft-num-warmup-iters=5""",
+    ),
+    (
+        "used only by other models and tasks (BERT, T5, ICT, vision, RETRO, MLA, RL, inference)",
+        """--decoder-num-layers= --relative-attention-num-buckets=32 --relative-attention-max-distance=128 --onnx-safe=
+        --bert-no-binary-head --encoder-tensor-model-parallel-size=0 --encoder-pipeline-model-parallel-size=0
+        --pipeline-model-parallel-split-rank= --decoder-seq-length= --retriever-seq-length=256 --sample-rate=1.0
+        --mask-prob=0.15 --short-seq-prob=0.1 --ict-head-size= --biencoder-projection-dim=0
+        --biencoder-shared-query-context-model --ict-load= --bert-load= --titles-data-path=
+        --query-in-block-prob=0.1 --use-one-sent-docs --evidence-data-path= --retriever-report-topk-accuracies=*
+        --retriever-score-scaling --block-data-path= --embedding-path= --indexer-batch-size=128
+        --indexer-log-interval=1000 --num-classes=1000 --img-h=224 --img-w=224 --num-channels=3 --patch-dim=16
+        --classes-fraction=1.0 --data-per-class-fraction=1.0 --no-data-sharding --head-lr-mult=1.0
+        --vision-pretraining --vision-pretraining-type=classify --vision-backbone-type=vit --swin-backbone-type=tiny
+        --mask-type=random --mask-factor=1.0 --iter-per-epoch=1250 --dino-local-img-size=96
+        --dino-local-crops-number=10 --dino-head-hidden-size=2048 --dino-bottleneck-size=256
+        --dino-freeze-last-layer=1 --dino-norm-last-layer --dino-warmup-teacher-temp=0.04 --dino-teacher-temp=0.07
+        --dino-warmup-teacher-temp-epochs=30 --rotary-scaling-factor=1.0 --mscale=1.0 --mscale-all-dim=0.0
+        --inference-batch-times-seqlen-threshold=-1 --max-tokens-to-oom=12000 --output-bert-embeddings
+        --bert-embedder-type=megatron --flash-decode --inference-max-requests=8 --inference-max-seq-length=2560
+        --inference-dynamic-batching --inference-dynamic-batching-buffer-size-gb=40.0
+        --inference-dynamic-batching-buffer-guaranteed-fraction=0.2
+        --inference-dynamic-batching-buffer-overflow-factor= --inference-dynamic-batching-max-requests-override=
+        --inference-dynamic-batching-max-tokens-override= --inference-rng-tracker --retro-project-dir=
+        --retro-add-retriever --retro-cyclic-train-iters= --retro-encoder-layers=2
+        --retro-encoder-hidden-dropout=0.1 --retro-encoder-attention-dropout=0.1 --retro-num-neighbors=2
+        --retro-num-retrieved-chunks=2 --retro-attention-gate=1 --retro-no-verify-neighbor-count
+        --inference-dynamic-batching-chunk-size=256 --nccl-all-reduce-for-prefill --mlp-chunks-for-prefill=1
+        --sft-tokenizer-prompt-format=nemotron-h-aligned --cache-mla-latents
+        --inference-dynamic-batching-num-cuda-graphs=16 --rl-prompts-per-eval=32 --grpo-prompts-per-step=32
+        --grpo-group-size=2 --grpo-iterations=2 --grpo-clamp-eps-lower=0.01 --grpo-clamp-eps-upper=0.01
+        --grpo-kl-beta=0.001 --grpo-entropy-term-weight=0.0 --grpo-filter-groups-with-same-reward
+        --grpo-default-temperature=1.0 --grpo-default-top-p=0 --langrl-inference-server-type=inplace_megatron
+        --langrl-inference-server-conversation-template= --langrl-external-server --no-langrl-external-server
+        --langrl-env-config= --rl-offload-optimizer-during-inference --rl-offload-kv-cache-during-training
+        --no-rl-offload-kv-cache-during-training --rl-remove-kv-cache-during-training
+        --no-rl-remove-kv-cache-during-training --rl-reset-cuda-graphs --no-rl-reset-cuda-graphs
+        --rl-partial-rollouts --no-rl-partial-rollouts --rl-inference-logprobs-is-correction
+        --no-rl-inference-logprobs-is-correction --rl-importance-sampling-truncation-coef=
+        --rl-calculate-intra-group-similarity --no-rl-calculate-intra-group-similarity --rl-use-sequence-packing
+        --rl-sequence-packing-bin-size=8192 --rl-sequence-packing-algo=fifo --inference-max-batch-size=
+        --inference-dynamic-batching-block-size=256 --inference-dynamic-batching-track-paused-request-events
+        --decode-only-cuda-graphs --inference-dynamic-batching-unified-memory-level=0 --disable-chunked-prefill
+        --inference-fuse-tp-communication --rl-default-temperature=1.0 --rl-default-top-p=0 --rl-default-top-k=-1
+        --no-rl-use-sequence-packing --rl-sequence-packing-max-sequences-per-bin=50 --rl-training-cuda-graphs
+        --no-rl-training-cuda-graphs --rl-inference-tensor-model-parallel-size=
+        --rl-inference-pipeline-model-parallel-size= --rl-inference-expert-model-parallel-size=
+        --rl-inference-expert-tensor-model-parallel-size= --rl-inference-model-unified-memory-level=0
+        --rl-offload-inference-model-weights-when-idle --no-rl-offload-inference-model-weights-when-idle
+        --refit-method=gloo --rl-verify-model-weights-swap --no-rl-verify-model-weights-swap
+        --rl-parallel-generation-tasks=512 --rl-skip-bos-token --no-rl-skip-bos-token --use-legacy-static-engine
+        --inference-dynamic-batching-paused-buffer-size-gb= --inference-dynamic-batching-max-requests=
+        --inference-dynamic-batching-max-tokens= --enable-chunked-prefill
+        --inference-dynamic-batching-cuda-graph-max-tokens=16384
+        --inference-dynamic-batching-cuda-graph-mixed-prefill-count=16 --inference-logging-step-interval=0
+        --inference-coordinator-port=12346 --inference-cuda-graph-scope= --inference-disable-triton-nvls-kernels
+        --inference-grouped-gemm-backend=vllm --rl-generation-lag= --rl-max-inflight-requests=
+        --rl-submission-granularity=B --rl-consumption-granularity=B --rl-durable-rollout-bank
+        --rl-rollout-bank-dir= --rl-rollout-bank-max-bytes=0 --rl-kv-cache-management-mode=persist
+        --rl-persist-cuda-graphs --no-rl-persist-cuda-graphs --rl-profile --rl-profile-dir= --rl-inference-parsers=*
+        --inference-dynamic-batching-mamba-memory-ratio= --inference-dynamic-batching-track-generated-token-events
+        --inference-cuda-graph-all-prefills --inference-cuda-graph-max-tokens=512 --num-speculative-tokens=0
+        --inference-dynamic-batching-prefix-caching --no-inference-dynamic-batching-prefix-caching
+        --inference-dynamic-batching-prefix-caching-eviction-policy=ref_zero
+        --inference-dynamic-batching-prefix-caching-coordinator-policy=load_balanced
+        --inference-dynamic-batching-prefix-caching-routing-alpha=0.5
+        --inference-dynamic-batching-prefix-caching-mamba-gb=
+        --inference-dynamic-batching-cuda-graph-sizing-distribution=exponential
+        --inference-dynamic-batching-sampling-backend=torch --use-same-sampling-seed-across-dp-ranks
+        --inference-dynamic-batching-async-sched-mode=legacy --inference-dynamic-batching-logprobs-mode=raw_logprobs
+        --inference-text-gen-server-logging --no-inference-text-gen-server-logging
+        --mamba-inference-conv-states-dtype=bf16 --mamba-inference-ssm-states-dtype=bf16
+        --inference-use-synchronous-zmq-collectives --no-inference-use-synchronous-zmq-collectives
+        --inference-disable-ep-consensus --no-inference-disable-ep-consensus""",
+    ),
+    (
+        "it changes how work is started on the GPU, and not what is computed",
+        """--enable-cuda-graph --cuda-graph-warmup-steps=3 --external-cuda-graph --cuda-graph-scope=*
+        --cuda-graph-impl=none --cuda-graph-modules=* --optimizer-cuda-graph --te-rng-tracker""",
+    ),
+    (
+        "scores are divided by the layer's number and multiplied by it again: the function is the same",
+        "--apply-query-key-layer-scaling",
+    ),
+    (
+        "it stores the weights of norms as differences from 1: the function is the same",
+        "--apply-layernorm-1p",
+    ),
+    (
+        "softmax and loss are computed in fp32 here, and sums of products too",
+        "--attention-softmax-in-fp32 --disable-bf16-reduced-precision-matmul",
+    ),
+    (
+        "a step whose gradient is not finite is skipped here, and a run that stays there is stopped",
+        "--no-check-for-nan-in-loss-and-grad --check-for-spiky-loss --check-for-large-grads",
+    ),
+    (
+        "SIGTERM and Ctrl-C end a run with a checkpoint here",
+        "--exit-signal-handler --exit-signal-handler-for-dataloader --exit-signal-handler-for-training",
+    ),
+    (
+        "random numbers are computed from the seed and the position here: there is no state to store",
+        "--no-save-rng --no-load-rng",
+    ),
+    (
+        "the weights of a checkpoint replace the initial ones",
+        "--no-initialization",
+    ),
+    (
+        "a checkpoint.init_from that is missing is refused",
+        "--exit-on-missing-checkpoint",
+    ),
+    (
+        "a run that continues uses the values of its file, and prints what they were",
+        "--override-opt_param-scheduler --override-opt-param-scheduler",
+    ),
+    (
+        'optimizer.sharding = "state" is the default here',
+        "--use-distributed-optimizer",
+    ),
+    (
+        "each validation corpus is a set of its own here, and has the name of its file",
+        "--multiple-validation-sets --validation-set-names=*",
+    ),
+    (
+        "it only permits what other arguments choose",
+        "--use-mcore-models --enable-experimental",
+    ),
+    (
+        'it changes speed only; its counterpart, kernels.tensor_parallel = "symmetric_memory", is set by hand',
+        "--tp-comm-overlap --tp-comm-overlap-cfg=",
+    ),
+    (
+        "a rank that no longer moves is found by the watchdog, and named",
+        "--distributed-timeout-minutes=10 --distributed-timeout-seconds-after-init=",
+    ),
+    (
+        "initial weights are the same on every device and in every layout",
+        "--use-cpu-initialization --init-model-with-meta-device",
+    ),
+    (
+        'recompute.mode = "selective" decides what is computed again',
+        "--recompute-modules=*",
+    ),
+    (
+        "it only observes the run; metrics.jsonl and report.html have losses, norms, rates and memory",
         """--profile --profile-step-start=10 --profile-step-end=12 --use-pytorch-profiler --profile-ranks=*0
         --record-memory-history --memory-snapshot-path=snapshot.pickle --tensorboard-dir= --log-params-norm
         --log-num-zeros-in-grad --log-throughput --log-progress --timing-log-level=0
@@ -77,185 +250,94 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --no-flight-recorder-dump-on-timeout --disable-flight-recorder-dump-on-timeout
         --flight-recorder-include-stack-trace --no-flight-recorder-include-only-active
         --disable-flight-recorder-include-only-active --no-flight-recorder-extra-dump-on-exec
-        --disable-flight-recorder-extra-dump-on-exec --otel-enabled --otel-service-name= --otel-span-groups=""",
+        --disable-flight-recorder-extra-dump-on-exec --otel-enabled --otel-service-name= --otel-span-groups=
+        --check-weight-hash-across-dp-replicas-interval=""",
     ),
     (
-        "one checkpoint format, readable in any layout; checkpoints are complete and written in the background",
-        """--no-save-optim --non-persistent-save-interval= --non-persistent-ckpt-type=
-        --non-persistent-global-ckpt-dir= --non-persistent-local-ckpt-dir=
-        --non-persistent-local-ckpt-algo=fully_parallel --no-use-tokenizer-model-from-checkpoint-args
-        --use-dist-ckpt --use-persistent-ckpt-worker --auto-detect-ckpt-format --dist-ckpt-format=
-        --ckpt-format=torch_dist --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save --async-save
-        --ckpt-fully-parallel-load --ckpt-assume-constant-structure --dist-ckpt-strictness=assume_ok_unexpected
-        --replication --replication-jump= --replication-factor=2 --load-model-opt-format --save-retain-interval=
-        --no-strict-fsdp-dtensor-load --dist-ckpt-save-pre-mcore-014 --dist-ckpt-optim-fully-reshardable
-        --distrib-optim-fully-reshardable-mem-efficient --disable-use-tokenizer-model-from-checkpoint-args
-        --disable-ckpt-fully-parallel-save --disable-strict-fsdp-dtensor-load --async-strategy=nvrx
-        --async-ckpt-cpu-priority=10 --async-ckpt-io-priority=3 --async-ckpt-use-cpu-shm
-        --ckpt-fully-parallel-load-exchange-algo=broadcast --ckpt-fully-parallel-load-per-rank-objects
-        --ckpt-fully-parallel-save-process-group=dp --ckpt-fully-parallel-load-process-group=dp
-        --ckpt-pg-tensors-cache-path= --ckpt-pg-tensors-cache-create --no-ckpt-load-validate-sharding-integrity
-        --disable-ckpt-load-validate-sharding-integrity --no-save-tokenizer-assets
-        --disable-save-tokenizer-assets --verify-integrity --override-ckpt-iteration= --dist-ckpt-workers=1
-        --ckpt-drop-redundant-extra-state""",
+        "it looks for faulty hardware, or makes faults to test for it",
+        """--result-rejected-tracker-filename= --rerun-mode=validate_results --error-injection-rate=0
+        --error-injection-type=transient_error --gpu-sniff-test-interval= --fault-injector-ranks=
+        --fault-injector-num-ranks= --fault-injector-fault-types= --fault-injector-fault-probabilities=
+        --fault-injector-fault-delay= --fault-injector-delay-start-iteration= --fault-injector-mtti-seconds=
+        --fault-injector-offset-seconds= --fault-injector-seed=""",
     ),
     (
-        "the corpus manifest has its tokenizer",
-        """--vocab-file= --merge-file= --vocab-extra-ids=0 --tokenizer-model= --tiktoken-pattern=
-        --tiktoken-num-special-tokens=1000 --tiktoken-special-tokens=* --tokenizer-metadata= --legacy-tokenizer
-        --trust-remote-code --tokenizer-special-tokens=* --tokenizer-sentencepiece-legacy
-        --tokenizer-hf-use-fast --tokenizer-hf-include-special-tokens --no-pad-vocab-size
-        --disable-pad-vocab-size --no-tokenizer-sentencepiece-ignore-extra-whitespaces
-        --disable-tokenizer-sentencepiece-ignore-extra-whitespaces --tokenizer-hf-no-use-fast
-        --tokenizer-hf-no-include-special-tokens --null-tokenizer-eod-id= --null-tokenizer-pad-id=-1
-        --chat-template= --use-gigatoken""",
+        "give the time to Slurm or to `timeout`: SIGTERM ends a run with a checkpoint",
+        "--exit-duration-in-mins=",
     ),
     (
-        "the loader manages read-ahead, caches and files; batches do not depend on them",
-        """--no-mmap-bin-files --num-workers=2 --no-create-attention-mask-in-dataloader
-        --num-dataset-builder-threads=1 --disable-msc
-        --per-dataset-sequences-path= --dataloader-fast-cache-load --dataloader-defer-npy-index-mmap
-        --allow-ambiguous-pad-tokens --enable-msc --data-impl=mmap --mmap-warmup""",
+        "evaluation has the microbatch of training; it changes memory only",
+        "--eval-micro-batch-size=",
     ),
     (
-        "watching and restarting ranks is left to the launcher: a stopped run continues with the same command",
-        """--result-rejected-tracker-filename= --check-weight-hash-across-dp-replicas-interval=
-        --exit-duration-in-mins= --adlr-autoresume --adlr-autoresume-interval=1000 --enable-ft-package
-        --calc-ft-timeouts --error-injection-rate=0 --error-injection-type=transient_error
-        --rerun-mode=validate_results --inprocess-restart --inprocess-max-iterations=
-        --inprocess-monitor-thread-interval=1.0 --inprocess-monitor-process-interval=1.0
-        --inprocess-progress-watchdog-interval=1.0 --inprocess-heartbeat-interval=30 --inprocess-soft-timeout=60
-        --inprocess-hard-timeout=90 --inprocess-heartbeat-timeout=60 --inprocess-barrier-timeout=120
-        --inprocess-completion-timeout=120 --inprocess-last-call-wait=1 --inprocess-termination-grace-time=1
-        --inprocess-granularity=node --inprocess-active-world-size=1 --inprocess-empty-cuda-cache
-        --ft-num-warmup-iters=5 --gpu-sniff-test-interval= --fault-injector-ranks= --fault-injector-num-ranks=
-        --fault-injector-fault-types= --fault-injector-fault-probabilities= --fault-injector-fault-delay=
-        --fault-injector-delay-start-iteration= --fault-injector-mtti-seconds= --fault-injector-offset-seconds=
-        --fault-injector-seed=""",
+        "it divides the MLP's work into parts, to save memory: the results are the same",
+        "--mlp-chunks-for-training=1",
     ),
     (
-        "used only by other models and tasks (BERT, T5, ICT, vision, RETRO, MLA, RL, inference)",
-        """--decoder-num-layers= --relative-attention-num-buckets=32 --relative-attention-max-distance=128
-        --apply-residual-connection-post-layernorm --openai-gelu --onnx-safe= --bert-no-binary-head
-        --encoder-tensor-model-parallel-size=0 --encoder-pipeline-model-parallel-size=0
-        --pipeline-model-parallel-split-rank= --decoder-seq-length= --retriever-seq-length=256 --sample-rate=1.0
-        --mask-prob=0.15 --short-seq-prob=0.1 --ict-head-size= --biencoder-projection-dim=0
-        --biencoder-shared-query-context-model --ict-load= --bert-load= --titles-data-path=
-        --query-in-block-prob=0.1 --use-one-sent-docs --evidence-data-path= --retriever-report-topk-accuracies=*
-        --retriever-score-scaling --block-data-path= --embedding-path= --indexer-batch-size=128
-        --indexer-log-interval=1000 --num-classes=1000 --img-h=224 --img-w=224 --num-channels=3 --patch-dim=16
-        --classes-fraction=1.0 --data-per-class-fraction=1.0 --no-data-sharding --head-lr-mult=1.0
-        --vision-pretraining --vision-pretraining-type=classify --vision-backbone-type=vit
-        --swin-backbone-type=tiny --mask-type=random --mask-factor=1.0 --iter-per-epoch=1250
-        --dino-local-img-size=96 --dino-local-crops-number=10 --dino-head-hidden-size=2048
-        --dino-bottleneck-size=256 --dino-freeze-last-layer=1 --dino-norm-last-layer
-        --dino-warmup-teacher-temp=0.04 --dino-teacher-temp=0.07 --dino-warmup-teacher-temp-epochs=30
-        --rotary-scaling-factor=1.0 --mscale=1.0 --mscale-all-dim=0.0
-        --inference-batch-times-seqlen-threshold=-1 --max-tokens-to-oom=12000 --output-bert-embeddings
-        --bert-embedder-type=megatron --flash-decode --inference-max-requests=8 --inference-max-seq-length=2560
-        --inference-dynamic-batching --inference-dynamic-batching-buffer-size-gb=40.0
-        --inference-dynamic-batching-buffer-guaranteed-fraction=0.2
-        --inference-dynamic-batching-buffer-overflow-factor= --inference-dynamic-batching-max-requests-override=
-        --inference-dynamic-batching-max-tokens-override= --inference-rng-tracker --retro-project-dir=
-        --retro-add-retriever --retro-cyclic-train-iters= --retro-encoder-layers=2
-        --retro-encoder-hidden-dropout=0.1 --retro-encoder-attention-dropout=0.1 --retro-num-neighbors=2
-        --retro-num-retrieved-chunks=2 --retro-attention-gate=1 --retro-no-verify-neighbor-count
-        --inference-dynamic-batching-chunk-size=256 --nccl-all-reduce-for-prefill --mlp-chunks-for-prefill=1
-        --enable-experimental --sft-tokenizer-prompt-format=nemotron-h-aligned --cache-mla-latents
-        --inference-dynamic-batching-num-cuda-graphs=16 --rl-prompts-per-eval=32 --grpo-prompts-per-step=32
-        --grpo-group-size=2 --grpo-iterations=2 --grpo-clamp-eps-lower=0.01 --grpo-clamp-eps-upper=0.01
-        --grpo-kl-beta=0.001 --grpo-entropy-term-weight=0.0 --grpo-filter-groups-with-same-reward
-        --grpo-default-temperature=1.0 --grpo-default-top-p=0 --langrl-inference-server-type=inplace_megatron
-        --langrl-inference-server-conversation-template= --langrl-external-server --no-langrl-external-server
-        --langrl-env-config= --rl-offload-optimizer-during-inference --rl-offload-kv-cache-during-training
-        --no-rl-offload-kv-cache-during-training --rl-remove-kv-cache-during-training
-        --no-rl-remove-kv-cache-during-training --rl-reset-cuda-graphs --no-rl-reset-cuda-graphs
-        --rl-partial-rollouts --no-rl-partial-rollouts --rl-inference-logprobs-is-correction
-        --no-rl-inference-logprobs-is-correction --rl-importance-sampling-truncation-coef=
-        --rl-calculate-intra-group-similarity --no-rl-calculate-intra-group-similarity --rl-use-sequence-packing
-        --rl-sequence-packing-bin-size=8192 --rl-sequence-packing-algo=fifo --inference-max-batch-size=
-        --inference-dynamic-batching-block-size=256 --inference-dynamic-batching-track-paused-request-events
-        --decode-only-cuda-graphs --inference-dynamic-batching-unified-memory-level=0 --disable-chunked-prefill
-        --inference-fuse-tp-communication --rl-default-temperature=1.0 --rl-default-top-p=0
-        --rl-default-top-k=-1 --no-rl-use-sequence-packing --rl-sequence-packing-max-sequences-per-bin=50
-        --rl-training-cuda-graphs --no-rl-training-cuda-graphs --rl-inference-tensor-model-parallel-size=
-        --rl-inference-pipeline-model-parallel-size= --rl-inference-expert-model-parallel-size=
-        --rl-inference-expert-tensor-model-parallel-size= --rl-inference-model-unified-memory-level=0
-        --rl-offload-inference-model-weights-when-idle --no-rl-offload-inference-model-weights-when-idle
-        --refit-method=gloo --rl-verify-model-weights-swap --no-rl-verify-model-weights-swap
-        --rl-parallel-generation-tasks=512 --rl-skip-bos-token --no-rl-skip-bos-token --use-legacy-static-engine
-        --inference-dynamic-batching-paused-buffer-size-gb= --inference-dynamic-batching-max-requests=
-        --inference-dynamic-batching-max-tokens= --enable-chunked-prefill
-        --inference-dynamic-batching-cuda-graph-max-tokens=16384
-        --inference-dynamic-batching-cuda-graph-mixed-prefill-count=16 --inference-logging-step-interval=0
-        --inference-coordinator-port=12346 --inference-cuda-graph-scope= --inference-disable-triton-nvls-kernels
-        --inference-grouped-gemm-backend=vllm --rl-generation-lag= --rl-max-inflight-requests=
-        --rl-submission-granularity=B --rl-consumption-granularity=B --rl-durable-rollout-bank
-        --rl-rollout-bank-dir= --rl-rollout-bank-max-bytes=0 --rl-kv-cache-management-mode=persist
-        --rl-persist-cuda-graphs --no-rl-persist-cuda-graphs --rl-profile --rl-profile-dir=
-        --rl-inference-parsers=* --inference-dynamic-batching-mamba-memory-ratio=
-        --inference-dynamic-batching-track-generated-token-events --inference-cuda-graph-all-prefills
-        --inference-cuda-graph-max-tokens=512 --num-speculative-tokens=0
-        --inference-dynamic-batching-prefix-caching --no-inference-dynamic-batching-prefix-caching
-        --inference-dynamic-batching-prefix-caching-eviction-policy=ref_zero
-        --inference-dynamic-batching-prefix-caching-coordinator-policy=load_balanced
-        --inference-dynamic-batching-prefix-caching-routing-alpha=0.5
-        --inference-dynamic-batching-prefix-caching-mamba-gb=
-        --inference-dynamic-batching-cuda-graph-sizing-distribution=exponential
-        --inference-dynamic-batching-sampling-backend=torch --use-same-sampling-seed-across-dp-ranks
-        --inference-dynamic-batching-async-sched-mode=legacy
-        --inference-dynamic-batching-logprobs-mode=raw_logprobs --inference-text-gen-server-logging
-        --no-inference-text-gen-server-logging --mamba-inference-conv-states-dtype=bf16
-        --mamba-inference-ssm-states-dtype=bf16 --inference-use-synchronous-zmq-collectives
-        --no-inference-use-synchronous-zmq-collectives --inference-disable-ep-consensus
-        --no-inference-disable-ep-consensus""",
+        "Transformer Engine ignores it",
+        "--fp8-interval=1",
     ),
     (
-        "how fp8 scales are found and weights are stored changes rounding only; precision.fp8 decides",
-        """--fp8-margin=0 --fp8-interval=1 --fp8-amax-history-len=1 --fp8-amax-compute-algo=most_recent
-        --optimizer-cpu-offload --optimizer-offload-fraction=1.0 --use-torch-optimizer-for-cpu-offload
-        --overlap-cpu-optimizer-d2h-h2d --no-pin-cpu-grads --no-pin-cpu-params
-        --keep-fp8-transpose-cache-when-using-custom-fsdp --fp8-param-gather --use-precision-aware-optimizer
-        --reuse-grad-buf-for-mxfp8-param-ag --keep-fp8-transpose-cache --cpu-offloading-num-layers=0
-        --fine-grained-activation-offloading --offload-modules=* --min-offloaded-tensor-size=1048576
-        --cpu-offloading-retain-pinned-cpu-buffers --delay-offload-until-cuda-graph
-        --delta-offload-bytes-across-pp-ranks=0 --activation-offload-fraction=1.0
+        "how weights are stored and gathered in FP8 changes rounding only",
+        """--keep-fp8-transpose-cache-when-using-custom-fsdp --fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag
+        --keep-fp8-transpose-cache""",
+    ),
+    (
+        "where states and activations are kept changes memory, and no results; here they stay on the GPU",
+        """--optimizer-cpu-offload --optimizer-offload-fraction=1.0 --use-torch-optimizer-for-cpu-offload
+        --overlap-cpu-optimizer-d2h-h2d --no-pin-cpu-grads --no-pin-cpu-params --use-precision-aware-optimizer
+        --cpu-offloading-num-layers=0 --fine-grained-activation-offloading --offload-modules=*
+        --min-offloaded-tensor-size=1048576 --cpu-offloading-retain-pinned-cpu-buffers
+        --delay-offload-until-cuda-graph --delta-offload-bytes-across-pp-ranks=0 --activation-offload-fraction=1.0
         --fine-grained-offloading-max-inflight-offloads=""",
+    ),
+    (
+        "the results do not depend on how sharded parameters are gathered",
+        """--fsdp-double-buffer --fsdp-manual-registration --enable-full-sharding-in-hsdp
+        --outer-dp-sharding-strategy=no_shard --megatron-fsdp-version=1
+        --megatron-fsdp-enable-fine-grained-param-gather --megatron-fsdp-max-pool-double-buffer
+        --fsdp-db-use-persist-buf-on-alloc-fail""",
+    ),
+    (
+        "only for multi-latent attention, which is chosen by --multi-latent-attention",
+        "--rope-type=",
+    ),
+    (
+        "only for Megatron-LM's legacy models",
+        "--openai-gelu --apply-residual-connection-post-layernorm",
     ),
 )
 
 REFUSED: tuple[tuple[str, str], ...] = (
     (
-        "mixtures of experts are not supported; a dense model is the nearest",
-        """--expert-model-parallel-size=1 --expert-tensor-parallel-size= --num-experts= --moe-layer-freq=1
-        --moe-ffn-hidden-size= --moe-shared-expert-intermediate-size= --moe-shared-expert-overlap
-        --moe-grouped-gemm --moe-use-legacy-grouped-gemm --moe-layer-recompute --moe-extended-tp
-        --moe-use-upcycling --moe-router-load-balancing-type=*aux_loss --moe-router-dtype=
-        --moe-router-score-function=softmax --moe-router-topk=2 --moe-router-pre-softmax
-        --moe-router-num-groups= --moe-router-group-topk= --moe-router-topk-scaling-factor=
-        --moe-router-enable-expert-bias --moe-router-bias-update-rate=0.001 --moe-aux-loss-coeff=*0.0
-        --moe-z-loss-coeff= --moe-input-jitter-eps= --moe-per-layer-logging
-        --moe-token-dispatcher-type=allgather --moe-enable-deepep --moe-permute-fusion
-        --moe-expert-capacity-factor= --moe-pad-expert-input-to-capacity --moe-token-drop-policy=probs
-        --moe-router-force-load-balancing --moe-router-padding-for-fp8 --moe-deepep-num-sms=20
-        --moe-apply-probs-on-input --moe-upcycling-granularity=1 --moe-router-fusion
-        --overlap-moe-expert-parallel-comm --moe-pad-experts-for-cuda-graph-inference
-        --ep-overlap-early-attn-memory-release --moe-shared-expert-gate --moe-enable-routing-replay
-        --moe-router-padding-for-quantization --moe-flex-dispatcher-backend=deepep --moe-latent-size=
-        --moe-hybridep-num-sms=16 --expert-tensor-parallel-num-weight-shards=
+        "mixtures of experts come in a later version of mtrain; a dense model is the nearest",
+        """--expert-model-parallel-size=1 --num-experts= --moe-layer-freq=1 --moe-ffn-hidden-size=
+        --moe-shared-expert-intermediate-size= --moe-shared-expert-overlap --moe-grouped-gemm
+        --moe-use-legacy-grouped-gemm --moe-layer-recompute --moe-extended-tp --moe-use-upcycling
+        --moe-router-load-balancing-type=*aux_loss --moe-router-dtype= --moe-router-score-function=softmax
+        --moe-router-topk=2 --moe-router-pre-softmax --moe-router-num-groups= --moe-router-group-topk=
+        --moe-router-topk-scaling-factor= --moe-router-enable-expert-bias --moe-router-bias-update-rate=0.001
+        --moe-aux-loss-coeff=*0.0 --moe-z-loss-coeff= --moe-input-jitter-eps= --moe-per-layer-logging
+        --moe-token-dispatcher-type=allgather --moe-enable-deepep --moe-permute-fusion --moe-expert-capacity-factor=
+        --moe-pad-expert-input-to-capacity --moe-token-drop-policy=probs --moe-router-force-load-balancing
+        --moe-router-padding-for-fp8 --moe-deepep-num-sms=20 --moe-apply-probs-on-input
+        --moe-upcycling-granularity=1 --moe-router-fusion --overlap-moe-expert-parallel-comm
+        --moe-pad-experts-for-cuda-graph-inference --ep-overlap-early-attn-memory-release --moe-shared-expert-gate
+        --moe-enable-routing-replay --moe-router-padding-for-quantization --moe-flex-dispatcher-backend=deepep
+        --moe-latent-size= --moe-hybridep-num-sms=16 --expert-tensor-parallel-num-weight-shards=
         --overlap-dispatch-backward-with-experts-wgrad --high-priority-a2a-comm-stream
         --use-grouped-gemm-for-shared-expert --moe-shared-expert-glu-interleave-size=
         --moe-router-quantile-balancing-ema=0.0 --moe-router-force-biased= --use-grouped-gemm-for-dense-mlp
         --moe-use-grouped-tensor --moe-single-grouped-weight --moe-single-grouped-bias
-        --moe-permute-fusion-into-hybridep --moe-hybridep-pad-uneven-dispatch-inputs
-        --gtp-remat-opt-in-modules=* --moe-flex-dispatcher-num-sms= --moe-hybridep-num-blocks-permute=
-        --moe-hybridep-num-blocks-unpermute= --moe-hybridep-num-sms-preprocessing=108 --moe-ncclep-zero-copy
-        --moe-dispatch-fwd-dtype=bf16 --moe-combine-bwd-dtype=bf16 --moe-mlp-glu-interleave-size=
-        --moe-expert-rank-capacity-factor= --inference-moe-disable-fused-quant-kernels
-        --inference-moe-token-dispatcher-type=nvls --moe-paged-stash --moe-paged-stash-page-size=64
-        --moe-paged-stash-buffer-size-factor-cuda=1.1 --moe-paged-stash-buffer-size-factor-cpu=0.0
-        --gtp-remat-reduce-scatter-with-fp32-accumulation --gtp-remat-nccl-ub --gtp-expert-remat-nccl-ub
-        --moe-routing-trace-path= --moe-routing-trace-max-training-iters= --moe-routing-trace-capture-logits
+        --moe-permute-fusion-into-hybridep --moe-hybridep-pad-uneven-dispatch-inputs --gtp-remat-opt-in-modules=*
+        --moe-flex-dispatcher-num-sms= --moe-hybridep-num-blocks-permute= --moe-hybridep-num-blocks-unpermute=
+        --moe-hybridep-num-sms-preprocessing=108 --moe-ncclep-zero-copy --moe-dispatch-fwd-dtype=bf16
+        --moe-combine-bwd-dtype=bf16 --moe-mlp-glu-interleave-size= --moe-expert-rank-capacity-factor=
+        --inference-moe-disable-fused-quant-kernels --inference-moe-token-dispatcher-type=nvls --moe-paged-stash
+        --moe-paged-stash-page-size=64 --moe-paged-stash-buffer-size-factor-cuda=1.1
+        --moe-paged-stash-buffer-size-factor-cpu=0.0 --gtp-remat-reduce-scatter-with-fp32-accumulation
+        --gtp-remat-nccl-ub --gtp-expert-remat-nccl-ub --moe-routing-trace-path=
+        --moe-routing-trace-max-training-iters= --moe-routing-trace-capture-logits
         --moe-routing-trace-capture-hidden-states --moe-routing-trace-dump-weights""",
     ),
     (
@@ -263,19 +345,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
         """--no-fp8-wgrad --kitchen-config-file= --kitchen-recipe-number= --fp4-format= --fp4-recipe=nvfp4
         --fp4-param-gather --fp8-quantizer-factory= --disable-fp8-wgrad --fp4-quantizer-factory=
         --te-precision-config-file= --fp8-output-proj""",
-    ),
-    (
-        "the optimizer state and the main weights are fp32 here; leave it out",
-        """--fp32-residual-connection --fp16-lm-cross-entropy --main-grads-dtype=fp32 --main-params-dtype=fp32
-        --exp-avg-dtype=fp32 --exp-avg-sq-dtype=fp32 --output-logit-dtype=""",
-    ),
-    (
-        'optimizer.sharding = "parameters" divides parameters over all data-parallel ranks, without further options',
-        """--fsdp-double-buffer --torch-fsdp2-no-reshard-after-forward --enable-full-sharding-in-hsdp
-        --fsdp-manual-registration --outer-dp-sharding-strategy=no_shard --tensor-parallel-num-weight-shards=
-        --megatron-fsdp-version=1 --megatron-fsdp-main-params-dtype=fp32 --megatron-fsdp-main-grads-dtype=auto
-        --megatron-fsdp-grad-comm-dtype=auto --megatron-fsdp-enable-fine-grained-param-gather
-        --megatron-fsdp-max-pool-double-buffer --fsdp-db-use-persist-buf-on-alloc-fail""",
     ),
     (
         "set mesh.layers_per_stage to the number of layers of each stage, and leave it out",
@@ -287,14 +356,13 @@ REFUSED: tuple[tuple[str, str], ...] = (
         --use-legacy-models --init-method-xavier-uniform --q-lora-rank= --kv-lora-rank=32 --qk-head-dim=128
         --qk-pos-emb-head-dim=64 --v-head-dim=128 --heterogeneous-layers-config-path=
         --heterogeneous-layers-config-encoded-json= --spec=* --hybrid-attention-ratio=0.0 --hybrid-mlp-ratio=0.0
-        --hybrid-override-pattern= --mamba-state-dim=128 --mamba-head-dim=64 --mamba-num-groups=8
-        --is-hybrid-model --qk-l2-norm --mamba-num-heads= --disable-mamba-mem-eff-path
-        --rope-type= --quick-geglu --use-te-activation-func --mtp-standalone
+        --hybrid-override-pattern= --mamba-state-dim=128 --mamba-head-dim=64 --mamba-num-groups=8 --is-hybrid-model
+        --qk-l2-norm --mamba-num-heads= --disable-mamba-mem-eff-path --quick-geglu --mtp-standalone
         --attention-output-gate --experimental-attention-variant= --dsa-indexer-n-heads= --dsa-indexer-head-dim=
         --dsa-indexer-topk= --dsa-indexer-loss-coeff= --dsa-indexer-use-sparse-loss --linear-conv-kernel-dim=4
-        --linear-key-head-dim=128 --linear-value-head-dim=128 --linear-num-key-heads=16
-        --linear-num-value-heads=32 --linear-attention-freq= --mtp-use-repeated-layer --mtp-detach-heads
-        --mtp-hsm --mtp-hybrid-override-pattern= --dsa-indexer-topk-freq=1 --dsa-indexer-skip-topk-offset=0
+        --linear-key-head-dim=128 --linear-value-head-dim=128 --linear-num-key-heads=16 --linear-num-value-heads=32
+        --linear-attention-freq= --mtp-use-repeated-layer --mtp-detach-heads --mtp-hsm
+        --mtp-hybrid-override-pattern= --dsa-indexer-topk-freq=1 --dsa-indexer-skip-topk-offset=0
         --dsa-kernel-backend=none --dsa-indexer-rope-interleaved --no-dsa-indexer-rotate-activation
         --disable-dsa-indexer-rotate-activation --no-dsa-indexer-scoring-relu --disable-dsa-indexer-scoring-relu
         --dsa-indexer-k-norm-epsilon= --dsa-indexer-k-norm-fp32 --use-mup --mup-width-mult=1.0
@@ -302,58 +370,133 @@ REFUSED: tuple[tuple[str, str], ...] = (
         --mup-attn-scale-power=1.0 --enable-mhc-connections --mhc-num-residual-streams=4
         --mhc-sinkhorn-iterations=20 --mhc-init-gating-factor=0.01 --mhc-recompute-layer-num=
         --gdp-num-householder=3 --gdp-cutedsl-kernel --gdp-num-chunk-states-to-recompute=2
-        --mlp-chunks-for-training=1 --yarn-original-max-position-embeddings= --yarn-beta-fast= --yarn-beta-slow=
+        --yarn-original-max-position-embeddings= --yarn-beta-fast= --yarn-beta-slow=
         --yarn-correction-range-round-to-int --no-yarn-correction-range-round-to-int
         --mamba-training-ssm-states-dtype= --mla-down-proj-fusion --hybrid-layer-pattern=""",
     ),
     (
         "the optimizer has no such option; `mtrain config --key optimizer` lists its options",
-        """--use-checkpoint-opt_param-scheduler --decoupled-lr= --decoupled-min-lr=
-        --use-checkpoint-opt-param-scheduler --qk-clip --qk-clip-alpha=0.5 --qk-clip-threshold=100
-        --apply-wd-to-qk-layernorm --no-weight-decay-cond-type= --lion-beta1=0.95 --lion-beta2=0.98""",
+        """--qk-clip --qk-clip-alpha=0.5 --qk-clip-threshold=100 --apply-wd-to-qk-layernorm
+        --no-weight-decay-cond-type= --lion-beta1=0.95 --lion-beta2=0.98""",
     ),
     (
         "with Muon, q, k and v are separate matrices, and AdamW updates everything that is not a matrix of a layer",
         "--muon-no-split-qkv --muon-scalar-optimizer=adam",
     ),
     (
-        "a checkpoint gives weights, moments, steps and samples; its arguments are read by mtrain convert",
-        """--ckpt-step= --use-checkpoint-args
-        --use-mp-args-from-checkpoint-args --ckpt-convert-format= --ckpt-convert-save=
-        --ckpt-convert-update-legacy-dist-opt-format --load-main-params-from-ckpt --freeze-all-layers
-        --logits-save-top-k= --logits-save-top-p= --logits-save-top-p-min-k=1 --logits-save-dir=
-        --logits-save-dtype=fp16 --logits-load-dir= --logits-load-decode-threads=4
-        --logits-load-prefetch-factor=3 --logits-load-msc-prefetch-depth=2 --logits-load-kd-loss-alpha=1.0
-        --logits-load-ignore-errors""",
+        "first weights are those of the model in the checkpoint; leave it out",
+        "--load-main-params-from-ckpt",
     ),
     (
         "mtrain reads text in order; mdata has other kinds of samples and samplers, see docs/samples.md",
         """--dataloader-type=single --sft --max-seqlen-per-dp-cp-rank= --hybrid-context-parallel --fim-data
         --fim-rate=0.5 --fim-spm-rate=0.5 --fim-split-sample= --fim-fragment-rate= --fim-no-prefix=
         --fim-prefix-token=<fim_prefix> --fim-middle-token=<fim_middle> --fim-suffix-token=<fim_suffix>
-        --fim-pad-token=<fim_pad> --fim-eod-token= --dataloader-inter-document-masking""",
+        --fim-pad-token=<fim_pad> --fim-eod-token=""",
     ),
     (
         "the loss after an end-of-document token counts like any other; leave it out",
-        """--eod-mask-loss""",
+        "--eod-mask-loss",
     ),
     (
         "give it to `mdata blend`, and set data.blend to the result",
-        """--data-args-path= --per-split-data-args-path= --phase-transition-iterations=""",
-    ),
-    (
-        "removed from Megatron-LM too; use its replacement",
-        """--batch-size= --checkpoint-activations --warmup= --model-parallel-size= --checkpoint-num-layers=1
-        --activations-checkpoint-method= --activations-checkpoint-num-layers= --fp32-allreduce""",
+        "--data-args-path= --per-split-data-args-path= --phase-transition-iterations=",
     ),
     (
         "reinforcement learning, test modes and this form of configuration are not supported",
-        """--data-parallel-random-init --test-mode --skip-train --yaml-cfg= --perform-rl-step
-        --batch-invariant-mode --fake-process-group --validation-set-names=* --inference-shards=""",
+        """--data-parallel-random-init --test-mode --yaml-cfg= --perform-rl-step --batch-invariant-mode
+        --fake-process-group --inference-shards=""",
     ),
     (
-        "there is no such option; train.steps, train.batch_ramp and train.eval_interval are the nearest",
-        """--decrease-batch-size-if-needed --iterations-to-skip=*  --step-batch-size-schedule=
-        --start-eval-at-iter= --eval-global-batch-size= --eval-micro-batch-size=""",
+        "SIGTERM and Ctrl-C end a run with a checkpoint here; send one of them",
+        "--exit-signal=SIGTERM",
     ),
+    (
+        "experts come in a later version of mtrain; leave it out for a dense model",
+        "--expert-tensor-parallel-size=",
+    ),
+    (
+        "residuals have the dtype of the model here; leave it out",
+        "--fp32-residual-connection",
+    ),
+    (
+        "the loss is computed from logits of the model's dtype, in fp32; leave it out",
+        "--fp16-lm-cross-entropy --output-logit-dtype=",
+    ),
+    (
+        "main weights, main gradients and moments are fp32 here; leave it out",
+        """--main-grads-dtype=fp32 --main-params-dtype=fp32 --exp-avg-dtype=fp32 --exp-avg-sq-dtype=fp32
+        --megatron-fsdp-main-params-dtype=fp32""",
+    ),
+    (
+        "only mesh.tp and optimizer.sharding divide weights here",
+        "--tensor-parallel-num-weight-shards=",
+    ),
+    (
+        "training from the logits of another model is not supported",
+        """--logits-save-top-k= --logits-save-top-p= --logits-save-top-p-min-k=1 --logits-save-dir=
+        --logits-save-dtype=fp16 --logits-load-dir= --logits-load-decode-threads=4 --logits-load-prefetch-factor=3
+        --logits-load-msc-prefetch-depth=2 --logits-load-kd-loss-alpha=1.0 --logits-load-ignore-errors""",
+    ),
+    (
+        "all parameters are trained here",
+        "--freeze-all-layers",
+    ),
+    (
+        "`mtrain convert` converts checkpoints",
+        "--ckpt-convert-format= --ckpt-convert-save= --ckpt-convert-update-legacy-dist-opt-format",
+    ),
+    (
+        "a run's steps and samples are those of its checkpoint",
+        "--override-ckpt-iteration=",
+    ),
+    (
+        "the model's arguments are not read from a checkpoint here; write them out",
+        "--use-checkpoint-args --use-mp-args-from-checkpoint-args",
+    ),
+    (
+        "nothing is trained with it; `mtrain eval` computes losses",
+        "--skip-train",
+    ),
+    (
+        "a batch that its ranks cannot divide is refused here; leave it out",
+        "--decrease-batch-size-if-needed",
+    ),
+    (
+        "every step is trained here",
+        "--iterations-to-skip=*",
+    ),
+    (
+        "validation begins with the first train.eval_interval; leave it out",
+        "--start-eval-at-iter=",
+    ),
+    (
+        (
+            "rows in which documents do not see each other: --reset-position-ids and --reset-attention-mask are "
+            "the nearest"
+        ),
+        "--dataloader-inter-document-masking",
+    ),
+)
+
+REMOVED: tuple[tuple[str, str], ...] = (
+    ("--batch-size", "--micro-batch-size"),
+    ("--warmup", "--lr-warmup-fraction"),
+    ("--model-parallel-size", "--tensor-model-parallel-size"),
+    ("--checkpoint-activations", "--recompute-granularity full --recompute-method uniform"),
+    ("--checkpoint-num-layers", "--recompute-num-layers"),
+    ("--activations-checkpoint-method", "--recompute-granularity full --recompute-method"),
+    ("--activations-checkpoint-num-layers", "--recompute-num-layers"),
+    ("--fp32-allreduce", "--accumulate-allreduce-grads-in-fp32"),
+    ("--virtual-pipeline-model-parallel-size", "--num-virtual-stages-per-pipeline-rank"),
+    ("--distribute-checkpointed-activations", "--distribute-saved-activations"),
+    ("--override-lr-scheduler", "--override-opt_param-scheduler"),
+    ("--use-checkpoint-lr-scheduler", "--use-checkpoint-opt_param-scheduler"),
+    ("--fp8-e4m3", "--fp8-format e4m3"),
+    ("--fp8-hybrid", "--fp8-format hybrid"),
+    ("--delay-grad-reduce", "--no-align-grad-reduce"),
+    ("--delay-param-gather", "--no-align-param-gather"),
+    ("--no-query-key-layer-scaling", "nothing: it is off unless --apply-query-key-layer-scaling is given"),
+    ("--standalone-embedding-stage", "--account-for-embedding-in-pipeline-split"),
+    ("--overlap-p2p-communication", "nothing: it is on unless --no-overlap-p2p-communication is given"),
 )

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from trainer.migrate.arguments import Given
-from trainer.migrate.settings import Refusal, Setting
+from trainer.migrate.settings import Refusal, Setting, is_count
 
 _GPT2_VOCABULARY = 50257
 _TIKTOKEN_VOCABULARY = 1 << 17
@@ -65,7 +65,7 @@ def _position(a: Given) -> Iterator[Setting | Refusal]:
     yield Setting("model.rope_theta", float(a["--rotary-base"]), ("--rotary-base",))
     yield Setting("model.rope_fraction", a["--rotary-percent"], ("--rotary-percent",), 1.0)
     yield Setting("model.rope_interleaved", a["--rotary-interleaved"], ("--rotary-interleaved",), False)
-    if a["--no-rope-freq"] is not None and not a["--no-rope-freq"].isdigit():
+    if a["--no-rope-freq"] is not None and not is_count(a["--no-rope-freq"]):
         yield Refusal("--no-rope-freq", "a list of layers is not supported; a whole number is the nearest")
     elif a["--no-rope-freq"] is not None:
         yield Setting("model.rope_interval", int(a["--no-rope-freq"]), ("--no-rope-freq",))
@@ -98,12 +98,12 @@ def _attention(a: Given) -> Iterator[Setting | Refusal]:
     every = a["--window-attn-skip-freq"]
     if a["--window-size"] is None:
         return
-    sides = [int(number) for number in re.findall(r"-?\d+", a["--window-size"])]
+    sides = [int(number) for number in re.findall(r"-?[0-9]{1,18}", a["--window-size"])]
     if len(sides) != 2 or sides[0] < 0 or sides[1] != 0:
         yield Refusal("--window-size", "expected W,0: W tokens before a token, and none after it")
         return
     yield Setting("model.window", sides[0] + 1, ("--window-size",))
-    if every is not None and not every.isdigit():
+    if every is not None and not is_count(every):
         yield Refusal("--window-attn-skip-freq", "a list of layers is not supported; a whole number is the nearest")
     elif every is not None:
         yield Setting("model.window_interval", int(every), ("--window-attn-skip-freq",))
@@ -120,8 +120,8 @@ def _mlp(a: Given) -> Iterator[Setting | Refusal]:
         flag = "--swiglu" if gated else "--squared-relu"
         yield Setting("model.activation", flag.removeprefix("--").replace("-", "_"), (flag,))
     else:
-        exact = a["--no-bias-gelu-fusion"] or not bias
-        fusion = ("--no-bias-gelu-fusion", "--disable-bias-linear")
+        exact = (a["--no-bias-gelu-fusion"] or not bias) and not a["--use-te-activation-func"]
+        fusion = ("--no-bias-gelu-fusion", "--disable-bias-linear", "--use-te-activation-func")
         yield Setting("model.activation", "gelu_erf" if exact else "gelu", fusion)
     for name, key in (("--activation-func-clamp-value", "clamp"), ("--glu-linear-offset", "offset")):
         if a[name] and gated and not a["--no-bias-swiglu-fusion"]:
@@ -149,10 +149,14 @@ def _vocabulary(a: Given) -> Iterator[Setting | Refusal]:
         yield Setting("model.vocab_size", 0, ("--tokenizer-type",), note=note)
         return
     multiple = a["--make-vocab-size-divisible-by"] * a["--tensor-model-parallel-size"]
+    if a["--no-pad-vocab-size"]:
+        flags = ("--no-pad-vocab-size", "--tokenizer-type", "--vocab-size")
+        yield Setting("model.vocab_size", size, flags, note=f"{why}, without padding")
+        return
     if multiple < 1:
         yield Refusal("--make-vocab-size-divisible-by", "expected a number of at least 1")
         return
     flags = ("--tokenizer-type", "--make-vocab-size-divisible-by")
-    flags_read = flags if kind == "GPT2BPETokenizer" else (*flags, "--vocab-size")
+    read = flags if kind == "GPT2BPETokenizer" else (*flags, "--vocab-size")
     padded = -(-size // multiple) * multiple
-    yield Setting("model.vocab_size", padded, flags_read, note=f"{size} ({why}) padded to a multiple of {multiple}")
+    yield Setting("model.vocab_size", padded, read, note=f"{size} ({why}) padded to a multiple of {multiple}")

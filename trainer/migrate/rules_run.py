@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from mdata import UsageError
+from mdata.loader.batch_sizes import by_steps
 from trainer.migrate.arguments import Given
 from trainer.migrate.settings import Refusal, Setting
 
@@ -19,6 +21,7 @@ _SCHEDULES = {
     "inverse-square-root": "inverse_sqrt",
     "WSD": "wsd",
 }
+_ALL = 1_000_000_000  # checkpoints to keep: more than a run can have
 _SHARDINGS = {
     "no_shard": "none",
     "optim": "state",
@@ -33,7 +36,8 @@ def run_rules(a: Given, world_size: int | None) -> Iterator[Setting | Refusal]:
     yield from _data(a)
     yield from _mesh(a)
     yield from _train(a, world_size)
-    yield from _optimizer(a)
+    yield from _evaluation(a, batch_of(a, world_size))
+    yield from _optimizer(a, batch_of(a, world_size))
     yield from _sharding(a)
     yield from _precision(a)
     yield from _recompute(a)
@@ -42,21 +46,52 @@ def run_rules(a: Given, world_size: int | None) -> Iterator[Setting | Refusal]:
 def _folder(a: Given) -> Iterator[Setting | Refusal]:
     yield Setting("run.folder", a["--save"] or "runs/megatron", ("--save", "--load"))
     yield from _first_weights(a)
-    if a["--save-interval"]:
-        yield Setting("checkpoint.interval", a["--save-interval"], ("--save-interval",))
+    yield from _saving(a)
+    if a["--verify-integrity"]:
+        yield Setting("checkpoint.load", "latest-valid", ("--verify-integrity",))
+
+
+def _saving(a: Given) -> Iterator[Setting | Refusal]:
+    """When checkpoints are written, and which are kept: Megatron-LM deletes none unless it is asked to."""
+    names = ("--save-interval", "--save-retain-interval", "--non-persistent-save-interval")
+    every, retained, between = (a[name] for name in names)
+    if every is None:
+        for name in names[1:]:
+            if a[name] is not None:
+                yield Refusal(name, "needs --save-interval")
+        return
+    if between and every % between:
+        yield Refusal(names[2], f"expected a number that divides --save-interval {every}")
+    elif retained and every and retained % every:
+        yield Refusal(names[1], f"expected a multiple of --save-interval {every}, as Megatron-LM does")
+    interval = (names[0], names[2]) if between else names[:1]
+    yield Setting("checkpoint.interval", between or every, interval)
+    if retained or between:
+        yield Setting("checkpoint.keep", 1, names[1:], note="the newest, beside those of keep_every")
+        yield Setting("checkpoint.keep_every", retained or every, names[:1] if not retained else names[1:2])
+        return
+    yield Setting("checkpoint.keep", _ALL, (), note="Megatron-LM deletes none")
+    yield Setting("checkpoint.minutes", 0.0, (), note="all are kept: none are written between")
 
 
 def _first_weights(a: Given) -> Iterator[Setting | Refusal]:
     elsewhere = a["--load"] is not None and a["--load"] != a["--save"]
-    if a["--finetune"] and a["--load"] is not None:
-        yield Setting("checkpoint.init_from", a["--load"], ("--load", "--finetune", "--no-load-optim"))
+    first, step, scheduler = a["--load"], a["--ckpt-step"], "--use-checkpoint-opt_param-scheduler"
+    if step is not None and (elsewhere or (a["--finetune"] and first is not None)):
+        first = f"{first}/iter_{step:07d}"
+    elif step is not None:
+        yield Refusal("--ckpt-step", "a run continues with its newest checkpoint; give another folder to --save")
+    if a["--finetune"] and first is not None:
+        yield Setting("checkpoint.init_from", first, ("--load", "--finetune", "--no-load-optim", "--ckpt-step"))
     elif elsewhere:
-        yield Setting("checkpoint.init_from", a["--load"], ("--load",))
+        yield Setting("checkpoint.init_from", first, ("--load", "--ckpt-step"))
         yield Setting("checkpoint.init_data", True, ("--load",), False)
         # Megatron-LM's scheduler is loaded with the optimizer: without it the learning rate starts again.
         note = "the learning rate begins anew, as there" if a["--no-load-optim"] else ""
+        if a[scheduler] and not note:
+            note = "with the values of this file: Megatron-LM takes the rates and lengths that the checkpoint has"
         for key in ("init_optimizer", "init_schedule"):
-            flags = ("--load", "--no-load-optim")
+            flags = ("--load", "--no-load-optim", *([scheduler] if key == "init_schedule" else []))
             yield Setting(f"checkpoint.{key}", not a["--no-load-optim"], flags, False, note * (key == "init_schedule"))
         return
     elif a["--finetune"]:
@@ -121,59 +156,72 @@ def _mesh(a: Given) -> Iterator[Setting | Refusal]:
 def _stages(a: Given) -> Iterator[Setting | Refusal]:
     """How layers are divided into pipeline stages; by default ranks in Megatron's layouts hold equal numbers."""
     pp, layers = a["--pipeline-model-parallel-size"], a["--num-layers"] or 0
+    if pp < 1:
+        return
     per_stage, per_rank = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
-    chunks = a[per_rank] or (layers // (pp * a[per_stage]) if a[per_stage] else 1)
+    ends = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
+    counted = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+    whole = layers + sum(bool(a[flag]) for flag in counted)
+    chunks = a[per_rank] or (whole // (pp * a[per_stage]) if (a[per_stage] or 0) > 0 else 1)
     if pp > 1 and chunks > 1:
         flag = per_rank if a[per_rank] else per_stage
         yield Setting("mesh.schedule", "interleaved", (flag,))
         yield Setting("mesh.virtual_pipeline", chunks, (flag,))
-    ends = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
-    counted = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
     given = tuple(flag for flag in (*ends, *counted) if a[flag])
     if pp == 1 or not given:
         return
-    if chunks > 1:
-        reason = "with virtual pipeline stages, set mesh.layers_per_stage by hand and leave it out"
-        yield from (Refusal(flag, reason) for flag in given)
+    if pp * chunks > layers or layers >= 1 << 16:
+        yield Refusal(
+            "--pipeline-model-parallel-size", f"{layers} layers cannot be divided into {pp * chunks} stages here"
+        )
         return
-    split = _layers_per_stage(layers, pp, ends=(a[ends[0]], a[ends[1]]), counted=(a[counted[0]], a[counted[1]]))
+    ends_given, counts = (a[ends[0]], a[ends[1]]), (a[counted[0]], a[counted[1]])
+    split = _layers_per_stage(layers, pp, chunks=chunks, ends=ends_given, counted=counts)
     if sum(split) == layers and min(split) > 0:
         yield Setting("mesh.layers_per_stage", split, given)
     else:
         yield Refusal(
-            given[0], f"{layers} layers cannot be split this way into {pp} stages; Megatron-LM refuses it too"
+            given[0], f"{layers} layers cannot be split this way into {pp * chunks} stages; Megatron-LM refuses it too"
         )
 
 
 def _layers_per_stage(
-    layers: int, pp: int, *, ends: tuple[int | None, int | None], counted: tuple[bool, bool]
+    layers: int, pp: int, *, chunks: int, ends: tuple[int | None, int | None], counted: tuple[bool, bool]
 ) -> tuple[int, ...]:
-    """Layers of each stage: the given numbers at the ends, and equal numbers in all others."""
+    """Layers of each stage: the given numbers on the ranks at the ends, and equal numbers on all others.
+
+    A rank's layers are divided equally among its `chunks` stages.
+    """
     if any(counted):
-        each = (layers + sum(map(bool, counted))) // pp
-        split = [each] * pp
+        each = (layers + sum(map(bool, counted))) // (pp * chunks)
+        split = [each] * (pp * chunks)
         split[0] -= bool(counted[0])
         split[-1] -= bool(counted[1])
         return tuple(split)
     rest = layers - sum(end or 0 for end in ends)
     each = rest // max(1, pp - sum(end is not None for end in ends))
-    return (each if ends[0] is None else ends[0], *[each] * (pp - 2), each if ends[1] is None else ends[1])
+    of_ranks = (each if ends[0] is None else ends[0], *[each] * (pp - 2), each if ends[1] is None else ends[1])
+    return tuple(number // chunks for number in of_ranks) * chunks
+
+
+def batch_of(a: Given, world_size: int | None) -> int | None:
+    """Megatron-LM's global batch: the given one, or the microbatches of all ranks; None: the ranks are not known."""
+    if a["--global-batch-size"]:
+        return int(a["--global-batch-size"])
+    model = a["--tensor-model-parallel-size"] * a["--pipeline-model-parallel-size"] * a["--context-parallel-size"]
+    if world_size is None or model < 1 or not a["--micro-batch-size"]:
+        return None
+    return int(a["--micro-batch-size"]) * max(world_size // model, 1)
 
 
 def _train(a: Given, world_size: int | None) -> Iterator[Setting | Refusal]:
-    batch = a["--global-batch-size"]
-    if not batch and a["--micro-batch-size"]:
-        model = a["--tensor-model-parallel-size"] * a["--pipeline-model-parallel-size"] * a["--context-parallel-size"]
-        if world_size is None or model < 1:
-            yield Refusal("--global-batch-size", "missing, and the number of ranks is not known; give it")
-        batch = a["--micro-batch-size"] * max((world_size or 1) // max(model, 1), 1)
-    if batch:
+    batch = batch_of(a, world_size)
+    if a["--step-batch-size-schedule"]:
+        yield from _batch_schedule(a, batch)
+    elif batch:
         yield Setting("train.global_batch", batch, ("--global-batch-size",))
-        if "--eval-iters" in a or not a["--full-validation"]:
-            samples = 0 if a["--full-validation"] else max(a["--eval-iters"] * batch, 1)
-            yield Setting("train.eval_samples", samples, ("--eval-iters", "--full-validation"))
-        else:
-            yield Setting("train.eval_samples", 0, ("--full-validation",))
+    elif a["--micro-batch-size"]:
+        yield Refusal("--global-batch-size", "missing, and the number of ranks is not known; give it")
     if a["--rampup-batch-size"]:
         yield Setting("train.batch_ramp", " ".join(a["--rampup-batch-size"]), ("--rampup-batch-size",))
     if a["--train-iters"] and a["--train-samples"]:
@@ -186,14 +234,49 @@ def _train(a: Given, world_size: int | None) -> Iterator[Setting | Refusal]:
         yield Refusal("--train-iters", "missing; give it, or --train-samples")
     if a["--deterministic-mode"]:
         yield Setting("run.deterministic", True, ("--deterministic-mode",))
-    if a["--eval-interval"]:
-        yield Setting("train.eval_interval", a["--eval-interval"], ("--eval-interval",))
     # Without masked tokens both averages are equal.
     average = "token" if a["--calculate-per-token-loss"] else "megatron"
     yield Setting("train.loss_average", average, ("--calculate-per-token-loss",), average)
 
 
-def _optimizer(a: Given) -> Iterator[Setting | Refusal]:
+def _batch_schedule(a: Given, batch: int | None) -> Iterator[Setting | Refusal]:
+    """A table of batch sizes; here train.global_batch is its last one."""
+    name, text = "--step-batch-size-schedule", " ".join(a["--step-batch-size-schedule"])
+    if a["--rampup-batch-size"]:
+        yield Refusal(name, "--rampup-batch-size is given too; leave one of them out")
+        return
+    try:
+        last = by_steps(text, sequence_length=max(a["--seq-length"] or 1, 1)).sizes[-1]
+    except UsageError as error:
+        yield Refusal(name, " ".join(str(error).split()))
+        return
+    if a["--global-batch-size"] not in (None, last):
+        reason = f"it ends with {last}, and --global-batch-size is {a['--global-batch-size']}; leave that out"
+        yield Refusal(name, reason)
+        return
+    note = ""
+    if a["--train-iters"] and not a["--global-batch-size"]:
+        note = f"Megatron-LM builds its data for --train-iters x {batch or 'the microbatches of all ranks'} samples"
+    yield Setting("train.global_batch", last, (name, "--global-batch-size"))
+    yield Setting("train.batch_schedule", text, (name,), note=note)
+
+
+def _evaluation(a: Given, batch: int | None) -> Iterator[Setting | Refusal]:
+    whole, iterations = a["--full-validation"], "--eval-iters"
+    if not (whole or a[iterations]):
+        yield Setting("train.evaluate", False, (iterations,))
+    if a["--eval-interval"]:
+        yield Setting("train.eval_interval", a["--eval-interval"], ("--eval-interval",))
+    rows, flags = a["--eval-global-batch-size"] or batch, (iterations, "--full-validation", "--eval-global-batch-size")
+    if whole or not a[iterations]:
+        yield Setting("train.eval_samples", 0, ("--full-validation", *([iterations] if iterations in a else [])), 0)
+    elif rows:
+        yield Setting("train.eval_samples", a[iterations] * rows, flags)
+    elif a["--step-batch-size-schedule"]:
+        yield Refusal("--eval-global-batch-size", "missing, and the number of ranks is not known; give it")
+
+
+def _optimizer(a: Given, batch: int | None) -> Iterator[Setting | Refusal]:
     if a["--optimizer"] == "adam":
         yield Setting("optimizer.name", "adamw", ("--optimizer",), "adamw")
     elif a["--optimizer"] == "sgd":
@@ -203,15 +286,20 @@ def _optimizer(a: Given) -> Iterator[Setting | Refusal]:
         yield from _muon(a)
     else:
         yield Refusal("--optimizer", f"{a['--optimizer']} is not supported; adam is the nearest")
-    yield from _learning_rate(a)
-    yield from _weight_decay(a)
+    yield from _learning_rate(a, batch)
+    yield from _weight_decay(a, batch)
 
 
 def _sharding(a: Given) -> Iterator[Setting | Refusal]:
     """All choices give the same numbers; state that is always sharded here needs no argument."""
     strategy = "--data-parallel-sharding-strategy"
+    for name in ("--overlap-grad-reduce", "--overlap-param-gather"):
+        if a[name]:
+            yield Setting(f"optimizer.{name[2:].replace('-', '_')}", True, (name,))
     if a["--use-torch-fsdp2"]:
-        yield Setting("optimizer.sharding", "parameters", ("--use-torch-fsdp2",))
+        kept = a["--torch-fsdp2-no-reshard-after-forward"]
+        flags = ("--use-torch-fsdp2", "--torch-fsdp2-no-reshard-after-forward")
+        yield Setting("optimizer.sharding", "gradients" if kept else "parameters", flags)
     elif a["--use-megatron-fsdp"] and a[strategy] not in _SHARDINGS:
         yield Refusal(strategy, f"{a[strategy]} is not one of {', '.join(_SHARDINGS)}")
     elif a["--use-megatron-fsdp"]:
@@ -222,18 +310,30 @@ def _sharding(a: Given) -> Iterator[Setting | Refusal]:
 
 def _muon(a: Given) -> Iterator[Setting | Refusal]:
     note = "gate and up are matrices of their own; Megatron-LM joins them" if a["--swiglu"] else ""
-    yield Setting("optimizer.name", "muon", ("--optimizer",), note=note)
+    yield Setting("optimizer.name", "muon", ("--optimizer", "--muon-tp-mode"), note=note)
     yield Setting("optimizer.muon_nesterov", a["--muon-nesterov"], ("--muon-nesterov",))
     yield Setting("optimizer.muon_ns_steps", a["--muon-num-ns-steps"], ("--muon-num-ns-steps",))
     for part in ("momentum", "coefficient-type", "scale-mode", "extra-scale-factor"):
         flag = f"--muon-{part}"
         yield Setting(f"optimizer.muon_{part.replace('-', '_')}", a[flag], (flag,))
-    if a["--muon-tp-mode"] == "blockwise" and a["--tensor-model-parallel-size"] > 1:
+    if a["--muon-tp-mode"] not in ("blockwise", "duplicated", "distributed"):
+        yield Refusal("--muon-tp-mode", "expected blockwise, duplicated or distributed")
+    elif a["--muon-tp-mode"] == "blockwise" and a["--tensor-model-parallel-size"] > 1:
         reason = "with it updates depend on the tensor-parallel size; matrices are made orthogonal as a whole here"
         yield Refusal("--muon-tp-mode", f"blockwise is not supported: {reason}; choose duplicated")
 
 
-def _learning_rate(a: Given) -> Iterator[Setting | Refusal]:
+def _embedding_rate(a: Given) -> Iterator[Setting | Refusal]:
+    own, least = "--decoupled-lr", "--decoupled-min-lr"
+    if a[own] == 0:
+        yield Refusal(own, "0 would keep embedding and head as they are; give a rate above 0, or leave it out")
+    elif a[own] is not None:
+        yield Setting("optimizer.embedding_lr", a[own], (own,))
+        yield Setting("optimizer.embedding_min_lr", a["--min-lr"] if a[least] is None else a[least], (least,))
+
+
+def _learning_rate(a: Given, batch: int | None) -> Iterator[Setting | Refusal]:
+    yield from _embedding_rate(a)
     style = a["--lr-decay-style"]
     if style not in _SCHEDULES:
         yield Refusal("--lr-decay-style", f"expected one of {', '.join(_SCHEDULES)}")
@@ -241,7 +341,11 @@ def _learning_rate(a: Given) -> Iterator[Setting | Refusal]:
     yield Setting("optimizer.schedule", _SCHEDULES[style], ("--lr-decay-style",), "cosine")
     yield Setting("optimizer.init_lr", a["--lr-warmup-init"], ("--lr-warmup-init",), 0.0)
     yield Setting("optimizer.warmup_count", "before", ())
-    unit, ours = ("samples", "samples") if a["--train-samples"] else ("iters", "steps")
+    unit = "samples" if a["--train-samples"] else "iters"
+    ours, each = _counter(a, batch)
+    if each is None:
+        yield Refusal("--global-batch-size", "missing, and the number of ranks is not known; give it")
+        return
     for other in ("iters", "samples"):
         for name in (f"--lr-decay-{other}", f"--lr-warmup-{other}", f"--lr-wsd-decay-{other}"):
             if other != unit and a[name]:
@@ -251,19 +355,29 @@ def _learning_rate(a: Given) -> Iterator[Setting | Refusal]:
         if a[f"--lr-warmup-{unit}"]:
             yield Refusal(f"--lr-warmup-{unit}", "Megatron-LM refuses it together with --lr-warmup-fraction")
     elif warmup := a[f"--lr-warmup-{unit}"]:
-        yield Setting(f"optimizer.warmup_{ours}", warmup, (f"--lr-warmup-{unit}",))
-    if decay := a[f"--lr-decay-{unit}"] or (unit == "samples" and a["--train-samples"]):
-        yield Setting(f"optimizer.decay_{ours}", decay, (f"--lr-decay-{unit}",))
+        yield Setting(f"optimizer.warmup_{ours}", warmup * each, (f"--lr-warmup-{unit}",))
+    if decay := a[f"--lr-decay-{unit}"] or (ours == "samples" and a[f"--train-{unit}"]):
+        yield Setting(f"optimizer.decay_{ours}", decay * each, (f"--lr-decay-{unit}",))
     if style == "WSD":
         yield Setting("optimizer.wsd_decay", a["--lr-wsd-decay-style"], ("--lr-wsd-decay-style",))
         name = f"--lr-wsd-decay-{unit}"
         if a[name]:
-            yield Setting(f"optimizer.wsd_decay_{ours}", a[name], (name,))
+            yield Setting(f"optimizer.wsd_decay_{ours}", a[name] * each, (name,))
         else:
             yield Refusal(name, "missing; --lr-decay-style WSD needs it")
 
 
-def _weight_decay(a: Given) -> Iterator[Setting | Refusal]:
+def _counter(a: Given, batch: int | None) -> tuple[str, int | None]:
+    """(what the schedules count here, how many of it an iteration is); Megatron-LM counts samples.
+
+    With a table of batch sizes a length in iterations is that many global batches there, whatever the steps read.
+    """
+    if a["--train-samples"]:
+        return "samples", 1
+    return ("samples", batch) if a["--step-batch-size-schedule"] else ("steps", 1)
+
+
+def _weight_decay(a: Given, batch: int | None) -> Iterator[Setting | Refusal]:
     style = a["--weight-decay-incr-style"]
     flags = ("--start-weight-decay", "--end-weight-decay")
     if style == "constant":
@@ -279,6 +393,9 @@ def _weight_decay(a: Given) -> Iterator[Setting | Refusal]:
         yield Setting("optimizer.weight_decay", a[flags[0]], flags[:1])
         yield Setting("optimizer.weight_decay_end", a[flags[1]], flags[1:])
         yield Setting("optimizer.weight_decay_schedule", style, ("--weight-decay-incr-style",))
+        unit, each = _counter(a, batch)
+        if unit == "samples" and a["--train-iters"] and each:
+            yield Setting("optimizer.weight_decay_samples", a["--train-iters"] * each, ("--train-iters",))
 
 
 def _precision(a: Given) -> Iterator[Setting | Refusal]:
@@ -290,7 +407,13 @@ def _precision(a: Given) -> Iterator[Setting | Refusal]:
     half = a["--grad-reduce-in-bf16"] if kind == "bf16" else not a["--accumulate-allreduce-grads-in-fp32"]
     flag = "--accumulate-allreduce-grads-in-fp32" if kind == "fp16" else "--grad-reduce-in-bf16"
     kept = "params" if half and kind != "fp32" else "main"
-    yield Setting("precision.gradients", kept, (flag,) if kind != "fp32" else (), "main")
+    fsdp = ("--megatron-fsdp-main-grads-dtype", "--megatron-fsdp-grad-comm-dtype")
+    for name in fsdp:
+        if a[name] not in ("auto", "fp32"):
+            yield Refusal(name, "auto and fp32 are supported")
+        elif a[name] == "fp32" and kept == "params":
+            yield Refusal(name, f"gradients are {kind} with the other arguments; leave it out")
+    yield Setting("precision.gradients", kept, (*([flag] if kind != "fp32" else []), *fsdp), "main")
     if kind == "fp16":
         yield Setting("optimizer.count_skipped", False, (), True)
     if kind == "fp16" and a["--loss-scale"]:
@@ -314,11 +437,24 @@ def _fp8(a: Given) -> Iterator[Setting | Refusal]:
     else:
         yield Setting("precision.fp8", recipes[a["--fp8-recipe"]], ("--fp8-format", "--fp8-recipe"))
         yield Setting("precision.fp8_format", a["--fp8-format"], ("--fp8-format",), "hybrid")
+        if a["--fp8-recipe"] == "delayed":
+            yield from _fp8_history(a)
     ends = ("--num-layers-at-start-in-bf16", "--num-layers-at-end-in-bf16")
     if a["--first-last-layers-bf16"] and a[ends[0]] != a[ends[1]]:
         yield Refusal(ends[0], f"the same number as {ends[1]} is supported")
     elif a["--first-last-layers-bf16"]:
         yield Setting("precision.fp8_first_last_bf16", a[ends[0]], ("--first-last-layers-bf16", *ends))
+
+
+def _fp8_history(a: Given) -> Iterator[Setting | Refusal]:
+    """Delayed scaling: with Megatron-LM's defaults the scale comes from the last step alone."""
+    compute = a["--fp8-amax-compute-algo"]
+    if compute not in ("max", "most_recent"):
+        yield Refusal("--fp8-amax-compute-algo", "max and most_recent are supported")
+        return
+    yield Setting("precision.fp8_amax_history_len", a["--fp8-amax-history-len"], ("--fp8-amax-history-len",))
+    yield Setting("precision.fp8_amax_compute", compute, ("--fp8-amax-compute-algo",))
+    yield Setting("precision.fp8_margin", a["--fp8-margin"], ("--fp8-margin",), 0)
 
 
 def _recompute(a: Given) -> Iterator[Setting | Refusal]:

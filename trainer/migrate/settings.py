@@ -6,6 +6,7 @@ Rules are generators of these two; the caller decides whether this version suppo
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 
@@ -34,3 +35,8 @@ class Refusal:
 
     flag: str
     reason: str
+
+
+def is_count(text: str) -> bool:
+    """Whether a text is a whole number that fits 64 bits."""
+    return bool(re.fullmatch("[0-9]{1,18}", text))

@@ -2,7 +2,8 @@
 
 Nothing is run. Only assignments of the script are followed; the result is the commands as words, in order. An unknown
 value (a variable that is not set, the output of a command, a file that may exist) becomes a word `<NAME>`, so that only
-an argument that needs it has to be refused. Loops, functions and `case` are not supported.
+an argument that needs it has to be refused. The body of a loop, a function or a `case` is read once, and what it
+assigns becomes unknown. Numbers have 64 bits, and the text that is made of a script has at most MOST_CHARACTERS.
 """
 
 from __future__ import annotations
@@ -12,14 +13,22 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 from trainer.migrate.lexer import ShellError, Statement, closing, split_statements
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!0-]")
-_BRACES = re.compile(r"([A-Za-z_]\w*|\d+|[@*])(\[[@*]\])?(?:(:?[-=])(.*))?", re.DOTALL)
+_BRACES = re.compile(r"([A-Za-z_]\w*|[0-9]{1,9}|[@*])(\[[@*]\])?(?:(:?[-=])(.*))?", re.DOTALL)
 _DECLARES = frozenset({"export", "declare", "local", "readonly", "typeset"})
-_UNREAD = frozenset({"for", "while", "until", "case", "select", "function"})
+_LOOPS = frozenset({"for", "while", "until", "select"})
+_RESERVED = frozenset(
+    {"if", "elif", "else", "then", "fi", "do", "done", "esac", "{", "}", "(", ")", "!", "time", "exec"}
+)
+MOST_CHARACTERS = 10_000_000
+_INTEGER = re.compile("-?[0-9]{1,18}")
+_MOST_NUMBER = 2**63 - 1
+_MOST_ARITHMETIC = 1000  # characters of an expression
 _ARITHMETIC: Mapping[type, Callable[[int, int], int]] = MappingProxyType(
     {
         ast.Add: operator.add,
@@ -35,17 +44,35 @@ _NUMBERS = MappingProxyType(
 )
 
 
-def read_commands(text: str, arguments: Sequence[str] = ()) -> list[list[str]]:
+class Work:
+    """Counts the characters that are made of a script, so that a few lines cannot fill the memory."""
+
+    def __init__(self) -> None:
+        self._characters = 0
+
+    def add(self, characters: int) -> None:
+        """Count some more.
+
+        Raises:
+            ShellError: more than MOST_CHARACTERS.
+        """
+        self._characters += characters
+        if self._characters > MOST_CHARACTERS:
+            raise ShellError(f"its variables grow beyond the limit of {MOST_CHARACTERS:,} characters in all")
+
+
+def read_commands(text: str, arguments: Sequence[str] = (), *, work: Work | None = None) -> list[list[str]]:
     """The commands of a script as words, in order.
 
     Args:
         text: bash.
         arguments: the script's own, `$1` and on.
+        work: done so far; None: none.
 
     Raises:
-        ShellError: unsupported bash, with its line.
+        ShellError: unsupported bash, with its line; or a limit.
     """
-    return _Reader(arguments).read(text)
+    return _Reader(arguments, Work() if work is None else work).read(text)
 
 
 def unknown(word: str) -> str | None:
@@ -54,33 +81,53 @@ def unknown(word: str) -> str | None:
     return found.group() if found else None
 
 
+class _Block(NamedTuple):
+    """A part of the script that may run or not.
+
+    Args:
+        taken: whether it runs; before: whether an earlier branch did. None: unknown.
+        end: the word that ends it; "": one command.
+        arguments: those of the script, to which a function's body returns.
+    """
+
+    taken: bool | None
+    before: bool | None
+    end: str
+    arguments: list[str] | None = None
+
+
 class _Reader:
     """The variables so far, and the commands."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self._arguments = list(arguments)
+    def __init__(self, arguments: Sequence[str], work: Work) -> None:
+        self._arguments, self._work = list(arguments), work
         self._values: dict[str, list[str]] = {"PWD": ["."]}
         self._commands: list[list[str]] = []
-        self._blocks: list[tuple[bool | None, bool | None]] = []  # (this branch is taken, one was taken before)
+        self._blocks: list[_Block] = []
+        self._in_head = False  # of a function: its body follows
 
     def read(self, text: str) -> list[list[str]]:
+        self._work.add(len(text))
         statements = split_statements(text)
         at = 0
         while at < len(statements):
             at = self._statement(statements, at)
         if self._blocks:
-            raise ShellError("an `if` without its `fi`")
+            end = self._blocks[-1].end
+            raise ShellError(f"{'an `if`' if end == 'fi' else 'a block'} without its `{end}`")
         return self._commands
 
     def _statement(self, statements: list[Statement], at: int) -> int:
         """Follow one statement (or the head of an `if`); returns the position of the next."""
         words, line = list(statements[at].words), statements[at].line
-        if words[0] in _UNREAD or (words[0].endswith("(") and words[0] != "("):
-            raise ShellError(f"line {line}: `{' '.join(words)[:40]}`: loops, functions and case are not read")
-        while words and words[0] in ("if", "elif", "else", "then", "fi", "{", "}", "(", ")", "!", "time", "exec"):
-            first = words.pop(0)
+        if self._blocks and self._blocks[-1].end == "esac" and ")" in words:
+            words = words[words.index(")") + 1 :]  # after the pattern
+        while words and (words[0] in _RESERVED or words[0] in _LOOPS or words[0] == "case" or _is_function(words)):
+            first = words[0]
             if first in ("if", "elif"):
                 return self._condition(statements, at, first)
+            rest = self._opened(words)
+            words = words[1:] if rest is None else rest
             self._branch(first, line)
         taken = self._taken()
         words = words[:-1] if words[-1:] == [")"] else words
@@ -97,10 +144,38 @@ class _Reader:
         done = self._truth(words) if is_test else True
         if statements[at].after == "||" and done is not None:
             done = not done
-        self._blocks.append((done, None))
+        depth = len(self._blocks)
+        self._blocks.append(_Block(done, None, ""))
         following = self._statement(statements, at + 1)
-        self._blocks.pop()
+        inside = [block._replace(taken=_both(done, block.taken)) for block in self._blocks[depth + 1 :]]
+        self._blocks[depth:] = inside  # of a group, or another block that begins here
         return following
+
+    def _opened(self, words: list[str]) -> list[str] | None:
+        """The words after the head of a loop, a `case` or a function, if one begins here; else None."""
+        first, rest = words[0], words[1:]
+        if first in _LOOPS:
+            self._blocks.append(_Block(None, None, "done"))
+            if first in ("for", "select"):
+                self._forget(rest[:1])
+                return []
+            return rest
+        if first == "case":
+            self._blocks.append(_Block(None, None, "esac"))
+            return words[words.index(")") + 1 :] if ")" in words else []
+        if _is_function(words):
+            self._in_head = True
+            return [word for word in rest[first == "function" :] if word not in ("(", ")")]
+        if first == "{":
+            body = self._in_head
+            self._blocks.append(_Block(None if body else True, None, "}", self._arguments if body else None))
+            if body:
+                self._arguments, self._in_head = ["<arguments>"], False
+        return None
+
+    def _forget(self, names: Sequence[str]) -> None:
+        """These variables get a value that is not known here."""
+        self._values.update({name: [f"<{name}>"] for name in names if re.fullmatch(r"[A-Za-z_]\w*", name)})
 
     def _condition(self, statements: list[Statement], at: int, first: str) -> int:
         words = list(statements[at].words)
@@ -109,29 +184,32 @@ class _Reader:
             tokens += [statements[at].after, *statements[at + 1].words]
             at += 1
         if first == "if":
-            self._blocks.append((self._truth(tokens), False))
+            self._blocks.append(_Block(self._truth(tokens), False, "fi"))
             return at + 1
-        if not self._blocks:
+        if not self._blocks or self._blocks[-1].end != "fi":
             raise ShellError(f"line {statements[at].line}: `elif` without its `if`")
-        taken, before = self._blocks[-1]
-        before = _either(taken, before)
+        before = _either(self._blocks[-1].taken, self._blocks[-1].before)
         truth = self._truth(tokens)
-        self._blocks[-1] = (_both(_opposite(before), truth), before)
+        self._blocks[-1] = _Block(_both(_opposite(before), truth), before, "fi")
         return at + 1
 
     def _branch(self, word: str, line: int) -> None:
-        if word in ("else", "fi") and not self._blocks:
+        end = self._blocks[-1].end if self._blocks else None
+        if word in ("else", "fi") and end != "fi":
             raise ShellError(f"line {line}: `{word}` without its `if`")
+        if word in ("done", "esac") and end != word:
+            raise ShellError(f"line {line}: `{word}` without its {'loop' if word == 'done' else '`case`'}")
         if word == "else":
-            taken, before = self._blocks[-1]
-            self._blocks[-1] = (_opposite(_either(taken, before)), before)
-        elif word == "fi":
-            self._blocks.pop()
+            taken, before, *_ = self._blocks[-1]
+            self._blocks[-1] = _Block(_opposite(_either(taken, before)), before, "fi")
+        elif word == end:
+            arguments = self._blocks.pop().arguments
+            self._arguments = self._arguments if arguments is None else arguments
 
     def _taken(self) -> bool | None:
         result: bool | None = True
-        for taken, _ in self._blocks:
-            result = _both(result, taken)
+        for block in self._blocks:
+            result = _both(result, block.taken)
         return result
 
     def _simple(self, raw: list[str], *, sure: bool) -> None:
@@ -150,16 +228,25 @@ class _Reader:
             return
         words = [field for word in raw[assigned:] for field in self.expand(word)]
         if words[:1] == ["shift"]:
-            del self._arguments[:1]
+            self._shift("".join(words[1:2]) or "1", sure=sure)
+        elif words[:1] and words[0] in ("read", "mapfile", "readarray"):
+            self._forget(words[1:])
         elif words[:1] == ["eval"]:
-            self._commands += _Reader(self._arguments).read(" ".join(words[1:]))
+            self._commands += _Reader(self._arguments, self._work).read(" ".join(words[1:]))
         elif words:
             self._commands.append(words)
 
+    def _shift(self, count: str, *, sure: bool) -> None:
+        if sure and _INTEGER.fullmatch(count):
+            del self._arguments[: max(int(count), 0)]
+        elif self._arguments:
+            self._arguments = ["<arguments>"]
+
     def _assign(self, match: re.Match[str], *, sure: bool) -> None:
         name, plus, raw = match.groups()
+        self._work.add(sum(map(len, self._values.get(name, []))) // 64 + 1)  # which are copied
         if not sure:
-            self._values[name] = [f"<{name}>"]
+            self._forget([name])
         elif raw.startswith("("):
             statements = split_statements(raw[1:-1])
             new = [field for one in statements for word in one.words for field in self.expand(word)]
@@ -173,6 +260,7 @@ class _Reader:
         fields: list[str] = []
         current: str | None = None
         for values, quoted in self._parts(raw, quoted=False):
+            self._work.add(sum(map(len, values)) + len(values))
             pieces = list(values) if quoted else [piece for value in values for piece in _split(value)]
             if quoted and not pieces:
                 continue
@@ -281,9 +369,14 @@ class _Reader:
         left, how, right = words
         if how in ("=", "==", "!="):
             return (left == right) == (how != "!=")
-        if how in _NUMBERS and left.lstrip("-").isdigit() and right.lstrip("-").isdigit():
+        if how in _NUMBERS and _INTEGER.fullmatch(left) and _INTEGER.fullmatch(right):
             return bool(_NUMBERS[how](int(left), int(right)))
         return None
+
+
+def _is_function(words: Sequence[str]) -> bool:
+    """Whether a function is defined by these words: `function f` or `f()`."""
+    return words[0] == "function" or (words[0][:-1].isidentifier() and words[0].endswith("(") and words[1:2] == [")"])
 
 
 def _reference(raw: str, at: int) -> tuple[str, int] | None:
@@ -306,13 +399,20 @@ def _calculated(text: str) -> int | None:
         if isinstance(node, ast.Expression):
             return value(node.body)
         if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-            return _ARITHMETIC[type(node.op)](value(node.left), value(node.right))
+            result = _ARITHMETIC[type(node.op)](value(node.left), value(node.right))
+            if abs(result) > _MOST_NUMBER:
+                raise ShellError(f"its arithmetic goes beyond the limit of {_MOST_NUMBER}")
+            return result
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return node.value
         raise ValueError(text)
 
+    if len(text) > _MOST_ARITHMETIC:
+        raise ShellError(f"arithmetic of {len(text)} characters, beyond the limit of {_MOST_ARITHMETIC}")
     try:
         return value(ast.parse(text.strip(), mode="eval"))
+    except ShellError:
+        raise
     except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
         return None
 

@@ -1,0 +1,301 @@
+"""What becomes of every argument of Megatron-LM: mapped, its default written, not needed, or refused.
+
+`tests/golden/megatron_arguments.json` lists them: name -> [kind of value, default, what becomes of it]. The names and
+defaults are those of the development version of August 2026 (0.20), and of core 0.12 to 0.16 where that has dropped
+one; --muon-tp-mode keeps its older default, blockwise, because a run without it may mean either.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.migrate.flags import flag_table
+from trainer.migrate.migrate import Migration, migrate
+from trainer.migrate.other_flags import REMOVED
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "megatron_arguments.json"
+ARGUMENTS: dict[str, list[str | None]] = json.loads(GOLDEN.read_text(encoding="utf-8"))
+TABLE = flag_table()
+REQUIRED = {
+    "--num-layers": "8",
+    "--hidden-size": "64",
+    "--num-attention-heads": "4",
+    "--seq-length": "32",
+    "--max-position-embeddings": "32",
+    "--micro-batch-size": "2",
+    "--global-batch-size": "8",
+    "--lr": "1e-3",
+    "--train-iters": "10",
+    "--data-path": "corpus",
+}
+PIPELINE = "--pipeline-model-parallel-size 4"
+MUON, FP16, FP8 = "--optimizer muon", "--fp16", "--bf16 --fp8-format hybrid"
+FSDP, SWIGLU, ROPE = "--use-megatron-fsdp", "--swiglu --no-bias-swiglu-fusion", "--position-embedding-type rope"
+RAMPED = "--weight-decay-incr-style linear --start-weight-decay 0.02 --end-weight-decay 0.03"
+# name | other arguments (without NAME: this required one is left out) | its value | the value of the key
+EXAMPLES = f"""
+--num-layers | | 4 | 4
+--encoder-num-layers | | 4 | 4
+--hidden-size | | 128 | 128
+--ffn-hidden-size | | 100 | 100
+--num-attention-heads | | 8 | 8
+--kv-channels | | 32 | 32
+--group-query-attention | --num-query-groups 2 | | 2
+--num-query-groups | --group-query-attention | 2 | 2
+--max-position-embeddings | | 64 | 64
+--position-embedding-type | | none | "none"
+--use-rotary-position-embeddings | | | "rope"
+--no-position-embedding | {ROPE} | | "rope"
+--rotary-base | {ROPE} | 500000 | 500000.0
+--rotary-percent | {ROPE} | 0.5 | 0.5
+--rotary-interleaved | {ROPE} | | true
+--no-rope-freq | {ROPE} | 4 | 4
+--rotary-seq-len-interpolation-factor | {ROPE} | 2 | "linear"
+--use-rope-scaling | {ROPE} | | "llama3"
+--rope-scaling-factor | {ROPE} --use-rope-scaling | 4.0 | 4.0
+--normalization | | RMSNorm | "rmsnorm"
+--norm-epsilon | | 1e-6 | 1e-6
+--layernorm-epsilon | | 1e-6 | 1e-6
+--swiglu | | | "swiglu"
+--squared-relu | | | "squared_relu"
+--no-bias-gelu-fusion | | | "gelu_erf"
+--use-te-activation-func | --no-bias-gelu-fusion | | "gelu"
+--no-bias-swiglu-fusion | --swiglu --activation-func-clamp-value 7 | | 7.0
+--activation-func-clamp-value | {SWIGLU} | 7 | 7.0
+--glu-linear-offset | {SWIGLU} | 1 | 1.0
+--disable-bias-linear | | | false
+--add-qkv-bias | --disable-bias-linear | | "qkv"
+--qk-layernorm | | | true
+--window-size | | 7,0 | 8
+--window-attn-skip-freq | --window-size 7,0 | 4 | 4
+--softmax-type | | learnable | "learned"
+--attention-dropout | | 0.2 | 0.2
+--hidden-dropout | | 0.2 | 0.2
+--untie-embeddings-and-output-weights | | | false
+--init-method-std | | 0.01 | 0.01
+--embedding-init-method-std | | 0.02 | 0.02
+--vocab-size | --tokenizer-type NullTokenizer | 999 | 1024
+--tokenizer-type | | HuggingFaceTokenizer | 0
+--padded-vocab-size | | 512 | 512
+--make-vocab-size-divisible-by | | 1000 | 51000
+--no-pad-vocab-size | | | 50257
+--disable-pad-vocab-size | | | 50257
+--seed | | 7 | 7
+--save | | new | "new"
+--load | --save new | old | "old"
+--finetune | --save new --load new | | "new"
+--ckpt-step | --load old | 30 | "old/iter_0000030"
+--verify-integrity | | | "latest-valid"
+--no-load-optim | --load old | | false
+--pretrained-checkpoint | | old | "old"
+--save-interval | | 5 | 5
+--persistent-save-interval | | 5 | 5
+--save-retain-interval | --save-interval 5 | 10 | 10
+--non-persistent-save-interval | --save-interval 10 | 5 | 5
+--use-checkpoint-opt_param-scheduler | --load old | | true
+--use-checkpoint-opt-param-scheduler | --load old | | true
+--data-path | | 1 a 2 b | "1 a 2 b"
+--mock-data | without --data-path | | "mock"
+--train-data-path | without --data-path | 1 a 2 b | "1 a 2 b"
+--valid-data-path | without --data-path --train-data-path a | b | ["b"]
+--test-data-path | without --data-path --train-data-path a | b | ["b"]
+--split | | 90,5,5 | "90,5,5"
+--data-cache-path | | cache | "cache"
+--object-storage-cache-path | | cache | "cache"
+--s3-cache-path | | cache | "cache"
+--mid-level-dataset-surplus | | 0.01 | 0.01
+--reset-position-ids | --reset-attention-mask | | true
+--reset-attention-mask | --reset-position-ids | | true
+--seq-length | | 16 | 16
+--encoder-seq-length | | 16 | 16
+--micro-batch-size | | 4 | 4
+--global-batch-size | | 16 | 16
+--rampup-batch-size | without --train-iters --train-samples 80 | 2 2 16 | "2 2 16"
+--step-batch-size-schedule | without --global-batch-size | 0:2 1K:4 | "0:2 1K:4"
+--train-iters | | 20 | 20
+--train-samples | without --train-iters | 80 | 80
+--calculate-per-token-loss | | | "token"
+--exit-interval | | 5 | 5
+--deterministic-mode | | | true
+--eval-interval | | 5 | 5
+--eval-iters | | 5 | 40
+--eval-global-batch-size | | 4 | 400
+--full-validation | | | 0
+--log-interval | | 10 | 10
+--optimizer | | sgd | "sgd"
+--lr | | 2e-3 | 2e-3
+--min-lr | | 1e-4 | 1e-4
+--decoupled-lr | | 5e-4 | 5e-4
+--decoupled-min-lr | --decoupled-lr 5e-4 | 1e-5 | 1e-5
+--lr-decay-style | | cosine | "cosine"
+--lr-decay-iters | | 8 | 8
+--lr-decay-samples | without --train-iters --train-samples 80 | 70 | 70
+--lr-warmup-iters | | 2 | 2
+--lr-warmup-samples | without --train-iters --train-samples 80 | 16 | 16
+--lr-warmup-fraction | | 0.1 | 0.1
+--lr-warmup-init | | 1e-5 | 1e-5
+--lr-wsd-decay-style | --lr-decay-style WSD --lr-wsd-decay-iters 2 | cosine | "cosine"
+--lr-wsd-decay-iters | --lr-decay-style WSD | 2 | 2
+--lr-wsd-decay-samples | without --train-iters --train-samples 80 --lr-decay-style WSD | 16 | 16
+--weight-decay | | 0.1 | 0.1
+--start-weight-decay | --weight-decay-incr-style linear --end-weight-decay 0.03 | 0.02 | 0.02
+--end-weight-decay | --weight-decay-incr-style linear --start-weight-decay 0.02 | 0.03 | 0.03
+--weight-decay-incr-style | --start-weight-decay 0.02 --end-weight-decay 0.03 | linear | "linear"
+--adam-beta1 | | 0.8 | 0.8
+--adam-beta2 | | 0.95 | 0.95
+--adam-eps | | 1e-6 | 1e-6
+--sgd-momentum | --optimizer sgd | 0.8 | 0.8
+--muon-momentum | {MUON} | 0.95 | 0.95
+--muon-nesterov | {MUON} | | true
+--muon-use-nesterov | {MUON} | | true
+--muon-num-ns-steps | {MUON} | 3 | 3
+--muon-coefficient-type | {MUON} | simple | "simple"
+--muon-scale-mode | {MUON} | shape_scaling | "shape_scaling"
+--muon-extra-scale-factor | {MUON} | 0.2 | 0.2
+--muon-tp-mode | {MUON} --tensor-model-parallel-size 2 | duplicated | "muon"
+--clip-grad | | 0.5 | 0.5
+--use-megatron-fsdp | | | "parameters"
+--use-custom-fsdp | | | "parameters"
+--data-parallel-sharding-strategy | {FSDP} | optim | "state"
+--use-torch-fsdp2 | | | "parameters"
+--torch-fsdp2-no-reshard-after-forward | --use-torch-fsdp2 | | "gradients"
+--overlap-grad-reduce | | | true
+--overlap-param-gather | | | true
+--ddp-bucket-size | | 1000 | 1000
+--fp16 | | | "fp16"
+--bf16 | | | "bf16"
+--grad-reduce-in-bf16 | --bf16 | | "params"
+--megatron-fsdp-main-grads-dtype | --bf16 {FSDP} | fp32 | "main"
+--megatron-fsdp-grad-comm-dtype | --bf16 {FSDP} | fp32 | "main"
+--accumulate-allreduce-grads-in-fp32 | {FP16} | | "main"
+--loss-scale | {FP16} | 128 | 128.0
+--initial-loss-scale | {FP16} | 1024 | 1024
+--min-loss-scale | {FP16} | 2 | 2
+--loss-scale-window | {FP16} | 500 | 500
+--hysteresis | {FP16} | 1 | 1
+--fp8-format | --bf16 | e4m3 | "e4m3"
+--fp8-recipe | {FP8} | tensorwise | "current"
+--fp8-amax-history-len | {FP8} | 1024 | 1024
+--fp8-amax-compute-algo | {FP8} | max | "max"
+--fp8-margin | {FP8} | 3 | 3
+--first-last-layers-bf16 | {FP8} | | 1
+--num-layers-at-start-in-bf16 | {FP8} --first-last-layers-bf16 --num-layers-at-end-in-bf16 2 | 2 | 2
+--num-layers-at-end-in-bf16 | {FP8} --first-last-layers-bf16 --num-layers-at-start-in-bf16 2 | 2 | 2
+--recompute-activations | | | "selective"
+--recompute-granularity | --recompute-method block | full | "full"
+--recompute-method | --recompute-granularity full | block | "block"
+--recompute-num-layers | --recompute-granularity full --recompute-method block | 2 | 2
+--tensor-model-parallel-size | | 2 | 2
+--sequence-parallel | --tensor-model-parallel-size 2 | | true
+--pipeline-model-parallel-size | | 2 | 2
+--num-layers-per-virtual-pipeline-stage | {PIPELINE} | 1 | 2
+--num-virtual-stages-per-pipeline-rank | {PIPELINE} | 2 | 2
+--decoder-first-pipeline-num-layers | {PIPELINE} --num-layers 7 | 1 | [1, 2, 2, 2]
+--decoder-last-pipeline-num-layers | {PIPELINE} --num-layers 7 | 1 | [2, 2, 2, 1]
+--account-for-embedding-in-pipeline-split | {PIPELINE} --num-layers 7 | | [1, 2, 2, 2]
+--account-for-loss-in-pipeline-split | {PIPELINE} --num-layers 7 | | [2, 2, 2, 1]
+--context-parallel-size | | 2 | 2
+"""
+ROWS = {name: row for line in EXAMPLES.strip().splitlines() for name, *row in [[c.strip() for c in line.split("|")]]}
+MAPPED = [name for name, flag in TABLE.items() if flag.use == "mapped"]
+
+
+def _words(context: str, *, without: str = "") -> list[str]:
+    """A run's arguments, with those of a row, which may say which required one is left out."""
+    others = shlex.split(context)
+    dropped = {without, others[1] if others[:1] == ["without"] else ""}
+    required = [word for name, value in REQUIRED.items() if name not in dropped for word in (name, value)]
+    return [*required, *(others[2:] if others[:1] == ["without"] else others)]
+
+
+def _settings(migration: Migration) -> dict[str, Any]:
+    return {setting.key: setting.value for setting in migration.settings}
+
+
+def test_each_argument_of_megatron_is_in_the_table_with_its_kind_and_default() -> None:
+    kinds = {"switch": {"switch", "any"}, "one": {"int", "float", "text", "any"}, "several": {"texts"}}
+    kinds["one"].add("texts")  # the schedule of batch sizes, which scripts leave unquoted
+    for name, (kind, default, _) in ARGUMENTS.items():
+        assert TABLE[name].kind in kinds[str(kind)], name
+        if TABLE[name].kind == "any" or TABLE[name].use == "not needed" or default is None:
+            continue
+        ours = TABLE[name].default or ""
+        assert ours == default or float(ours) == float(default), (name, ours, default)
+    assert len(ARGUMENTS) > 900
+
+
+def test_what_becomes_of_each_argument_is_what_the_list_says() -> None:
+    uses = {"mapped": "mapped", "written": "mapped", "not needed": "not needed", "refused": "refused"}
+    assert {name: uses[str(fate)] for name, (_, _, fate) in ARGUMENTS.items()} == {
+        name: TABLE[name].use for name in ARGUMENTS
+    }
+    assert set(MAPPED) == set(ROWS)
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_a_mapped_argument_sets_its_key(name: str) -> None:
+    """And only those whose fate is "written" have a value in the file where they are not given."""
+    context, words, value = ROWS[name]
+    flag, expected = TABLE[name], json.loads(value)
+    first = flag.same_as or name
+    required = first in REQUIRED and first not in context
+    found = migrate([*_words(context, without=first if required else ""), name, *shlex.split(words)], 8)
+    assert not found.refused
+    got = _settings(found)[flag.key]
+    assert (list(got) if isinstance(got, tuple) else got) == expected
+    assert any(text.startswith(name) or f" {name}" in text for text, line in found.mapped if line.startswith(flag.key))
+    if required:
+        return
+    without = migrate(_words(context), 8)
+    before = _settings(without).get(flag.key)
+    effect = before != got or without.refused
+    assert effect or name in (
+        "--no-position-embedding",  # only permitted with rope
+        "--embedding-init-method-std",  # only the other's value
+        "--use-checkpoint-opt_param-scheduler",  # Megatron-LM loads it with the optimizer anyway
+        "--use-checkpoint-opt-param-scheduler",
+        "--megatron-fsdp-main-grads-dtype",  # fp32 is what sums are in
+        "--megatron-fsdp-grad-comm-dtype",
+    )
+    if name in ARGUMENTS and not without.refused:
+        assert (ARGUMENTS[name][2] == "written") == (before is not None), (name, before)
+
+
+@pytest.mark.parametrize("name", [name for name, flag in TABLE.items() if flag.use != "mapped"])
+def test_others_are_not_needed_or_refused_with_a_reason(name: str) -> None:
+    flag = TABLE[name]
+    words = [] if flag.kind == "switch" else ["other"]
+    found = migrate([*_words(""), name, *words], 8)
+    lines = dict(found.not_needed) if flag.use == "not needed" else {line: line for line in found.refused}
+    ((_, reason),) = [(text, why) for text, why in lines.items() if text.split(":")[0].split()[0] == name]
+    assert len(reason) > 20
+    assert bool(found.refused) == (flag.use == "refused")
+
+
+@pytest.mark.parametrize(("name", "replacement"), REMOVED)
+def test_removed_names_say_what_replaced_them(name: str, replacement: str) -> None:
+    (line,) = migrate([*_words(""), name, "1"], 8).refused
+    assert line.startswith(f"{name} 1: removed") and line.endswith(replacement)
+    first = replacement.split()[0]
+    assert not first.startswith("--") or first in TABLE
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "-1",
+        "99999999999999",
+        *(pytest.param(word, marks=pytest.mark.soak) for word in ("0", "nan", "1e400", "\u00b2", "9" * 5000, "")),
+    ],
+)
+def test_no_value_breaks_the_command(word: str) -> None:
+    """Each is set or refused: a number that is too large, or no number, is no fault of ours."""
+    for name in MAPPED:
+        context, _, _ = ROWS[name]
+        found = migrate([*_words(context), name, word], 8)
+        assert isinstance(found, Migration)
