@@ -34,8 +34,8 @@ _ARITHMETIC: Mapping[type, Callable[[int, int], int]] = MappingProxyType(
         ast.Add: operator.add,
         ast.Sub: operator.sub,
         ast.Mult: operator.mul,
-        ast.Div: operator.floordiv,
-        ast.Mod: operator.mod,
+        ast.Div: lambda left, right: _divided(left, right)[0],
+        ast.Mod: lambda left, right: _divided(left, right)[1],
     }
 )
 _NUMBERS = MappingProxyType(
@@ -324,7 +324,9 @@ class _Reader:
         match = _BRACES.fullmatch(reference)
         if not match:
             return (
-                [str(len(self._arguments))] if reference == "#" else [f"<{re.sub(r'[^A-Za-z_0-9]', '_', reference)}>"]
+                [str(len(self._arguments))]
+                if reference == "#" and self._arguments != ["<arguments>"]
+                else [f"<{re.sub(r'[^A-Za-z_0-9]', '_', reference)}>"]
             )
         name, _, default_mark, default = match.groups()
         if name in ("@", "*"):
@@ -362,11 +364,16 @@ class _Reader:
         known = not any(unknown(word) for word in words)
         if len(words) == 2 and words[0] in ("-z", "-n"):
             # A variable that is not set counts as empty here: scripts test for that.
-            empty = not words[1] or bool(re.fullmatch(r"<\w+>", words[1]))
+            name = re.fullmatch(r"<(\w+)>", words[1])
+            if name and (name[1] in self._values or name[1].startswith("output_of_")):
+                return None  # set, to what is not known
+            empty = not words[1] or bool(name)
             return empty == (words[0] == "-z")
         if len(words) != 3 or not known:
             return None
         left, how, right = words
+        if how in ("=", "==", "!=") and re.search(r"[*?[]", right):
+            return None  # a pattern
         if how in ("=", "==", "!="):
             return (left == right) == (how != "!=")
         if how in _NUMBERS and _INTEGER.fullmatch(left) and _INTEGER.fullmatch(right):
@@ -415,6 +422,12 @@ def _calculated(text: str) -> int | None:
         raise
     except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
         return None
+
+
+def _divided(left: int, right: int) -> tuple[int, int]:
+    """(quotient, remainder) as in bash: rounded towards 0."""
+    quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+    return quotient, left - quotient * right
 
 
 def _both(left: bool | None, right: bool | None) -> bool | None:

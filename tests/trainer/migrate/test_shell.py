@@ -43,6 +43,8 @@ SAME_AS_BASH = [
     "[ a = b ] && { A=1; show b; }\n[ a = b ] && { show c; show d; }\nshow a",
     "if [[ ! -f /none || -d /none ]]; then A=1; fi; show a",
     "shift 1; show $1",
+    "show $(( (3 - 10) / 2 )) $(( (3 - 10) % 4 )) $((7 / (2 - 4)))",
+    'A=; if [ -z "$A" ]; then show 1; fi; if [ -n "$B" ]; then show 2; fi',
     "N=4611686018427387904; show $((N - 1 + N))",
 ]
 
@@ -69,6 +71,10 @@ def test_as_bash_does(script: str) -> None:
         ("f() { show $1 $2; }", ["show", "<arguments>", "<argument_2>"]),
         ("[ -f x ] && { A=1; B=2; }; show $A $B", ["show", "<A>", "<B>"]),
         ("while true; do show a; done", ["show", "a"]),
+        ("A=$(date); if [ -z $A ]; then B=1; else B=2; fi; show $B", ["show", "<B>"]),
+        ("if [ -f x ]; then A=2; fi; if [ -n $A ]; then B=1; else B=2; fi; show $B", ["show", "<B>"]),
+        ("A=llama3; if [[ $A == llama* ]]; then B=1; else B=2; fi; show $B", ["show", "<B>"]),
+        ("f() { if [ $# -gt 1 ]; then A=1; fi; show $A; }", ["show", "<A>"]),
         ("show <Specify path>_document", ["show", "<Specify_path>_document"]),
     ],
 )
