@@ -60,7 +60,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
             raise UsageError(f"--{name} needs --gpus N, which lists layouts", fix=f"add --gpus, or leave --{name} out")
     config, world_size = read_run_arguments(arguments)
     plan = make_plan(config, world_size, facts=_facts(config, console))
-    rows = [(name, f"{value:,}") for name, value in plan_rows(plan)] + _memory_rows(config, plan)
+    rows = [(name, f"{value:,}") for name, value in plan_rows(config, plan)] + _memory_rows(config, plan)
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value:>15}" for name, value in rows]
     more = _schedule_lines(config, plan) if arguments.schedule else _kernel_lines(config, plan)
@@ -68,8 +68,12 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def plan_rows(plan: Plan) -> list[tuple[str, int]]:
+def plan_rows(config: RunConfig, plan: Plan) -> list[tuple[str, int]]:
     """The plan's numbers in reading order, with display names."""
+    from trainer.plan.lengths import batch_sizes
+
+    sizes = batch_sizes(config).sizes
+    changing = [("  in the first step", sizes[0]), ("  number of sizes", len(sizes))] if len(sizes) > 1 else []
     return [
         ("ranks", plan.world_size),
         ("tensor-parallel ranks (tp)", plan.tp),
@@ -80,6 +84,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, int]]:
         *_schedule_rows(plan),
         ("tokens per sample", plan.sequence_length),
         ("samples per step", plan.global_batch),
+        *changing,
         ("samples per microbatch", plan.micro_batch),
         ("microbatches per rank and step", plan.num_microbatches),
         ("tokens per step", plan.tokens_per_step),

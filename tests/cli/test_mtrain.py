@@ -233,6 +233,14 @@ def test_a_plan_without_its_data_says_so(run_file: str, capsys: pytest.CaptureFi
     assert err.startswith("mtrain: warning: planned without the data: ")
 
 
+def test_a_plan_of_changing_batches(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", run_file, "--nproc", "2", "train.batch_schedule=0:4 256:8"]) == 0
+    numbers = capsys.readouterr().out.split("\n\n")[0]
+    rows = dict(line.rsplit(maxsplit=1) for line in numbers.splitlines())
+    names = ("samples per step", "  in the first step", "  number of sizes")
+    assert [rows[name] for name in names] == ["8", "4", "2"]
+
+
 def test_a_plan_as_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", run_file, "--json", "--nproc", "1"]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -60,10 +60,15 @@ def make_optimizer(model, adam):
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.optimizer.optimizer import FP32Optimizer
 
+    def kind(p):
+        own = "decoupled" in adam and getattr(p, "is_embedding_or_output_parameter", False)
+        return p.dim() > 1, own
+
     groups = []
-    for decays in (True, False):
-        found = [p for p in model.parameters() if (p.dim() > 1) == decays]
+    for decays, own in dict.fromkeys(((True, False), (True, "decoupled" in adam), (False, False))):
+        found = [p for p in model.parameters() if kind(p) == (decays, own)]
         marks = {"is_expert_parallel": False, "wd_mult": float(decays), "lr_mult": 1.0, "is_decoupled_lr": False}
+        marks |= adam["decoupled"] if own else {}
         groups.append({"params": found, "weight_decay": adam["weight_decay"] * decays, **marks})
     inner = torch.optim.AdamW(groups, lr=adam["lr"], betas=tuple(adam["betas"]), eps=adam["eps"])
 

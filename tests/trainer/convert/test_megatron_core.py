@@ -213,26 +213,34 @@ def _our_losses(name, corpus, folder, *words):
     return {line["step"]: line["loss"] for line in map(json.loads, lines)}
 
 
+DECOUPLED = {"max_lr": 2e-2, "min_lr": 1e-3}
+WITH_DECOUPLED = ["--decoupled-lr", "2e-2", "--decoupled-min-lr", "1e-3"]
+
+
+@pytest.mark.parametrize("own", [{}, {"decoupled": DECOUPLED}], ids=["", "decoupled"])
 @pytest.mark.parametrize("name", MODELS)
-def test_ours_goes_on_with_a_run_of_theirs_on_its_own_files(name, corpus, tmp_path):
-    """Moments, learning rate and place in the data: init_from is the folder that Megatron-Core wrote at step 10."""
+def test_ours_goes_on_with_a_run_of_theirs_on_its_own_files(name, own, corpus, tmp_path):
+    """Moments, learning rates and place in the data: init_from is the folder that Megatron-Core wrote at step 10."""
     half = STEPS // 2
-    told = {"model": _theirs(name), "adam": ADAM, "corpus": corpus, "schedule": SCHEDULE, "steps": [0, STEPS]}
+    told = {"model": _theirs(name), "adam": ADAM | own, "corpus": corpus, "schedule": SCHEDULE, "steps": [0, STEPS]}
     arguments = _arguments(name) | {"iteration": half, "consumed_train_samples": half * ROWS}
     told |= {"save_at": half, "save": str(tmp_path / "theirs"), "arguments": arguments, "kind": "torch_dist"}
     theirs = json.loads(_side(tmp_path, told).read_text())
-    ours = _our_losses(name, corpus, tmp_path / "ours", "--load", str(tmp_path / "theirs"))
+    words = ["--load", str(tmp_path / "theirs"), *(WITH_DECOUPLED if own else [])]
+    ours = _our_losses(name, corpus, tmp_path / "ours", *words)
     assert list(ours) == list(range(half + 1, STEPS + 1))
     assert max(abs(ours[step] - theirs[step - 1]) for step in ours) < 1e-4
 
 
+@pytest.mark.parametrize("own", [{}, {"decoupled": DECOUPLED}], ids=["", "decoupled"])
 @pytest.mark.parametrize("name", MODELS)
-def test_theirs_goes_on_with_a_run_of_ours_on_its_own_files(name, corpus, tmp_path):
+def test_theirs_goes_on_with_a_run_of_ours_on_its_own_files(name, own, corpus, tmp_path):
     half = STEPS // 2
-    ours = _our_losses(name, corpus, tmp_path / "ours")
+    ours = _our_losses(name, corpus, tmp_path / "ours", *(WITH_DECOUPLED if own else []))
     saved = tmp_path / "ours" / "checkpoints" / f"step-{half}"
     convert(saved, tmp_path / "theirs", options=Options(to="torch_dist", optimizer_form="adam"))
-    told = {"model": _theirs(name), "adam": ADAM, "corpus": corpus, "schedule": SCHEDULE, "steps": [half, STEPS]}
+    told = {"model": _theirs(name), "adam": ADAM | own, "corpus": corpus, "schedule": SCHEDULE}
+    told |= {"steps": [half, STEPS]}
     told |= {"checkpoint": str(tmp_path / "theirs"), "kind": "torch_dist"}
     theirs = json.loads(_side(tmp_path, told).read_text())
     assert max(abs(ours[half + 1 + number] - loss) for number, loss in enumerate(theirs)) < 1e-4
