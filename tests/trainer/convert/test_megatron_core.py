@@ -232,15 +232,14 @@ def test_ours_goes_on_with_a_run_of_theirs_on_its_own_files(name, own, corpus, t
     assert max(abs(ours[step] - theirs[step - 1]) for step in ours) < 1e-4
 
 
-@pytest.mark.parametrize("own", [{}, {"decoupled": DECOUPLED}], ids=["", "decoupled"])
 @pytest.mark.parametrize("name", MODELS)
-def test_theirs_goes_on_with_a_run_of_ours_on_its_own_files(name, own, corpus, tmp_path):
+def test_theirs_goes_on_with_a_run_of_ours_on_its_own_files(name, corpus, tmp_path):
+    """Without --decoupled-lr: 0.16.1 cannot tell its own group from the other one in a checkpoint."""
     half = STEPS // 2
-    ours = _our_losses(name, corpus, tmp_path / "ours", *(WITH_DECOUPLED if own else []))
+    ours = _our_losses(name, corpus, tmp_path / "ours")
     saved = tmp_path / "ours" / "checkpoints" / f"step-{half}"
     convert(saved, tmp_path / "theirs", options=Options(to="torch_dist", optimizer_form="adam"))
-    told = {"model": _theirs(name), "adam": ADAM | own, "corpus": corpus, "schedule": SCHEDULE}
-    told |= {"steps": [half, STEPS]}
+    told = {"model": _theirs(name), "adam": ADAM, "corpus": corpus, "schedule": SCHEDULE, "steps": [half, STEPS]}
     told |= {"checkpoint": str(tmp_path / "theirs"), "kind": "torch_dist"}
     theirs = json.loads(_side(tmp_path, told).read_text())
     assert max(abs(ours[half + 1 + number] - loss) for number, loss in enumerate(theirs)) < 1e-4
