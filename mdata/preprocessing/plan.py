@@ -20,7 +20,6 @@ import numpy as np
 
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import smallest_dtype
-from mdata.manifest.sidecars import HASHES_ENDINGS
 from mdata.manifest.types import section_name
 from mdata.preprocessing.encode import HOLDOUT_BITS, EncodeSpec
 from mdata.preprocessing.partitions import Partitions
