@@ -110,6 +110,8 @@ def held_by(path: Path) -> str | None:
             return named
     except _HeldError:
         return named
+    except OSError:  # such as a folder of this name
+        return None
     finally:
         os.close(fd)
     return None

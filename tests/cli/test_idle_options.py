@@ -116,7 +116,7 @@ def here(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize("command", sorted(IDLE))
 def test_every_option_of_the_parser_is_judged(command):
     parser = Parser(prog="mdata")
-    import_module(next(one.module for one in COMMANDS if one.name == command)).add_arguments(parser)
+    import_module(next(one.module for one in COMMANDS if one.name == command), "cli").add_arguments(parser)
     there = {action.option_strings[0]: action.option_strings for action in parser._actions if action.option_strings}
     judged = ALWAYS[command] | set(IDLE[command])
     assert not ALWAYS[command] & set(IDLE[command])

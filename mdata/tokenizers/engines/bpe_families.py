@@ -121,7 +121,8 @@ def _tiktoken_unsupported(definition: Definition, exact: Any) -> str | None:
     added = added_tokens(definition)
     if prefix_of_another(token.content for token in added) is not None:
         return "an added token is the beginning of another"
-    if any(token.lstrip or token.rstrip for token in added):
+    # Texts with a token that must be a whole word go to the exact engine anyway.
+    if any((token.lstrip or token.rstrip) and not token.single_word for token in added):
         return "an added token strips white space"
     if model.get("ignore_merges"):
         return "entries count before merges"

@@ -279,5 +279,5 @@ def test_the_next_run_does_not_read_the_bad_rows(tmp_path, input, name, more, re
 
 @pytest.mark.parametrize("limit", ["1.5", "101%", "100.5%", "-1", "x", "%", ".%", "1e3"])
 def test_a_limit_is_whole_rows_or_a_share(tmp_path, limit):
-    with pytest.raises(UsageError, match="a number of rows, or a share"):
+    with pytest.raises(UsageError, match="a number of rows of at most 18 digits, or a share"):
         mdata.preprocess(job(tmp_path, lines(1, bad={}), on_error="skip", max_errors=limit))

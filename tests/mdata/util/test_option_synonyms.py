@@ -17,7 +17,7 @@ from trainer.config.parse import key_names
 
 
 def parser_of(command: object) -> Parser:
-    module = import_module(command.module)
+    module = import_module(command.module, "cli")
     made = Parser(prog=command.name)
     module.add_arguments(made)
     return made

@@ -20,7 +20,7 @@ from tests.trainer.convert.hf_models import save_tokenizer
 from tests.trainer.convert.test_megatron import everything, reference
 from tests.trainer.engines import assemble, logical
 from trainer.checkpoint.folder import latest_checkpoint, run_state
-from trainer.config.parse import parse_config
+from trainer.config.parse import ReadConfig, parse_config
 from trainer.config.sections import CheckpointSection, DataSection, MeshSection, OptimizerSection, RunConfig, RunSection
 from trainer.convert.convert import Options, convert, open_model
 from trainer.convert.first_state import FirstState, first_state
@@ -229,11 +229,13 @@ def test_data_with_more_ids_than_the_weights_is_told_once_and_no_size_is_advised
     assert ids > 64
     for size in (0, 64, ids):
         asked = config_of(corpora, tmp_path / "run", model={"vocab_size": size})
-        problems = survey(beginning(asked, Path(config.run.folder)), 1).problems
+        problems = survey(ReadConfig(beginning(asked, Path(config.run.folder)), []), 1).problems
         assert len(problems) == 1 and f"a tokenizer with {ids} ids, and weights for 64" in problems[0]
         assert "vocab_size" not in problems[0]
     asked = config_of(corpora, tmp_path / "run", model={"vocab_size": 64})
-    assert [f"set model.vocab_size to 0 or at least {ids}" in text for text in survey(asked, 1).problems] == [True]
+    assert [
+        f"set model.vocab_size to 0 or at least {ids}" in text for text in survey(ReadConfig(asked, []), 1).problems
+    ] == [True]
 
 
 def test_what_does_not_fit_is_told_with_the_keys_to_set(corpora, before, tmp_path):
