@@ -63,15 +63,18 @@ class DocumentSource:
 
     def differs(self, made_by: Mapping[str, Any], found: CorpusManifest) -> str | None:
         """How a corpus differs from what would be made of these documents in this way; None: not at all."""
-        expected, known = self.provenance(made_by), found.provenance
+        sides = (
+            (found.provenance, found.notes.get(_MADE_BY, {}), found.tokenizer),
+            (self.provenance(made_by), made_by, self.corpus.manifest.tokenizer),
+        )
         facts = [
             {
-                "options": dict(one.options) if one else {},
-                _MADE_BY: None if one else dict(made_by) if one is expected else found.notes.get(_MADE_BY),
+                "options": dict(known.options if known else note),
+                "provenance": "recorded" if known else "unknown",
                 "tokenizer": tokenizer and tokenizer.fingerprint,
-                "inputs": [file.hash for file in one.inputs] if one else [],
+                "inputs": [file.hash for file in known.inputs] if known else [],
             }
-            for one, tokenizer in ((known, found.tokenizer), (expected, self.corpus.manifest.tokenizer))
+            for known, note, tokenizer in sides
         ]
         return difference(*facts)
 

@@ -201,6 +201,29 @@ def test_nothing_is_overwritten(made, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir() if path not in before) == ["y_document.bin"]
 
 
+def test_a_corpus_without_origins_is_not_taken_for_another_sample_split_or_shuffle(tmp_path):
+    """It has no options that say how it was made, only a note."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    one = bare(tmp_path / "one", [[1], [2], [3], [4]])
+    two = bare(tmp_path / "two", [[4], [3], [2], [1]])
+    sample(one, str(tmp_path / "a"), tokens=6, seed=1)
+    split(one, str(tmp_path / "b"), shares=["1", "1"], names=["x", "y"])
+    shuffle(one, str(tmp_path / "c"), seed=1)
+    before = {path: path.read_bytes() for path in tmp_path.glob("*_document.*")}
+    for command, reason in (
+        (lambda: sample(one, str(tmp_path / "a"), tokens=6, seed=2), "sample_seed was 1, is 2"),
+        (lambda: sample(one, str(tmp_path / "a"), tokens=4, seed=1), "sample_tokens was 6, is 4"),
+        (lambda: sample(two, str(tmp_path / "a"), tokens=6, seed=1), "sample_of was"),
+        (lambda: split(one, str(tmp_path / "b"), shares=["1", "3"], names=["x", "y"]), "split_of was"),
+        (lambda: shuffle(one, str(tmp_path / "c"), seed=2), "shuffle_seed was 1, is 2"),
+    ):
+        with pytest.raises(UsageError, match=f"already exists and is not this(.|\n)*{reason}"):
+            command()
+    sample(one, str(tmp_path / "a"), tokens=6, seed=1)
+    assert {path: path.read_bytes() for path in tmp_path.glob("*_document.*")} == before
+
+
 def test_the_command_line(made, tmp_path, capsys):
     assert main(["split", str(made), "--output-prefix", str(tmp_path / "s"), "--shares", "3", "1", "--json"]) == 0
     assert [row["documents"] > 0 for row in json.loads(capsys.readouterr().out)["corpora"]] == [True, True]
