@@ -108,6 +108,7 @@ def is_finished(job: Job, state: RunState, *, name: str) -> bool:
     return (
         known is not None
         and _other_options(job, name, found) is None
+        and _other_engine(job, found) is None
         and len(state.inputs) == len(job.files)
         and [file.hash for file in known.inputs] == [file.hash for file in state.inputs]
         and first_damage(path) is None

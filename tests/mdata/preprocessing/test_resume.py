@@ -257,6 +257,17 @@ def test_a_named_engine_replaces_the_result_of_another(tmp_path):
     assert {name for name in after if after[name] != before[name]} <= {name for name in after if name.endswith(".json")}
 
 
+def test_a_named_engine_replaces_partitions_and_what_is_merged_of_them(tmp_path):
+    job = replace(whole_job(corpus(tmp_path / "in"), tmp_path / "out"), partitions=2)
+    mdata.preprocess(replace(job, engine="gigatoken"))
+    exact = replace(job, engine="tokenizers", overwrite=True)
+    mdata.preprocess(exact)
+    notes = {path.name: json.loads(path.read_text())["notes"] for path in (tmp_path / "out").glob("*_document.json")}
+    assert notes == dict.fromkeys(notes, {"engine": "tokenizers"})
+    assert {"out_0_text_document.json", "out_text_document.json"} <= notes.keys()
+    assert mdata.preprocess(exact).finished_before
+
+
 def test_other_results_are_replaced_only_when_that_is_asked_for(tmp_path):
     """Of other options, other input, another program, or of nobody knows whom; the quarantine file too."""
     inputs, folder = corpus(tmp_path / "in"), tmp_path / "out"
