@@ -47,6 +47,7 @@ class OriginGuard(ThreadingTCPServer):
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 1024  # a store opens many connections at once, and one that finds no room waits for a second
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """URLs in variables like AWS_CONTAINER_CREDENTIALS_FULL_URI are further services of credentials."""

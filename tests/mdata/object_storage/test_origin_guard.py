@@ -170,6 +170,19 @@ def test_tunnels_carry_everything_to_the_origin_and_nothing_elsewhere(monkeypatc
     guard.shutdown()
 
 
+def test_connections_wait_for_a_busy_guard(monkeypatch):
+    """A store opens many at once; Linux lets one that finds no room in the queue try again a second later."""
+    go_on = threading.Event()
+    monkeypatch.setattr(OriginGuard, "process_request", lambda *_: go_on.wait(60))
+    guard = OriginGuard({})
+    try:
+        for _ in range(64):
+            socket.create_connection(guard.server_address, timeout=0.9).detach()
+    finally:
+        go_on.set()
+        guard.shutdown()
+
+
 def test_the_proxy_of_the_environment_is_used(monkeypatch):
     proxy = _echo()  # what it sends back is no 200, so the way ends there, but it has been asked
     monkeypatch.setenv("no_proxy", "")
