@@ -25,6 +25,7 @@ from mdata.indexed.blocks import BlockFile
 from mdata.indexed.pair_format import bin_path, smallest_dtype
 from mdata.indexed.reader import IndexedReader
 from mdata.indexed.writer import ShardFacts
+from mdata.manifest.contained_paths import path_inside
 from mdata.manifest.ids import sealed
 from mdata.manifest.io import load_manifest, save_manifest
 from mdata.manifest.sidecars import hashes_path, level_named, manifest_path, tokenizer_facts
@@ -276,6 +277,6 @@ def _without_notes(known: CorpusManifest) -> CorpusManifest:
 def _write_sidecars(prefix: Path, tokenizer: Tokenizer | None, *, content: _Content | None, shard: Shard) -> None:
     with os_errors_named(f"adopting {prefix}"):
         if content is not None and shard.blocks:
-            atomic_io.atomic_write(prefix.with_name(shard.blocks.path), content.block_hashes)
+            atomic_io.atomic_write(path_inside(manifest_path(prefix), shard.blocks.path), content.block_hashes)
         if tokenizer is not None and tokenizer.files:
             write_folder(prefix.parent / folder_name(tokenizer.files), tokenizer.files)

@@ -11,8 +11,10 @@ import pytest
 import mdata
 from mdata.corpus.adopt import adopt
 from mdata.corpus.verify import verify
+from mdata.errors import UsageError
 from mdata.manifest.io import load_manifest, save_manifest
 from mdata.rewriting.merge import merge
+from tests.helpers.corpora import write_pair
 
 
 def refused_by_a_scan(folder: Path) -> list[str]:
@@ -89,3 +91,19 @@ def test_adopting_again_keeps_the_older_name(tmp_path):
     assert again.there_before and again.manifest.id == made.manifest.id
     assert {path.name for path in (tmp_path / "out").glob("*.blake3")} == {"x_text_document.bin.blake3"}
     assert verify(made.path, full=True).problems == ()
+
+
+@pytest.mark.parametrize("name", ["sub/x.blake3", "../x.blake3"])
+def test_a_name_elsewhere_is_no_place_for_a_sidecar(tmp_path, name):
+    """A manifest may come from a stranger."""
+    prefix = tmp_path / "c" / "x"
+    prefix.parent.mkdir()
+    write_pair(prefix, [[2], [1]])
+    path = adopt(prefix, None, full=True).path
+    made = load_manifest(path)
+    shard = made.shards[0]
+    blocks = msgspec.structs.replace(shard.blocks, path=name)
+    save_manifest(msgspec.structs.replace(made, shards=[msgspec.structs.replace(shard, blocks=blocks)]), path)
+    with pytest.raises(UsageError, match="lies outside its folder|No such file"):
+        adopt(prefix, None, full=True)
+    assert {file.name for file in tmp_path.rglob("*")} == {"c", "x.bin", "x.idx", "x.json", "x.blake3"}
