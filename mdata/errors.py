@@ -81,7 +81,8 @@ def _in_lines(what: str, *, found: str | None = None, expected: str | None = Non
     return hide_secrets("\n".join(lines))
 
 
-_USER = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*:/{1,2})[^\s/@'\"]+@")
+# Keys of storage often hold a slash, so a password may, too; but "host:80/" has none.
+_USER = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*:/{1,2})([^\s/'\"\[:]+:(?!\d+/)[^\s'\"]*|[^\s/'\"]+)@")
 _QUERY = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*:/{1,2}[^\s?'\"]*\?)[^\s'\"]*=[^\s'\"]*")
 
 

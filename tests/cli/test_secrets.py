@@ -73,6 +73,9 @@ COMMANDS = (
         ("'https://h:1/x?a=b&sig=c' and s3:/k:s@b", "'https://h:1/x?***' and s3:/***@b"),
         ("hf://datasets/o/n@v1/x, s3://b/t/?.jsonl, a@b, x=?y", "hf://datasets/o/n@v1/x, s3://b/t/?.jsonl, a@b, x=?y"),
         ("data.blend='s3://b/x' key=value", "data.blend='s3://b/x' key=value"),
+        ("s3://key:sec@ret@b/x and https://u:p@@h", "s3://***@b/x and https://***@h"),
+        ("'s3://key:se/c+ret/@b/x', gs:/key:s/@b", "'s3://***@b/x', gs:/***@b"),
+        ("http://h:80/a@b, http://[::1]:80/a@b, s3://b/k:1@2", "http://h:80/a@b, http://[::1]:80/a@b, s3://b/k:1@2"),
     ],
 )
 def test_texts_lose_secrets_and_nothing_else(text, hidden):
