@@ -104,6 +104,6 @@ def test_a_name_elsewhere_is_no_place_for_a_sidecar(tmp_path, name):
     shard = made.shards[0]
     blocks = msgspec.structs.replace(shard.blocks, path=name)
     save_manifest(msgspec.structs.replace(made, shards=[msgspec.structs.replace(shard, blocks=blocks)]), path)
-    with pytest.raises(UsageError, match="lies outside its folder|No such file"):
+    with pytest.raises(UsageError, match=r"lies outside its folder|No such file"):
         adopt(prefix, None, full=True)
     assert {file.name for file in tmp_path.rglob("*")} == {"c", "x.bin", "x.idx", "x.json", "x.blake3"}
