@@ -22,6 +22,7 @@ from mdata.util import atomic_io
 
 # Errors of file systems without locks; EBADF: NFS, for a file that is open only for reading.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
+_LONGEST_HOLDER = 4096
 
 
 class _HeldError(Exception):
@@ -81,7 +82,7 @@ def hold(path: Path, *, remove: bool = False, held: tuple[str, str] | None = Non
     except UsageError as error:
         raise _held_by(path, held) from error
     try:
-        if not _lock(fd, fcntl.LOCK_EX) and not _is_stale(path, me):
+        if not _lock(fd, fcntl.LOCK_EX) and not _is_stale(holder(path), me):
             raise _held_by(path, held)
         with atomic_io.named_in_errors(path):
             os.ftruncate(fd, 0)
@@ -105,8 +106,10 @@ def held_by(path: Path) -> str | None:
     except (OSError, UsageError):
         return None
     try:
-        # An empty file has no holder. It is not even tried: a run that starts at this moment would find it locked.
-        if (named := holder(path)) and not _lock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB) and not _is_stale(path, ""):
+        # Of the open file: its holder may remove it at any moment. An empty one has no holder, and is not even tried: a
+        # run that starts at this moment would find it locked.
+        named = os.pread(fd, _LONGEST_HOLDER, 0).decode(errors="replace")
+        if named and not _lock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB) and not _is_stale(named, ""):
             return named
     except _HeldError:
         return named
@@ -201,9 +204,9 @@ def holder(path: Path) -> str:
         return file.read()
 
 
-def _is_stale(path: Path, me: str) -> bool:
-    """Whether the holder named in the file is known to have ended."""
-    match = re.fullmatch(r"process (\d+) on (.*)", holder(path))
+def _is_stale(named: str, me: str) -> bool:
+    """Whether the holder that a lock file names is known to have ended."""
+    match = re.fullmatch(r"process (\d+) on (.*)", named)
     if match is None:
         return True
     if match[2] != os.uname().nodename:

@@ -72,6 +72,31 @@ def test_a_look_at_a_lock_names_its_holder_and_changes_nothing(tmp_path, monkeyp
     assert path.read_text() == "" and file_lock.held_by(path) is None
 
 
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_look_at_a_lock_that_its_holder_removes_meanwhile(tmp_path, monkeypatch, locks):
+    path, real = tmp_path / ".lock", fcntl.flock
+    path.write_text("process 1 on elsewhere")
+
+    def removed(fd, how):
+        path.unlink(missing_ok=True)
+        if not locks:
+            raise OSError(errno.ENOLCK, "no locks")
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", removed)
+    assert file_lock.held_by(path) == (None if locks else "process 1 on elsewhere")
+    opened = file_lock.atomic_io.open_no_link
+
+    def removed_once_open(path, flags):
+        fd = opened(path, flags)
+        path.unlink()
+        return fd
+
+    path.write_text("process 1 on elsewhere")
+    monkeypatch.setattr(file_lock.atomic_io, "open_no_link", removed_once_open)
+    assert file_lock.held_by(path) == (None if locks else "process 1 on elsewhere")
+
+
 def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
     path = tmp_path / "lock"
     for how in ("leaves", "is killed"):
