@@ -106,8 +106,10 @@ class _Placement:
         return next((partial for partial, name in unnamed.items() if _mark(partial) != self.files[name]), None)
 
     def take_away(self) -> None:
-        """Remove the files of results that have no manifest yet; those that describe a .bin go first."""
-        unfinished = [prefix for prefix in self.prefixes if not self._has(f"{prefix}.json")]
+        """Remove the files of results whose manifest has no name yet; those that describe a .bin go first."""
+        unfinished = [
+            prefix for prefix in self.prefixes if (name := f"{prefix}.json") in self.files and not self._has(name)
+        ]
         ours = {f"{prefix}{ending}" for prefix in unfinished for ending in RESULT_ENDINGS}
         ours |= {name for name in self.files if Path(name).is_absolute()} if unfinished else set()
         for name in sorted(ours, key=lambda name: not name.endswith(".idx")):

@@ -157,6 +157,15 @@ def test_results_that_are_finished_stay_when_a_run_is_discarded(folder):
     assert not complete(journal_of(folder), SILENT, may_replace=True)  # given up
 
 
+def test_what_was_to_be_joined_later_takes_no_finished_file_along(folder):
+    """Partitions have their names and were not joined yet; their quarantine file stays with them."""
+    files = tuple(folder / f"x{ending}" for ending in ENDINGS)
+    journal = journal_of(folder)
+    place(journal, [Staged(folder / "x", None, files)], replaced=[folder / "joined"], also=[folder / "bad"])
+    discard_run(journal_of(folder))
+    assert names(folder) == NEW
+
+
 def test_a_run_that_came_on_from_there_has_no_transaction(folder):
     placed(folder)
     journal = journal_of(folder)
