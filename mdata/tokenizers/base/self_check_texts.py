@@ -78,6 +78,7 @@ _LONG = (
 )
 _MAX_ADDED = 48
 _MAX_BESIDE = 24
+_LONGEST_BESIDE, _LONGEST_SHARED = 256, 32  # characters: there is a text for each pair, and for each end in common
 _MAX_ENTRIES = 1600
 
 
@@ -121,13 +122,16 @@ def added_token_texts(tokens: Sequence[AddedToken]) -> list[str]:
 
     Tokens that strip white space, or begin or end with it, come first: some of their characters belong to two tokens.
     """
-    odd = [token for token in tokens if token.lstrip or token.rstrip or token.content != token.content.strip()]
-    others = [token for token in tokens if token not in odd]
+    odd, others = list[AddedToken](), list[AddedToken]()
+    for token in tokens:
+        if len(token.content) <= _LONGEST_BESIDE:
+            is_odd = token.lstrip or token.rstrip or token.content != token.content.strip()
+            (odd if is_odd else others).append(token)
     chosen = [t.content for some in (odd, others) for t in some[:: max(1, len(some) // _MAX_BESIDE)][:_MAX_BESIDE]]
     texts = ["x".join(f"{blank}{content}{blank}{blank}" for blank in _BLANKS) for content in chosen]
     for (first, second), blank in zip(product(chosen, repeat=2), cycle(_BLANKS)):
         texts += [first + second, f"{first}{blank}{second}{blank}{first}", f"{first}{first}{second}{second}"]
-        shared = range(1, min(len(first), len(second)))
+        shared = range(1, min(len(first), len(second), _LONGEST_SHARED + 1))
         texts += [first + second[size:] for size in shared if first.endswith(second[:size])]
     return texts
 
