@@ -114,6 +114,7 @@ async def _list_in_time(folder: Address, store: ObjectStore) -> list[ObjectFacts
     import obstore
 
     objects: dict[str, ObjectFacts] = {}
+    count = 0
     # obstore matches whole parts of keys, so what follows the last slash is compared here. One key at a time, because a
     # larger chunk asks for further pages before it is handed out.
     chunks = aiter(obstore.list(store, prefix=folder.key.rpartition("/")[0] or None, chunk_size=1))
@@ -122,9 +123,12 @@ async def _list_in_time(folder: Address, store: ObjectStore) -> list[ObjectFacts
         async with asyncio.timeout(LIST_TIMEOUT_S) as deadline:
             async for chunk in chunks:
                 for meta in chunk:
-                    if meta["path"] in objects or len(objects) == MOST_OBJECTS:
+                    facts = _facts(folder.with_key(meta["path"]), meta)
+                    # Behind an object "x" may come "x/", the mark of a folder; obstore drops its slash.
+                    known = objects.setdefault(meta["path"], facts)
+                    count += 1
+                    if (known is not facts and known == facts) or count > MOST_OBJECTS:
                         raise endless_list(folder)
-                    objects[meta["path"]] = _facts(folder.with_key(meta["path"]), meta)
                 deadline.reschedule(clock() + LIST_TIMEOUT_S)
     except TimeoutError:
         raise endless_list(folder) from None

@@ -231,6 +231,18 @@ def test_a_list_that_repeats_a_page_is_refused(environment, monkeypatch, cloud, 
     assert not entries or len(requests) == 2
 
 
+def test_an_object_and_the_mark_of_a_folder_may_have_one_name(environment):
+    """Consoles and file systems on S3 make such marks; obstore gives both the same path."""
+
+    def lists(request):
+        page = _s3_list(["t/x", "t/x/", "t/x/a"], "").replace("true", "false")
+        return 200, {}, page.replace("<Key>t/x/</Key><Size>1", "<Key>t/x/</Key><Size>0").encode()
+
+    environment(CLOUDS["s3"], answering(lists))
+    facts = list_objects(parse_address("s3://bucket/t/"))
+    assert [(one.address.key, one.size_bytes) for one in facts] == [("t/x", 1), ("t/x/a", 1)]
+
+
 def test_a_list_that_goes_on_for_ever_is_refused(environment, monkeypatch):
     monkeypatch.setattr("mdata.object_storage.reading.MOST_OBJECTS", 20)
     requests: list[str] = []
