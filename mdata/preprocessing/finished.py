@@ -21,9 +21,8 @@ from mdata.manifest.types import CorpusManifest
 from mdata.object_storage.address import Address
 from mdata.preprocessing.bad_rows import check_manifest
 from mdata.preprocessing.plan import Job, printable_path
-from mdata.preprocessing.resume import difference, input_changed
+from mdata.preprocessing.resume import difference, input_changed, other_engine
 from mdata.preprocessing.run_state import InputState, RunState
-from mdata.tokenizers.base.helpers import AUTO
 from mdata.util import atomic_io
 
 _SHOWN = 5  # files that must not be replaced
@@ -108,7 +107,7 @@ def is_finished(job: Job, state: RunState, *, name: str) -> bool:
     return (
         known is not None
         and _other_options(job, name, found) is None
-        and _other_engine(job, found) is None
+        and other_engine(job, found.notes.get("engine")) is None
         and len(state.inputs) == len(job.files)
         and [file.hash for file in known.inputs] == [file.hash for file in state.inputs]
         and first_damage(path) is None
@@ -174,7 +173,7 @@ def first_damage(path: Path) -> str | None:
 
 def _other_job(job: Job, name: str, found: CorpusManifest) -> str | None:
     """How a finished corpus differs from what this job would write; None: no difference."""
-    if reason := _other_options(job, name, found) or _other_engine(job, found):
+    if reason := _other_options(job, name, found) or other_engine(job, found.notes.get("engine")):
         return reason
     known = found.provenance
     assert known is not None, "a corpus without provenance was not made by this command"
@@ -190,14 +189,6 @@ def _other_job(job: Job, name: str, found: CorpusManifest) -> str | None:
         if reason := job.compared[known_as]:
             return reason
     return None
-
-
-def _other_engine(job: Job, found: CorpusManifest) -> str | None:
-    """Engines give the same ids, so another one is a reason only where the user names it to have the result redone."""
-    made_by = found.notes.get("engine")
-    if not job.options.overwrite or job.options.engine == AUTO or made_by == job.tokenizer.engine:
-        return None
-    return f"engine was {made_by or 'not recorded'}, is {job.tokenizer.engine}"
 
 
 def _other_options(job: Job, name: str, found: CorpusManifest) -> str | None:

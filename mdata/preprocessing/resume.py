@@ -24,6 +24,7 @@ from mdata.preprocessing.plan import Job, input_name
 from mdata.preprocessing.run_state import InputState, RunState
 from mdata.sources.chunk import chunk_digest, chunks, read_chunk
 from mdata.sources.input_files import SourceFile
+from mdata.tokenizers.base.helpers import AUTO
 from mdata.util import atomic_io
 
 
@@ -72,7 +73,9 @@ def read_earlier_run(job: Job, journal: Journal) -> EarlierRun:
     state = RunState(len(job.options.json_keys))
     for record in states:
         state.replay(record)
-    why_not = _other_job(jobs[-1], job.description(), bad=state.bad) or _changed_input(job, state)
+    engines = [record.get("engine") for record in journal.records if record["kind"] == "job"]
+    why_not = next(filter(None, (other_engine(job, engine) for engine in engines)), None)
+    why_not = why_not or _other_job(jobs[-1], job.description(), bad=state.bad) or _changed_input(job, state)
     return EarlierRun(None if why_not else state, why_not)
 
 
@@ -88,7 +91,8 @@ def resume_or_restart(job: Job, journal: Journal, *, earlier: EarlierRun) -> Sta
             reason = earlier.why_not
             job.progress.note(f"an earlier, unfinished run is not continued: {reason}; starting from the beginning")
         return start_over(job, journal)
-    last_job = [record["job"] for record in journal.records if record["kind"] == "job"][-1]
+    last_record = [record for record in journal.records if record["kind"] == "job"][-1]
+    last_job = last_record["job"]
     last = next(record for record in reversed(journal.records) if record["kind"] == "state")
     quarantine = last["quarantine"]
     if last_job != job.description():
@@ -96,7 +100,8 @@ def resume_or_restart(job: Job, journal: Journal, *, earlier: EarlierRun) -> Sta
         if old := last_job["policy"]["quarantine"]:
             atomic_io.partial_path(Path(old)).unlink(missing_ok=True)
         quarantine = None
-        journal.append({"kind": "job", "job": job.description()})
+    if last_record != _job_record(job):
+        journal.append(_job_record(job))
     job.progress.note(_progress_so_far(job, earlier.state))
     return StartPoint(earlier.state, last["sinks"], quarantine and SyncPoint(*quarantine), earlier.placed)
 
@@ -105,8 +110,19 @@ def start_over(job: Job, journal: Journal) -> StartPoint:
     """Discard the files of an earlier run, including temporary files."""
     discard_run(journal)
     journal.restart()
-    journal.append({"kind": "job", "job": job.description()})
+    journal.append(_job_record(job))
     return StartPoint(RunState(len(job.options.json_keys)))
+
+
+def _job_record(job: Job) -> dict[str, Any]:
+    return {"kind": "job", "job": job.description(), "engine": job.tokenizer.engine}
+
+
+def other_engine(job: Job, made_by: str | None) -> str | None:
+    """Engines give the same ids, so another one is a reason only where the user names it to have the result redone."""
+    if not job.options.overwrite or job.options.engine == AUTO or made_by == job.tokenizer.engine:
+        return None
+    return f"engine was {made_by or 'not recorded'}, is {job.tokenizer.engine}"
 
 
 def _other_job(old: dict[str, Any], new: dict[str, Any], *, bad: int) -> str | None:

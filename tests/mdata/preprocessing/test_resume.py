@@ -257,6 +257,18 @@ def test_a_named_engine_replaces_the_result_of_another(tmp_path):
     assert {name for name in after if after[name] != before[name]} <= {name for name in after if name.endswith(".json")}
 
 
+def test_a_named_engine_does_not_continue_what_another_began(tmp_path):
+    """With --overwrite; without it the run is continued, since the ids are the same."""
+    job = whole_job(corpus(tmp_path / "in"), tmp_path / "out")
+    exact = replace(job, engine="tokenizers")
+    for overwrite in (False, True):
+        assert crash_at(100, lambda: mdata.preprocess(replace(job, engine="gigatoken")), removals=True)
+        notes = Notes()
+        assert mdata.preprocess(replace(exact, overwrite=overwrite), notes).resumed != overwrite
+        assert any("not continued: engine was gigatoken, is tokenizers" in line for line in notes.lines) == overwrite
+        shutil.rmtree(tmp_path / "out")
+
+
 def test_a_named_engine_replaces_partitions_and_what_is_merged_of_them(tmp_path):
     job = replace(whole_job(corpus(tmp_path / "in"), tmp_path / "out"), partitions=2)
     mdata.preprocess(replace(job, engine="gigatoken"))
