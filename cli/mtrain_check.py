@@ -4,7 +4,7 @@ Nothing is started or written. Exit code 0: the run can start; if it would conti
 settings that differ from the checkpoint's are printed. 2: it cannot start; each problem says which values conflict and
 what to change. 4: the data or the checkpoint is damaged. 5: GPU memory or disk space is too small. With --ranks N, one
 step of N ranks, which need not exist, is run without a GPU: this checks every shape, message and collective, and the
-memory of each rank (--memory). Too little disk space on this machine is then only noted: the ranks are another's.
+memory of each rank (--memory). Too little disk space is then only a note: the ranks may run on other machines.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         lacks, here = [*_lacks_memory(more, arguments.memory)], [*_lacks_disk(found.start, plan)]
         if arguments.ranks is None:
             lacks += here
-        else:  # the ranks are those of other machines, whose disks may be larger
+        else:  # the ranks may run on other machines, with larger disks
             rows += [f"note      on this machine: {text.removeprefix('problem: ')}" for text in here]
         lines, facts = [*lines, *rows, *lacks], facts | more | {"lacks": lacks, "lacks_here": here}
     ranks = "--nproc" if arguments.ranks is None else "--ranks"

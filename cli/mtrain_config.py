@@ -105,7 +105,7 @@ def _script(text: str) -> tuple[str, list[str]]:
 
 
 def _script_text(path: Path) -> str:
-    """The text of a file of a script's size."""
+    """The text of a script."""
     if (size := regular_file(path).stat().st_size) > MOST_BYTES:
         found, expected = f"{size:,} bytes", f"at most {MOST_BYTES:,}"
         raise UsageError(f"cannot read the script {path}", found=found, expected=expected, fix="give a bash script")

@@ -42,7 +42,7 @@ def read_run_arguments(arguments: argparse.Namespace) -> tuple[RunConfig, int]:
 
 
 def read_with_problems(arguments: argparse.Namespace) -> tuple[ReadConfig, int]:
-    """The same; problems of keys and values are not raised, so that others can be told with them."""
+    """The same, but problems of keys and values are not raised, so that they can be reported with others."""
     read = read_config(arguments.config, arguments.overrides)
     return read, world_size(read.config, arguments.nproc)
 

@@ -24,7 +24,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
     folder = arguments.run_folder
     if folder.is_file() or folder.with_name(f"{folder.name}.idx").is_file():
-        raise UsageError(f"{folder} is data, and not the folder of a run", fix=f"mdata report {folder}")
+        raise UsageError(f"{folder} is data, not a run folder", fix=f"mdata report {folder}")
     path, lines = write_report(arguments.run_folder)
     console.result("\n".join([*lines, str(path)]), {"report": str(path), "losses": lines})
     return 0

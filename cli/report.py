@@ -31,7 +31,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.samples is not None and (arguments.tokens is not None or arguments.sequence_length is None):
         raise mdata.UsageError("--samples needs --sequence-length and excludes --tokens")
     if is_run(arguments.path):
-        raise mdata.UsageError(f"{arguments.path} is the folder of a run", fix=f"mtrain report {arguments.path}")
+        raise mdata.UsageError(f"{arguments.path} is a run folder", fix=f"mtrain report {arguments.path}")
     made = mdata.report(
         arguments.path,
         arguments.output,

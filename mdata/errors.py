@@ -87,14 +87,14 @@ _QUERY = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*:/{1,2}[^\s?'\"]*\?)[^\s'\"]*=[^
 
 
 def hide_secrets(text: str) -> str:
-    """A text in which URLs lost their user name, password and query: users give them where no URL is taken, too."""
+    """A text without the user names, passwords and queries of URLs; users give URLs in unexpected places too."""
     if ":/" not in text:
         return text
     return _QUERY.sub(r"\1***", _USER.sub(r"\1***@", text))
 
 
 def install_command(extra: str) -> str:
-    """How to install an extra, for messages: from this checkout, where it is one, otherwise from the index."""
+    """How to install an extra, for messages: from this checkout if it is one, otherwise from the index."""
     checkout = Path(__file__).resolve().parent.parent
     if (checkout / "pyproject.toml").is_file():
         return f'pip install ".[{extra}]" in {checkout}'
@@ -201,7 +201,7 @@ def wanted_by(who: str, error: MdataError) -> MdataError:
 
 
 def joined(errors: Sequence[MdataError], most: int = 8) -> MdataError:
-    """One error that names the first of some, and how many more there are; damage, if one of them is."""
+    """One error for several: the first ones, and how many more; a DamageError if one of them is."""
     kind = DamageError if any(isinstance(error, DamageError) for error in errors) else type(errors[0])
     more = [f"{len(errors) - most} more"] if len(errors) > most else []
     return errors[0] if len(errors) == 1 else kind("\n".join([*map(str, errors[:most]), *more]))

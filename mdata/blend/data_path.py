@@ -122,7 +122,7 @@ def _kept(share: str) -> str:
 
 
 def is_weight(word: str) -> bool:
-    """Whether a word of a --data-path is a number."""
+    """Whether a word of --data-path is a number."""
     if _FRACTION.fullmatch(word):
         return True
     try:

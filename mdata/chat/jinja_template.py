@@ -3,7 +3,7 @@
 A template gives the text of a whole conversation. Turns are found by running it on the messages before a turn, with the
 prompt that requests an answer, and on the messages up to it: each text has to begin with the previous one, as when a
 model is used turn by turn. A template that changes earlier turns later is refused, conversation by conversation.
-Control tokens are part of the text. Tools and documents are none, as in transformers where none are given. Not
+Control tokens are part of the text. `tools` and `documents` are None, as in transformers if none are given. Not
 available: `strftime_now` (the date would change the tokens).
 """
 
@@ -30,9 +30,9 @@ _WHAT_RUNNING_RAISES = (TypeError, ValueError, LookupError, AttributeError, Arit
 
 # What transformers gives to every template.
 _NONE_GIVEN = MappingProxyType({"tools": None, "documents": None})
-# Messages written in all runs for one conversation; about a minute. Long ones count as several.
+# Messages written over all runs for one conversation (about a minute); a long message counts as several.
 _MOST_WORK, _CHARACTERS_OF_A_MESSAGE = 2_000_000, 4096
-_MOST_TRIED = 20  # fields of a refused record, each for a run of the template
+_MOST_TRIED = 20  # fields of a refused record that are tried, one run of the template each
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -66,11 +66,11 @@ class JinjaTemplate:
         return self
 
     def spelled_tokens(self, tokens: Iterable[str]) -> list[str]:
-        """See `Template`: those in the template itself, in the variables that it uses, and in a short conversation."""
+        """See `Template`: tokens in the template itself, in its variables, and in its text for a short conversation."""
         used = _variables_of(self.source)
         texts = [self.source, *(text for name, text in self.variables if name in used)]
         probe = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}]
-        with suppress(TemplateRefused):  # such as one that needs a system message
+        with suppress(TemplateRefused):  # for example, it needs a system message
             texts.append(self._text(probe, prompt=False))
         return [token for token in tokens if any(token in text for text in texts)]
 
@@ -106,7 +106,7 @@ class JinjaTemplate:
         try:
             text = self._text(bare, prompt=False)
         except TemplateRefused:
-            return None  # it is refused when it is written
+            return None  # refused later, when the conversation is written
 
         def is_written(names: Sequence[str]) -> bool:
             kept = {"role", "content", *names}
@@ -119,7 +119,7 @@ class JinjaTemplate:
 
         if not is_written(names):
             return None
-        several = ", ".join(names[:_MOST_TRIED])  # it takes some of them together, or one of very many
+        several = ", ".join(names[:_MOST_TRIED])  # several together, or one of very many
         return next((name for name in names[:_MOST_TRIED] if is_written([name])), several)
 
     def _reach(self, told: list[dict[str, str]], whole: str, *, at: int, prompt: bool = False) -> int:
@@ -149,7 +149,7 @@ class JinjaTemplate:
 
 
 def _check_work(messages: Sequence[Message], *, every: bool) -> None:
-    """Refuse a conversation of so many turns that running the template on each beginning of it would take hours."""
+    """Refuse a conversation with so many turns that running the template for each of them would take hours."""
     work = written = 0
     for number, message in enumerate(messages, start=1):
         written += len(message.content)
@@ -189,7 +189,7 @@ def _compiled(source: str) -> Any:
 
 @lru_cache(maxsize=4)
 def _variables_of(source: str) -> frozenset[str]:
-    """The variables that a template uses and does not set."""
+    """The variables that a template uses but does not set."""
     from jinja2 import meta
 
     environment = _compiled(source).environment

@@ -41,7 +41,7 @@ class Template(WritesMessages, Protocol):
         """Whether its control tokens are text instead of ids."""
 
     def spelled_tokens(self, tokens: Iterable[str]) -> list[str]:
-        """Which of these control tokens it writes as text."""
+        """The control tokens, of those given, that the template writes as text."""
 
     def turns(self, messages: Sequence[Message], *, every: bool = True) -> Iterator[Turn]:
         """One for each message.

@@ -59,7 +59,7 @@ def choose_template(choice: str | None, tokenizer: Tokenizer, *, model: str | No
 
 @dataclass(frozen=True)
 class _RoleAndContent:
-    """A template that knows no other field."""
+    """A template that uses no other field."""
 
     def field_written(self, messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
         """See `Template`."""
@@ -124,17 +124,17 @@ def _chatml(tokenizer: Tokenizer) -> ChatMl:
 def _plain(tokenizer: Tokenizer) -> Plain:
     if tokenizer.eod is None:
         raise UsageError(
-            f"--chat-template {PLAIN} ends turns with the end of a document, and the tokenizer names none",
-            fix="a tokenizer that names one, or a Jinja file",
+            f"--chat-template {PLAIN} ends turns with the end-of-document token, and the tokenizer has none",
+            fix="use a tokenizer that has one, or a Jinja file",
         )
     return Plain(tokenizer.eod)
 
 
 def check_spelling(template: Template, tokenizer: Tokenizer) -> None:
-    """Refuse a template that writes control tokens as text for a tokenizer that keeps them text.
+    """Refuse a template that writes control tokens as text if the tokenizer encodes them as plain text.
 
     Raises:
-        UsageError: names them, and what can be used.
+        UsageError: names the tokens, and what to use.
     """
     written = template.spelled_tokens(text for text in tokenizer.special_ids if text)
     _, lengths = tokenizer.encode_batch(written)
@@ -149,14 +149,16 @@ def check_spelling(template: Template, tokenizer: Tokenizer) -> None:
     if tokenizer.options.get("special_in_text") == "plain":
         ways.insert(0, "--special-tokens-in-text special")
     raise UsageError(
-        f"the chat template {template.name} writes control tokens as text, but the {tokenizer.name} keeps them text",
+        f"chat template {template.name} writes control tokens as text, which {tokenizer.name} encodes as plain text",
         found=few(split),
         fix=", or ".join(ways),
     )
 
 
 def _plain_advice(tokenizer: Tokenizer) -> str | None:
-    return None if tokenizer.eod is None else f"--chat-template {PLAIN}, which ends answers with the end of a document"
+    return (
+        None if tokenizer.eod is None else f"--chat-template {PLAIN}, which ends answers with the end-of-document token"
+    )
 
 
 def _own_template(tokenizer: Tokenizer, model: str | None) -> str | None:

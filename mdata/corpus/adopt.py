@@ -228,7 +228,7 @@ def _write_manifest(
 
 
 def _with_sidecars_of(there: CorpusManifest, made: CorpusManifest) -> CorpusManifest:
-    """The new facts with the existing names of sidecars of the same content: older corpora name them otherwise."""
+    """The new facts, with the existing names of sidecars of the same content: older corpora use other names."""
     shards = [
         msgspec.structs.replace(shard, blocks=known.blocks)
         if known.blocks and shard.blocks and known.blocks.hash == shard.blocks.hash

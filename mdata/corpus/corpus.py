@@ -318,16 +318,16 @@ def _check_id(path: Path, found: str, *, expected: str) -> None:
 
 
 def _open_bare(prefix: Path, mode: Mode) -> Corpus:
-    """A pair without a manifest: what its .idx tells.
+    """A pair without a manifest: what its .idx contains.
 
     Raises:
-        UsageError: the pair is of an unfinished run, whose manifest still has its temporary name.
+        UsageError: the pair belongs to an unfinished run, whose manifest still has its temporary name.
     """
     if (unfinished := partial_path(manifest_path(prefix))).exists():
         raise UsageError(
-            f"{prefix} is not finished: the command that writes it is still running, or was stopped at its very end",
+            f"{prefix} is not finished: the command that writes it is still running, or was stopped at its end",
             found=f"{unfinished.name} beside it",
-            fix="wait, or run the same command again, which completes it",
+            fix="wait, or run the same command again to complete it",
         )
     reader = IndexedReader(prefix, mode=mode)
     known = describe_pair(prefix, reader, level=level_named(prefix))

@@ -104,7 +104,7 @@ class Dataset:
             raise UsageError(
                 f"the split {options.split!r} is empty",
                 found=f"split {options.split_shares!r} of {', '.join(blend.names)}",
-                fix="give it a larger share in the split string, or more documents"
+                fix="give it a larger share in the split string, or add documents"
                 + (", or a share of 0 if it is not used" if options.split != "train" else ""),
             )
         self.selection: SelectionMap = mix or self._selection()
@@ -114,7 +114,7 @@ class Dataset:
         # Samples of Megatron's blends also say their component, in the type of the blend's array.
         self._dataset_id_dtype = None if mix is None else mix.components.dtype
         self.identity = options.identity(self.blend_id) | mix_facts
-        # Left out where it changes nothing, so that earlier data ids stay.
+        # Left out where it changes nothing, so that earlier data ids stay the same.
         if any(getattr(component.samples, "keeps_ids_around", False) for component in self.components):
             self.identity["fim"] = {**self.identity["fim"], "ids_around": "kept"}
         self.data_id = hash_of(self.identity)

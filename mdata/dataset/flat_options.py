@@ -2,7 +2,7 @@
 
 `kind` and `order` are names here, and the options of a kind, of an order and of fill-in-the-middle (`fim_...`) are keys
 at the same level. A key that does not apply to the chosen kind or order must be left out or have its default value.
-`data_found` places the paths among the keys of a run that was started in another folder.
+`data_found` locates the paths of a run that was started in another folder.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ def _usual(key: str) -> Any:
 
 
 STARTED_IN = "started_in"
-"""In plan.json: where the run was started, as a path from the run folder, and as an absolute one."""
+"""In plan.json: where the run was started, as a path relative to the run folder and as an absolute path."""
 
 
 def data_found(data: Mapping[str, Any], folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """The [data] of a run with relative paths placed where the data is, if it is found.
+    """The [data] of a run, with relative paths resolved to where the data is, if it is found.
 
-    Looked for where the run was started: the run folder may have been moved with the data, or alone. Otherwise paths
-    stay as they are, relative to the working folder, as are those of run folders that do not say where they began.
+    They are resolved from the folder where the run was started; the run folder may have been moved with the data, or
+    alone. Otherwise, and for run folders that do not record it, they stay relative to the working folder.
     """
     started = plan.get(STARTED_IN)
     named = (started.get("from_here"), started.get("absolute")) if isinstance(started, dict) else ()
@@ -110,7 +110,7 @@ def data_found(data: Mapping[str, Any], folder: Path, plan: Mapping[str, Any]) -
 
 
 def _placed(text: str, place: Path) -> str | None:
-    """A data path, or Megatron's "0.7 a 0.3 b", with relative paths in this folder; None: not all are there."""
+    """A data path, or Megatron's "0.7 a 0.3 b", resolved in this folder; None: some of the paths do not exist."""
     whole = os.path.join(place, text)  # noqa: PTH118 - keeps blanks and patterns
     if _is_there(whole):
         return whole

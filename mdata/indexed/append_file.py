@@ -86,7 +86,7 @@ class AppendFile:
             yield np.frombuffer(self.read(offset, min(step, self.size - offset)), dtype)
 
     def check_name(self) -> None:
-        """See that the temporary name still names this file.
+        """Check that the temporary name still belongs to this file.
 
         Raises:
             DamageError: somebody removed or replaced it.

@@ -2,7 +2,7 @@
 
 Token bytes go to a temporary .bin beside the final name; lengths and document boundaries go to two more temporary
 files, because the .idx begins with their number. `checkpoint` syncs everything and returns a state from which a new
-writer can continue. `stage` assembles the .idx, for results that get their names with others. `commit` does this and
+writer can continue. `stage` assembles the .idx, for results that are renamed together. `commit` does this and
 then assigns the final names in this order: the old .idx is removed, the .bin is renamed, then the .idx, with the folder
 synced in between, so that an .idx always describes the .bin beside it. Not done here: tokenizing, the manifest.
 """
@@ -252,7 +252,7 @@ class IndexedWriter:
             ResourceError, DamageError: as `stage`.
         """
         facts = self.stage()
-        assert self._index is not None, "it was written"
+        assert self._index is not None, "the .idx was written"
         try:
             self._rename(self._index)
         finally:
@@ -274,7 +274,7 @@ class IndexedWriter:
 
     def discard(self) -> None:
         """Remove everything that is not committed; does nothing the second time."""
-        with ExitStack() as stack:  # an error keeps none of the others
+        with ExitStack() as stack:  # close the others even after an error
             for file in reversed(self._all_files()):
                 stack.callback(file.discard)
         self._files.clear()

@@ -130,17 +130,17 @@ def _called(number: int) -> str:
 
 @contextmanager
 def launching(job: Job) -> Iterator[None]:
-    """Be the only launcher of a job, until its parts are merged, or queued.
+    """Hold the job's lock, so that nobody else launches it until its parts are merged or queued.
 
     Raises:
-        UsageError: another one is at work; names it.
+        UsageError: another launcher holds it; names the process.
     """
     path = job.folder.with_name(f".{job.folder.name}.lock")
     with os_errors_named("making the job's folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
     held = (
         f"{job.folder}: this job is being launched already, and that launch also merges its parts",
-        "see `mdata status`; after its end the same command starts what is missing",
+        "see `mdata status`; once it has ended, the same command starts what is missing",
     )
     with file_lock.hold(path, remove=True, held=held):
         yield

@@ -102,7 +102,7 @@ class BatchSizes:
             steps, consumed = steps + alike, consumed + alike * size
 
     def _steps_alike(self, consumed: int) -> int | None:
-        """How many steps behind `consumed` samples have the size of the first; None: all of them. A ramp says 1."""
+        """How many steps after `consumed` samples have the size of the first one; None: all. For a ramp, 1."""
         if len(self.table) == 1 or consumed > (self.table[-1][0] if self.until is None else self.until):
             return None
         if self.until is not None:

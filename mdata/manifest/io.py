@@ -35,7 +35,7 @@ def save_manifest(manifest: M, path: Path) -> M:
 
 
 def stage_manifest(manifest: M, path: Path) -> M:
-    """`save_manifest`, but the file keeps its temporary name until the files that it describes have theirs."""
+    """`save_manifest`, but the file keeps its temporary name until the files that it describes are renamed."""
     manifest = sealed(manifest)
     with os_errors_named(f"writing {path}"):
         atomic_io.write_partial(path, text_of(manifest))

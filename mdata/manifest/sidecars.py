@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from mdata.tokenizers.base.tokenizer import Tokenizer
 
 
-# The second is that of older corpora: tools that merge a folder (Megatron's, gpt-neox's) take such a file for a part of
-# a pair PREFIX.bin.bin and PREFIX.bin.idx, and stop because that is not there.
+# Older corpora use the second one: tools that merge a folder (Megatron's, gpt-neox's) take such a file as a part of the
+# pair PREFIX.bin.bin and PREFIX.bin.idx, which does not exist, and stop.
 HASHES_ENDINGS = (".blake3", ".bin.blake3")
 
 
@@ -31,12 +31,12 @@ def level_named(prefix: Path) -> Level:
 
 
 def hashes_path(prefix: Path) -> Path:
-    """The sidecar with the hashes of .bin's blocks, as new corpora name it; a manifest says how its own is named."""
+    """The name of the sidecar with the hashes of .bin's blocks in new corpora; a manifest records the actual name."""
     return prefix.with_name(prefix.name + HASHES_ENDINGS[0])
 
 
 def hashes_paths(prefix: Path) -> tuple[Path, ...]:
-    """The names that this sidecar may have, today's first."""
+    """The names that this sidecar may have, the current one first."""
     return tuple(prefix.with_name(prefix.name + ending) for ending in HASHES_ENDINGS)
 
 

@@ -30,7 +30,7 @@ _SHORT = 20  # longest decimal, in characters, that is still readable
 
 # Far beyond any use, and small enough for a Fraction to be built quickly.
 _LARGEST_EXPONENT, _LONGEST_TEXT = 400, 1000
-# What a manifest holds (`ShareText`).
+# What a manifest can store (`ShareText`).
 TEXT_LIMITS = "at most 30 digits on each side of the point or /, and an exponent of at most two digits"
 _POWER_DIGITS = 18  # digits of tokens^alpha; fixed, because the text is stored in manifests
 _EXPONENT = re.compile(r"[eE]([-+]?[0-9_]+)\s*$")
@@ -90,7 +90,7 @@ def fraction_of(text: str) -> Fraction:
     """The number that a text names, in bounded time and memory: 1e99999999 takes minutes.
 
     Raises:
-        TooLong: it has more digits, or a larger exponent, than any use. ValueError, ZeroDivisionError: not a number.
+        TooLong: it has more digits or a larger exponent than a share needs. ValueError, ZeroDivisionError: no number.
     """
     exponent = _EXPONENT.search(text[:_LONGEST_TEXT])
     if len(text) > _LONGEST_TEXT or (exponent is not None and abs(int(exponent[1])) > _LARGEST_EXPONENT):

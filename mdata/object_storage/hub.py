@@ -56,8 +56,8 @@ def hub_files(address: Address) -> list[str]:
         if following in pages or len(pages) == _MOST_PAGES:
             raise ResourceError(
                 f"listing {address}: the list does not end",
-                found=f"a page that came before, or more than {_MOST_PAGES:,} pages",
-                fix="check HF_ENDPOINT; a part of the repository can be named instead",
+                found=f"a repeated page, or more than {_MOST_PAGES:,} pages",
+                fix="check HF_ENDPOINT, or name a part of the repository",
             )
         pages.add(following)
         entries, following = _page(following, address)
@@ -92,7 +92,7 @@ def _page(url: str, address: Address) -> tuple[Any, str | None]:
     except urllib.error.HTTPError as error:
         if error.code in (301, 302, 303, 307, 308):
             raise UsageError(
-                f"listing {address}: the hub redirects elsewhere, to where no token is sent",
+                f"listing {address}: the hub redirects to another host, which may not receive the token",
                 found=f"{error.code} to {_origin(urljoin(url, error.headers.get('Location') or ''))}",
                 expected=_origin(url),
                 fix="check HF_ENDPOINT",

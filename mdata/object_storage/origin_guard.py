@@ -2,9 +2,9 @@
 
 obstore follows redirects to wherever a server points, and has no option against it. It drops the Authorization header
 then, but not a session token, an encryption key, or a signed query (sent on as the Referer). So its connections to S3,
-Google Cloud and Azure are made here: to the storage, which is the first host that it asks for, and to the services that
-hand out credentials. Encrypted connections are tunnels, which this process cannot look into. The environment's own
-proxies are used as libraries use them (HTTPS_PROXY, NO_PROXY). It runs only where a store is used.
+Google Cloud and Azure go through this proxy: to the storage, which is the first host that it asks for, and to the
+services that issue credentials. Encrypted connections are tunnels, whose content this process cannot see. The
+environment's own proxies are used as usual (HTTPS_PROXY, NO_PROXY). The proxy runs only when a store is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 _CONNECT_TIMEOUT_S = 5
 _BUFFER_BYTES = 1 << 18
 _HEAD_BYTES = 1 << 16
-# Who obstore asks for credentials: instance metadata, and the token services of the three clouds.
+# Where obstore asks for credentials: instance metadata, and the token services of the three clouds.
 _CREDENTIAL_HOSTS = re.compile(
     r"169\.254\.(169\.254|170\.2|170\.23):80|\[fd00:ec2::(23|254)\]:80|metadata(\.google\.internal)?:80"
     r"|sts(-fips)?(\.[a-z0-9-]+)?\.amazonaws\.com(\.cn)?:443"
@@ -32,7 +32,7 @@ _CREDENTIAL_HOSTS = re.compile(
 )
 _CREDENTIAL_VARIABLES = re.compile(r"(AWS|AZURE|IDENTITY|MSI|GOOGLE|GCE)_\w+")
 _STORAGE_VARIABLES = re.compile(r"AWS_ENDPOINT(_URL(_S3)?)?|AZURE_(STORAGE_)?ENDPOINT")
-# Answers that no storage gives; of a tunnel, the store only reports that there is none.
+# Status codes that no storage uses; if a tunnel is refused, the store reports only that it failed.
 REFUSED, NO_CONNECTION = 497, 597
 
 
@@ -41,8 +41,8 @@ class OriginGuard(ThreadingTCPServer):
 
     Attributes:
         origin: "host:port" of the storage; None until the store asks for it.
-        refused: another "host:port" that the storage redirected to; None: there was none.
-        url: where the store finds this proxy.
+        refused: another "host:port" to which the storage redirected; None: there was none.
+        url: of this proxy, for the store.
     """
 
     daemon_threads = True
@@ -50,7 +50,7 @@ class OriginGuard(ThreadingTCPServer):
     request_queue_size = 1024  # a store opens many connections at once, and one that finds no room waits for a second
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """URLs in variables like AWS_CONTAINER_CREDENTIALS_FULL_URI are further services of credentials."""
+        """URLs in variables such as AWS_CONTAINER_CREDENTIALS_FULL_URI name more credential services."""
         self.origin: str | None = None
         self.refused: str | None = None
         self._services = {
@@ -66,7 +66,7 @@ class OriginGuard(ThreadingTCPServer):
         threading.Thread(target=self.serve_forever, name="mdata-origin-guard", daemon=True).start()
 
     def allows(self, place: str) -> bool:
-        """Whether the store may connect to "host:port"; the first one that gives no credentials is its origin."""
+        """Whether the store may connect to "host:port"; the first that is not a credential service is its origin."""
         if place in self._services or _CREDENTIAL_HOSTS.fullmatch(place):
             return True
         with self._lock:
@@ -76,11 +76,11 @@ class OriginGuard(ThreadingTCPServer):
             return place == self.origin
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A connection that breaks is an error of the store, which reports it."""
+        """Nothing: the store itself reports a broken connection."""
 
 
 def authority(url: str) -> str:
-    """Host and port of a URL, the port always given: "host:443"."""
+    """Host and port of a URL, always with the port: "host:443"."""
     parts = urlsplit(url)
     host = (parts.hostname or "").lower()
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -88,7 +88,7 @@ def authority(url: str) -> str:
 
 
 class _Connection(StreamRequestHandler):
-    """One connection of the store: a tunnel, or plain requests, each of which is looked at."""
+    """One connection of the store: a tunnel, or plain requests, each of which is checked."""
 
     server: OriginGuard
     disable_nagle_algorithm = True
@@ -163,7 +163,7 @@ def _connect(scheme: str, place: str) -> socket.socket:
             pass
     if status[1:2] != [b"200"]:
         upstream.close()
-        raise OSError("the proxy does not connect")
+        raise OSError("the proxy refused the connection")
     return _unbuffered(upstream)
 
 
@@ -178,7 +178,7 @@ def _start_copying(source: socket.socket, target: socket.socket) -> None:
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Pass on what arrives, until either side ends; then end both, so that nobody waits for the other."""
+    """Forward data until one side closes; then close both, so that neither waits for the other."""
     buffer = memoryview(bytearray(_BUFFER_BYTES))
     try:
         while count := source.recv_into(buffer):
@@ -194,11 +194,11 @@ def _end(connection: socket.socket) -> None:
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # it has ended already
+        return  # already closed
 
 
 def guard_of(place: str, environment: Mapping[str, str]) -> OriginGuard:
-    """This process's guard of a place ("s3://bucket") under the settings that the environment has now."""
+    """This process's guard for a place ("s3://bucket") with the current environment settings."""
     settings = {
         name: value for name, value in environment.items() if _CREDENTIAL_VARIABLES.fullmatch(name) or name == "HOME"
     }

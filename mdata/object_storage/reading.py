@@ -28,8 +28,8 @@ BLOCK_BYTES = 4 << 20
 BLOCKS_AHEAD = 4
 _BLOCKS_KEPT = 4
 _TRIES = 8
-MOST_OBJECTS = 10_000_000  # of a list
-LIST_TIMEOUT_S = 300  # without a further object
+MOST_OBJECTS = 10_000_000  # of a listing
+LIST_TIMEOUT_S = 300  # without another object
 FIRST_WAIT_S = 0.1
 
 
@@ -108,7 +108,7 @@ def _listed(folder: Address, store: ObjectStore) -> list[ObjectFacts]:
 
 
 async def _list_in_time(folder: Address, store: ObjectStore) -> list[ObjectFacts]:
-    """The list; obstore hides its pages, so one that comes again is seen by its keys, or by the time that passes."""
+    """The listing; obstore hides its pages, so a repeated page is detected by its keys, or by a timeout."""
     import asyncio
 
     import obstore
@@ -136,11 +136,11 @@ async def _list_in_time(folder: Address, store: ObjectStore) -> list[ObjectFacts
 
 
 def endless_list(folder: Address) -> ResourceError:
-    """A list whose pages repeat, stay empty, or do not end."""
+    """The error for a listing whose pages repeat, stay empty, or do not end."""
     return ResourceError(
         f"listing {folder}: the list does not end",
-        found=f"a page that came before, no object for {LIST_TIMEOUT_S} s, or more than {MOST_OBJECTS:,} objects",
-        fix="check the endpoint; a part of the folder can be named instead",
+        found=f"a repeated page, no object for {LIST_TIMEOUT_S} s, or more than {MOST_OBJECTS:,} objects",
+        fix="check the endpoint, or name a part of the folder",
     )
 
 

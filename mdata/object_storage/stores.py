@@ -40,7 +40,7 @@ _NO_CREDENTIALS = re.compile(
 )
 # Settings of a profile whose keys come from elsewhere.
 _INDIRECT = frozenset({"sso_session", "sso_start_url", "credential_process", "role_arn"})
-# Redirects that the guard refused, those of a PUT, which obstore does not follow, and those to nowhere.
+# Redirects that the guard refused, those of a PUT, which obstore does not follow, and those without a target.
 _REDIRECT = re.compile(rf"\b{REFUSED} <|\b30[1-8] [A-Z][a-z]+|redirect without LOCATION")
 _UNUSABLE = frozenset({"InvalidPathError", "NotSupportedError", "ValueError"})
 _NO_ANSWER = MappingProxyType(
@@ -174,7 +174,7 @@ def explained(error: Exception, address: Address, *, doing: str = "reading") -> 
         guard = guard_of(place, os.environ)
         if guard.refused or _REDIRECT.search(text):
             return UsageError(
-                f"{doing} {address}: the storage redirects to another host, to where no credentials are sent",
+                f"{doing} {address}: the storage redirects to another host, which may not receive the credentials",
                 found=guard.refused,
                 expected=guard.origin,
                 fix="check the endpoint and the region of the bucket",

@@ -51,7 +51,7 @@ class CorpusContent:
         tokenizer, tokenizer_files: the tokenizer that made the ids; None and no files if unknown.
         provenance: how the corpus was made; `records` and `origins` are filled in; None: unknown.
         statistics: None: unknown.
-        notes: for people, and for a command that looks for its own result; no id covers them.
+        notes: for people, and for a command that looks for its own earlier result; not part of any id.
     """
 
     level: Level
@@ -144,7 +144,7 @@ class CorpusWriter:
 
     def close(self, *, keep: bool) -> None:
         """Stop writing; files under temporary names are kept for a run that continues, or removed."""
-        with ExitStack() as stack:  # an error keeps none of the others
+        with ExitStack() as stack:  # close the others even after an error
             for path in (hashes_path(self.prefix), manifest_path(self.prefix)) if not keep else ():
                 stack.callback(atomic_io.partial_path(path).unlink, missing_ok=True)
             for writer in (self.origins, self.pair):

@@ -46,7 +46,7 @@ def finalize_all(
         if policy.quarantine:
             policy.quarantine.sync()
             policy.quarantine.check_name()
-        # The quarantine file belongs to all results, so it is renamed when no old manifest is left.
+        # The quarantine file belongs to all results, so it is renamed after the old manifests are removed.
         quarantine = [policy.quarantine.path] if policy.quarantine else []
         place(journal, [*staged.values()], replaced=[prefixes[name] for name in merges], also=quarantine)
     made |= {name: one.manifest for name, one in staged.items()}
@@ -85,7 +85,7 @@ def _content(job: Job, state: RunState, name: str, statistics: Statistics) -> Co
     tokenizer = job.tokenizer
     facts = tokenizer_facts(tokenizer)
     provenance = _provenance(job, state, name=name)
-    # A note, not an option: engines give the same ids, so another one makes no other corpus.
+    # A note, not an option: all engines give the same ids, so the corpus does not depend on the engine.
     notes = {"engine": tokenizer.engine}
     return CorpusContent(job.options.level, facts, tokenizer.files, provenance, statistics, notes)
 

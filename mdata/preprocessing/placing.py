@@ -1,15 +1,15 @@
-"""Complete files get their final names as one transaction, however many they are; every command that writes corpora
-ends so. Its states are told from the journal:
+"""Gives complete files their final names in one transaction; every command that writes corpora ends this way. The
+journal tells its state:
 
 1. Writing: no "placing" record. Everything new has a hidden temporary name; what is visible is as it was. After a kill
    the run continues or starts over, and nothing has to be undone.
 2. Placing: the record was synced after all files, manifests included, and names each by inode and size. From here on
-   the transaction only goes forward: the next run on these results, whatever its command, repeats the steps, and a step
-   that was done changes nothing. An error in a live process undoes the renames, so that nothing half done is visible.
+   the transaction only goes forward: the next run on these results, by any command, repeats the steps, and a completed
+   step changes nothing. An error in a live process undoes the renames, so that no partial result is visible.
 3. Placed: every manifest has its name. The journal is removed.
 
-The steps: old manifests are removed; old .idx files are, and what the new results have no file for; then files are
-renamed, then .idx files, then manifests. Each step is on disk before the next. So a manifest that exists is true, an
+The steps: old manifests are removed; then old .idx files, and files that the new results do not have; then files are
+renamed, then .idx files, then manifests. Each step is on disk before the next. So an existing manifest is valid, an
 .idx describes the .bin beside it, and a pair without a manifest is visible for one step only.
 
 A name proves nothing, because an older result may have it: only a file with the inode and size of the record is ours.
@@ -52,8 +52,8 @@ class _Placement:
 
     Attributes:
         folder: of the journal and of all results.
-        prefixes: names of the results; one without files is only removed.
-        files: each file's mark by its name in the folder, or its whole path.
+        prefixes: names of the results; a result without new files is only removed.
+        files: name in the folder, or full path -> the file's mark.
     """
 
     folder: Path
@@ -61,7 +61,7 @@ class _Placement:
     files: dict[str, _FileMark]
 
     def carry_out(self) -> None:
-        """Do what is left of the steps; after an error, undo the renames."""
+        """Do the remaining steps; after an error, undo the renames."""
         renamed: list[Path] = []
         folders = sorted({(self.folder / name).parent for name in self.files} | {self.folder})
         try:
@@ -92,16 +92,16 @@ class _Placement:
         yield [name for name, ending in ended.items() if ending == ".json"], "rename"
 
     def _has(self, name: str) -> bool:
-        """Whether the file of this name is the one that was to get it."""
+        """Whether the file with this name is the one that the record lists for it."""
         return name in self.files and _mark(self.folder / name) == self.files[name]
 
     def replaces(self) -> bool:
-        """Whether files that are not of this transaction have the names of its results."""
+        """Whether files outside this transaction have names of its results."""
         names = {f"{prefix}{ending}" for prefix in self.prefixes for ending in RESULT_ENDINGS} | self.files.keys()
         return any((self.folder / name).exists() and not self._has(name) for name in names)
 
     def lost(self) -> Path | None:
-        """A file that has neither name; None: all are there."""
+        """A file that exists under neither name; None: all exist."""
         unnamed = {atomic_io.partial_path(self.folder / name): name for name in self.files if not self._has(name)}
         return next((partial for partial, name in unnamed.items() if _mark(partial) != self.files[name]), None)
 
@@ -126,7 +126,7 @@ def place(
     Args:
         journal: in the folder of all results.
         results: complete and synced.
-        replaced: prefixes of results that are removed, because later ones will replace them.
+        replaced: prefixes of results to remove, because later ones replace them.
         also: final names of other complete files, in any folder.
 
     Raises:
@@ -152,12 +152,12 @@ def place(
 
 
 def complete(journal: Journal, progress: Progress, *, may_replace: bool) -> bool:
-    """Complete the transaction that a run had begun; whether it is complete now.
+    """Complete the transaction that a run began; returns whether it is complete now.
 
     Args:
         journal: of that run. If one of its files is lost, the run is discarded.
-        progress: receives a note on that.
-        may_replace: whether it may replace older files; only the same command was allowed to.
+        progress: receives a note if so.
+        may_replace: whether it may replace older files; only the same command may.
     """
     placement = _placement(journal)
     if placement is None or any(record["kind"] == "given up" for record in journal.records):
@@ -165,7 +165,7 @@ def complete(journal: Journal, progress: Progress, *, may_replace: bool) -> bool
     if not may_replace and placement.replaces():
         return False
     if lost := placement.lost():
-        progress.note(f"an earlier run had written everything, but {lost} was removed since; it is discarded")
+        progress.note(f"an earlier run had written everything, but {lost} was removed since; the run is discarded")
         discard_run(journal)
         journal.restart()
         return False
@@ -204,7 +204,7 @@ def buckets_folder(prefix: Path) -> Path:
 
 
 def other_runs(journal: Journal, outputs: Iterable[str]) -> Iterator[tuple[Journal, dict[str, Any]]]:
-    """The journals of unfinished runs of other commands that would write some of the same files, each locked.
+    """The journals, each locked, of unfinished runs of other commands that would write some of the same files.
 
     Raises:
         UsageError: such a run is active.
@@ -223,18 +223,18 @@ def other_runs(journal: Journal, outputs: Iterable[str]) -> Iterator[tuple[Journ
 
 
 def complete_all(journal: Journal, outputs: Iterable[str], progress: Progress, *, may_replace: bool) -> bool:
-    """Complete whatever transaction on these results was begun; whether it was this journal's.
+    """Complete any transaction that was begun on these results; returns whether it was this journal's.
 
-    `may_replace`: that of this journal may replace older files, since it is of the same command.
+    `may_replace`: this journal's transaction may replace older files, since it belongs to the same command.
     """
     for other, job in other_runs(journal, outputs):
         if complete(other, progress, may_replace=False):
-            progress.note(f"{described(job)} had written everything, and its results have their names now")
+            progress.note(f"{described(job)} had written everything; its results have their final names now")
     return complete(journal, progress, may_replace=may_replace)
 
 
 def discard_others(journal: Journal, outputs: Iterable[str], progress: Progress) -> None:
-    """Discard what other unfinished runs left under the names of these results."""
+    """Discard the files that other unfinished runs left under the names of these results."""
     for other, job in other_runs(journal, outputs):
         discard_run(other)
         other.remove()
@@ -242,7 +242,7 @@ def discard_others(journal: Journal, outputs: Iterable[str], progress: Progress)
 
 
 def described(job: dict[str, Any]) -> str:
-    """An unfinished run, from its journal's first record."""
+    """Describes an unfinished run by its journal's first record."""
     what = job.get("command") or f"run of the keys {' '.join(job['options']['json_keys'])}"
     return f"an earlier, unfinished {what}"
 

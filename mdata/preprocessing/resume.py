@@ -52,7 +52,7 @@ class StartPoint:
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """What a journal says about an earlier run of this job: its state, or why it cannot be continued.
+    """The state of an earlier run of this job according to its journal, or why it cannot be continued.
 
     `placed`: everything that it wrote has its final name.
     """

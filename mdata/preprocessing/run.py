@@ -30,7 +30,7 @@ from mdata.sources.input_files import find_inputs
 from mdata.util import file_lock
 
 _ALREADY_FINISHED = "these results are finished and made of the same input; nothing is left to do"
-_PLACED = "an earlier run had written everything; its results have their names now, and nothing is left to do"
+_PLACED = "an earlier run had written everything; its results have their final names now, and nothing is left to do"
 
 
 def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> PreprocessResult:
@@ -103,7 +103,7 @@ def _manifests(job: Job) -> dict[str, Path]:
 
 
 def _completed(job: Job, journal: Journal) -> EarlierRun:
-    """The earlier run of this journal; if it had begun to give its results their names, all have them now."""
+    """The earlier run of this journal; if it had begun to rename its results, the renames are completed."""
     earlier = read_earlier_run(job, journal)
     same = earlier.state is not None
     placed = complete_all(journal, job.description()["outputs"], job.progress, may_replace=same)
@@ -111,7 +111,7 @@ def _completed(job: Job, journal: Journal) -> EarlierRun:
 
 
 def _run(job: Job, journal: Journal, pool: Pool, *, earlier: EarlierRun) -> PreprocessResult:
-    if not earlier.placed:  # its results may be replaced, and some may be still missing
+    if not earlier.placed:  # its results may be replaced, and some may still be missing
         check_replaced(job)
     start = resume_or_restart(job, journal, earlier=earlier)
     try:

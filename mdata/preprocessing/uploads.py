@@ -90,7 +90,7 @@ class Uploads:
         return PreprocessResult(found, dict(paths), finished_before=True)
 
     def publish(self, result: PreprocessResult) -> PreprocessResult:
-        """Upload the results of the work folder, then remove them from it, or what a run that was killed left of them.
+        """Upload the results of the work folder, then remove them from it; also remove leftovers of a killed run.
 
         Raises:
             UsageError, ResourceError: the upload was refused or failed; the same command continues from here.
@@ -109,7 +109,7 @@ class Uploads:
             manifest = work / place.name
             if manifest.exists() and corpus_manifest(manifest).id != result.manifests[name].id:
                 continue  # a result that was never uploaded
-            # The manifest and the .idx first, so that the rest does not look finished.
+            # The manifest and the .idx first, so that the remaining files do not look finished.
             for path in (manifest, manifest.with_suffix(".idx"), *_beside(manifest)):
                 path.unlink(missing_ok=True)
         left = list(work.iterdir()) if work.is_dir() else []

@@ -60,7 +60,7 @@ class WriteLoop:
         self._all_written = False
         self._due = 0.0
         self._seconds = {"read": 0.0, "parse": 0.0, "encode": 0.0, "write": 0.0}
-        # Results that were placed are not written to again, and neither is their quarantine file.
+        # Results with their final names are not written again, nor is their quarantine file.
         options = replace(job.options, quarantine=None) if start.placed else job.options
         self.policy = BadRowPolicy(options, job.progress, resume=start.quarantine)
         try:

@@ -82,7 +82,7 @@ def join(
     progress: Progress,
     damage: Callable[[Path], str | None] = first_damage,
 ) -> list[Merged]:
-    """`merge` of parts whose pairs are known to be there; `damage` looks at the files of a result that exists."""
+    """`merge` of parts whose pairs are known to be there; `damage` checks the files of an existing result."""
     planned = [(result, *_planned(result, copy, progress)) for result in found]
     for result, content, _ in planned:
         limit = max_errors or max_errors_of(result)
@@ -94,7 +94,7 @@ def join(
 
     def differs(prefix: Path, known: CorpusManifest) -> str | None:
         result, content, _ = by_prefix[prefix]
-        return None if _is_same(known, result, content, copy=copy) else f"corpus {known.id[:16]}, made otherwise"
+        return None if _is_same(known, result, content, copy=copy) else f"corpus {known.id[:16]}, made in another way"
 
     parts = {result.prefix: len(result.parts) for result, _, _ in planned}
     words = f"merge of {max(parts.values())} parts{' --copy' if copy else ''}"

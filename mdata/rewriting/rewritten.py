@@ -1,8 +1,7 @@
-"""How merge, split, sample and shuffle write their results: all of one command in one transaction, over at most once.
+"""How merge, split, sample and shuffle write their results: those of one command in one transaction.
 
-A command that was killed while it wrote starts over; one that was killed later is completed (placing.py). Run again
-after its end it finds its results and does nothing, so it may be repeated blindly. What another command left there is
-named and not touched.
+A command that was killed while it wrote starts over; one that was killed later is completed (placing.py). Repeated
+after its end, it finds its results and does nothing. Files of other commands are named in an error and not touched.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from mdata.util import file_lock
 
 @dataclass(frozen=True)
 class Rewriting:
-    """A command of this room, as far as its results are concerned.
+    """What is common to these commands.
 
     Attributes:
-        command: says what is done to which corpus, in a few words; the same for the same results.
-        called: a result, in messages.
+        command: what is done to which corpus, in a few words; identical for identical results.
+        called: the name of a result in messages.
         prefixes: of the results, all in one folder.
-        make: writes a result; it closes its writers, and leaves temporary files to this module.
+        make: writes a result and closes its writers; temporary files are left to this module.
         differs: how an existing corpus with a name of a result differs from it; None: not at all.
         overwrite: replace other corpora with these names; None: the command has no such option.
         damage: what is wrong with the files of an existing result of this command; None: nothing.
@@ -49,7 +48,7 @@ class Rewriting:
 
 @dataclass(frozen=True)
 class Written:
-    """A result; `there_before`: an earlier run of the same command had written it."""
+    """A result; `there_before`: an earlier run of the same command wrote it."""
 
     manifest: CorpusManifest
     there_before: bool
@@ -86,7 +85,7 @@ def _write_results(rewriting: Rewriting, journal: Journal, progress: Progress) -
     job = {"outputs": sorted(prefix.name for prefix in rewriting.prefixes), "command": rewriting.command}
     same = [record["job"] for record in journal.records[:1]] == [job]
     if complete_all(journal, job["outputs"], progress, may_replace=same):
-        progress.note("an earlier run had written everything; its results have their names now")
+        progress.note("an earlier run had written everything; its results have their final names now")
         discard_run(journal)
         journal.restart()
     written = _finished(rewriting)
@@ -117,7 +116,7 @@ def _clear(rewriting: Rewriting) -> None:
 
 
 def _finished(rewriting: Rewriting) -> dict[Path, Written]:
-    """The results that are there, whole and of this command."""
+    """The results of this command that exist and are complete."""
     found = {}
     for prefix in rewriting.prefixes:
         manifest = _manifest(prefix)
@@ -144,7 +143,7 @@ def _check_free(rewriting: Rewriting, prefix: Path, progress: Progress) -> None:
     """Refuse a name that is taken, unless by a damaged result of this command.
 
     Raises:
-        UsageError: says what is there.
+        UsageError: names the file.
     """
     path, manifest = manifest_path(prefix), _manifest(prefix)
     if isinstance(manifest, CorpusManifest):

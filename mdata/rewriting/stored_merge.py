@@ -71,7 +71,7 @@ def merge_stored(
         results = find_parts(str(folder / prefix.name), count=parts)
         check_pairs(prefix, results, size_of=stored.size_of)
         stored.fetch(results, whole=copy, progress=progress)
-        # What a manifest names is in storage, not beside its copy.
+        # The files that a manifest names are in storage, not beside its copy.
         merged = join(
             results,
             copy=copy,

@@ -55,7 +55,7 @@ class DocumentSource:
         self.origins = Documents(corpus).origins
 
     def provenance(self, made_by: Mapping[str, Any]) -> Provenance | None:
-        """That of a corpus made from these documents, but for what its writer fills in; None: nothing is known."""
+        """The provenance of a corpus made from these documents, without what its writer fills in; None: unknown."""
         known = self.corpus.manifest.provenance if self.origins else None
         if known is None:
             return None

@@ -34,7 +34,7 @@ PAD_NAME = "<fim_pad>"
 
 @dataclass(frozen=True, kw_only=True)
 class FimIds:
-    """The ids of the tokens in `Fim`; `dropped` ids are not text, and `around` are those around every text."""
+    """The ids of the tokens in `Fim`; `dropped` ids are not text; `around`: ids that surround every text."""
 
     prefix: int
     middle: int
@@ -209,7 +209,7 @@ class _Characters:
         yield after
 
     def _inside(self, ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """The ids around the text that the tokenizer put there, and what is between them."""
+        """The ids that the tokenizer put around the text, and the ids between them."""
         text = np.flatnonzero(~np.isin(ids, self._around))
         first, last = (text[0], text[-1] + 1) if len(text) else (len(ids), len(ids))
         return ids[:first], ids[first:last], ids[last:]

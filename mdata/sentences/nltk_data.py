@@ -23,7 +23,7 @@ from mdata.util.option_synonyms import nearest
 from mdata.util.regular_files import regular_file
 
 _LANGUAGE = re.compile(r"[\w-]+")
-# The names of the tables for the codes by which other programs call these languages.
+# Language codes of other programs -> the names of NLTK's tables.
 _NAMES = MappingProxyType(
     {
         "cs": "czech", "da": "danish", "de": "german", "el": "greek", "en": "english", "es": "spanish",

@@ -182,7 +182,7 @@ def text_batches(arrays: Sequence[pa.Array], places: Sequence[Place], *, spec: R
 
     Rows that are too long keep only enough sentences to show it.
     """
-    # Views of many rows may show the same items, so what they show is bounded before it is copied.
+    # Views of many rows may share items, so their total size is bounded before they are copied.
     items = sum(
         (lengths_of(array) for array in arrays if _is_list_view(array.type)), np.zeros(len(arrays[0]), np.int64)
     )
@@ -210,7 +210,7 @@ def _decoded(array: pa.Array, place: Place) -> pa.Array:
     if place.kind == "text":
         if item_type(array.type) is None:
             return array.cast(pa.large_binary())
-        # A cast of the list itself would decode items outside a slice, too.
+        # Casting the list itself would also decode items outside a slice.
         ends = pa.array(running_sums(lengths_of(array)))
         return pa.LargeListArray.from_arrays(ends, array.flatten().cast(pa.large_binary()), mask=array.is_null())
     if pa.types.is_integer(plain):
@@ -251,7 +251,7 @@ def _without_long_lists(array: pa.Array, spec: ReadSpec) -> pa.Array:
     stops = np.minimum(ends[1:], kept)
     counts = stops - ends[:-1]
     items = array.flatten()
-    if "view" in str(items.type):  # the library takes no views
+    if "view" in str(items.type):  # the library does not accept views
         items = pa.concat_arrays([items.slice(*span) for span in zip(ends[:-1].tolist(), counts.tolist(), strict=True)])
     else:
         items = items.take(pa.array(ranges(ends[:-1], counts)))
@@ -296,10 +296,10 @@ def sizes_of(array: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _sizes_of_views(array: pa.Array) -> npt.NDArray[np.int64]:
-    """The bytes of each text that is a view, without a copy of the texts: they may overlap."""
+    """The size of each text in an array of views, without copying the texts, which may overlap."""
     if not len(array):
         return np.zeros(0, np.int64)
-    # 16 bytes for each; the first four are its length.
+    # 16 bytes per view; the first four are its length.
     numbers = np.frombuffer(array.buffers()[1], np.int32)[::4][array.offset : array.offset + len(array)]
     sizes = numbers.astype(np.int64)
     if array.null_count:

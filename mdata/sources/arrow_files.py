@@ -72,7 +72,7 @@ def _batch_starts(file: SourceFile) -> list[int]:
     starts = []
     with _opened(file) as mapped:
         if _is_file(mapped):
-            # The library checks that the end of the file is there, and that it is a footer.
+            # The library checks that the file ends with a footer.
             expected = pa.ipc.open_file(mapped).num_record_batches
             starts = _starts_in_footer(mapped, expected)
         else:
@@ -110,9 +110,9 @@ def _starts_in_footer(mapped: pa.NativeFile, expected: int) -> list[int]:
         (count,) = struct.unpack_from("<i", footer, place)
         blocks = footer[place + 4 : place + 4 + count * _BLOCK.size]
         starts = [start for start, _, _ in _BLOCK.iter_unpack(blocks)]
-    starts.sort()  # the order of the rows is that of the footer; this only divides the bytes of the file
+    starts.sort()  # only to divide the bytes of the file; the order of rows is that of the footer
     if len(starts) != expected or (starts and not 0 < starts[0] <= starts[-1] < size):
-        raise pa.ArrowInvalid(f"its footer names {expected} record batches, not all of them in the file")
+        raise pa.ArrowInvalid(f"its footer names {expected} record batches, some of them outside the file")
     return starts
 
 

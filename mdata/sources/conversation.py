@@ -28,7 +28,7 @@ _ALSO_THE_MODEL = (ASSISTANT, "ai", "bot", "chatbot")
 # A role becomes part of the template's text; other characters could imitate another turn.
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
-# Names of fields in lower case, without "_" and "-". These carry text, or what stands for text.
+# Names of fields in lower case, without "_" and "-". These carry text or media.
 _MEDIA = "audio audios image imageurl images inputaudio media video videos"
 _TEXT_OF_MESSAGE = frozenset(
     "channel chainofthought citations cot documents function functioncall functioncalls functions name parts"
@@ -42,7 +42,7 @@ _SYSTEM = frozenset(("system", "systemmessage", "systemprompt"))
 # True or 1: train on this; false or 0: do not.
 _FLAGS = frozenset(["loss", "lossweight", "train", "trainable", "training", "trainonturn", "weight"])
 _MASKS = frozenset(["lossmask", "lossscale", "mask", "masked", "steplossmask", "traindetail"])
-_LONGEST_NAME = 40  # longer than any above; also bounds what is remembered of a stranger's names
+_LONGEST_NAME = 40  # longer than any name above; also bounds the memory for names in records
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -61,7 +61,7 @@ class WritesMessages(Protocol):
     """The part of a template that decides which fields matter (`mdata.chat.loss_spans.Template`)."""
 
     def field_written(self, messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str | None:
-        """The first field, of messages or of the record, that changes the text; None: only role and content do."""
+        """The first field, of messages or of the record, that changes the text; None: only role and content matter."""
 
 
 def flat_messages(
@@ -77,7 +77,7 @@ def flat_messages(
         value: parsed from JSON.
         train_on: "assistant" or "last": at least one turn must be the assistant's.
         record: the fields beside the conversation.
-        template: what the conversation will be written by, if that is known.
+        template: the template that will write the conversation, if known.
 
     Raises:
         BadConversation: names the message by its number (from 1), and the field.
@@ -128,9 +128,9 @@ def _turn(message: Mapping[str, Any], number: int, role_name: str, content_name:
     if role_name == "from":
         if role not in _SPEAKERS:
             known = ", ".join(_SPEAKERS)
-            raise BadConversation(f"message {number}: who speaks in 'from': {role!r}? Known are {known}")
+            raise BadConversation(f"message {number}: unknown speaker {role!r} in 'from'; known speakers are {known}")
         return Message(_SPEAKERS[role], content)
-    # A role is the template's own word, so it is not renamed; but the model's turns must not go untrained silently.
+    # Roles belong to the template, so they are not renamed; but the model's turns must not be silently left untrained.
     if train_on != "all" and role != ASSISTANT and role.lower() in (*_MODEL_NAMES, *_ALSO_THE_MODEL):
         raise BadConversation(f"message {number}: role {role!r} would not be trained on; the model is {ASSISTANT!r}")
     return Message(role, content)
@@ -145,7 +145,7 @@ def _kind(message: Mapping[str, Any], name: str) -> str:
 def _check_fields(
     messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any], roles: Sequence[str], train_on: str
 ) -> None:
-    """Refuse fields that carry text or ask for another loss, whatever the template is."""
+    """Refuse fields that carry text or ask for another loss, regardless of the template."""
     last = max((number for number, role in enumerate(roles) if role == ASSISTANT), default=-1)
     for number, (message, role) in enumerate(zip(messages, roles, strict=True)):
         if len(message) == 2:
@@ -192,7 +192,7 @@ def _further_fields(message: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _lost(what: str) -> BadConversation:
     return BadConversation(
-        f"{what} would be lost (only role and content are written yet); remove the field if that is right"
+        f"{what} would be lost, because only role and content are written; remove the field if that is intended"
     )
 
 
@@ -206,7 +206,7 @@ def _folded(name: str) -> str:
 
 
 def _is_empty(value: Any) -> bool:
-    """Nothing, or only containers and texts of nothing; also as JSON in a string."""
+    """Whether a value is null, empty, or made of nothing but empty values; also as JSON in a string."""
     waiting = [value]  # no recursion: JSON may be nested more deeply than Python calls
     while waiting:
         item = waiting.pop()

@@ -28,7 +28,7 @@ Format = Literal["jsonl", "parquet", "arrow", "warc", "text"]
 Compression = Literal["none", "gzip", "zstd", "bzip2", "xz"]
 
 STDIN = Path("-")
-# Enough for every magic number below, and for the one of a tar archive.
+# Enough for every magic number below, and for that of a tar archive.
 HEAD_BYTES = 512
 _TAR, _TAR_AT = b"ustar", 257
 _COMPRESSED_ENDINGS = ("", ".gz", ".zst", ".bz2", ".xz")
@@ -277,7 +277,7 @@ def refuse_foreign(path: Path | Address, head: bytes) -> None:
         UsageError: the data begins like one of them.
     """
     kinds = [kind for magic, kind in _UNSUPPORTED.items() if head.startswith(magic)]
-    if head.startswith(_TAR, _TAR_AT) and b"\0" in head[:_TAR_AT]:  # a text may have the word there
+    if head.startswith(_TAR, _TAR_AT) and b"\0" in head[:_TAR_AT]:  # text may contain the word there
         kinds.append("a tar archive")
     for kind in kinds:
         expected = "text, lines of JSON or WARC, plain or compressed by gzip, zstd, bzip2 or xz; parquet or Arrow"
@@ -286,10 +286,10 @@ def refuse_foreign(path: Path | Address, head: bytes) -> None:
 
 
 def refuse_foreign_text(file: SourceFile, head: bytes, compression: Compression) -> None:
-    """Refuse a stream whose text is in a format that mdata does not read, or does not read compressed.
+    """Refuse a stream whose content is in a format that mdata does not read, or does not read compressed.
 
     Raises:
-        UsageError: the text, decompressed, begins like one of them.
+        UsageError: the decompressed content begins like one of them.
     """
     refuse_foreign(file.path, head)
     found = format_by_content(head)

@@ -90,13 +90,13 @@ def _all_good_chats(lines: Sequence[bytes], spec: ReadSpec) -> tuple[Column, ...
 
 
 def _conversation(record: dict[str, Any], key: str, spec: ReadSpec) -> list[str]:
-    """The messages of a key; the fields beside them are those of every object on the way to it.
+    """The messages of a key; the record's fields are those of every object on the path to it.
 
     Raises:
         LookupError: no such key.
         BadConversation: no usable conversation.
     """
-    assert spec.chat is not None, "only conversations come here"
+    assert spec.chat is not None, "called for conversations only"
     value = _look_up(record, key)
     beside = {name: field for name, field in record.items() if name not in spec.json_keys}
     if key not in record:

@@ -58,7 +58,7 @@ class ReadSpec:
         sentence_lists: a value may be a list of sentences; if false, such a row is bad ("bad-value").
         chat: values are conversations, and these turns are trained on (`mdata.chat`); the texts of a document are then
             role, content, role, content ... None: values are text.
-        chat_template: what conversations are written by, which decides the fields that matter.
+        chat_template: the template that writes conversations; it decides which fields matter.
         template: builds the text from several text columns. None: each key has its own text.
         where: rows for which this is not true are left out; they count neither as records nor as bad rows.
     """
@@ -181,7 +181,7 @@ def column_of(values: list[str] | list[list[str]] | list[str | list[str]], spec:
     Lone surrogates are not detected here.
     """
     kinds = set(map(type, values))
-    if kinds <= {str} and spec.chat is None:  # conversations are lists, even if there are none
+    if kinds <= {str} and spec.chat is None:  # conversations are lists, even in an empty column
         return Column(values, None)  # type: ignore[arg-type]
     if not kinds <= {str, list} or not spec.sentence_lists:
         return None

@@ -54,8 +54,8 @@ class Comparison:
     """A column compared with a literal.
 
     Attributes:
-        sign: "=": it is one of the values, "!=": none of them, whose number does not matter; else one of `_COMPARE`.
-        values: of the same kind. Python's sets hold 1 and 1.0 as one number, as SQL compares them.
+        sign: "=": one of the values; "!=": none of them (any number of values); or one of `_COMPARE`.
+        values: of the same kind. In Python's sets 1 and 1.0 are equal, as in SQL.
     """
 
     column: str
@@ -165,7 +165,7 @@ def kind_of(value: object) -> Kind | None:
 
 
 def _merged(parts: list[Condition], sign: str) -> list[Condition]:
-    """Neighbours that compare one column by "=" (joined by `or`) or "!=" (by `and`) as one, which is looked up once."""
+    """Merge adjacent comparisons of one column by "=" (joined by `or`) or "!=" (by `and`) into one lookup."""
     merged: list[Condition] = []
     for (column, of_sign), run in groupby(
         parts, key=lambda part: (part.column, part.sign) if isinstance(part, Comparison) else (None, None)

@@ -3,7 +3,7 @@
 config.toml has the settings, plan.json the derived numbers and the data id, events.jsonl and metrics.jsonl the number
 of ranks and the global batch of each start of the run. The files are read as TOML and JSON, with only the fields listed
 here; a key of [data] or [train] that this version does not know is refused, because it might decide the order. Paths in
-config.toml are relative to the folder in which the run was started, which plan.json names (`data_found`).
+config.toml are relative to the folder where the run was started, which plan.json records (`data_found`).
 """
 
 from __future__ import annotations

@@ -230,9 +230,9 @@ class BackgroundWorker(Generic[T]):
 
 
 def map_files(function: Callable[[T], R], files: Sequence[T]) -> list[R]:
-    """`function` of each, several at a time if they are many: a disk syncs files together nearly as fast as one.
+    """Calls `function` for each file, several at a time if there are many: a disk syncs several nearly as fast as one.
 
-    Few are taken in turn, so that the order of calls to the disk is the same each time.
+    A few files are handled one by one, so that the order of calls to the disk is the same each time.
     """
     if len(files) <= _FEW_FILES:
         return [function(one) for one in files]

@@ -1,8 +1,8 @@
-"""Starts our commands in processes of their own: ranks, parts of a job, whole runs.
+"""Starts our commands in separate processes: ranks, parts of a job, whole runs.
 
 The commands are the folder cli/ of a checkout, which is installed as the package mdata_mtrain.cli. A process gets the
-path of this file, so that it runs the code beside it, whatever lies in the user's folder and whichever way we are
-installed. As a program this file imports nothing of ours before the command, which takes care of Ctrl-C first.
+path of this file, so that it runs the code beside it, regardless of the user's folder and of how mdata is installed.
+As a program this file imports nothing of ours before the command, which handles Ctrl-C first.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import sys
 
 
 def command_line(module: str) -> list[str]:
-    """The words that start a module of the commands as a program; its own words follow."""
-    # -P: modules in the user's folder are not ours.
+    """The command line that starts a module of the commands; its own arguments follow."""
+    # -P: ignore modules in the user's folder.
     return [sys.executable, "-P", os.path.abspath(__file__), module]  # noqa: PTH100 - pathlib takes time to import
 
 
 def command_package() -> str:
-    """The package that holds the commands, which can be imported from now on."""
+    """The package that holds the commands; makes it importable."""
     root = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))  # noqa: PTH100, PTH118, PTH120
     if not os.path.exists(os.path.join(root, "pyproject.toml")):  # noqa: PTH110, PTH118
         return "mdata_mtrain.cli"

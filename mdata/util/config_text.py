@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 MOST_LEVELS = 64
-# A key of TOML with more parts than that. tomllib's time and memory are quadratic in the parts of one key: 100 kB of
-# one key took 3 GB. A text in quotes may look like such a key if it holds 65 words with a dot between each two.
+# A TOML key with more parts than that. tomllib's time and memory are quadratic in the number of parts: a key of 100 kB
+# took 3 GB. Quoted text looks like such a key if it has 65 words joined by dots.
 _WORD = r"""(?>[A-Za-z0-9_-]++|"(?>[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_\\-]){_WORD}(?>[ \t]*+\.[ \t]*+{_WORD}){{{MOST_LEVELS}}}")
 _RANGE = range(-(1 << 63), 1 << 63)
@@ -24,7 +24,7 @@ def load_toml(text: str, *, parse_float: Callable[[str], Any] = float) -> dict[s
     """What tomllib reads, whole numbers of any size included.
 
     Raises:
-        ValueError: it cannot be read, or is nested too deep; one line that says why.
+        ValueError: it cannot be read, or is nested too deep; the reason in one line.
     """
     import tomllib  # not every command reads TOML
 

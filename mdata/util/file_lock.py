@@ -69,8 +69,8 @@ def hold(path: Path, *, remove: bool = False, held: tuple[str, str] | None = Non
     """Hold a lock file while the block runs; the lock ends with the process.
 
     The file names its holder, and stays, empty, unless it is to be removed. On a file system without locks, a holder
-    counts if it is alive on this host; one on another host is assumed to be alive. `held`: what the error says of a
-    lock that another process holds, and what to do.
+    counts if it is alive on this host; one on another host is assumed to be alive. `held`: the error's text and
+    advice if another process holds the lock.
 
     Raises:
         UsageError: another process holds it, by host and process id; or it is a link.
@@ -100,7 +100,7 @@ def hold(path: Path, *, remove: bool = False, held: tuple[str, str] | None = Non
 
 
 def held_by(path: Path) -> str | None:
-    """Who holds a lock file, as `hold` would find out; None: nobody does, or it cannot be read. Nothing is written."""
+    """Who holds a lock file, by the rules of `hold`; None: nobody, or it cannot be read. Nothing is written."""
     try:
         fd = atomic_io.open_no_link(path, os.O_RDONLY)
     except (OSError, UsageError):

@@ -1,7 +1,7 @@
 """Files whose paths come from a user or from a foreign folder: only regular ones are opened.
 
-A pipe without a writer would wait for ever, /dev/zero would take all memory, and a device may act when it is opened.
-Inputs of `mdata preprocess`, of which standard input is one, have their own look (mdata/sources/input_files.py).
+A pipe without a writer would block for ever, /dev/zero would fill memory, and a device may act when it is opened.
+Inputs of `mdata preprocess`, including standard input, have their own check (mdata/sources/input_files.py).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from mdata.errors import UsageError
 
 
 def regular_file(path: str | Path) -> Path:
-    """The same path, unless it leads to a pipe, a socket or a device. Opening a folder is an error of its own.
+    """The same path, unless it leads to a pipe, a socket or a device. A folder is not refused here; opening it fails.
 
     Raises:
-        UsageError: it does. OSError: from the file system.
+        UsageError: it leads to one of these. OSError: from the file system.
     """
     mode = Path(path).stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):

@@ -65,7 +65,7 @@ def test_all_refused_arguments_at_once(capsys: pytest.CaptureFixture[str], every
     code, out, err = told(capsys, "--from-megatron", f"{RUN} --num-experts 8 --nonsense --eod-mask-loss")
     assert code == 2 and not out
     assert "has 3 problems" in err and err.count("\n  - ") == 3
-    assert "--num-experts 8: mixtures of experts come in a later version" in err
+    assert "--num-experts 8: mixtures of experts are planned for a later version" in err
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ A checkpoint is a folder named step-N with an index.json of step N in it; folder
 (copy)") are not ours: they are neither read nor removed. `latest` names the one to go on from. Where it is missing or
 names none, the newest whole one is taken, which is for the caller to say; where it names one that is damaged, nothing
 is taken. Only whole checkpoints up to that step are counted against `keep`: a run that went back to an older one has
-later ones of a curve that it left. A step-N that is a link to a folder is read like any other; it is never removed, nor
-is its target, and it takes no place of those that a run keeps. Inside a checkpoint no link is followed. What is
+later ones of a curve that it left. A step-N that is a link to a folder is read like any other; neither it nor its
+target is ever removed, and it does not count towards `keep`. Inside a checkpoint no link is followed. What is
 different in storage is in object_folder.py.
 """
 
@@ -181,7 +181,7 @@ def remove_leftovers(root: Location) -> None:
     for leftover in root.iterdir() if root.is_dir() else ():
         if _LEFTOVER.fullmatch(leftover.name):
             if leftover.is_symlink():
-                leftover.unlink()  # a save would write through it
+                leftover.unlink()  # otherwise a save would write through the link
             shutil.rmtree(leftover, ignore_errors=True)
 
 

@@ -278,7 +278,7 @@ def _part_tensor(name: str, value: Any, *, place: str, file: str) -> SavedTensor
         raise IndexFault(f"{place}/dtype", table["dtype"], f"one of {', '.join(DTYPES)}")
     slices = []
     for number, item in enumerate(list_of(table["slices"], f"{place}/slices")):
-        if not _is_slice(item, shape):  # the reason costs more than the answer, and there may be a million slices
+        if not _is_slice(item, shape):  # finding the reason is slower, and there may be a million slices
             _rectangle(item, f"{place}/{number}", shape=shape, keys=_SLICE_KEYS)
             text_of(item["hash"], f"{place}/{number}/hash", form=_HASH)
         start = tuple(item["start"])
@@ -287,7 +287,7 @@ def _part_tensor(name: str, value: Any, *, place: str, file: str) -> SavedTensor
 
 
 def _is_slice(item: Any, shape: tuple[int, ...]) -> bool:
-    """Whether it passes `_rectangle`, and has a hash."""
+    """Whether it is valid for `_rectangle` and has a hash."""
     if type(item) is not dict or item.keys() != _SLICE_KEYS:
         return False
     start, size, hashed = item["start"], item["size"], item["hash"]

@@ -163,7 +163,7 @@ def find_valid(root: Location, *, every_byte: bool = True) -> Found:
 
 
 class _Entry(NamedTuple):
-    """A tensor of a safetensors file: its type as it stands there, and where its bytes are."""
+    """A tensor of a safetensors file: its type in the file's own words, and where its bytes are."""
 
     type: str
     shape: tuple[int, ...]
@@ -171,15 +171,15 @@ class _Entry(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """A type that a checkpoint does not hold is bool."""
+        """bool stands for any type that a checkpoint does not hold."""
         return _TORCH.get(self.type, torch.bool)
 
 
 def _parse_header(header: bytes, file_bytes: int) -> dict[str, _Entry]:
-    """The tensors of a file: side by side, of the sizes that their shapes ask for, up to the end of the file.
+    """The tensors of a file, after checking that they lie side by side, with the sizes of their shapes, up to its end.
 
     Raises:
-        ValueError: it says something else.
+        ValueError: the header says otherwise.
     """
     table = json.loads(header[8:])
     if type(table) is not dict:
@@ -198,7 +198,7 @@ def _parse_header(header: bytes, file_bytes: int) -> dict[str, _Entry]:
     end = 0
     for (first, last), key, _ in sorted(places):
         if first != end:
-            raise ValueError(f"{key} begins at byte {first}, and not where the tensor before it ends, at {end}")
+            raise ValueError(f"{key} begins at byte {first}, but the tensor before it ends at {end}")
         end = last
     if len(header) + end != file_bytes:
         raise ValueError(f"its tensors end at byte {len(header) + end} of {file_bytes}")
@@ -300,10 +300,10 @@ class SliceReader:
         try:
             return _parse_header(bytes(header), saved.bytes)
         except (ValueError, RecursionError) as error:
-            raise self._damage(name, str(error)[:200], "a header of safetensors") from error
+            raise self._damage(name, str(error)[:200], "a safetensors header") from error
 
     def check_whole(self, name: str, slices: Collection[SavedSlice]) -> None:
-        """See that a file holds these slices and nothing else."""
+        """Check that a file holds these slices and nothing else."""
         with self.files.open(name) as file:
             others = sorted(set(self._entries(name, file)).difference(piece.key for piece in slices))
         if others:
@@ -312,7 +312,7 @@ class SliceReader:
     def _check_entry(self, piece: SavedSlice, entry: _Entry | None) -> None:
         if entry is None:
             raise self._damage(piece.file, "no such tensor", f"a tensor {piece.key}")
-        # Version 1 does not say the type.
+        # Version 1 does not record the type.
         listed = self.index.tensors[piece.key.rpartition("@")[0]].dtype
         wrong = not entry.dtype.is_floating_point or listed not in (None, entry.type)
         if entry.shape != piece.size or wrong:

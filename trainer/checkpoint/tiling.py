@@ -39,11 +39,11 @@ def tiles_exactly(shape: Sequence[int], boxes: Sequence[Rectangle]) -> bool:
     Args:
         shape: of the tensor, every size at least 1. boxes: each inside it and not empty.
     """
-    # With signs, a box is a sum of the quadrants that begin at its corners, and quadrants are linearly independent:
-    # each element is covered once where the corners of all boxes add up to those of the tensor, in any number of dims.
+    # A box is a signed sum of the quadrants that begin at its corners, and quadrants are linearly independent. So each
+    # element is covered once if the corners of all boxes add up to those of the tensor, in any number of dims.
     edges = np.array([((0,) * len(shape), shape), *boxes], dtype=np.int64)
     edges[:, 1] += edges[:, 0]
-    dims = [dim for dim in range(len(shape)) if (edges[1:, :, dim] != edges[0, :, dim]).any()]  # others are spanned
+    dims = [dim for dim in range(len(shape)) if (edges[1:, :, dim] != edges[0, :, dim]).any()]  # all span the others
     if not dims:
         return len(boxes) == 1
     corners, signs = [], []

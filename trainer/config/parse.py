@@ -21,13 +21,13 @@ from mdata.util.regular_files import regular_file
 from trainer.config.presets import PRESETS
 from trainer.config.sections import RunConfig
 
-# Rules between values need these values: the note for a user whose file has wrong ones.
+# A note for a user whose file has wrong values: rules that depend on them are checked later.
 AFTERWARDS = "correct this first; what depends on it is checked after that"
 
 
 _SHOWN = 200  # characters of a wrong value, or of a name, that are shown
 _LISTED = 100  # problems that are listed
-_COMPARED = 20  # unknown keys of a section for which a known one is looked for: each takes milliseconds
+_COMPARED = 20  # unknown keys of a section for which a similar key is suggested: each takes milliseconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class ReadConfig:
     """What a run's TOML file says.
 
     Args:
-        config: the configuration; with problems, wrong values are replaced by defaults, or by the least that is valid.
-        problems: of sections, keys and values by themselves, one line each.
+        config: the configuration; wrong values are replaced by defaults, or by the smallest valid value.
+        problems: of single sections, keys and values, one line each.
     """
 
     config: RunConfig
@@ -44,7 +44,7 @@ class ReadConfig:
 
     @property
     def wrong_sections(self) -> list[str]:
-        """The sections that a problem names: whatever depends on their values cannot be checked yet."""
+        """The sections with problems: what depends on their values cannot be checked yet."""
         return [
             name
             for name in _section_types()
@@ -52,7 +52,7 @@ class ReadConfig:
         ]
 
     def says_nothing_of(self, problem: str) -> bool:
-        """Whether another problem does not depend on a wrong section, so that it remains when that is corrected."""
+        """Whether a problem is independent of the wrong sections, so that it remains when they are corrected."""
         wrong = self.wrong_sections
         layout = {"mesh", "model"}.intersection(wrong) and ("ranks" in problem or "the model" in problem)
         return not layout and not any(f"{name}." in problem for name in wrong)
@@ -75,7 +75,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> ReadConfig:
-    """The same with the problems of keys and values, if there are any.
+    """The same, together with the problems of keys and values.
 
     Raises:
         UsageError: the file cannot be read.

@@ -91,10 +91,10 @@ class ModelSection:
     )
     rope_factor: Annotated[float, Range(1)] = 1.0  # how many times longer sequences may be than rope_original_length
     rope_original_length: Count = 0  # tokens of a sequence before rope_scaling; yarn and llama3 need it
-    rope_low_freq_factor: Annotated[float, Range(1e-3)] = 1.0  # llama3: below so many turns, a pair is stretched
-    rope_high_freq_factor: Annotated[float, Range(1e-3)] = 4.0  # llama3: above so many turns, a pair is kept
-    rope_beta_fast: Annotated[float, Range(1e-3)] = 32.0  # yarn: above so many turns, a pair is kept
-    rope_beta_slow: Annotated[float, Range(1e-3)] = 1.0  # yarn: below so many turns, a pair is stretched
+    rope_low_freq_factor: Annotated[float, Range(1e-3)] = 1.0  # llama3: pairs with fewer rotations than this are scaled
+    rope_high_freq_factor: Annotated[float, Range(1e-3)] = 4.0  # llama3: pairs with more rotations than this are kept
+    rope_beta_fast: Annotated[float, Range(1e-3)] = 32.0  # yarn: pairs with more rotations than this are kept
+    rope_beta_slow: Annotated[float, Range(1e-3)] = 1.0  # yarn: pairs with fewer rotations than this are scaled
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"  # normalization before attention, MLP and head
     norm_epsilon: Small = 1e-5  # added to the variance
     activation: Literal["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_erf", "relu", "squared_relu"] = (
@@ -148,7 +148,7 @@ class KernelsSection:
         "auto"  # symmetric_memory: sequence parallelism moves tokens between GPUs of a host while products are computed
     )
     cuda_graphs: Literal["auto", "off", "on"] = (
-        "auto"  # passes of stages and the update are launched as whole graphs, so that GPUs do not wait for the host
+        "auto"  # on: passes of stages and the update are launched as CUDA graphs, so that GPUs do not wait for the host
     )
 
 
@@ -210,7 +210,7 @@ class TrainSection:
     )
     batch_ramp: str = ""  # "START INCREMENT SAMPLES": the batch grows to global_batch over that many samples
     batch_schedule: str = (
-        ""  # "0:384 200B:768 400B:1152": the batch from so many consumed tokens on; the last one is global_batch
+        ""  # "0:384 200B:768 400B:1152": consumed tokens, and the batch from there on; the last one is global_batch
     )
     micro_batch: Positive  # samples per forward pass of a rank
     steps: Count = 0  # length of the run in optimizer updates; set this, samples or tokens
@@ -236,8 +236,8 @@ class OptimizerSection:
     )
     min_lr: Amount = 0.0  # learning rate after the decay
     init_lr: Amount = 0.0  # learning rate from which the warmup rises
-    embedding_lr: Amount = 0.0  # largest learning rate of the token embedding and the output head; 0: lr
-    embedding_min_lr: Amount = 0.0  # embedding_lr: their learning rate after the decay
+    embedding_lr: Amount = 0.0  # peak learning rate of the token embedding and the output head; 0: lr
+    embedding_min_lr: Amount = 0.0  # with embedding_lr: their learning rate after the decay
     warmup_steps: Count = 0  # length of the linear warmup in steps; set at most one of warmup_*
     warmup_samples: Count = 0  # the same in samples
     warmup_tokens: Count = 0  # the same in tokens

@@ -1,8 +1,8 @@
 """Whether two folders hold the same model: logits of both on the same seeded tokens, in fp32 on the CPU.
 
 A Hugging Face folder is run by transformers where that is installed, every other one by our model; so a mistake in a
-table of names or in a configuration is seen, and not only one in copying. Where our model runs both, only a mistake in
-copying can be seen, and the result says so. One model is in memory at a time. The tokenizer of a folder that was
+table of names or in a configuration is found, not only one in copying. If our model runs both, only a mistake in
+copying can be found, and the result says so. One model is in memory at a time. The tokenizer of a folder that was
 written for transformers is compared as well: for some families transformers keeps only the vocabulary of its files.
 """
 
@@ -73,7 +73,7 @@ def compare_logits(before: ModelFolder, after: ModelFolder) -> dict[str, Any]:
         raise DamageError(
             f"{before.path} computes logits that are not numbers",
             found=f"{int((~first.isfinite()).sum())} of {first.numel()} are not finite",
-            fix="its weights hold NaN or infinite values, or numbers that overflow; convert a whole model",
+            fix="its weights hold NaN, infinite values or numbers that overflow; convert an intact model",
         )
     difference, largest = (first - second).abs().max().item(), first.abs().max().item()
     if not difference <= TOLERANCE * max(largest, 1.0):
@@ -94,7 +94,7 @@ def compare_logits(before: ModelFolder, after: ModelFolder) -> dict[str, Any]:
 
 
 def check_text(check: Mapping[str, Any]) -> str:
-    """What was compared, in a line for the user."""
+    """What was compared, as one line for the user."""
     if not check["compared"]:
         return f"not checked: {check['why']}"
     told = f"largest difference of logits {check['largest_difference']:.3g}"
@@ -102,8 +102,8 @@ def check_text(check: Mapping[str, Any]) -> str:
     if before != after:
         return f"checked: {told} (source by {before}, target by {after})"
     if "hf" in check["formats"] and not has_transformers():
-        return f"not checked: transformers is not installed; mtrain alone computed both sides, {told}"
-    return f"copy checked: {told}; mtrain computed both sides, no other program read them"
+        return f"not checked: transformers is not installed, so mtrain computed both sides; {told}"
+    return f"copy checked: {told}; mtrain computed both sides, and no other program read them"
 
 
 def compare_token_ids(tokenizer: TokenizerConfig, folder: Path) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def compare_token_ids(tokenizer: TokenizerConfig, folder: Path) -> dict[str, Any
     plain = tokenizer.options.get("special_in_text") == "plain"
     expected: dict[str, list[int]] = {}
     for text in sorted(byte_level_texts((), () if plain else tuple(ours.special_ids)), key=len):
-        with suppress(TextRefused):  # training could not have it either
+        with suppress(TextRefused):  # training could not contain it either
             expected[text] = ours.encode_batch([text])[0].tolist()
     add, opened = bool(tokenizer.options.get("include_special_tokens", True)), {"local_files_only": True}
     try:
@@ -126,7 +126,7 @@ def compare_token_ids(tokenizer: TokenizerConfig, folder: Path) -> dict[str, Any
                 text for text, ids in expected.items() if list(theirs(text, add_special_tokens=add).input_ids) != ids
             ]
     except LibraryError as error:
-        return {"compared": False, "why": f"transformers opens no tokenizer in it: {error}"}
+        return {"compared": False, "why": f"transformers cannot open a tokenizer in it: {error}"}
     facts = {"compared": True, "by": type(theirs).__name__, "texts": len(expected), "different": len(different)}
     if different:
         text = different[0]
@@ -136,7 +136,7 @@ def compare_token_ids(tokenizer: TokenizerConfig, folder: Path) -> dict[str, Any
 
 
 def token_ids_text(found: Mapping[str, Any]) -> str:
-    """What `compare_token_ids` found, in a line for the user."""
+    """What `compare_token_ids` found, as one line for the user."""
     if not found["compared"]:
         return f"the tokenizer was not compared with that of transformers: {found['why']}"
     if not found["different"]:
@@ -150,7 +150,7 @@ def token_ids_text(found: Mapping[str, Any]) -> str:
 
 
 def has_transformers() -> bool:
-    """Whether another program is here that can run a Hugging Face folder."""
+    """Whether transformers is installed, which can run a Hugging Face folder."""
     return importlib.util.find_spec("transformers") is not None
 
 
@@ -194,9 +194,9 @@ def _by_transformers(model: ModelFolder, tokens_BS: Tensor) -> Tensor:
             logits: Tensor = built.eval()(tokens_BS).logits
     except LibraryError as error:
         raise UsageError(
-            f"transformers {transformers.__version__} cannot run {model.path}, with which the result is compared",
+            f"transformers {transformers.__version__} cannot run {model.path}, which the result is compared with",
             found=str(error),
-            fix="mend the folder, or convert without comparing (--no-check)",
+            fix="repair the folder, or convert without comparing (--no-check)",
         ) from error
     return logits
 

@@ -1,8 +1,8 @@
 """Tensors of torch.distributed.checkpoint, read by chunks: `.metadata` says where each lies in which .distcp file.
 
 Every value and place is checked when the folder is opened: file names stay inside it, files are long enough, and
-records lie apart from each other; the chunks of a tensor that is read cover it once. Of a chunk only what is asked for
-is read. Also tensors that lie one after the other in flat ones (`FlatSource`), and several sources as one.
+records do not overlap; the chunks of a tensor that is read cover it exactly once. Only the requested part of a chunk is
+read. Also here: tensors that lie one after another in flat ones (`FlatSource`), and several sources as one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Metadata(NamedTuple):
     """What `.metadata` says.
 
     Args:
-        tensors: of all chunks together. chunks: of each tensor. objects: names of what is stored beside tensors.
+        tensors: name -> shape and dtype. chunks: of each tensor. objects: names of what is stored beside tensors.
         records: of (name, where the chunk begins); objects begin at ().
     """
 
@@ -156,7 +156,7 @@ class _MetadataReader:
         for name, number in (("offset", begin), ("length", size)):
             if type(number) is not int or not 0 <= number < 1 << 62:
                 raise self.damage(f"{key}.{name}", number, "a number of bytes")
-        assert isinstance(begin, int) and isinstance(size, int), "both were looked at"
+        assert isinstance(begin, int) and isinstance(size, int), "both were checked above"
         return _Record(file, begin, size, bool(fields.get("transform_descriptors")))
 
 
@@ -201,7 +201,7 @@ class ChunkSource:
         return out
 
     def _check_chunks(self, name: str) -> None:
-        """See that the chunks of a tensor cover it once. Of a tensor that is not read this does not matter.
+        """Check that the chunks of a tensor cover it exactly once; done only for tensors that are read.
 
         Raises:
             DamageError: they do not.
@@ -211,13 +211,13 @@ class ChunkSource:
             raise DamageError(
                 f"{self.folder / METADATA} is damaged at state_dict_metadata[{name!r}].chunks",
                 found=few([f"{list(size)} at {list(start)}" for start, size in chunks], 4) or "none",
-                expected=f"chunks that cover a tensor of shape {list(shape)} once",
+                expected=f"chunks that cover a tensor of shape {list(shape)} exactly once",
                 fix="restore the folder",
             )
         self._covered.add(name)
 
     def _chunk(self, name: str, start: tuple[int, ...], size: tuple[int, ...]) -> StoredTensor:
-        """A chunk, of which nothing is read yet."""
+        """A chunk, not read yet."""
         if (name, start) not in self._opened:
             found = self._load(name, start)
             if not isinstance(found, StoredTensor) or (found.shape, found.dtype) != (size, self.tensors[name].dtype):
@@ -234,10 +234,10 @@ class ChunkSource:
             return load_part(data, Part(path, f"{name} in {path}", begin, size, None))
 
     def _check_files(self) -> None:
-        """Every chunk has a place of its own inside a file of this folder, which is large enough for it.
+        """Check that every chunk has its own place, large enough, inside a file of this folder.
 
         Raises:
-            DamageError: one has not. UsageError: chunks are compressed.
+            DamageError: a chunk does not. UsageError: chunks are compressed.
         """
         metadata, ends = self.folder / METADATA, dict[str, int]()
         stored = [
@@ -263,8 +263,8 @@ class ChunkSource:
         for (before, _), (after, name) in itertools.pairwise(places):
             if before[0] == after[0] and before[1] + before[2] > after[1]:
                 raise DamageError(
-                    f"{metadata} is damaged at storage_data of {name!r}", found="a place that overlaps another one",
-                    expected="a place of its own", fix="restore the folder",
+                    f"{metadata} is damaged at storage_data of {name!r}", found="bytes that overlap others",
+                    expected="separate bytes for each", fix="restore the folder",
                 )  # fmt: skip
         for file, end in ends.items():
             path = self.folder / file

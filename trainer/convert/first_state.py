@@ -50,7 +50,7 @@ class FirstState(NamedTuple):
 
 
 class ForeignTokenizer(UsageError):
-    """The training data was made with another tokenizer than that of the first weights: no model.vocab_size helps."""
+    """The training data was made with a tokenizer other than that of the initial weights; no model.vocab_size helps."""
 
 
 def first_state(
@@ -59,11 +59,11 @@ def first_state(
     """What checkpoint.init_from has, compared with the model; None where it is not set.
 
     Args:
-        tokenizer: of the training data; None: not known. data_ids: how many ids that has; 0: not known.
+        tokenizer: of the training data; None: unknown. data_ids: the number of its ids; 0: unknown.
 
     Raises:
-        ForeignTokenizer: the data has more ids than the weights, or they are other text to the folder's tokenizer.
-        UsageError: weights or moments do not fit or are not there, names them. DamageError: the folder is not whole.
+        ForeignTokenizer: the data has more ids than the weights, or its ids are other text in the folder's tokenizer.
+        UsageError: weights or moments are missing or do not fit; names them. DamageError: the folder is incomplete.
     """
     settings = config.checkpoint
     if not settings.init_from:
@@ -75,8 +75,8 @@ def first_state(
     if data_ids > model.vocab_size:
         raise ForeignTokenizer(
             f"the training data does not belong to the weights of checkpoint.init_from = {settings.init_from}",
-            found=f"data of a tokenizer with {data_ids} ids, and weights for {model.vocab_size}",
-            expected="data that was made with the tokenizer of these weights",
+            found=f"data of a tokenizer with {data_ids} ids, weights for {model.vocab_size}",
+            expected="data made with the tokenizer of these weights",
             fix="preprocess the texts with that tokenizer, or leave checkpoint.init_from out",
         )
     _check_weights(config, model, vocab_size)
@@ -96,7 +96,7 @@ def first_state(
 def read_owned(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[str, Ownership]) -> None:
     """Read what a rank of any layout owns: name -> flat tensor that its runs lie in; padding becomes 0.
 
-    Beside these tensors, memory holds a few pieces of CHUNK_BYTES.
+    In addition to these tensors, memory holds a few pieces of CHUNK_BYTES.
     """
     model = open_model(folder)
     if model.format == "mtrain":

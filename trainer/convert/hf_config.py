@@ -91,12 +91,12 @@ def from_hf(found: Json, *, where: str) -> RunConfig:
             found=f"model_type {kind!r}",
             expected=f"one of {', '.join(MODEL_TYPES)}",
         )
-    # transformers knows some keys of GPT-2 by a second name, which counts where both are there.
+    # transformers knows some keys of GPT-2 by a second name, which takes precedence if both are present.
     second = {first: found[name] for name, first in _SECOND_NAMES.items() if kind == "gpt2" and name in found}
     values = {**DEFAULTS[kind], **second, **found}
     problems = list(_wrong_types(values, DEFAULTS[kind]))
     problems += [
-        f"{name} = {found[name]!r} and {first} = {found[first]!r} are two names of one setting"
+        f"{name} = {found[name]!r} and {first} = {found[first]!r} are two names of the same setting"
         for name, first in _SECOND_NAMES.items()
         if first in second and found.get(first, found[name]) != found[name]
     ]
@@ -111,7 +111,7 @@ def from_hf(found: Json, *, where: str) -> RunConfig:
 
 
 def contradictions(found: Json) -> Iterator[str]:
-    """Notes on rotary settings that stand at two places of a config.json with two values, and which one counts."""
+    """Notes on rotary settings that have two values at two places of a config.json, with the one that is used."""
     for name in ROPE_TABLES:
         table = found.get(name) or {}
         for key, first, second in (("rope_theta", table, found), (_ORIGINAL, found, table)):
@@ -119,7 +119,7 @@ def contradictions(found: Json) -> Iterator[str]:
             scaled = _SCALINGS.get(str(table.get("rope_type", table.get("type"))), ("", {}))[1]
             if None not in (counts, other) and counts != other and (key == "rope_theta" or key in scaled):
                 where = f"in {name}" if first is table else f"outside {name}"
-                yield f"config.json has two values of {key}: {counts!r} {where} counts, not {other!r}"
+                yield f"config.json has two values of {key}: {counts!r} {where} is used, not {other!r}"
 
 
 def to_hf(config: RunConfig, vocab_size: int, *, model_type: str = "") -> dict[str, Any]:
@@ -282,7 +282,8 @@ def _window(kind: str, found: Json, problems: list[str]) -> tuple[int, int]:
         if len(whole) == layers:
             return 0, 0
     else:
-        problems.append(f"layer_types = {str(kinds)[:80]} is no list of {' or '.join(_ATTENTIONS)} for {layers} layers")
+        expected = f"a list of {' or '.join(_ATTENTIONS)} for {layers} layers"
+        problems.append(f"layer_types = {str(kinds)[:80]} is not {expected}")
         return 0, 0
     interval = whole[0] if whole else 0
     if whole != list(range(interval, layers + 1, interval) if interval else []):
@@ -304,7 +305,7 @@ def _qwen_window(keys: Json) -> dict[str, Any]:
 
 
 def _rope(found: Json, problems: list[str]) -> dict[str, Any]:
-    """Rotary settings; of a key that stands at two places, transformers' choice counts (see `contradictions`)."""
+    """Rotary settings; for a key at two places, transformers' choice is used (see `contradictions`)."""
     tables = {name: found[name] for name in ROPE_TABLES if found.get(name)}
     problems += [f"{name} = {found[name]!r} is not supported" for name in found if _is_unknown_rope_key(name, found)]
     read = {name: _rope_table(name, table, found, problems) for name, table in tables.items()}
@@ -323,7 +324,7 @@ def _rope_table(where: str, table: Json, found: Json, problems: list[str]) -> di
         problems.append(f"{where} of type {kind!r} is not supported; supported are {', '.join(_SCALINGS)}")
         return keys
     if kinds[-1] != kind:
-        problems.append(f"{where} is of two types, {kind!r} and {kinds[-1]!r}")
+        problems.append(f"{where} has two types, {kind!r} and {kinds[-1]!r}")
     scaling, names = _SCALINGS[kind]
     settings = {name: value for name, value in table.items() if value is not None}
     neutral = {**_ROPE_NEUTRAL, **(_YARN_NEUTRAL if kind == "yarn" else {})}
@@ -347,12 +348,12 @@ def _rope_table(where: str, table: Json, found: Json, problems: list[str]) -> di
 
 
 def _wrong_order(kind: str, settings: Json) -> Iterator[str]:
-    """Settings for which the formula has no meaning; each program then computes something else."""
+    """Problems of settings for which the formula is undefined; programs differ in what they then compute."""
     below = {"yarn": ("beta_slow", "beta_fast"), "llama3": ("low_freq_factor", "high_freq_factor")}.get(kind)
     if below and not settings[below[0]] < settings[below[1]]:
         yield f"{below[0]} = {settings[below[0]]!r} is not below {below[1]} = {settings[below[1]]!r}"
     if kind == "yarn" and settings.get("rope_theta", math.inf) <= 1:
-        yield f"rope_theta = {settings['rope_theta']!r} is not above 1, as yarn needs it"
+        yield f"rope_theta = {settings['rope_theta']!r} is not above 1, which yarn needs"
 
 
 def _rope_theta(table: Json, found: Json, where: str, *, problems: list[str]) -> dict[str, Any]:
@@ -364,7 +365,7 @@ def _rope_theta(table: Json, found: Json, where: str, *, problems: list[str]) ->
 
 
 def _is_unknown_rope_key(name: str, found: Json) -> bool:
-    """Whether a key beside the tables seems to change the rotation in a way that nobody here knows."""
+    """Whether a key outside the tables seems to change the rotation in an unknown way."""
     known = (*ROPE_TABLES, *_ROPE_TOP)
     return ("rope" in name or "rotary" in name) and name not in known and found[name] not in (None, False)
 

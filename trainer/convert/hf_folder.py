@@ -68,13 +68,13 @@ class SafetensorsSource:
         stored = {file: set(self._file(file).keys()) for file in dict.fromkeys(listed.values() or [SINGLE])}
         if missing := [(name, file) for name, file in listed.items() if name not in stored[file]]:
             self._refuse(missing[0][1], f"lacks a tensor that {SHARDED} lists", found=f"no {missing[0][0]}")
-        # An index that does not list all tensors of its files is no reason to leave them out.
+        # Tensors that the index does not list are read too.
         self._files: dict[str, str] = dict(listed)
         for file, names in stored.items():
             for name in sorted(names):
                 if self._files.setdefault(name, file) != file:
                     other = self._files[name]
-                    self._refuse(file, "has a tensor that is in another file, too", found=f"{name}, in {other}")
+                    self._refuse(file, "has a tensor that another file also has", found=f"{name}, in {other}")
         self.tensors: dict[str, TensorInfo] = {}
         for name, file in self._files.items():
             part = self._file(file).get_slice(name)
@@ -140,9 +140,9 @@ def open_hf(path: Path) -> ModelFolder:
     fix = "only plain causal language models are read; merge adapters first"
     check_used(source.tensors, used, where=path, fix=fix)
     if unread := sorted({file.name for file in path.glob("*.safetensors")} - source.files):
-        notes.append(f"not read, because they are no files of this model: {few(unread, 4)}")
+        notes.append(f"not read, because they do not belong to this model: {few(unread, 4)}")
     if other := [name for name in buffers if not _is_derived(name, source, shape)]:
-        notes.append(f"not used, though they are not what config.json gives: {few(sorted(other), 4)}")
+        notes.append(f"not used, although they differ from what config.json gives: {few(sorted(other), 4)}")
     return ModelFolder(
         path=path,
         format="hf",
@@ -155,7 +155,7 @@ def open_hf(path: Path) -> ModelFolder:
 
 
 def _is_derived(name: str, source: SafetensorsSource, shape: GPTShape) -> bool:
-    """Whether a stored buffer holds what transformers computes from the configuration."""
+    """Whether a stored buffer has the values that transformers computes from the configuration."""
     info = source.tensors[name]
     if not info.dtype.is_floating_point and not name.endswith(".attn.bias"):
         return False
@@ -166,7 +166,7 @@ def _is_derived(name: str, source: SafetensorsSource, shape: GPTShape) -> bool:
         return stored.dim() == 4 and torch.equal(stored.float(), torch.ones_like(stored).tril().float())
     if stored.dim() != 1:
         return False
-    # Where positions were scaled, and not frequencies, the unscaled ones are stored.
+    # If positions were scaled instead of frequencies, the unscaled frequencies are stored.
     wanted = [
         frequencies(rope, shape.head_dim) for rope in (shape.rope, dataclasses.replace(shape.rope, scaling="none"))
     ]
@@ -269,7 +269,7 @@ def _shards(path: Path) -> dict[str, str] | None:
             raise UsageError(
                 f"{path} holds two models",
                 found=f"{SINGLE}, and {SHARDED} with {len(set(table.values()))} other files",
-                fix="move the files of the one that you do not mean away",
+                fix="move away the files of the one that you do not want",
             )
         return table
     if not (path / SINGLE).is_file():

@@ -44,7 +44,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 # Our own, beside Megatron's: rows without padding, which its loss runs over and ours does not.
 ROWS_KEY = "mtrain_vocab_size"
-# What an argument's value may be in a checkpoint, by its kind on the command line.
+# The types that an argument's value may have in a checkpoint, by its kind on the command line.
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "switch": ((bool,), "true or false"),
     "int": ((int, float), "a number"),
@@ -173,7 +173,7 @@ def _completed(
 
 
 class _Typed(dict[str, Any]):
-    """Values of arguments, of which those that are asked for must be of their kind."""
+    """Values of arguments; each is checked against its kind when it is read."""
 
     def __init__(self, values: Mapping[str, Any], *, where: str) -> None:
         super().__init__(values)

@@ -31,7 +31,7 @@ class Training:
 
     Args:
         arguments: of Megatron-LM, by name. iteration: of the checkpoint; 0 of a released model.
-        adam_steps: updates applied. version: checkpoint_version, 0 where there is none. where: the file, for messages.
+        adam_steps: updates applied. version: checkpoint_version, or 0. where: the file, for messages.
     """
 
     where: Path
@@ -58,11 +58,10 @@ class Training:
 
 
 def training_of(common: Any, *, where: Path) -> Training:
-    """From what a checkpoint holds beside tensors.
+    """The progress recorded in the part of a checkpoint that is not tensors.
 
     Raises:
-        DamageError: it is not a dictionary with settings, or holds a value that Megatron-LM does not write; names the
-            key.
+        DamageError: it is not a dictionary with settings, or a value is not one that Megatron-LM writes; names the key.
     """
     arguments = common.get("args") if isinstance(common, dict) else None
     if arguments is None:
@@ -95,7 +94,7 @@ def damaged(where: Path, key: str, value: Any, *, expected: str) -> DamageError:
 
 
 def count_at(table: Mapping[str, Any], key: str, *, where: Path, inside: str = "") -> int:
-    """A count in a dictionary; 0 where it is missing.
+    """A count in a dictionary; 0 if it is missing.
 
     Raises:
         DamageError: it is not a whole number from 0 to 2^62; names the key.
@@ -112,7 +111,7 @@ def adam_steps(optimizer: Any, *, otherwise: int, where: Path) -> int:
     """The one step count of an optimizer's state, which is kept at several places; or another number.
 
     Raises:
-        DamageError: what is there is not a count.
+        DamageError: the value is not a count.
     """
     if not isinstance(optimizer, dict):
         return otherwise
@@ -158,16 +157,16 @@ _LAYER = re.compile(r"decoder\.layers\.(?:([0-9]{1,6})\.)?")
 
 
 def layer_number(name: str) -> int | None:
-    """The layer that a tensor belongs to; None: to no layer, or to all of them, stacked."""
+    """The layer that a tensor belongs to; None: no layer, or all layers, stacked."""
     found = _LAYER.match(name)
     return int(found[1]) if found and found[1] else None
 
 
 def check_layers(config: RunConfig, layers: Iterable[int], *, where: Path) -> None:
-    """Compare the number of layers with those that have tensors, before anything of this number is made.
+    """Compare the number of layers with the layers that have tensors, before anything of that size is built.
 
     Raises:
-        DamageError: there are others.
+        DamageError: they differ.
     """
     found, expected = set(layers), config.model.num_layers
     if found != set(range(expected)):
@@ -175,7 +174,7 @@ def check_layers(config: RunConfig, layers: Iterable[int], *, where: Path) -> No
             f"{where} does not have the layers of its model",
             found=f"tensors of {len(found)} layers" + (f", up to layer {max(found)}" if found else ""),
             expected=f"num_layers = {expected}",
-            fix="restore the missing files, or the arguments that belong to these weights",
+            fix="restore the missing files, or the arguments of these weights",
         )
 
 

@@ -66,7 +66,7 @@ class ModelFolder:
 
     @property
     def shape(self) -> GPTShape:
-        """All numbers that define the function, on one rank: a run's mesh would pad the vocabulary for its ranks."""
+        """All numbers that define the function, on one rank; a run's mesh would pad the vocabulary."""
         return gpt_shape(dataclasses.replace(self.config, mesh=MeshSection()), self.vocab_size)
 
     @property
@@ -87,19 +87,19 @@ def no_run(config: RunConfig) -> RunState:
 
 
 def check_layers(layers: int, most: int, *, where: Location) -> None:
-    """Compare the number of layers with what the files can hold, before a table of all tensors is made of it.
+    """Compare the number of layers with what the files can hold, before a table of all tensors is built.
 
     Args:
-        most: more layers than these cannot be there; the number of tensors, say.
+        most: an upper bound of the number of layers, such as the number of tensors.
 
     Raises:
-        DamageError: the configuration asks for more.
+        DamageError: the configuration has more.
     """
     if layers > most:
         raise DamageError(
             f"the tensors of {where} do not fit its configuration",
             found=f"files with {most} tensors",
-            expected=f"those of {layers} layers, as the configuration says",
+            expected=f"the tensors of {layers} layers, as in the configuration",
             fix="restore the configuration that belongs to these weights, or the missing files",
         )
 
@@ -110,10 +110,10 @@ def check_tensors(
     """Compare the tensors of a folder with what its configuration asks for.
 
     Args:
-        whole: whether there may be no others.
+        whole: whether other tensors are an error.
 
     Raises:
-        DamageError: names those that are missing, have another shape, or are too many.
+        DamageError: names tensors that are missing, have another shape, or do not belong there.
     """
     missing = [name for name in expected if name not in found]
     wrong = [
@@ -137,7 +137,7 @@ def check_tensors(
 
 
 def check_used(found: Iterable[str], known: Container[str], *, where: Location, fix: str) -> None:
-    """See that no tensor is left out in silence.
+    """Check that no tensor is silently dropped.
 
     Args:
         known: tensors that are used, or whose content follows from others.
@@ -150,7 +150,7 @@ def check_used(found: Iterable[str], known: Container[str], *, where: Location, 
 
 
 def equal_tensors(source: Source, names: tuple[str, str], *, size: tuple[int, ...]) -> bool:
-    """Whether two tensors are of this size and hold the same values; read in pieces."""
+    """Whether two tensors have this size and the same values; read in pieces."""
     one, other = (source.tensors[name] for name in names)
     if not one.shape == other.shape == size:
         return False

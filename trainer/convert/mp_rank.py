@@ -3,8 +3,8 @@
     iter_0000003/mp_rank_00/model_optim_rng.pt       tp rank 0; with pipeline stages mp_rank_00_000, mp_rank_00_001 ...
 
 A file holds a rank's shards under Megatron-Core's names, or under those of the versions before it, with layers that
-begin at 0 on each stage and in each chunk of an interleaved one (model0, model1 ...). Moments are read where their
-order can be told (mp_rank_moments.py), and not written.
+begin at 0 on each stage and in each chunk of an interleaved one (model0, model1 ...). Moments are read if their order
+can be determined (mp_rank_moments.py), and not written.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def named_moments(optimizer: Any, parameters: Mapping[str, StoredTensor]) -> Nam
 
 
 def _are_groups(groups: list[Any], mains: Any) -> bool:
-    """Whether groups have numbers of parameters, and as many lists of main weights."""
+    """Whether each group has numbers of parameters, and there is a list of main weights for each."""
     return (
         isinstance(mains, list)
         and len(mains) == len(groups)

@@ -97,7 +97,7 @@ class CheckpointSource:
 
     def _compared_part(self, piece: SavedSlice) -> Any:
         part = self._part(piece)
-        # Version 1 does not say the type.
+        # Version 1 does not record the type.
         listed = self._index.tensors[piece.key.rpartition("@")[0]].dtype or part.get_dtype()
         if tuple(part.get_shape()) != piece.size or part.get_dtype() != listed or listed not in TYPES:
             stands = f"{piece.key} of shape {part.get_shape()}, {part.get_dtype()}"
@@ -268,10 +268,10 @@ def _tokenizer_in(extras: Mapping[str, bytes], folder: Location) -> TokenizerCon
 
 
 def _tokenizer(facts: bytes, files: Mapping[str, bytes], *, where: Location) -> TokenizerConfig:
-    """The tokenizer of `_tokenizer_files`, of which nobody has compared the content.
+    """The tokenizer of `_tokenizer_files`, whose content has not been compared.
 
     Raises:
-        DamageError: the facts are none.
+        DamageError: the file of facts is not valid.
     """
     try:
         table = json.loads(facts)

@@ -1,12 +1,12 @@
 """Pickles of other programs, read as plain values: nothing that they name is imported, called or compared.
 
-An interpreter of the opcodes that pickle and torch write (protocols 2 to 5). A name becomes a `Name`, an object a
-`Made` that says what it would have been made of; `construct` may put a value of ours in its place. Every name must be
-on a list: others could run code where the file is loaded as it is meant to be, so the user is told.
+An interpreter of the opcodes that pickle and torch write (protocols 2 to 5). A name becomes a `Name`, and an object a
+`Made` with the type and arguments that it would have been made from; `construct` may replace it by a value of ours.
+Every name must be on a list: others could run code when another program loads the file, so they are an error.
 
-Memory is bounded by the size of the text: nothing is copied through a reference, a set is a list, keys of dictionaries
-are short, and what is read has no cycles, few levels, and few values even when every reference is followed. So whoever
-walks, prints or compares it needs no care.
+Memory is bounded by the size of the pickle: references copy nothing, a set is a list, keys of dictionaries are short,
+and the result has no cycles, few levels, and few values even if every reference is followed. So it is safe to walk,
+print or compare it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from mdata.util.config_text import MOST_LEVELS
 
-# Names whose objects are read, as plain values or as a `Made`.
+# Names that are read, as plain values or as a `Made`.
 _NAMES = re.compile(
     r"argparse\.Namespace|types\.SimpleNamespace|collections\.(OrderedDict|Counter)|_io\.BytesIO|_codecs\.encode"
     r"|(builtins|__builtin__)\.(set|frozenset|bytearray|complex)"
@@ -34,21 +34,21 @@ _NAMES = re.compile(
     r"|numpy\.(_?core\.)*multiarray\.scalar"
 )
 _DICTIONARIES = ("collections.OrderedDict",)
-_KEY_RANGE = range(-(1 << 31), 1 << 31)  # integers whose hashes a stranger cannot make collide in large numbers
+_KEY_RANGE = range(-(1 << 31), 1 << 31)  # integers whose hashes cannot be made to collide in large numbers
 _KEY_PARTS = 8  # of a tuple that is a key: its hash is computed at each use
 _LONGEST_NAME = 400
 _VALUES_PER_BYTE = 32  # with every reference followed; Megatron's and torch's files have fewer than 2
 
 
 class PickleFault(ValueError):
-    """Why bytes are no pickle that is read; the caller adds the file's name."""
+    """Why a pickle cannot be read; the caller adds the file's name."""
 
 
 class UnknownNames(Exception):
     """Names that are not on the list.
 
     Args:
-        names: in the order in which they come.
+        names: in their order in the pickle.
     """
 
     def __init__(self, names: list[str]) -> None:
@@ -58,13 +58,13 @@ class UnknownNames(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Name:
-    """What a pickle calls by its name: a type, a function or a constant of a module."""
+    """What a pickle refers to by name: a type, a function or a constant of a module."""
 
     name: str
 
 
 class Made:
-    """What stands for an object: its type's name, what it was made of, and its state. Equal to itself only."""
+    """Stands for an object: its type's name, its arguments and its state. Equal only to itself."""
 
     __slots__ = ("arguments", "kind", "state")
 
@@ -82,14 +82,14 @@ Construct = Callable[[str, tuple[Any, ...]], Any]
 def unpickle(
     data: memoryview, *, start: int = 0, construct: Construct = Made, persistent: Callable[[Any], Any] | None = None
 ) -> tuple[Any, int]:
-    """(the value, where its pickle ends).
+    """Returns (the value, the position after its pickle).
 
     Args:
         construct: (name, arguments) -> what stands for the object; a `Made` unless it is wanted.
-        persistent: reference to something outside the pickle -> what stands for it; None: there are no such.
+        persistent: reference to something outside the pickle -> its value; None: such references are errors.
 
     Raises:
-        PickleFault: it is not a pickle, is not whole, or would take more memory than its size allows.
+        PickleFault: it is not a pickle, is truncated, or would take more memory than its size allows.
         UnknownNames: names are not on the list.
     """
     reader = _Reader(data, start, construct=construct, persistent=persistent)
@@ -100,7 +100,7 @@ def unpickle(
         if not reader.unknown:
             raise
     except (struct.error, IndexError) as error:
-        raise PickleFault(f"it ends in the middle, or takes what is not there, at byte {reader.at}") from error
+        raise PickleFault(f"it is truncated, or uses a value that it does not have, at byte {reader.at}") from error
     if reader.unknown:
         raise UnknownNames(list(reader.unknown))
     return value, reader.at
@@ -117,7 +117,7 @@ class _Reader:
         self.unknown: dict[str, None] = {}
 
     def run(self) -> Any:
-        """The value on top of the stack at the end."""
+        """Read to the end; returns the value on top of the stack."""
         while (code := self.data[self.at]) != _STOP:
             self.at += 1
             operation = _OPERATIONS.get(code)
@@ -128,20 +128,22 @@ class _Reader:
         return self.stack.pop()
 
     def number(self, form: struct.Struct) -> Any:
-        """The next number of the text."""
+        """The next number."""
         (value,) = form.unpack_from(self.data, self.at)
         self.at += form.size
         return value
 
     def part(self, size: int) -> bytes:
-        """The next bytes of the text."""
+        """The next bytes."""
         if not 0 <= size <= len(self.data) - self.at:
-            raise PickleFault(f"a length of {size} bytes at byte {self.at}, and {len(self.data) - self.at} are left")
+            raise PickleFault(
+                f"a length of {size} bytes at byte {self.at}, of which {len(self.data) - self.at} are left"
+            )
         self.at += size
         return bytes(self.data[self.at - size : self.at])
 
     def since_mark(self) -> list[Any]:
-        """What was put on the stack since the last mark."""
+        """The values put on the stack since the last mark."""
         items, self.stack = self.stack, self.marked.pop()
         return items
 
@@ -155,7 +157,7 @@ class _Reader:
 
     def tuple_of(self, count: int) -> None:
         if count > len(self.stack):
-            raise PickleFault(f"a tuple of more than there is at byte {self.at}")
+            raise PickleFault(f"a tuple of more values than there are at byte {self.at}")
         self.stack[-count:] = [tuple(self.stack[-count:])]
 
     def append(self, items: list[Any]) -> None:
@@ -202,11 +204,11 @@ class _Reader:
         if isinstance(made, Name):
             raise PickleFault(f"{_kind(made)} gets a state at byte {self.at}")
         if isinstance(made, Made) and made.state is None:
-            made.state = state  # attributes of dictionaries and tensors are of no use here
+            made.state = state  # attributes of dictionaries and tensors are not needed here
 
     def get(self, place: int) -> None:
         if place not in self.memo:
-            raise PickleFault(f"value {place} is used and was not stored before, at byte {self.at}")
+            raise PickleFault(f"value {place} is used but was never stored, at byte {self.at}")
         self.stack.append(self.memo[place])
 
     def put(self, place: int) -> None:
@@ -220,12 +222,14 @@ class _Reader:
         self.stack.append(self._persistent(self.stack.pop()))
 
     def protocol(self) -> None:
-        self.part(1)  # what is written in a later one shows by its opcodes
+        self.part(1)  # the protocol; opcodes of later ones are refused by themselves
 
     def frame(self) -> None:
         size = self.number(_U64)
         if size > len(self.data) - self.at:
-            raise PickleFault(f"a frame of {size} bytes at byte {self.at}, and {len(self.data) - self.at} are left")
+            raise PickleFault(
+                f"a frame of {size} bytes at byte {self.at}, of which {len(self.data) - self.at} are left"
+            )
 
 
 _U8, _U16, _U32, _U64 = (struct.Struct(f"<{letter}") for letter in "BHIQ")
@@ -326,13 +330,13 @@ def _inside(value: Any) -> Iterator[Any]:
 
 
 def _check_references(value: Any, *, most: int) -> None:
-    """See that what is reached by following every reference is small, and not nested too deep.
+    """Check that the value stays small if every reference is followed, and is not nested too deep.
 
     Raises:
-        PickleFault: it is not.
+        PickleFault: it does not, or it is.
     """
     containers = (dict, list, tuple, Made)
-    totals: dict[int, tuple[int, int]] = {}  # of a container: values in it, levels
+    totals: dict[int, tuple[int, int]] = {}  # container -> number of values in it, levels
     path: list[tuple[Any, Iterator[Any], list[int]]] = []
     on_path: set[int] = set()
     whole = [value]
@@ -356,7 +360,7 @@ def _check_references(value: Any, *, most: int) -> None:
             on_path.discard(id(container))
             totals[id(container)] = here = (total[0], total[1] + 1)
             if here[0] > most:
-                raise PickleFault("values that are repeated by reference so often that they would not fit into memory")
+                raise PickleFault("values repeated by reference so often that they would not fit into memory")
             if path:
                 path[-1][2][0] += here[0]
                 path[-1][2][1] = max(path[-1][2][1], here[1])

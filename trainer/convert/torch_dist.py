@@ -124,7 +124,7 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
 
 
 def _layers(model: Mapping[str, TensorInfo]) -> set[int]:
-    """Numbers of the layers that have tensors, which are stacked or not."""
+    """The numbers of the layers that have tensors, stacked or not."""
     numbers = {number for name in model if (number := layer_number(name)) is not None}
     if numbers:
         return numbers

@@ -1,12 +1,12 @@
-"""Files of torch.save, in a zip archive or as torch wrote them before 1.6; of which tensors are read when asked for.
+"""Files of torch.save, in a zip archive or as torch wrote them before 1.6; tensors are read on demand.
 
     NAME/data.pkl   a pickle, in which tensors refer to storages
     NAME/data/0     the bytes of a storage, not compressed
 
-`load_torch` gives the values with a `StoredTensor` for each tensor, whose place was seen to lie inside the file. No
-header is believed: members are stored, named once, apart from each other, and inside the archive. What is read of an
-archive is compared with its CRC32 first, once. Memory holds the pickle's values, and the part of a tensor that is asked
-for; files are mapped while they are read.
+`load_torch` returns the values, with a `StoredTensor` for each tensor after checking that it lies inside the file. No
+header is trusted: members must be uncompressed, have unique names, not overlap, and lie inside the archive. A member is
+compared with its CRC32 once, before it is used. Memory holds the pickle's values and the requested part of a tensor;
+files are mapped while they are read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _RESTORE = "restore the file from a copy"
 
 
 class Part(NamedTuple):
-    """Bytes [begin, begin + size) of a file, how messages call them, and their CRC32 where the file has one."""
+    """Bytes [begin, begin + size) of a file, their name in messages, and their CRC32 if the file has one."""
 
     path: Path
     name: str
@@ -68,12 +68,12 @@ class Storage:
 
     @contextmanager
     def bytes(self) -> Iterator[memoryview]:
-        """Its bytes, after they were compared with their CRC32.
+        """Its bytes, after comparing them with their CRC32.
 
         Raises:
-            DamageError: they differ, or the file has become shorter.
+            DamageError: they do not match, or the file has become shorter.
         """
-        assert self.part is not None, f"storage {self.key} has a place"
+        assert self.part is not None, f"the place of storage {self.key} is known"
         path, name, begin, size, crc = self.part
         with mapped(path) as data:
             found = data[begin : begin + size]
@@ -96,10 +96,10 @@ class StoredTensor:
     stride: tuple[int, ...]
 
     def read(self, box: Rectangle | None = None) -> Tensor:
-        """The elements of one rectangle, or all, in memory of their own.
+        """A copy of the elements of one rectangle, or of all.
 
         Raises:
-            DamageError: the storage's bytes are not those that were written.
+            DamageError: the storage's bytes have changed since they were written.
         """
         with self.storage.bytes() as data:
             view = self._view(data)
@@ -110,7 +110,7 @@ class StoredTensor:
         return torch.from_numpy(copy).view(self.dtype)
 
     def _view(self, data: memoryview) -> Any:
-        """Raises ValueError where it does not lie inside the bytes."""
+        """The elements in these bytes; raises ValueError if they do not lie inside."""
         size = self.dtype.itemsize
         strides = [stride * size for stride in self.stride]
         return np.ndarray(self.shape, _BY_SIZE[size], buffer=data, offset=self.offset * size, strides=strides)
@@ -120,8 +120,8 @@ def load_torch(path: Path) -> Any:
     """What torch.save wrote: plain values, `Made`, `Name` and `StoredTensor`.
 
     Raises:
-        UsageError: it holds a type that is not on the list, or the path leads to no regular file. DamageError: it is no
-            such file.
+        UsageError: it holds a type that is not on the list, or is not a regular file. DamageError: torch.save did not
+            write it.
     """
     with mapped(path) as data:
         return load_part(data, Part(path, str(path), 0, len(data), None))
@@ -131,7 +131,7 @@ def load_part(data: memoryview, part: Part) -> Any:
     """What torch.save wrote into a part of a file.
 
     Args:
-        data: of the whole file. part: of it, whose name is for messages.
+        data: of the whole file. part: the part to read; its name is for messages.
 
     Raises:
         UsageError: it holds a type that is not on the list. DamageError: it was not written by torch.save.
@@ -153,17 +153,17 @@ def mapped(path: Path) -> Iterator[memoryview]:
 
 @contextmanager
 def faults_named(where: str) -> Iterator[None]:
-    """Turn what is wrong with a pickle, or with an archive, in the block into errors that name the file."""
+    """Turn faults of pickles and archives in the block into errors that name the file."""
     try:
         yield
     except PickleFault as fault:
         raise DamageError(f"{where} is damaged", found=str(fault), fix=_RESTORE) from fault
     except UnknownNames as unknown:
         raise UsageError(
-            f"{where} holds objects that are not read, because elsewhere reading them could run code",
+            f"{where} holds objects that are not read, because loading them elsewhere could run code",
             found=few(unknown.names, 4),
             expected="tensors, plain values and settings",
-            fix="load the file where you trust it and save it without them",
+            fix="load the file where it is trusted, and save it without them",
         ) from unknown
 
 
@@ -223,10 +223,10 @@ def _from_zip(data: memoryview, part: Part) -> Any:
 
 
 def zip_members(data: memoryview) -> dict[str, _Member]:
-    """Where each member of an archive lies: as torch writes them, stored, apart from each other, with names used once.
+    """Where each member of an archive lies; as torch writes them: uncompressed, not overlapping, with unique names.
 
     Raises:
-        PickleFault: the archive is another, or its headers disagree.
+        PickleFault: the archive differs from this, or its headers disagree.
     """
     first, end, count = _directory(data)
     members: dict[str, _Member] = {}
@@ -234,7 +234,7 @@ def zip_members(data: memoryview) -> dict[str, _Member]:
     at = first
     for _ in range(count):
         if at + _ENTRY.size > end:
-            raise PickleFault("an archive whose directory is shorter than its number of members")
+            raise PickleFault("an archive whose directory has fewer entries than it says")
         head = _ENTRY.unpack_from(data, at)
         magic, flags, method, (crc, packed, size) = head[0], head[3], head[4], head[7:10]
         (name_size, extra_size, comment_size), offset = head[10:13], head[16]
@@ -251,12 +251,12 @@ def zip_members(data: memoryview) -> dict[str, _Member]:
         if name in members:
             raise PickleFault(f"two members are called {name}")
         if offset + _LOCAL.size > first:
-            raise PickleFault(f"member {name} begins behind the archive's members")
+            raise PickleFault(f"member {name} begins after the end of the members")
         local = _LOCAL.unpack_from(data, offset)
         begin = offset + _LOCAL.size + local[9] + local[10]
         stored_name = bytes(data[offset + _LOCAL.size : offset + _LOCAL.size + local[9]]).decode(errors="replace")
         if local[0] != b"PK\3\4" or stored_name != name or local[3]:
-            raise PickleFault(f"member {name} has another header in its place")
+            raise PickleFault(f"member {name} has a header that does not match the directory")
         members[name] = _Member(begin, size, crc)
         taken.append((offset, begin + size, name))
     for (_, stop, name), (begin, _, behind) in zip(ordered := sorted(taken), ordered[1:], strict=False):
@@ -272,20 +272,20 @@ def _directory(data: memoryview) -> tuple[int, int, int]:
     begin = max(0, len(data) - _END.size - (1 << 16))
     at = begin + bytes(data[begin:]).rfind(b"PK\5\6")
     if at < begin or at + _END.size > len(data):
-        raise PickleFault("an archive without an end: it is not whole")
+        raise PickleFault("an archive without an end record: it is truncated")
     _, disk, _, _, count, size, first, comment = _END.unpack_from(data, at)
     end = at
     if at >= _AT_END64.size and bytes(data[at - _AT_END64.size : at - _AT_END64.size + 4]) == b"PK\6\7":
         _, _, end, _ = _AT_END64.unpack_from(data, at - _AT_END64.size)
         if end + _END64.size > at or bytes(data[end : end + 4]) != b"PK\6\6":
-            raise PickleFault("an archive whose 64-bit end is not where it says")
+            raise PickleFault("an archive whose 64-bit end record is not where it says")
         wide = _END64.unpack_from(data, end)
         narrow, limits = (count, size, first), (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
         count, size, first = wide[7:10]
         if any(one not in pair for one, *pair in zip(narrow, limits, (count, size, first), strict=True)):
-            raise PickleFault("an archive whose two ends disagree")
+            raise PickleFault("an archive whose two end records disagree")
     if disk or at + _END.size + comment != len(data) or first + size != end or count * _ENTRY.size > size:
-        raise PickleFault("an archive whose end does not fit its directory")
+        raise PickleFault("an archive whose end record does not match its directory")
     return first, end, count
 
 
@@ -309,7 +309,7 @@ def _wide(extra: memoryview, *values: int) -> tuple[int, ...]:
 
 
 def _from_stream(data: memoryview, part: Part) -> Any:
-    """Five pickles, and behind them each storage: its number of elements, its bytes."""
+    """Five pickles, then each storage: its number of elements and its bytes."""
     storages: dict[str, Storage] = {}
 
     def storage(key: str, dtype: torch.dtype, count: int) -> Storage:
@@ -324,14 +324,14 @@ def _from_stream(data: memoryview, part: Part) -> Any:
             raise PickleFault("not a file of torch.save")
     _, protocol, system, value, keys = found
     if protocol != _PROTOCOL or not isinstance(system, dict) or system.get("little_endian") is not True:
-        raise PickleFault("another protocol than 1001, or another byte order than little")
+        raise PickleFault("a protocol other than 1001, or a byte order other than little")
     if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(storages):
         raise PickleFault("the list of storages does not name those of the tensors")
     for key in keys:
         own = storages[str(key)]
         size = own.count * own.dtype.itemsize
         if len(data) - at < 8 + size or int.from_bytes(data[at : at + 8], "little") != own.count:
-            raise PickleFault(f"storage {key} has another size than its tensors say, or is not whole")
+            raise PickleFault(f"storage {key} has another size than its tensors need, or is truncated")
         own.part = Part(part.path, f"{part.name} at storage {key}", part.begin + at + 8, size, None)
         at += 8 + size
     return value
@@ -341,7 +341,7 @@ def _from_stream(data: memoryview, part: Part) -> Any:
 
 
 class _Storages:
-    """Stands for what pickles of torch.save refer to: ("storage", type, key, device, number of elements)."""
+    """The storage that a pickle of torch.save refers to by ("storage", type, key, device, number of elements)."""
 
     def __init__(self, make: Callable[[str, torch.dtype, int], Storage]) -> None:
         self._make = make
@@ -354,7 +354,7 @@ class _Storages:
         if type(kind) is not Name or type(key) is not str or len(key) > 100 or not _is_size(count):
             raise PickleFault("a reference to a storage without type, key or size")
         if len(reference) == 6 and reference[5] is not None:
-            raise PickleFault(f"storage {key} is a part of another, as torch before 0.4 wrote it")
+            raise PickleFault(f"storage {key} is a part of another, as written by torch before 0.4")
         dtype = _DTYPES.get(kind.name.rpartition(".")[2].removesuffix("Storage"))
         if dtype is None:
             return Made(kind.name, ())
@@ -363,7 +363,7 @@ class _Storages:
         storage = self._made[key]
         size = None if storage.part is None else storage.part.size
         if (storage.dtype, storage.count) != (dtype, count) or size not in (None, count * dtype.itemsize):
-            raise PickleFault(f"storage {key} has {size} bytes, and its tensors say {count} elements of {dtype}")
+            raise PickleFault(f"storage {key} has {size} bytes, but its tensors say {count} elements of {dtype}")
         return storage
 
 
@@ -385,7 +385,7 @@ def _construct(name: str, arguments: tuple[Any, ...]) -> Any:
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *, dtype: Any) -> StoredTensor | None:
-    """A view of a storage. None: its type is not read, or it is an expanded one, whose elements are not all stored."""
+    """A view of a storage; None: its type is not supported, or it is expanded, so not all elements are stored."""
     kind = getattr(torch, dtype.name.removeprefix("torch."), None) if type(dtype) is Name else None
     if type(storage) is not Storage or (dtype is not None and not isinstance(kind, torch.dtype)):
         return None

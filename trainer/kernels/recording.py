@@ -1,8 +1,8 @@
-"""Functions of tensors that are recorded as CUDA graphs, and launched as a whole from then on.
+"""Records functions of tensors as CUDA graphs, and replays them.
 
-A graph repeats its kernels on the addresses of the recording. So a recorded function copies its arguments into tensors
-of its own, and returns copies of its results; everything else that it reads or writes must stay where it is. What
-Python decides is decided when it is recorded. Communication may be recorded: each rank then replays the same
+A graph repeats its kernels on the addresses of the recording. So a recorded function copies its arguments into its own
+tensors, and returns copies of its results; everything else that it reads or writes must stay where it is. Decisions of
+Python code are those of the recording. Communication may be recorded: each rank then replays the same
 collectives in the same order. Recording is confined to its thread, because others copy batches and watch collectives
 meanwhile.
 """
@@ -19,20 +19,20 @@ Given = Tensor | None
 
 
 class Recorded(Protocol):
-    """What a function did to tensors, to be done again with the same tensors."""
+    """The recorded operations of a function, to be repeated on the same tensors."""
 
     def replay(self) -> None:
-        """Do it again."""
+        """Repeat the operations."""
 
 
 class Recorder(Protocol):
     """Records functions of tensors."""
 
     def pool(self) -> Any:
-        """A new memory pool, for recordings of which no two are in use at the same time."""
+        """A new memory pool, for recordings that are never in use at the same time."""
 
     def record(self, run: Callable[[], Any], pool: Any) -> Recorded:
-        """Record what `run` does, without doing it."""
+        """Record the operations of `run` without executing them."""
 
 
 class CudaRecorder:
@@ -46,7 +46,7 @@ class CudaRecorder:
         return torch.cuda.graph_pool_handle()
 
     def record(self, run: Callable[[], Any], pool: Any) -> Recorded:
-        """A CUDA graph of what `run` launches."""
+        """A CUDA graph of the kernels that `run` launches."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
             run()

@@ -39,7 +39,7 @@ class MainGradients:
         add_product: the implementation of kernels.plain.add_product for weights.
         later: collects postponed products of weights' gradients, for a backward pass that is split in two; None: they
             are computed at once.
-        decisions: collects (name, whether it was stale) of each one that backward writes to; None: it is not recorded.
+        decisions: collects (name, whether it was stale) for each gradient that backward writes; None: not recorded.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class MainGradients:
         return stale
 
     def repeat(self, *, overwritten: frozenset[str], added: frozenset[str]) -> None:
-        """A recorded pass writes again: it overwrites these, and adds to those."""
+        """A recorded pass is replayed: it overwrites the first ones and adds to the others."""
         assert overwritten <= self._stale and self._stale.isdisjoint(added), (
             f"recorded: {sorted(overwritten)} overwritten, {sorted(added)} added to; stale are {sorted(self._stale)}"
         )
@@ -88,7 +88,7 @@ class Layer(nn.Module):
         self.main_gradients = MainGradients()
 
     def prepare(self) -> None:
-        """Compute what the passes of a step share, before one that is recorded or replayed uses it."""
+        """Compute what the passes of a step share, before a recorded pass uses it."""
 
 
 @contextmanager

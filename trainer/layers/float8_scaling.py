@@ -32,7 +32,7 @@ class Float8Recipe:
     Args:
         delayed: whether scales come from earlier steps.
         gradients: the format of gradients, E5M2 ("hybrid") or E4M3. history: steps. margin: powers of two below it.
-        most_recent: the newest value of the history sets the scale, and not the largest.
+        most_recent: the newest value of the history sets the scale, not the largest.
         input_again: backward rounds a layer's input again, if another layer keeps or recomputes it.
     """
 
@@ -153,7 +153,7 @@ class LayerScaling:
 
     @torch.no_grad()
     def keep_weight(self, weight_OI: Tensor) -> None:
-        """Round the weight as `weight` does, but at the addresses of the last time, which CUDA graphs read."""
+        """Round the weight as `weight` does, but into the same memory as before, which CUDA graphs read."""
         version, kept = self.model.weights_version, self._kept
         if self._weight is None or self._weight[0] != version or self._weight[1] is not kept:
             rounded = self.weight(weight_OI)

@@ -41,7 +41,7 @@ class Linear(Layer):
         self.float8: LayerScaling | None = None
 
     def prepare(self) -> None:
-        """Round the weight to FP8, if it has changed since it was rounded."""
+        """Round the weight to FP8 if it has changed since it was last rounded."""
         if self.float8 is not None:
             self.float8.keep_weight(self.weight)
 

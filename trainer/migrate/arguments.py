@@ -18,7 +18,7 @@ from trainer.migrate.shell import unknown
 PROGRAM = "pretrain_gpt.py"
 
 
-_NAMED = 10  # unknown words of which each is named, with what was meant; the others are counted
+_NAMED = 10  # unknown words that are named, with a suggestion; further ones are only counted
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def read_arguments(words: Sequence[str], table: Mapping[str, Flag]) -> Given:
     """Read the words after pretrain_gpt.py."""
     values = {name: _default(flag) for name, flag in table.items() if not flag.same_as}
     texts: dict[str, str] = {}
-    problems: dict[str, str] = {}  # by name: one of each
+    problems: dict[str, str] = {}  # by name, one for each
     unknown_words = 0
     at = 0
     while at < len(words):
@@ -70,7 +70,7 @@ def read_arguments(words: Sequence[str], table: Mapping[str, Flag]) -> Given:
             first = flag.same_as or name
             values[first], texts[first] = value, " ".join([name, *found])
     if unknown_words > _NAMED:
-        problems[""] = f"{unknown_words - _NAMED} more are no arguments of {PROGRAM}; the first {_NAMED} are named"
+        problems[""] = f"{unknown_words - _NAMED} more are not arguments of {PROGRAM}; the first {_NAMED} are listed"
     return Given(values, texts, tuple(problems.values()))
 
 

@@ -40,7 +40,7 @@ _TABLE = """
 --swiglu | switch | | model.activation | swiglu
 --squared-relu | switch | | model.activation | squared_relu
 --no-bias-gelu-fusion | switch | | model.activation | gelu_erf instead of gelu: the fused kernel computes the tanh form
---use-te-activation-func | switch | | model.activation | gelu: Transformer Engine's is the tanh form
+--use-te-activation-func | switch | | model.activation | gelu: Transformer Engine computes the tanh form
 --no-bias-swiglu-fusion | switch | | model.activation_clamp | the fused kernel ignores the clamp
 --activation-func-clamp-value | float | | model.activation_clamp | with --swiglu and --no-bias-swiglu-fusion
 --glu-linear-offset | float | 0.0 | model.activation_offset | with --swiglu and --no-bias-swiglu-fusion
@@ -56,7 +56,7 @@ _TABLE = """
 --init-method-std | float | 0.02 | = model.init_std |
 --embedding-init-method-std | float | | model.init_std | only with the value of --init-method-std
 --vocab-size | int | | model.vocab_size | used for NullTokenizer and TikTokenizer, as in Megatron-LM
---tokenizer-type | text | GPT2BPETokenizer | model.vocab_size | GPT2BPETokenizer: 50257 rows; others: the manifest's
+--tokenizer-type | text | GPT2BPETokenizer | model.vocab_size | GPT2BPETokenizer: 50257 rows; others: from the manifest
 --padded-vocab-size | int | | model.vocab_size |
 --make-vocab-size-divisible-by | int | 128 | model.vocab_size | the padding takes part in Megatron's loss
 --no-pad-vocab-size | switch | | model.vocab_size | without padding
@@ -69,9 +69,9 @@ _TABLE = """
 --verify-integrity | switch | | checkpoint.load | latest-valid: all bytes of a checkpoint are compared with its hashes
 --no-load-optim | switch | | checkpoint.init_optimizer | with --load: false, as is init_schedule
 --pretrained-checkpoint | text | | checkpoint.init_from |
---save-interval | int | | checkpoint.interval | without a retain interval none is deleted: checkpoint.keep
+--save-interval | int | | checkpoint.interval | without --save-retain-interval, all are kept: checkpoint.keep
 --persistent-save-interval | same as --save-interval
---save-retain-interval | int | | checkpoint.keep_every | and checkpoint.keep = 1: all others but the newest are deleted
+--save-retain-interval | int | | checkpoint.keep_every | with checkpoint.keep = 1: others are deleted, except the newest
 --non-persistent-save-interval | int | | checkpoint.interval | those of --save-interval are kept: checkpoint.keep_every
 --use-checkpoint-opt_param-scheduler | switch | | checkpoint.init_schedule | where --load is another folder than --save
 --use-checkpoint-opt-param-scheduler | same as --use-checkpoint-opt_param-scheduler
@@ -106,7 +106,7 @@ _TABLE = """
 --optimizer | text | adam | optimizer.name | adam: adamw; sgd; muon, dist_muon: muon
 --lr | float | | = optimizer.lr |
 --min-lr | float | 0.0 | = optimizer.min_lr |
---decoupled-lr | float | | optimizer.embedding_lr | of the token embedding and the output head
+--decoupled-lr | float | | optimizer.embedding_lr | for the token embedding and the output head
 --decoupled-min-lr | float | | optimizer.embedding_min_lr | with --decoupled-lr; default --min-lr
 --lr-decay-style | text | linear | optimizer.schedule |
 --lr-decay-iters | int | | optimizer.decay_steps |
@@ -140,8 +140,8 @@ _TABLE = """
 --data-parallel-sharding-strategy | text | optim_grads_params | optimizer.sharding | none, state, gradients, parameters
 --use-torch-fsdp2 | switch | | optimizer.sharding | parameters
 --torch-fsdp2-no-reshard-after-forward | switch | | optimizer.sharding | gradients, with --use-torch-fsdp2
---overlap-grad-reduce | switch | | optimizer.overlap_grad_reduce | on here without it too: it changes no number
---overlap-param-gather | switch | | optimizer.overlap_param_gather | on here without it too: it changes no number
+--overlap-grad-reduce | switch | | optimizer.overlap_grad_reduce | on by default here; it does not change the numbers
+--overlap-param-gather | switch | | optimizer.overlap_param_gather | on by default here; it does not change the numbers
 --ddp-bucket-size | int | | optimizer.bucket_size | a bucket is made of whole blocks
 --fp16 | switch | | precision.dtype | fp16
 --bf16 | switch | | precision.dtype | bf16
@@ -223,7 +223,7 @@ def flag_table() -> Mapping[str, Flag]:
         for reason, names in groups:
             table |= {flag.name: flag for flag in (_other(word, use, reason) for word in names.split())}
     for name, replacement in REMOVED:
-        table[name] = Flag(name=name, kind="any", use="refused", note=f"removed from Megatron-LM; give {replacement}")
+        table[name] = Flag(name=name, kind="any", use="refused", note=f"removed from Megatron-LM; use {replacement}")
     return MappingProxyType(table)
 
 

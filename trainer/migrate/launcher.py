@@ -18,7 +18,7 @@ from trainer.migrate.settings import is_count
 from trainer.migrate.shell import Work, read_commands
 
 SCRIPT = "pretrain_gpt.py"
-# What mtrain lacks for Megatron-LM's other programs.
+# Megatron-LM's other programs, and what mtrain lacks for them.
 _OTHERS = MappingProxyType(
     {
         "pretrain_bert.py": "BERT: attention in both directions, masked tokens, and a head for pairs of sentences",
@@ -76,7 +76,7 @@ def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
         seen = f"{len(found)} such commands" if found else ", ".join(others[:3]) or "no Python script"
         sourced = [" ".join(command[:2]) for command in commands if command[0] in (".", "source")]
         if not found and sourced:
-            seen += f", and `{sourced[0]}`, whose file is not read"
+            seen += f", and `{sourced[0]}`, a file that is not read"
         fix = "give one of them" if found else f"give the command that starts {SCRIPT}, or its script's file"
         raise UsageError(f"expected one command that starts {SCRIPT}", found=seen, fix=fix)
     at = next(place for place, word in enumerate(found[0]) if _is_script(word))

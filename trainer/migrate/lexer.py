@@ -40,7 +40,7 @@ def split_statements(text: str) -> list[Statement]:
     """
     statements: list[Statement] = []
     words: list[str] = []
-    documents: list[tuple[str, bool]] = []  # here-documents of this line: the line that ends one, after tabs or not
+    documents: list[tuple[str, bool]] = []  # here-documents of this line: its end, after tabs or not
     at, line, begun = 0, 1, 1
     while at < len(text):
         if text[at] in " \t\r":
@@ -76,7 +76,7 @@ def split_statements(text: str) -> list[Statement]:
 
 
 def _after_blanks(text: str, at: int) -> int:
-    """The position of the next character that is no blank."""
+    """The position of the next character that is not a blank."""
     while text[at : at + 1] in (" ", "\t") and at < len(text):
         at += 1
     return at

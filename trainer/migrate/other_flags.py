@@ -161,7 +161,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --inference-disable-ep-consensus --no-inference-disable-ep-consensus""",
     ),
     (
-        "it changes how work is started on the GPU, and not what is computed",
+        "it changes how work is launched on the GPU, not what is computed",
         """--enable-cuda-graph --cuda-graph-warmup-steps=3 --external-cuda-graph --cuda-graph-scope=*
         --cuda-graph-impl=none --cuda-graph-modules=* --optimizer-cuda-graph --te-rng-tracker""",
     ),
@@ -178,7 +178,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         "--attention-softmax-in-fp32 --disable-bf16-reduced-precision-matmul",
     ),
     (
-        "a step whose gradient is not finite is skipped here, and a run that stays there is stopped",
+        "a step with a gradient that is not finite is skipped here, and a run with too many of them is stopped",
         "--no-check-for-nan-in-loss-and-grad --check-for-spiky-loss --check-for-large-grads",
     ),
     (
@@ -194,11 +194,11 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         "--no-initialization",
     ),
     (
-        "a checkpoint.init_from that is missing is refused",
+        "a missing checkpoint.init_from is always refused here",
         "--exit-on-missing-checkpoint",
     ),
     (
-        "a run that continues uses the values of its file, and prints what they were",
+        "a run that continues uses the values of its run file, and prints the previous ones where they differ",
         "--override-opt_param-scheduler --override-opt-param-scheduler",
     ),
     (
@@ -206,11 +206,11 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         "--use-distributed-optimizer",
     ),
     (
-        "each validation corpus is a set of its own here, and has the name of its file",
+        "each validation corpus is a separate set here, named after its file",
         "--multiple-validation-sets --validation-set-names=*",
     ),
     (
-        "it only permits what other arguments choose",
+        "it only permits the use of other arguments",
         "--use-mcore-models --enable-experimental",
     ),
     (
@@ -218,7 +218,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         "--tp-comm-overlap --tp-comm-overlap-cfg=",
     ),
     (
-        "a rank that no longer moves is found by the watchdog, and named",
+        "the watchdog finds and names a rank that makes no progress",
         "--distributed-timeout-minutes=10 --distributed-timeout-seconds-after-init=",
     ),
     (
@@ -226,7 +226,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         "--use-cpu-initialization --init-model-with-meta-device",
     ),
     (
-        'recompute.mode = "selective" decides what is computed again',
+        'recompute.mode = "selective" decides what is recomputed',
         "--recompute-modules=*",
     ),
     (
@@ -254,7 +254,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --check-weight-hash-across-dp-replicas-interval=""",
     ),
     (
-        "it looks for faulty hardware, or makes faults to test for it",
+        "it looks for faulty hardware, or injects faults as a test",
         """--result-rejected-tracker-filename= --rerun-mode=validate_results --error-injection-rate=0
         --error-injection-type=transient_error --gpu-sniff-test-interval= --fault-injector-ranks=
         --fault-injector-num-ranks= --fault-injector-fault-types= --fault-injector-fault-probabilities=
@@ -262,15 +262,15 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --fault-injector-offset-seconds= --fault-injector-seed=""",
     ),
     (
-        "give the time to Slurm or to `timeout`: SIGTERM ends a run with a checkpoint",
+        "set the time limit with Slurm or `timeout`: SIGTERM ends a run with a checkpoint",
         "--exit-duration-in-mins=",
     ),
     (
-        "evaluation has the microbatch of training; it changes memory only",
+        "evaluation uses the microbatch of training here; it changes memory only",
         "--eval-micro-batch-size=",
     ),
     (
-        "it divides the MLP's work into parts, to save memory: the results are the same",
+        "it divides the MLP's work into parts to save memory; the results are the same",
         "--mlp-chunks-for-training=1",
     ),
     (
@@ -283,7 +283,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --keep-fp8-transpose-cache""",
     ),
     (
-        "where states and activations are kept changes memory, and no results; here they stay on the GPU",
+        "where states and activations are kept changes memory, not results; here they stay on the GPU",
         """--optimizer-cpu-offload --optimizer-offload-fraction=1.0 --use-torch-optimizer-for-cpu-offload
         --overlap-cpu-optimizer-d2h-h2d --no-pin-cpu-grads --no-pin-cpu-params --use-precision-aware-optimizer
         --cpu-offloading-num-layers=0 --fine-grained-activation-offloading --offload-modules=*
@@ -299,7 +299,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --fsdp-db-use-persist-buf-on-alloc-fail""",
     ),
     (
-        "only for multi-latent attention, which is chosen by --multi-latent-attention",
+        "only used with --multi-latent-attention",
         "--rope-type=",
     ),
     (
@@ -310,7 +310,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
 
 REFUSED: tuple[tuple[str, str], ...] = (
     (
-        "mixtures of experts come in a later version of mtrain; a dense model is the nearest",
+        "mixtures of experts are planned for a later version of mtrain; the nearest is a dense model",
         """--expert-model-parallel-size=1 --num-experts= --moe-layer-freq=1 --moe-ffn-hidden-size=
         --moe-shared-expert-intermediate-size= --moe-shared-expert-overlap --moe-grouped-gemm
         --moe-use-legacy-grouped-gemm --moe-layer-recompute --moe-extended-tp --moe-use-upcycling
@@ -384,7 +384,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "--muon-no-split-qkv --muon-scalar-optimizer=adam",
     ),
     (
-        "first weights are those of the model in the checkpoint; leave it out",
+        "initial weights are the model's weights in the checkpoint; leave it out",
         "--load-main-params-from-ckpt",
     ),
     (
@@ -403,7 +403,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "--data-args-path= --per-split-data-args-path= --phase-transition-iterations=",
     ),
     (
-        "reinforcement learning, test modes and this form of configuration are not supported",
+        "reinforcement learning, test modes and YAML configurations are not supported",
         """--data-parallel-random-init --test-mode --yaml-cfg= --perform-rl-step --batch-invariant-mode
         --fake-process-group --inference-shards=""",
     ),
@@ -412,7 +412,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "--exit-signal=SIGTERM",
     ),
     (
-        "experts come in a later version of mtrain; leave it out for a dense model",
+        "experts are planned for a later version of mtrain; leave it out for a dense model",
         "--expert-tensor-parallel-size=",
     ),
     (
@@ -455,11 +455,11 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "--use-checkpoint-args --use-mp-args-from-checkpoint-args",
     ),
     (
-        "nothing is trained with it; `mtrain eval` computes losses",
+        "it trains nothing; `mtrain eval` computes losses",
         "--skip-train",
     ),
     (
-        "a batch that its ranks cannot divide is refused here; leave it out",
+        "a batch that the ranks cannot divide is refused here; leave it out",
         "--decrease-batch-size-if-needed",
     ),
     (
@@ -472,8 +472,8 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ),
     (
         (
-            "rows in which documents do not see each other: --reset-position-ids and --reset-attention-mask are "
-            "the nearest"
+            "not supported; the nearest are --reset-position-ids and --reset-attention-mask, which keep the "
+            "documents of a row apart"
         ),
         "--dataloader-inter-document-masking",
     ),
@@ -496,7 +496,7 @@ REMOVED: tuple[tuple[str, str], ...] = (
     ("--fp8-hybrid", "--fp8-format hybrid"),
     ("--delay-grad-reduce", "--no-align-grad-reduce"),
     ("--delay-param-gather", "--no-align-param-gather"),
-    ("--no-query-key-layer-scaling", "nothing: it is off unless --apply-query-key-layer-scaling is given"),
+    ("--no-query-key-layer-scaling", "nothing: scaling is off unless --apply-query-key-layer-scaling is given"),
     ("--standalone-embedding-stage", "--account-for-embedding-in-pipeline-split"),
-    ("--overlap-p2p-communication", "nothing: it is on unless --no-overlap-p2p-communication is given"),
+    ("--overlap-p2p-communication", "nothing: overlap is on unless --no-overlap-p2p-communication is given"),
 )

@@ -52,7 +52,7 @@ def _folder(a: Given) -> Iterator[Setting | Refusal]:
 
 
 def _saving(a: Given) -> Iterator[Setting | Refusal]:
-    """When checkpoints are written, and which are kept: Megatron-LM deletes none unless it is asked to."""
+    """When checkpoints are written, and which are kept; by default Megatron-LM deletes none."""
     names = ("--save-interval", "--save-retain-interval", "--non-persistent-save-interval")
     every, retained, between = (a[name] for name in names)
     if every is None:
@@ -67,11 +67,11 @@ def _saving(a: Given) -> Iterator[Setting | Refusal]:
     interval = (names[0], names[2]) if between else names[:1]
     yield Setting("checkpoint.interval", between or every, interval)
     if retained or between:
-        yield Setting("checkpoint.keep", 1, names[1:], note="the newest, beside those of keep_every")
+        yield Setting("checkpoint.keep", 1, names[1:], note="the newest, in addition to those of keep_every")
         yield Setting("checkpoint.keep_every", retained or every, names[:1] if not retained else names[1:2])
         return
     yield Setting("checkpoint.keep", _ALL, (), note="Megatron-LM deletes none")
-    yield Setting("checkpoint.minutes", 0.0, (), note="all are kept: none are written between")
+    yield Setting("checkpoint.minutes", 0.0, (), note="all are kept, so none are written in between")
 
 
 def _first_weights(a: Given) -> Iterator[Setting | Refusal]:
@@ -89,7 +89,7 @@ def _first_weights(a: Given) -> Iterator[Setting | Refusal]:
         # Megatron-LM's scheduler is loaded with the optimizer: without it the learning rate starts again.
         note = "the learning rate begins anew, as there" if a["--no-load-optim"] else ""
         if a[scheduler] and not note:
-            note = "with the values of this file: Megatron-LM takes the rates and lengths that the checkpoint has"
+            note = "with the values of this file; Megatron-LM takes the rates and lengths of the checkpoint"
         for key in ("init_optimizer", "init_schedule"):
             flags = ("--load", "--no-load-optim", *([scheduler] if key == "init_schedule" else []))
             yield Setting(f"checkpoint.{key}", not a["--no-load-optim"], flags, False, note * (key == "init_schedule"))
@@ -240,7 +240,7 @@ def _train(a: Given, world_size: int | None) -> Iterator[Setting | Refusal]:
 
 
 def _batch_schedule(a: Given, batch: int | None) -> Iterator[Setting | Refusal]:
-    """A table of batch sizes; here train.global_batch is its last one."""
+    """A table of batch sizes; train.global_batch is its last size."""
     name, text = "--step-batch-size-schedule", " ".join(a["--step-batch-size-schedule"])
     if a["--rampup-batch-size"]:
         yield Refusal(name, "--rampup-batch-size is given too; leave one of them out")
@@ -251,7 +251,7 @@ def _batch_schedule(a: Given, batch: int | None) -> Iterator[Setting | Refusal]:
         yield Refusal(name, " ".join(str(error).split()))
         return
     if a["--global-batch-size"] not in (None, last):
-        reason = f"it ends with {last}, and --global-batch-size is {a['--global-batch-size']}; leave that out"
+        reason = f"it ends with {last}, but --global-batch-size is {a['--global-batch-size']}; leave the latter out"
         yield Refusal(name, reason)
         return
     note = ""
@@ -326,7 +326,7 @@ def _muon(a: Given) -> Iterator[Setting | Refusal]:
 def _embedding_rate(a: Given) -> Iterator[Setting | Refusal]:
     own, least = "--decoupled-lr", "--decoupled-min-lr"
     if a[own] == 0:
-        yield Refusal(own, "0 would keep embedding and head as they are; give a rate above 0, or leave it out")
+        yield Refusal(own, "0 would not train the embedding and the head; give a rate above 0, or leave it out")
     elif a[own] is not None:
         yield Setting("optimizer.embedding_lr", a[own], (own,))
         yield Setting("optimizer.embedding_min_lr", a["--min-lr"] if a[least] is None else a[least], (least,))
@@ -368,9 +368,9 @@ def _learning_rate(a: Given, batch: int | None) -> Iterator[Setting | Refusal]:
 
 
 def _counter(a: Given, batch: int | None) -> tuple[str, int | None]:
-    """(what the schedules count here, how many of it an iteration is); Megatron-LM counts samples.
+    """(the unit of the schedules here, how many of them make an iteration); Megatron-LM counts samples.
 
-    With a table of batch sizes a length in iterations is that many global batches there, whatever the steps read.
+    With a table of batch sizes, a length in iterations there means that many global batches, regardless of the steps.
     """
     if a["--train-samples"]:
         return "samples", 1
@@ -447,7 +447,7 @@ def _fp8(a: Given) -> Iterator[Setting | Refusal]:
 
 
 def _fp8_history(a: Given) -> Iterator[Setting | Refusal]:
-    """Delayed scaling: with Megatron-LM's defaults the scale comes from the last step alone."""
+    """Delayed scaling; with Megatron-LM's defaults, the scale comes from the last step only."""
     compute = a["--fp8-amax-compute-algo"]
     if compute not in ("max", "most_recent"):
         yield Refusal("--fp8-amax-compute-algo", "max and most_recent are supported")

@@ -38,5 +38,5 @@ class Refusal:
 
 
 def is_count(text: str) -> bool:
-    """Whether a text is a whole number that fits 64 bits."""
+    """Whether a text is a whole number that fits into 64 bits."""
     return bool(re.fullmatch("[0-9]{1,18}", text))

@@ -2,8 +2,8 @@
 
 Nothing is run. Only assignments of the script are followed; the result is the commands as words, in order. An unknown
 value (a variable that is not set, the output of a command, a file that may exist) becomes a word `<NAME>`, so that only
-an argument that needs it has to be refused. The body of a loop, a function or a `case` is read once, and what it
-assigns becomes unknown. Numbers have 64 bits, and the text that is made of a script has at most MOST_CHARACTERS.
+an argument that needs it must be refused. The body of a loop, a function or a `case` is read once, and the variables
+that it assigns become unknown. Numbers have 64 bits, and the expanded text of a script at most MOST_CHARACTERS.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NUMBERS = MappingProxyType(
 
 
 class Work:
-    """Counts the characters that are made of a script, so that a few lines cannot fill the memory."""
+    """Counts the characters that a script expands to, so that a few lines cannot fill memory."""
 
     def __init__(self) -> None:
         self._characters = 0
@@ -67,10 +67,10 @@ def read_commands(text: str, arguments: Sequence[str] = (), *, work: Work | None
     Args:
         text: bash.
         arguments: the script's own, `$1` and on.
-        work: done so far; None: none.
+        work: the count so far; None: 0.
 
     Raises:
-        ShellError: unsupported bash, with its line; or a limit.
+        ShellError: unsupported bash, with its line, or a limit is exceeded.
     """
     return _Reader(arguments, Work() if work is None else work).read(text)
 
@@ -82,12 +82,12 @@ def unknown(word: str) -> str | None:
 
 
 class _Block(NamedTuple):
-    """A part of the script that may run or not.
+    """A part of the script that may or may not run.
 
     Args:
         taken: whether it runs; before: whether an earlier branch did. None: unknown.
         end: the word that ends it; "": one command.
-        arguments: those of the script, to which a function's body returns.
+        arguments: the script's, restored at the end of a function's body.
     """
 
     taken: bool | None
@@ -174,7 +174,7 @@ class _Reader:
         return None
 
     def _forget(self, names: Sequence[str]) -> None:
-        """These variables get a value that is not known here."""
+        """Set these variables to an unknown value."""
         self._values.update({name: [f"<{name}>"] for name in names if re.fullmatch(r"[A-Za-z_]\w*", name)})
 
     def _condition(self, statements: list[Statement], at: int, first: str) -> int:
@@ -366,7 +366,7 @@ class _Reader:
             # A variable that is not set counts as empty here: scripts test for that.
             name = re.fullmatch(r"<(\w+)>", words[1])
             if name and (name[1] in self._values or name[1].startswith("output_of_")):
-                return None  # set, to what is not known
+                return None  # set, but to an unknown value
             empty = not words[1] or bool(name)
             return empty == (words[0] == "-z")
         if len(words) != 3 or not known:
@@ -382,7 +382,7 @@ class _Reader:
 
 
 def _is_function(words: Sequence[str]) -> bool:
-    """Whether a function is defined by these words: `function f` or `f()`."""
+    """Whether these words define a function: `function f` or `f()`."""
     return words[0] == "function" or (words[0][:-1].isidentifier() and words[0].endswith("(") and words[1:2] == [")"])
 
 

@@ -118,7 +118,7 @@ def wordpiece_texts(entries: Sequence[str], added: Sequence[str]) -> list[str]:
 
 
 def added_token_texts(tokens: Sequence[AddedToken]) -> list[str]:
-    """Added tokens amid white space of every kind, beside each other, and with their ends in common.
+    """Added tokens in white space of every kind, beside each other, and overlapping at their ends.
 
     Tokens that strip white space, or begin or end with it, come first: some of their characters belong to two tokens.
     """

@@ -197,9 +197,9 @@ def added_tokens_unsupported(definition: Definition) -> str | None:
 
 
 def tokens_left_to_exact(definition: Definition, *, plain: bool) -> list[str]:
-    """The added tokens for which a fast BPE engine must not encode a text: the library treats some in its own way.
+    """The added tokens whose texts a fast BPE engine must leave to the exact one, which has rules for them.
 
-    They are those that count as whole words only; those that strip white space that another added token begins or ends
+    Tokens that are matched only as whole words; those that strip white space that another added token begins or ends
     with, because the library gives both tokens for the same characters; and, if special tokens are plain text, those
     that still hide an ordinary added token that begins inside them.
     """

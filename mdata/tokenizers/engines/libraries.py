@@ -160,7 +160,7 @@ def _load_tokenizers_library(definition: Definition) -> Any:
 
 
 def _refuse_empty_added(library: Any, definition: Definition) -> None:
-    """Refuse an added token of which normalizing leaves nothing: the library would find it everywhere, without end."""
+    """Refuse an added token that normalizes to nothing: the library would match it everywhere, endlessly."""
     normalizer = library.normalizer
     for token in added_tokens(definition) if normalizer is not None else ():
         if token.normalized and not normalizer.normalize_str(token.content):

@@ -20,7 +20,7 @@ from mdata.tokenizers.base.byte_level import TIK_V1, TIK_V2
 Ranks = dict[bytes, int]
 
 SINGLE_BYTES = tuple(bytes([byte]) for byte in range(256))
-# Those of published files that name none (versions up to v7).
+# Special tokens of published files that list none (versions up to v7).
 TEKKEN_SPECIAL = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
@@ -63,7 +63,7 @@ def read_list(content: bytes, name: str, *, used: int | None = None) -> Ranks:
 
 
 def read_tekken(content: bytes, name: str) -> dict[str, Any]:
-    """What a published tekken.json says of itself, as the options of a TikTokenizer; nothing for Megatron's list.
+    """The settings of a published tekken.json as options of a TikTokenizer; nothing for Megatron's list.
 
     Raises:
         UsageError: its settings are missing, or cannot be those of such a file.
@@ -82,7 +82,7 @@ def read_tekken(content: bytes, name: str) -> dict[str, Any]:
         raise UsageError(f"{name}: its pattern is unknown", found=found, expected="Megatron's pattern v1 or v2")
     size: Any = config.get("default_vocab_size")
     num_special: Any = config.get("default_num_special_tokens")
-    # They drive loops, so they must fit the file.
+    # Loops run over these numbers, so they must fit the file.
     whole = isinstance(size, int) and isinstance(num_special, int)
     if not whole or not 0 < num_special <= len(entries) or not num_special < size <= len(entries) + num_special:
         found = f"default_vocab_size {size!r}, default_num_special_tokens {num_special!r}, {len(entries)} entries"

@@ -107,7 +107,7 @@ def first_difference(engine: Engine, exact: Engine, *, definition: Definition) -
     vocabulary = model_vocabulary(definition)
     tokens = added_tokens(definition)
     entries = vocabulary.keys() - {token.content for token in tokens}
-    # The exact engine gets the texts with tokens that count as whole words only.
+    # The exact engine gets the texts with tokens that are matched only as whole words.
     compared = [token for token in tokens if not token.single_word]
     family = family_of(definition)
     texts = family.self_check_texts(sorted(entries, key=vocabulary.__getitem__), [token.content for token in compared])

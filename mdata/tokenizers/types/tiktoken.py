@@ -91,7 +91,7 @@ class TikTokenizer:
         file, content = next(iter(files.items()))
         name = name or file
         self._plain = plain_special_tokens(options)
-        # A published file says what it is; the user's options come first.
+        # A published file states its settings; the user's options take precedence.
         published = read_tekken(content, name) if file == LIST_FILE else {}
         options = {**published, **options}
         self._pattern = _pattern(options.get("pattern", PATTERN))
@@ -116,13 +116,13 @@ class TikTokenizer:
         self._engine: Engine = self._exact if engine == EXACT else self._make_fast()
 
     def _said_of_special(self, named: bool, *, own_numbers: bool) -> str:
-        """The rest of the note on a file whose numbering is not obvious."""
+        """The note on special tokens, for a file whose numbering is not obvious."""
         end = next((end for end in ENDS if end in self.special_ids), None)
         ends = f"documents end with {self.eod} ({end})" if end else f"no end of document (none of {', '.join(ENDS)})"
-        said = f"special tokens from {min(self.special_ids.values())}, {ends}; words are cut by pattern {self._pattern}"
+        said = f"special tokens from {min(self.special_ids.values())}, {ends}; text is split by pattern {self._pattern}"
         if named or not own_numbers:
             return said
-        return f"{said}; if a model has other special tokens, give them: --tokenizer-special-tokens NAME=ID ..."
+        return f"{said}; if the model has other special tokens, set --tokenizer-special-tokens NAME=ID ..."
 
     def likely_engine(self, wanted: str) -> str:
         """See SelectsEngine."""
@@ -207,22 +207,22 @@ def _pattern(value: object) -> str:
 
 
 def _are_named(given: Sequence[str]) -> bool:
-    """Whether these are the special tokens of a model, and not Megatron's seven in another order."""
+    """Whether these are a model's own special tokens, not Megatron's seven in another order."""
     has_ids = any(_with_id(text)[1] is not None for text in given)
     return bool(given) and (has_ids or not set(SPECIAL_TOKENS) <= set(given))
 
 
 def _with_id(text: str) -> tuple[str, int | None]:
-    """NAME=ID as both; any other text is a name."""
+    """Splits NAME=ID; any other text is a name without an id."""
     name, equals, digits = text.rpartition("=")
     has_id = equals and digits.isascii() and digits.isdigit() and len(digits) <= len(str(LARGEST_ID))
     return (name, int(digits)) if has_id else (text, None)
 
 
 def _named_ids(options: Mapping[str, Any], ranks: Ranks) -> dict[str, int]:
-    """The special tokens that the user names; one without an id follows the one before it, the first the last rank."""
+    """The special tokens that the user names; one without an id gets the next after the last one or rank."""
     if "num_special_tokens" in options:
-        what = f"{NAME}: num_special_tokens counts Megatron's special tokens, and special_tokens names those of a model"
+        what = f"{NAME}: num_special_tokens is for Megatron's special tokens, but special_tokens names those of a model"
         raise UsageError(what, fix="leave out --tiktoken-num-special-tokens")
     taken = set(ranks.values())
     ids: dict[str, int] = {}
@@ -234,7 +234,7 @@ def _named_ids(options: Mapping[str, Any], ranks: Ranks) -> dict[str, int]:
         if name in ids or id in taken or id > LARGEST_ID:
             found = f"{name}={id}"
             raise UsageError(
-                f"{NAME}: a special token with the id of another entry, or named twice",
+                f"{NAME}: a special token has the id of another entry, or is named twice",
                 found=found,
                 expected=f"an id that the file leaves free, such as {max(taken) + 1}",
             )
@@ -250,7 +250,7 @@ def _size_of_named(options: Mapping[str, Any], ids: Sequence[int]) -> int:
 
 
 def _special_names(options: Mapping[str, Any], *, published: bool) -> tuple[str, ...]:
-    """All special tokens, in the order of their ids; `published`: the file names them, and not as Megatron does."""
+    """All special tokens in the order of their ids; `published`: the file names them in its own way, not Megatron's."""
     given = tuple(options.get("special_tokens") or SPECIAL_TOKENS)
     count = whole_number(
         "num_special_tokens", options.get("num_special_tokens", NUM_SPECIAL), lowest=len(given), type=NAME

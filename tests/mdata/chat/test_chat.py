@@ -195,10 +195,10 @@ def test_only_a_template_that_writes_control_tokens_needs_a_tokenizer_that_reads
     if not written:
         check_spelling(template, ByteTokenizer())
         return
-    with pytest.raises(UsageError, match="the ByteTokenizer keeps them text") as caught:
+    with pytest.raises(UsageError, match=", which ByteTokenizer encodes as plain text") as caught:
         check_spelling(template, ByteTokenizer())
     assert "found: <|endofdocument|>" in str(caught.value)
-    assert "try: --chat-template plain, which ends answers with the end of a document, or a Jinja file" in str(
+    assert "try: --chat-template plain, which ends answers with the end-of-document token, or a Jinja file" in str(
         caught.value
     )
 
@@ -216,7 +216,7 @@ def test_the_advice_about_control_tokens_can_be_followed():
     advice = str(caught.value).split("try: ")[1]
     assert advice.startswith("--special-tokens-in-text special, or --chat-template chatml")
     assert "plain, which" not in advice  # it names no end of a document
-    with pytest.raises(UsageError, match="names none\n  try: a tokenizer that names one"):
+    with pytest.raises(UsageError, match="has none\n  try: use a tokenizer that has one"):
         choose_template("plain", KeepsText())
     with pytest.raises(UsageError, match="try: a tokenizer that has them or --chat-template plain"):
         choose_template("chatml", ByteTokenizer())

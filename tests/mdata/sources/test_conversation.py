@@ -159,7 +159,7 @@ def test_speakers_of_sharegpt_are_known_by_what_they_do():
     talk = [{"from": "human", "value": "a"}, {"from": "tool", "value": "b"}, {"from": "model", "value": "c"}]
     assert flat_messages(talk, "last") == ["user", "a", "tool", "b", "assistant", "c"]
     for speaker in ("function", "function_call", "observation", "narrator", "Human"):
-        with pytest.raises(BadConversation, match=rf"message 2: who speaks in 'from': '{speaker}'\? Known are human"):
+        with pytest.raises(BadConversation, match=rf"message 2: unknown speaker '{speaker}' in 'from'; known"):
             flat_messages([talk[0], {"from": speaker, "value": "x"}, talk[2]], "all")
 
 
@@ -268,8 +268,8 @@ def test_fields_beside_a_dotted_key_count_too():
         batch.kept == [1]
         and [bad_row.reason for bad_row in batch.bad_rows]
         == [
-            "key 'data.messages': the record's 'tools' would be lost (only role and content are written yet);"
-            " remove the field if that is right"
+            "key 'data.messages': the record's 'tools' would be lost, because only role and content are written;"
+            " remove the field if that is intended"
         ]
         * 2
     )

@@ -114,7 +114,7 @@ def test_a_tokenizer_that_transformers_cannot_open_is_said(tmp_path):
     heard = Counted()
     options = replace(HF, tokenizer=str(tmp_path / "words"))
     found = convert(theirs, tmp_path / "back", options=options, progress=heard)["token_ids"]
-    assert not found["compared"] and "transformers opens no tokenizer in it" in heard.lines[-1]
+    assert not found["compared"] and "transformers cannot open a tokenizer in it" in heard.lines[-1]
 
 
 def test_a_checkpoint_carries_its_tokenizer(tmp_path):
@@ -577,7 +577,7 @@ def _two_models(folder):
 
 
 @pytest.mark.parametrize(("damage", "named"), [
-    (_twice, "in another file, too"),
+    (_twice, "that another file also has"),
     (_two_models, "holds two models"),
     (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds an adapter"),
 ])  # fmt: skip
@@ -597,14 +597,14 @@ def test_an_index_that_lists_too_little_leaves_nothing_out_and_strange_files_are
     index.write_text(json.dumps({"weight_map": {name: file for file, name in one_each.items()}}))
     shutil.copy(next(folder.glob("model-00001*")), folder / "consolidated.safetensors")
     model = open_model(folder)
-    assert model.notes == ("not read, because they are no files of this model: consolidated.safetensors",)
+    assert model.notes == ("not read, because they do not belong to this model: consolidated.safetensors",)
 
 
 @pytest.mark.parametrize(("kind", "changes", "named"), [
-    ("gpt2", {"num_attention_heads": 2}, "num_attention_heads = 2 and n_head = 4 are two names of one setting"),
+    ("gpt2", {"num_attention_heads": 2}, "num_attention_heads = 2 and n_head = 4 are two names of the same setting"),
     ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "supported is sliding_attention in all"),
     ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "supported is full_attention in all layers"),
-    ("qwen2", {"layer_types": 5, "use_sliding_window": True}, "layer_types = 5 is no list"),
+    ("qwen2", {"layer_types": 5, "use_sliding_window": True}, "layer_types = 5 is not a list"),
 ])  # fmt: skip
 def test_settings_of_equal_tensors_that_contradict_each_other_are_refused(kind, changes, named, tmp_path):
     folder = save(kind, tmp_path / "theirs", tokens=False)

@@ -230,7 +230,7 @@ def test_data_with_more_ids_than_the_weights_is_told_once_and_no_size_is_advised
     for size in (0, 64, ids):
         asked = config_of(corpora, tmp_path / "run", model={"vocab_size": size})
         problems = survey(ReadConfig(beginning(asked, Path(config.run.folder)), []), 1).problems
-        assert len(problems) == 1 and f"a tokenizer with {ids} ids, and weights for 64" in problems[0]
+        assert len(problems) == 1 and f"a tokenizer with {ids} ids, weights for 64" in problems[0]
         assert "vocab_size" not in problems[0]
     asked = config_of(corpora, tmp_path / "run", model={"vocab_size": 64})
     assert [

@@ -111,7 +111,7 @@ def test_plain_files_say_how_they_are_numbered(tmp_path, engine):
     path = tmp_path / "a.tiktoken"
     assert tokenizer.notes == (
         f"{path}: ids are its ranks + 10; special tokens from 0, documents end with 2 (</s>); "
-        "words are cut by pattern v2",
+        "text is split by pattern v2",
     )
     listed = loaded(tmp_path, engine=engine)
     assert ids(tokenizer, "hello</s>") == ids(listed, "hello</s>") == [269, 2]
@@ -120,7 +120,7 @@ def test_plain_files_say_how_they_are_numbered(tmp_path, engine):
     tokenizer = loaded(tmp_path, as_lines(other), name="a.tiktoken", engine=engine, num_special_tokens=10)
     assert tokenizer.notes == (
         f"{path}: ids are its own ranks (its bytes are not in Megatron's order); special tokens from 266, documents "
-        "end with 268 (</s>); words are cut by pattern v2; if a model has other special tokens, give them: "
+        "end with 268 (</s>); text is split by pattern v2; if the model has other special tokens, set "
         "--tokenizer-special-tokens NAME=ID ...",
     )
     assert (ids(tokenizer, "helloA</s>"), tokenizer.eod, tokenizer.vocab_size) == ([259, 255 - 65, 268], 268, 276)
@@ -155,10 +155,10 @@ def test_special_tokens_of_a_model_are_given_by_name(tmp_path, engine):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"special_tokens": ["<|a|>=265"]}, r"with the id of another entry(.|\n)*<\|a\|>=265(.|\n)*such as 266"),
-        ({"special_tokens": ["<|a|>=300", "<|b|>=300"]}, "with the id of another entry"),
+        ({"special_tokens": ["<|a|>=265"]}, r"has the id of another entry(.|\n)*<\|a\|>=265(.|\n)*such as 266"),
+        ({"special_tokens": ["<|a|>=300", "<|b|>=300"]}, "has the id of another entry"),
         ({"special_tokens": ["<|a|>=300", "<|a|>=301"]}, "named twice"),
-        ({"special_tokens": ["<|a|>=9999999999"]}, "with the id of another entry"),
+        ({"special_tokens": ["<|a|>=9999999999"]}, "has the id of another entry"),
         ({"special_tokens": ["<|a|>", "<|a|>b"]}, "the beginning of another"),
         ({"special_tokens": ["=300"]}, "a special token is empty"),
         ({"special_tokens": ["< a>"]}, "white space"),
