@@ -1,8 +1,8 @@
 """The cost of a microbatch on a GPT stage on one rank: operations, bytes moved, bytes sent. Pure, no torch.
 
 Counts the work of this package's kernels, forward and backward: products of linear layers, causal attention with half
-of its scores, and the memory traffic of everything between them. Attention is counted over what a layer attends to: its
-window, inside the document if documents are kept apart. plan/devices.py converts this to time.
+of its scores, and the memory traffic of everything between them. Attention is counted over the tokens that a layer
+attends to: its window, and only the document if documents are kept apart. plan/devices.py converts this to time.
 """
 
 from __future__ import annotations
@@ -166,12 +166,12 @@ def flops_per_token(shape: GPTShape, document_lengths: tuple[int, ...]) -> int:
 
 
 def _attended(window: int, length: int) -> int:
-    """The most tokens that a token of a document attends to in a layer with a window; 0: without one."""
+    """The most tokens that a token of a document attends to in a layer with this window; 0: no window."""
     return min(window or length, length)
 
 
 @functools.lru_cache(maxsize=256)
 def _seen(window: int, document_lengths: tuple[int, ...], /) -> float:
-    """The tokens that a token attends to in fact, those hidden by the causal mask left out, on average."""
+    """The mean number of tokens that a token attends to, without those that the causal mask hides."""
     attended = ((_attended(window, length), length) for length in document_lengths)
     return sum(most * (1 - most / (2 * length)) for most, length in attended) / len(document_lengths)

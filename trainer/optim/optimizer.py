@@ -61,7 +61,7 @@ class Optimizer:
         settings: the rule, and its constants.
         groups: axis -> ranks along it, for the shard axes, those of copies, and "world".
         kernels: the implementation of the update.
-        recorder: records the update of a rank that shares its parameters with no other; None: it is computed anew.
+        recorder: records the update of a rank that shares its parameters with no other; None: not recorded.
 
     Attributes:
         holds: name -> the runs of the buffers that this rank updates, and where they lie in a tensor of the state: of
@@ -171,7 +171,7 @@ class Optimizer:
         if self._recorder is None:
             return ()
         if key not in self._recordings:
-            self._recordings[key] = None  # the first time compiles kernels
+            self._recordings[key] = None  # the first call compiles kernels
             return ()
         if (recorded := self._recordings[key]) is None:
             pool = self._recorder.pool()
@@ -180,7 +180,7 @@ class Optimizer:
         return recorded(*numbers)
 
     def _reduce_and_update(self, rates_3: Tensor, totals: Tensor, scale: Tensor | None) -> tuple[Tensor, ...]:
-        """What a step does to tensors; nothing else, so that it can be recorded."""
+        """The tensor operations of a step, and nothing else, so that they can be recorded."""
         self.reducer.sum_copies()
         sums = all_reduce_(torch.cat((self._square().view(1), totals)), self.groups["world"])
         divisor = (sums[1] if scale is None else sums[1] * scale) / self._shrunk
@@ -262,7 +262,7 @@ class Optimizer:
 
 
 def _by_rate(segment: Segment, bucket: Bucket, *, apart: bool) -> Iterator[tuple[Segment, bool]]:
-    """Parts of a segment, and whether they are of the token embedding or the output head; whole unless `apart`."""
+    """The parts of a segment, and whether each belongs to the token embedding or the head; undivided unless `apart`."""
     spans = [(slot.start, slot.start + slot.spec.numel) for slot in bucket.slots if apart and slot.spec.vocabulary]
     at = segment.start
     for start, stop in sorted(spans):

@@ -19,7 +19,7 @@ from trainer.plan.lengths import ScheduleLengths
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """The rates of an update; the weight decay is that of parameters with weight decay.
+    """The rates of an update; the weight decay applies to parameters that have one.
 
     Args:
         embedding_learning_rate: of the token embedding and the output head.

@@ -30,8 +30,8 @@ from trainer.parallel.collectives import Group, all_reduce_, start_receive_, sta
 from trainer.parallel.mesh import AXES, Coordinates, Mesh
 
 JOIN_TIMEOUT = timedelta(minutes=10)  # for the other ranks to join; also the timeout of a single collective
-FIRST_RANK_S = 480.0  # for rank 0 to start; less than JOIN_TIMEOUT, whose message does not name it
-TOLD_S = 40.0  # between notes on who is waited for
+FIRST_RANK_S = 480.0  # for rank 0 to start; less than JOIN_TIMEOUT, whose message does not name rank 0
+TOLD_S = 40.0  # between notes that name the missing rank
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited", "was aborted")
 FIRST_PORT, NUM_PORTS = 20000, 12000  # below the range from which systems assign ports
 
@@ -100,13 +100,13 @@ def find_placement(env: Mapping[str, str]) -> Placement | None:
 def open_store(place: Placement, *, tell: Callable[[str], None] = lambda text: None) -> Store:
     """Connect to the key-value store of all ranks, which the launcher's or rank 0's process holds.
 
-    Waits for rank 0 alone: for its process where that holds the store, and otherwise for the name of this attempt.
+    Waits only for rank 0: for its process if that holds the store, otherwise for the name of this attempt.
 
     Args:
         tell: prints a line for the user.
 
     Raises:
-        ResourceError: it cannot be reached, or rank 0 did not start.
+        ResourceError: the store cannot be reached, or rank 0 did not start.
     """
     method, env = place.init_method, os.environ
     with _joining(place):
@@ -126,16 +126,16 @@ def open_store(place: Placement, *, tell: Callable[[str], None] = lambda text: N
 
 
 class _WaitingForFirst:
-    """A rank's patience with rank 0, without which it cannot join: notes, then an error, both with its name."""
+    """Waits for rank 0, without which a rank cannot join: prints notes, then raises an error; both name rank 0."""
 
     def __init__(self, place: Placement, tell: Callable[[str], None]) -> None:
         self._place, self._tell, self._began_s, self._told = place, tell, time.monotonic(), 0
 
     def until(self, done: Callable[[], bool], found: str) -> None:
-        """Ask again and again until it is done; `found`: what is wrong meanwhile.
+        """Repeat a check until it succeeds; `found`: what the notes and the error say is wrong.
 
         Raises:
-            ResourceError: it was not done in FIRST_RANK_S since the beginning.
+            ResourceError: it did not succeed within FIRST_RANK_S of the start.
         """
         pause_s = 0.01
         while not done():
@@ -144,8 +144,8 @@ class _WaitingForFirst:
                 raise ResourceError(
                     f"rank 0 of {self._place.world_size} did not start",
                     found=f"{found}, for {waited_s:.0f} s",
-                    expected="the process of rank 0, which the others join",
-                    fix="check the machine of rank 0, its output, and the way to it; the same command continues",
+                    expected="the process of rank 0, which the other ranks join",
+                    fix="check the machine of rank 0, its output, and the network; the same command continues",
                 )
             if waited_s >= (self._told + 1) * TOLD_S:
                 self._told += 1
@@ -156,7 +156,7 @@ class _WaitingForFirst:
 
 
 def _listens(host: str, port: int) -> bool:
-    """Whether a process accepts connections there; a name that does not resolve yet is none."""
+    """Whether a process accepts connections there; false if the name does not resolve yet."""
     try:
         socket.create_connection((host, port), timeout=5).close()
     except OSError:
@@ -169,7 +169,7 @@ def _of_this_attempt(store: Store, place: Placement, waiting: _WaitingForFirst) 
 
     A launcher that starts ranks again (torchrun --max-restarts) keeps its store, with the keys of ranks that are gone,
     and the launchers of several machines count attempts differently. So rank 0 names the attempt: each other rank asks
-    under a new name of its own, and the answer to that cannot be an old one.
+    under a new random name, so the answer cannot be an old one.
     """
     if place.rank == 0:
         name = f"attempt-{uuid.uuid4().hex}"

@@ -1,7 +1,7 @@
 """Runs a lowered schedule on one rank: all forward and backward passes happen here.
 
-Does not decide the order of actions (generators.py), and does not compute updates (optimizer.py). What an action
-computes stands in passes.py; on a GPU it may be recorded and replayed (graphs.py). Messages are always sent from here.
+Does not decide the order of actions (generators.py), and does not compute updates (optimizer.py). passes.py computes
+the actions; on a GPU it may be recorded and replayed (graphs.py). Messages are always sent from here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Executor:
         stages: by their numbers. rank: on the pipeline.
         links: as in World.
         wait_s: on CPUs, the longest wait for a message, except in the first run.
-        graphs: of the stages' passes; None: every pass is computed anew.
+        graphs: of the stages' passes; None: passes are not recorded.
 
     Attributes:
         watch: called with each action before it runs, and with None after the last one.
@@ -137,7 +137,7 @@ class _Run:
         self.messages.finish()
         for stage in self.executor.stages.values():
             stage.hooks.last_microbatch = False  # a backward pass run by other code does not end a step
-        assert not self.passes, f"the schedule left {[*self.passes][:4]} without what follows"
+        assert not self.passes, f"the schedule left {[*self.passes][:4]} without the actions that follow"
 
     def _forward(self, action: Action) -> None:
         _, number, microbatch = action
@@ -153,13 +153,13 @@ class _Run:
             self.passes[number, microbatch] = way
 
     def _pass(self, action: Action, batch: Microbatch) -> Pass | ReplayedPass:
-        """How a microbatch goes through a stage: by a recorded graph where one can be used, otherwise computed now."""
+        """The pass of a microbatch through a stage: a recorded one if possible, otherwise computed now."""
         executor, (_, number, microbatch) = self.executor, action
         is_last = number + 1 == self.schedule.num_stages
         make = partial(Pass, executor.stages[number], executor.layers(number), is_last=is_last, loss=self.loss)
         if executor.graphs is None or not torch.is_grad_enabled():
             return make()
-        if is_last and executor.stages[number].loss_function is not None:  # may decide by its values
+        if is_last and executor.stages[number].loss_function is not None:  # may branch on values
             return make()
         completes = number in self.last and self.last[number].microbatch == microbatch
         ends = (microbatch == self.first[number], completes)

@@ -1,18 +1,18 @@
-"""CUDA graphs of the passes of a rank's stages: recorded once, then launched as a whole.
+"""CUDA graphs of the passes of a rank's stages: recorded once, then replayed.
 
 A step of small layers, or of layers that tensor parallelism makes small, waits for the host to launch its kernels. A
-recorded pass takes one launch. Between recorded passes the host does what it always does: it follows the schedule,
-sends and receives. Results have the bits of passes that are not recorded.
+recorded pass takes one launch. Between recorded passes the host follows the schedule, sends and receives as usual.
+Results are bitwise those of passes that are not recorded.
 
 A graph repeats kernels with the addresses and the decisions of its recording, so:
 - Passes are recorded for each *slot*. A stage has as many slots as it has microbatches between forward and the end of
   backward; a microbatch takes the lowest free one. What a pass keeps for backward lies in its slot's memory pool. All
   recordings of a slot share the pool, because no two of them are ever in use at the same time.
 - The first and the last microbatch of a step have recordings of their own: the first product of a step overwrites a
-  main gradient, and later ones add to it. Each recording remembers which, and a replay checks it.
+  main gradient, and later ones add to it. Each recording remembers this, and each replay checks it.
 - Hooks of data parallelism are not recorded. Where ranks share parameters, they gather them beside the first microbatch
-  and sum gradients beside the last: those two are computed. In between hooks have nothing to do, unless the memory of
-  sharded gradients or parameters moves: that cannot be recorded. plan/check_precision.py lists what else cannot.
+  and sum gradients beside the last: those two are computed. In between, hooks have nothing to do, unless the memory of
+  sharded gradients or parameters moves, which cannot be recorded. plan/check_precision.py lists what else cannot.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ class StageGraphs:
         self._slots: dict[int, _Slots] = {}
 
     def after_step(self) -> None:
-        """A training step has ended."""
+        """Count a training step that has ended."""
         self._steps += 1
 
     def take(
         self, stage: int, make: Callable[[], Pass], *, batch: Microbatch, ends: tuple[bool, bool], loss: LossOptions
     ) -> ReplayedPass | None:
-        """A recorded pass for a microbatch, or one that will be recorded now; None: it has to be computed.
+        """A pass that is recorded, or will be now, for a microbatch; None: it must be computed.
 
         Args:
             make: the pass to record. ends: as in `Ends`.
         """
         if self._steps < WARMUP_STEPS or batch.bounds is not None or (any(ends) and not self.whole_steps):
-            return None  # bounds of documents have other lengths in every microbatch
+            return None  # the number of document bounds differs between microbatches
         slots = self._slots.setdefault(stage, _Slots())
         if not slots.free:
             heappush(slots.free, len(slots.passes))
@@ -101,16 +101,16 @@ class _Slots:
 
 
 class ReplayedPass:
-    """A pass whose methods are recorded when they are first called, and replayed then and ever after.
+    """A pass whose methods are recorded at their first call, and replayed in that and every later call.
 
     Args:
-        way: the pass to record. release: called when the microbatch needs its slot no longer.
+        way: the pass to record. release: called when the microbatch no longer needs its slot.
     """
 
     def __init__(self, way: Pass, recorder: Recorder, *, pool: Any, release: Callable[[], None]) -> None:
         self.release = release
         self._pass, self._recorder, self._pool = way, recorder, pool
-        self._hooks = BlockHooks()  # that do nothing, for what is recorded
+        self._hooks = BlockHooks()  # these do nothing; used while recording
         self._forward: _Function | None = None
         self._backward: _Function | None = None
         self._weights: _Function | None = None
@@ -166,7 +166,7 @@ class ReplayedPass:
 
 
 class _Function:
-    """A recorded part of a pass, which makes the decisions about main gradients again whenever it is replayed."""
+    """A recorded part of a pass; each replay repeats its decisions about main gradients."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class _Function:
         self._is_new = True
 
     def __call__(self, *arguments: Given) -> list[Given]:
-        if not self._is_new:  # recording has made the decisions
+        if not self._is_new:  # the recording itself has made the decisions
             for main, (overwritten, added) in self._decisions.items():
                 main.repeat(overwritten=overwritten, added=added)
         self._is_new = False
@@ -192,7 +192,7 @@ class _Function:
 
 @contextmanager
 def _decisions(layers: Sequence[Layer]) -> Iterator[dict[MainGradients, tuple[frozenset[str], frozenset[str]]]]:
-    """For each layer's main gradients the names of those that are overwritten in this block, and only added to."""
+    """For each layer, the names of main gradients that this block overwrites, and of those that it only adds to."""
     mains = list(dict.fromkeys(layer.main_gradients for layer in layers))
     made: dict[MainGradients, tuple[frozenset[str], frozenset[str]]] = {}
     for main in mains:

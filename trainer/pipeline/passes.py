@@ -1,6 +1,6 @@
-"""The way of one microbatch through one stage: forward, then backward in one part or in two.
+"""One microbatch in one stage: forward, then backward in one part or two.
 
-`Pass` computes it now and is used once. Its methods only take and return tensors, and everything that the forward pass
+`Pass` computes immediately and is used once. Its methods only take and return tensors, and all that the forward pass
 keeps for backward belongs to the object, so that graphs.py can record each method once and replay it for other
 microbatches. Gradients of the *sum* of the loss accumulate in the layers' main gradients; nothing is divided here,
 because the number of tokens of the step is known only at its end. Only for a mean of microbatch means, each
@@ -49,7 +49,7 @@ class Pass:
         self._later: list[Callable[[], None]] = []
 
     def forward(self, received: Tensors, batch: Microbatch, scale: Tensor | None) -> tuple[Tensors, Tensor | None]:
-        """(the tensors for the next stage, None); of the last stage (none, the microbatch's part of the totals).
+        """(the tensors for the next stage, None); in the last stage (none, the microbatch's part of the totals).
 
         Args:
             received: from the previous stage; none at the first.
@@ -67,7 +67,7 @@ class Pass:
         return (() if self.is_last else tuple(tensor.detach() for tensor in outputs)), totals
 
     def backward(self, gradients: Tensors) -> Tensors:
-        """The gradients of what was received; adds those of the weights.
+        """Returns the gradients of the received tensors; adds those of the weights.
 
         Args:
             gradients: of the outputs; none at the last stage.
@@ -90,7 +90,7 @@ class Pass:
 
     @torch.no_grad()
     def weight_gradients(self) -> None:
-        """What `input_gradients` left."""
+        """The products that `input_gradients` left out."""
         later, self._later = self._later, []
         for add in later:
             add()
@@ -108,6 +108,6 @@ class Pass:
 
 
 def _take_gradient(tensor: Tensor) -> Tensor:
-    assert tensor.grad is not None, "a stage that does not use what it received"
+    assert tensor.grad is not None, "the stage used the tensors that it received"
     gradient, tensor.grad = tensor.grad, None
     return gradient

@@ -51,7 +51,7 @@ class DataFacts:
 
     @property
     def num_ids(self) -> int:
-        """How many ids a model of this data needs; 0: not known."""
+        """How many ids a model for this data needs; 0: unknown."""
         return max(self.vocab_size or 0, -1 if self.largest_id is None else self.largest_id + 1)
 
 
@@ -69,7 +69,7 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
     problems += _recompute_problems(config)
     problems += [*schedule_problems(config), *optimizer_problems(config), *precision_problems(config)]
     problems += [*_first_state_problems(config), *_keep_best_problems(config, facts)]
-    problems += [] if of_model else kernel_problems(config, world_size)  # they build the model's shape
+    problems += [] if of_model else kernel_problems(config, world_size)  # these build the model's shape
     if config.data.blend == MOCK:
         return problems + list(_mock_problems(config))
     problems += _order_problems(config)
@@ -210,7 +210,7 @@ def _mock_problems(config: RunConfig) -> Iterator[str]:
 
 
 def small_vocabulary(config: RunConfig, facts: DataFacts) -> str | None:
-    """Why the model has too few ids for the data, if it has."""
+    """The problem, if the model has too few ids for the data."""
     if not 0 < config.model.vocab_size < facts.num_ids:
         return None
     return (

@@ -60,7 +60,7 @@ def why_not_recorded(config: RunConfig, *, data_parallel: int) -> str:
     if config.kernels.tensor_parallel == "symmetric_memory":
         return 'kernels.tensor_parallel="symmetric_memory" waits for other GPUs inside its kernels'
     if config.data.document_masks or config.data.kind == "packed":
-        return "the bounds of documents have another length in every microbatch"
+        return "the number of document bounds differs between microbatches"
     return ""
 
 

@@ -52,7 +52,7 @@ def _length_problems(config: RunConfig, lengths: ScheduleLengths, run: RunLength
         yield _less_than_a_step(config, whole)
         return
     end = run.steps if lengths.counter == "steps" else run.samples
-    # A schedule with an end of its own may be longer than this run, which then ends within its warmup.
+    # A schedule with a length of its own may be longer than this run, which may then end within the warmup.
     if lengths.warmup > lengths.decay:
         limit = _settings("optimizer.decay_", given_lengths(optimizer, "decay_")) if lengths.decay < end else whole
         fraction = {"fraction": optimizer.warmup_fraction}

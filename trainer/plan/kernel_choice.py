@@ -45,7 +45,7 @@ POINTWISE = {
     "optimizer": "optimizer",
 }
 ATTENTION, WEIGHT_GRADIENT, LINEAR = "attention", "weight gradients", "products of linear layers"
-TENSOR_PARALLEL, LAUNCHES = "communication of tensor parallelism", "launches of kernels"
+TENSOR_PARALLEL, LAUNCHES = "communication of tensor parallelism", "kernel launches"
 GPU_LIBRARIES = ("transformer_engine", "apex")
 # Modules that exist if an operation's library is installed, and the key of [kernels] that selects it.
 LIBRARIES = {
@@ -141,7 +141,7 @@ def tensor_parallel_choices(config: RunConfig, plan: Plan, *, device: Device) ->
 
 
 def launch_choice(config: RunConfig, plan: Plan, *, device: Device) -> Choice:
-    """How kernels are launched."""
+    """Whether kernels are launched one by one or as CUDA graphs."""
     one_by_one, graphs = "one by one", "CUDA graphs"
     reason = 'kernels.cuda_graphs="on"'
     if config.kernels.cuda_graphs == "on":

@@ -57,11 +57,11 @@ def batch_sizes(config: RunConfig) -> BatchSizes:
     """Samples of each step, by the samples consumed before it.
 
     Raises:
-        UsageError: an invalid ramp or schedule, or one that does not end with the global batch.
+        UsageError: the ramp or schedule is invalid, or does not end with the global batch.
     """
     ramp, schedule, batch = config.train.batch_ramp, config.train.batch_schedule, config.train.global_batch
     if ramp and schedule:
-        raise UsageError(f"train.batch_ramp={ramp!r} and train.batch_schedule={schedule!r} are set; keep one of them")
+        raise UsageError(f"train.batch_ramp={ramp!r} and train.batch_schedule={schedule!r} are both set; keep one")
     if schedule:
         try:
             sizes = by_steps(schedule, sequence_length=config.train.sequence_length)
@@ -69,7 +69,7 @@ def batch_sizes(config: RunConfig) -> BatchSizes:
             raise UsageError(f"train.batch_schedule={schedule!r}: {error}") from error
         if sizes.sizes[-1] != batch:
             raise UsageError(
-                f"train.batch_schedule={schedule!r} ends with {sizes.sizes[-1]} samples, and train.global_batch="
+                f"train.batch_schedule={schedule!r} ends with {sizes.sizes[-1]} samples, but train.global_batch="
                 f"{batch}; make them equal"
             )
         return sizes
@@ -80,7 +80,7 @@ def batch_sizes(config: RunConfig) -> BatchSizes:
 
 
 def sizes_setting(config: RunConfig) -> str:
-    """The setting by which the samples per step change, as "key=value"."""
+    """The setting that changes the samples per step, as "key=value"."""
     key = "batch_schedule" if config.train.batch_schedule else "batch_ramp"
     return f"train.{key}={getattr(config.train, key)!r}"
 
@@ -103,7 +103,7 @@ def run_length(config: RunConfig, *, steps: int = 0, samples: int = 0) -> RunLen
 
 
 def training_samples(config: RunConfig) -> int:
-    """Samples that the order of the data has to provide; steps of changing sizes read fewer of them.
+    """Samples that the order of the data must provide; steps of changing sizes may read fewer.
 
     Raises:
         UsageError: as `batch_sizes`.

@@ -197,7 +197,7 @@ def activation_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]
         for place in plan.pipeline.places(rank, like)
     }
     schedule = plan.pipeline.computations(min(plan.num_microbatches, _steady(plan)))
-    # Where graphs are not recorded of all microbatches (pipeline/graphs.py), the others need memory of their own.
+    # Microbatches that are not recorded as graphs (pipeline/graphs.py) need separate memory.
     copies = 2 if config.kernels.cuda_graphs == "on" and plan.dp * plan.cp > 1 else 1
     return tuple(copies * peak_live(actions, of_stage) for actions in schedule.actions)
 

@@ -72,7 +72,7 @@ def candidates(config: RunConfig, world_size: int) -> Iterator[Changes]:
     """Changes of the layout whose axes divide the ranks, the nearest first."""
     values = {name: alternatives(config, world_size, name=name) for name in KEYS[:-1]}
     unit = _batch_unit(config)
-    fixed = config.train.batch_ramp or config.train.batch_schedule  # which lead to the batch they have
+    fixed = config.train.batch_ramp or config.train.batch_schedule  # these end with the given batch
     for with_batch in (False,) if fixed else (False, True):
         for count in range(not with_batch, len(values) + 1):
             level = [

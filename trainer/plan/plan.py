@@ -33,8 +33,8 @@ class Plan:
         parameters_per_rank: most elements that the first rank of a tp group holds, with padding.
         parameters_per_stage: the same for each pipeline rank.
         flops_per_token: floating-point operations of forward and backward, as the family counts them.
-        document_lengths: of the documents around tokens that lie evenly spaced in the run's rows; (sequence_length,) if
-            rows are attended to as a whole, or the data is unknown.
+        document_lengths: of the documents around evenly spaced tokens of the run's rows; (sequence_length,) if rows are
+            attended to as a whole, or the data is unknown.
         warmup_steps, decay_steps: ends of warmup and decay, in steps.
     """
 

@@ -2,7 +2,7 @@
 
 Layers are divided into equal numbers, into stages of equal work, or as a user sets. For equal work the head counts by
 its operations and the embedding by the memory that it moves: a lookup has no operations, but its rows are read and
-written, and their gradients added. A layer counts as the mean layer where their windows differ. Not counted are
+written, and their gradients added. If windows differ, each layer counts as the mean layer. Not counted are
 collectives, and what happens once a step, such as the sum of a tied embedding's two gradients. Pure.
 """
 

@@ -108,7 +108,7 @@ class Run:
 
     @property
     def consumed(self) -> int:
-        """Samples trained on, as of the last line of metrics; at most those of the plan."""
+        """Samples trained on, by the last line of metrics; at most the samples of the plan."""
         reported, planned = int(self.metrics[-1]["consumed_samples"]), self.plan.get("num_samples")
         return reported if planned is None else min(reported, planned)
 
@@ -195,7 +195,8 @@ def read_corpora(run: Run) -> Corpora:
         return Corpora(valid=curves, notes=[f"The data could not be opened: {error}"])
     baselines, notes = baselines_of(run, data)
     if (reported := int(run.metrics[-1]["consumed_samples"])) > run.consumed:
-        notes = [f"metrics.jsonl says that {reported:,} samples were read; the plan ends at {run.consumed:,}.", *notes]
+        text = f"metrics.jsonl says that {reported:,} samples were read, but the plan ends at {run.consumed:,}."
+        notes = [text, *notes]
     names = list(dict.fromkeys([*data.valid, *_curve_names(run)]))
     rows, special = _decoded_rows(run, data.train)
     return Corpora(

@@ -93,7 +93,7 @@ class AfterStep:
         evaluated = evaluates(step, self.config, last=self.plan.steps)
         records = evaluated or is_due(step, self.config.train.log_interval)
         measured = self.measuring.line(now.samples, report) if records else {}
-        # Before its checkpoint and evaluation are told: the lines of a log are in the order of steps.
+        # Before the lines of its checkpoint and evaluation, so that the log is in the order of steps.
         self.progress.advance(1, **self.measuring.shown(step, report), tokens=tokens)
         if records and not evaluated:
             self._record(step, measured, {})

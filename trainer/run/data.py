@@ -28,7 +28,7 @@ from trainer.plan.check import DataFacts
 from trainer.plan.lengths import batch_sizes, run_length, training_samples
 from trainer.plan.plan import Plan
 
-COUNTED_ROWS, COUNTED_TOKENS = 256, 64  # of the run, evenly spaced, by which the operations of attention are counted
+COUNTED_ROWS, COUNTED_TOKENS = 256, 64  # evenly spaced samples of the run for counting attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
 
 
 def problems_of_sets(config: RunConfig) -> list[MdataError]:
-    """Why the training data, or a set that is given by its path, cannot be opened by itself: one error for each."""
+    """Errors of opening the training data, and each set that is given by its path, separately."""
     data, errors = config.data, list[MdataError]()
     how: dict[str, Any] = {"allow_outside": data.allow_outside, "cache": (data.cache or None, data.cache_size or None)}
     for path in dict.fromkeys((data.blend, *data.valid, *data.test)):
@@ -246,7 +246,7 @@ def _open_training(config: RunConfig, progress: Progress) -> mdata.Dataset:
 
 
 def _document_lengths(train: mdata.Dataset, config: RunConfig) -> tuple[int, ...]:
-    """The lengths of the documents around tokens that lie evenly spaced in the run's rows; no token is read."""
+    """The lengths of the documents around evenly spaced tokens of the run's rows; no token is read."""
     length, num_samples = config.train.sequence_length, run_length(config).samples
     end = num_samples if train.num_samples is None else min(num_samples, train.num_samples)
     samples = np.unique(np.linspace(0, end - 1, COUNTED_ROWS, dtype=np.int64))

@@ -112,7 +112,7 @@ class Engine:
             self._draw_weights(config.run.seed)
 
     def _recorder(self, config: RunConfig) -> Recorder | None:
-        """What records CUDA graphs; None: passes and updates are computed anew."""
+        """The recorder of CUDA graphs; None: passes and updates are not recorded."""
         if config.kernels.cuda_graphs != "on":
             return None
         if self.world.device.type == "cpu":

@@ -90,7 +90,7 @@ def preflight(read: ReadConfig, world_size: int, *, where: str, progress: Progre
         progress: is notified of arrays that are built; the ranks find them.
 
     Raises:
-        UsageError: all problems at once. MdataError: the same, and the data is damaged.
+        UsageError: all problems at once. MdataError: the same, if the data is damaged.
     """
     found = survey(read, world_size, progress=progress, every_byte=False)  # rank 0 compares them when the run starts
     if found.problems:
@@ -106,8 +106,8 @@ class Survey:
         start: where and how it goes on; None where its data or its checkpoint does not let it.
         facts: of the data; None where it cannot be opened.
         nearest: the settings to change for the nearest layout that works, by section.key; {}: the layout works.
-        unchecked: why more problems may appear when these are solved; None: there are no others.
-        kind: of the error, by the worst of the problems.
+        unchecked: why more problems may appear when these are solved; None: these are all.
+        kind: of the error, from the worst problem.
     """
 
     problems: list[str]
@@ -165,7 +165,7 @@ def survey(read: ReadConfig, world_size: int, *, progress: Progress = SILENT, ev
     continued = start.config if start else config
     known = [problem for problem in check(continued, world_size, facts=facts) if read.says_nothing_of(problem)]
     if facts and any(isinstance(error, ForeignTokenizer) for error in errors):
-        # Of data that does not belong to the weights, it is wrong to say what model.vocab_size it needs.
+        # If the data does not belong to the weights, no model.vocab_size would help.
         known = [problem for problem in known if problem != small_vocabulary(config, facts)]
     nearest = {} if wrong else nearest_layout(continued, world_size, facts=facts)
     found = [problem for problem in found if read.says_nothing_of(problem)] + [str(error) for error in errors]

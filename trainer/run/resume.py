@@ -39,7 +39,7 @@ KEYS = {  # keys of [model] whose names are not those of the parts of a shape, j
     "scores_window": "window",
     "scores_sinks": "attention_sinks",
 }
-SETTINGS = {  # what decides the order of the data -> the key that a user sets; other parts have none
+SETTINGS = {  # part of the data's identity -> the key that a user sets; other parts have no key
     "blend": "data.blend",
     "blend_weights": "data.blend",
     "blend_surplus": "data.blend_surplus",
@@ -153,7 +153,7 @@ def find_start(config: RunConfig, data: RunData, *, found: Found | None = None) 
 
 
 def conflicts_without_data(config: RunConfig, seen: Found) -> list[UsageError]:
-    """Why a run cannot continue from a checkpoint, whatever its data is; that cannot be opened."""
+    """Why a run cannot continue from a checkpoint, apart from its data, which cannot be opened."""
     if seen.folder is None:
         return []
     run = read_index(seen.folder).run
@@ -166,7 +166,7 @@ def _conflicts(
 ) -> list[UsageError]:
     """Every reason why the run may not continue from a checkpoint."""
     folder = seen.folder
-    assert folder is not None, "there is a checkpoint"
+    assert folder is not None, "a checkpoint exists"
     conflicts = [
         *_model_conflict(config, stored, data=data, folder=folder),
         *(_data_conflict(data, run, folder, asked=config, stored=stored) if data is not None else ()),
@@ -174,7 +174,7 @@ def _conflicts(
         *_rate_conflict(config, stored, done_in(run)),
     ]
     if conflicts and seen.warning:
-        fix = f"write the name of another one into {folder.parent / LATEST}"
+        fix = f"write the name of another checkpoint into {folder.parent / LATEST}"
         conflicts.append(UsageError(seen.warning, fix=fix))
     return conflicts
 
@@ -358,7 +358,7 @@ def _notes(
 
 
 def _ends(now: RunConfig, done: Done) -> dict[str, int]:
-    """Where the run ends for its schedules, which may go on from another run (checkpoint.init_schedule)."""
+    """The end of the run in its schedules, which may continue those of another run (checkpoint.init_schedule)."""
     before = {
         "steps": done.schedule_steps,
         "samples": done.schedule_samples,
@@ -419,7 +419,7 @@ def _data_conflict(
 
 
 def _setting_text(name: str, value: object, config: RunConfig | None, *, other: RunConfig | None) -> str:
-    """A part of the data's identity by the setting that decides it, with its value where the settings do not tell."""
+    """The setting behind a part of the data's identity, with the part's value if the setting does not show it."""
     if config is None or other is None or not (name in SETTINGS or name == "num_samples"):
         return f"{name} {value}"
     if name == "num_samples":
@@ -434,7 +434,7 @@ def _setting_text(name: str, value: object, config: RunConfig | None, *, other: 
 
 
 def _rate_conflict(asked: RunConfig, stored: RunConfig | None, done: Done) -> Iterator[UsageError]:
-    """Why the steps by which a run has become longer would change nothing, unless somebody asked for that."""
+    """The error if added steps would change nothing, unless the user asked for that."""
     if stored is None or len(given_lengths(asked.train)) != 1 or given_lengths(asked.optimizer, "decay_"):
         return
     before = with_horizon(stored, None)
@@ -444,7 +444,7 @@ def _rate_conflict(asked: RunConfig, stored: RunConfig | None, done: Done) -> It
 
 
 def _rates_of_zero(now: RunConfig, done: Done, *, first: int, last: int) -> Iterator[UsageError]:
-    """Why steps after what is done would change nothing: the decay to 0 has ended before them."""
+    """The error if later steps would change nothing, because the decay to 0 ends before them."""
     lengths, sizes = schedule_lengths(now), batch_sizes(now)
     samples = sizes.after(max(0, first - 1 - done.steps), consumed=done.samples)
     at = dataclasses.replace(done, steps=first - 1, samples=samples).scheduled(now.optimizer)

@@ -108,7 +108,7 @@ def write_run_files(config: RunConfig, plan: Plan, *, data: RunData) -> Path:
 
 
 def _started_in(folder: Path) -> dict[str, Any]:
-    """Where relative paths in config.toml start, for those who read the data from elsewhere."""
+    """The folder of relative paths in config.toml, for readers in other folders."""
     here = Path.cwd()
     return {STARTED_IN: {"from_here": os.path.relpath(here, folder.resolve()), "absolute": str(here)}}
 

@@ -93,7 +93,7 @@ def _train(
         world.groups["world"],
         lambda: check_target(checkpoints_folder(config), checkpoint_bytes(config, plan)) if world.is_main else None,
     )
-    # Begins to read: the first steps are there when the engine is.
+    # Reading starts here, so that the first steps are ready when the engine is.
     batches = iter(
         training_batches(data, config, plan=plan, dp=world.groups["dp"], consumed=done.samples, progress=progress)
     )
@@ -143,7 +143,7 @@ class _Loop:
     """The steps of a run, one after another.
 
     Args:
-        done: what is done already. batches: of the steps after it.
+        done: the steps already done. batches: of the steps after them.
     """
 
     def __init__(

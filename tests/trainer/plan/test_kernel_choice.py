@@ -169,7 +169,7 @@ def test_graphs_are_listed_with_what_they_hold_and_refused_where_they_cannot_be_
     assert _choices("cpu", kernels=on)[name].reason.endswith("refused on a CPU")
     for sections, words in {
         "sharding": ({"optimizer": {"sharding": "gradients"}, "mesh": {"tp": 1}}, "moves buffers"),
-        "documents": ({"data": {"document_masks": True}}, "bounds of documents"),
+        "documents": ({"data": {"document_masks": True}}, "document bounds"),
     }.values():
         with pytest.raises(UsageError, match=f'kernels.cuda_graphs="on" cannot be used: .*{words}'):
             _choices("gpu", kernels=on, **sections)

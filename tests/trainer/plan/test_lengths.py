@@ -83,8 +83,8 @@ def test_a_table_of_batch_sizes_has_a_place_in_the_checks() -> None:
     falling = config(train={"batch_schedule": "0:16 3200:8"})
     assert training_samples(falling) == 1600 > run_length(falling).samples
     for keys, text in (
-        ({"batch_schedule": "0:2 256:4"}, "ends with 4 samples, and train.global_batch=8; make them equal"),
-        ({"batch_schedule": TABLE, "batch_ramp": RAMP}, "are set; keep one of them"),
+        ({"batch_schedule": "0:2 256:4"}, "ends with 4 samples, but train.global_batch=8; make them equal"),
+        ({"batch_schedule": TABLE, "batch_ramp": RAMP}, "are both set; keep one"),
         ({"batch_schedule": "0:3 256:8"}, "has a step of 3 samples, which is not a multiple of"),
         ({"batch_schedule": "5K:8"}, "train.batch_schedule='5K:8': the table of batch sizes cannot be used"),
     ):

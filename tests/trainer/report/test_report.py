@@ -264,7 +264,7 @@ def test_a_report_ends_with_the_plan(config, monkeypatch):
     run = report_data.read_run(folder)
     corpora = report_data.read_corpora(run)
     assert [corpus.samples for corpus in corpora.read] == [84, 36]
-    assert f"metrics.jsonl says that {10**18:,} samples were read; the plan ends at 120" in corpora.notes[0]
+    assert f"metrics.jsonl says that {10**18:,} samples were read, but the plan ends at 120" in corpora.notes[0]
     # Nor do counts of a run without a plan depend on how many there are.
     (folder / "plan.json").write_text("{}")
     monkeypatch.setattr(report_data, "MOST_TOKENS", 0)

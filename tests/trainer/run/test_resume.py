@@ -335,7 +335,7 @@ def test_a_conflict_with_a_checkpoint_that_latest_does_not_name_says_how_to_choo
     assert "step-20 was trained with a different model\n" in text
     assert text.endswith(
         "latest is missing; using the newest intact checkpoint, step-20\n"
-        f"      try: write the name of another one into {folder}/checkpoints/latest"
+        f"      try: write the name of another checkpoint into {folder}/checkpoints/latest"
     )
 
 
