@@ -111,9 +111,9 @@ def data_found(data: Mapping[str, Any], folder: Path, plan: Mapping[str, Any]) -
 
 def _placed(text: str, place: Path) -> str | None:
     """A data path, or Megatron's "0.7 a 0.3 b", resolved in this folder; None: some of the paths do not exist."""
-    whole = os.path.join(place, text)  # noqa: PTH118 - keeps blanks and patterns
-    if _is_there(whole):
-        return whole
+    joined = os.path.join(place, text)  # noqa: PTH118 - keeps blanks and patterns
+    if _is_there(joined):
+        return joined
     words = [
         word if is_weight(word) or is_stored(word) else os.path.join(place, word)  # noqa: PTH118
         for word in text.split()

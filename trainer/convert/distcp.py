@@ -65,8 +65,8 @@ def load_metadata(path: Path) -> _Metadata:
         value, _ = unpickle(data)
     reader = _MetadataReader(path)
     found = _Metadata({}, {}, [], {})
-    whole = reader.state(value, "metadata.Metadata", key="the file")
-    for name, entry in reader.table(whole, "state_dict_metadata").items():
+    metadata = reader.state(value, "metadata.Metadata", key="the file")
+    for name, entry in reader.table(metadata, "state_dict_metadata").items():
         key = f"state_dict_metadata[{name!r}]"
         if not isinstance(name, str) or len(name) > _LONGEST_NAME:
             raise reader.damage(key[:200], name, f"a name of at most {_LONGEST_NAME} characters")
@@ -80,7 +80,7 @@ def load_metadata(path: Path) -> _Metadata:
         if not isinstance(chunks, list):
             raise reader.damage(f"{key}.chunks", chunks, "a list")
         found.chunks[name] = [reader.chunk(chunk, shape, key=f"{key}.chunks") for chunk in chunks]
-    for index, place in reader.table(whole, "storage_data").items():
+    for index, place in reader.table(metadata, "storage_data").items():
         known = reader.state(index, "metadata.MetadataIndex", key="storage_data")
         name, offset = known.get("fqn"), known.get("offset")
         if not isinstance(name, str):

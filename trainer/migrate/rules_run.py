@@ -262,13 +262,13 @@ def _batch_schedule(a: Given, batch: int | None) -> Iterator[Setting | Refusal]:
 
 
 def _evaluation(a: Given, batch: int | None) -> Iterator[Setting | Refusal]:
-    whole, iterations = a["--full-validation"], "--eval-iters"
-    if not (whole or a[iterations]):
+    full_validation, iterations = a["--full-validation"], "--eval-iters"
+    if not (full_validation or a[iterations]):
         yield Setting("train.evaluate", False, (iterations,))
     if a["--eval-interval"]:
         yield Setting("train.eval_interval", a["--eval-interval"], ("--eval-interval",))
     rows, flags = a["--eval-global-batch-size"] or batch, (iterations, "--full-validation", "--eval-global-batch-size")
-    if whole or not a[iterations]:
+    if full_validation or not a[iterations]:
         yield Setting("train.eval_samples", 0, ("--full-validation", *([iterations] if iterations in a else [])), 0)
     elif rows:
         yield Setting("train.eval_samples", a[iterations] * rows, flags)

@@ -143,14 +143,14 @@ class _Run:
         _, number, microbatch = action
         batch = self.microbatches[microbatch]
         received = self.messages.take(Action("RECV_F", number, microbatch)) if number else ()
-        way = self._pass(action, batch)
-        given, counted = way.forward(received, batch, self.scale)
+        stage_pass = self._pass(action, batch)
+        given, counted = stage_pass.forward(received, batch, self.scale)
         if counted is None:
             self.messages.give(Action("SEND_F", number, microbatch), given)
         else:
             self.totals[: len(counted)] += counted
         if torch.is_grad_enabled():
-            self.passes[number, microbatch] = way
+            self.passes[number, microbatch] = stage_pass
 
     def _pass(self, action: Action, batch: Microbatch) -> Pass | ReplayedPass:
         """The pass of a microbatch through a stage: a recorded one if possible, otherwise computed now."""
@@ -168,17 +168,17 @@ class _Run:
     def _backward(self, action: Action) -> None:
         kind, number, microbatch = action
         self.executor.stages[number].hooks.last_microbatch = self.last.get(number) == action
-        way = self.passes[number, microbatch] if kind == "I" else self.passes.pop((number, microbatch))
+        stage_pass = self.passes[number, microbatch] if kind == "I" else self.passes.pop((number, microbatch))
         if kind == "W":
-            way.weight_gradients()
+            stage_pass.weight_gradients()
         else:
             last = number + 1 == self.schedule.num_stages
             gradients = () if last else self.messages.take(Action("RECV_B", number, microbatch))
-            given = way.backward(gradients) if kind == "B" else way.input_gradients(gradients)
+            given = stage_pass.backward(gradients) if kind == "B" else stage_pass.input_gradients(gradients)
             if number:
                 self.messages.give(Action("SEND_B", number, microbatch), given)
-        if kind != "I" and isinstance(way, ReplayedPass):
-            way.release()
+        if kind != "I" and isinstance(stage_pass, ReplayedPass):
+            stage_pass.release()
 
     def _buffers(self, receive: Action) -> Tensors:
         """The buffers for a received message."""

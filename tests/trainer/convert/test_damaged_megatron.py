@@ -200,7 +200,7 @@ METADATA = {
     "no chunks": (entry(chunks=[]), ".chunks"),
     "chunks a number": (entry(chunks=3), ".chunks"),
     "chunks of numbers": (entry(chunks=[3]), ".chunks"),
-    "a chunk twice": (twice, "overlaps"),
+    "a chunk twice": (twice, "overlap"),
     "a chunk too long": (entry(chunks=[chunk((0, 0, 0), (2, 8, 99))]), ".chunks"),
     "a chunk outside": (entry(chunks=[chunk((5, 0, 0), (2, 8, 32))]), ".chunks"),
     "a chunk of fewer dims": (entry(chunks=[chunk((0,), (2,))]), ".chunks"),
