@@ -219,9 +219,9 @@ METADATA = {
     "an offset below 0": (place(offset=-1), ".offset"),
     "an offset behind": (place(offset=1 << 40), "is not whole"),
     "an offset of 70 bits": (place(offset=1 << 70), ".offset"),
-    "an offset beside": (place(offset=0), "overlaps"),
+    "an offset beside": (place(offset=0), "overlap"),
     "a length of 0": (place(length=0), "storage_data of"),
-    "a length of 61 bits": (place(length=1 << 61), "overlaps"),
+    "a length of 61 bits": (place(length=1 << 61), "overlap"),
     "a length too short": (place(length=5000), "is damaged"),
     "compressed": (place(transform_descriptors=["zstd"]), "is compressed"),
 }  # fmt: skip
