@@ -39,11 +39,11 @@ from trainer.convert.megatron_folder import (
     training_of,
 )
 from trainer.convert.megatron_names import Shard, is_ignored, megatron_links, modern_name, num_rows
-from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, num_bytes
+from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, equal_tensors, num_bytes
 from trainer.convert.mp_rank_moments import NamedMoments, named_moments
 from trainer.convert.torch_file import StoredTensor, load_torch
 from trainer.models.arithmetic import round_up
-from trainer.models.gpt_shape import gpt_shape
+from trainer.models.gpt_shape import GPTShape, gpt_shape
 from trainer.parallel.params import Place
 
 FILE = "model_optim_rng.pt"
@@ -159,6 +159,8 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     unknown = [name for name in held if name not in expected and not is_ignored(name)]
     if unknown:
         raise UsageError(f"{folder} has tensors that its model does not have", found=few(unknown, 4))
+    if differing := _differing_copies(source, shape, shards):
+        notes = (*notes, f"files differ in what they all hold; the first one's is used: {few(differing, 4)}")
     partly = "some files have none" if any(one.states for one in moments) and not ranks.states else ""
     if lacking := next((one.lacking for one in moments if one.lacking), partly):
         notes = (*notes, f"the optimizer's state is left out: {lacking}")
@@ -174,6 +176,18 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
         path=folder, format="mp_rank", config=config, source=Linked(_StoredSource(held), every),
         run=training.run(config), notes=notes,
     )  # fmt: skip
+
+
+def _differing_copies(source: _StoredSource, shape: GPTShape, shards: Sequence[Shard]) -> list[str]:
+    """Copies of tensors that other files hold as well (norms, a tied embedding), where the values are not the same."""
+    read = {one.ours: one.theirs for shard in shards for one in megatron_links(shape, shard, copies=False)}
+    used = set(read.values())
+    copies = [one for shard in shards for one in megatron_links(shape, shard) if one.theirs not in used]
+    return [
+        one.theirs.tensor
+        for one in copies
+        if not equal_tensors(source, (one.theirs.tensor, read[one.ours].tensor), size=one.theirs.shape)
+    ]
 
 
 def _of_state(shard: Shard, state: str, *, within: tuple[str, ...]) -> Shard:
@@ -281,7 +295,7 @@ def _load(folder: Path) -> _Ranks:
     """All ranks' files.
 
     Raises:
-        UsageError: experts. DamageError: a rank is missing.
+        UsageError: experts. DamageError: a rank is missing or there twice, or files are of several checkpoints.
     """
     ranks: dict[tuple[int, int], Path] = {}
     for path in sorted(folder.glob("mp_rank_*")):
@@ -289,7 +303,11 @@ def _load(folder: Path) -> _Ranks:
         if found and found[3]:
             raise UsageError(f"{path} is a mixture of experts, which is not supported", fix="choose a dense model")
         if found:
-            ranks[int(found[1]), int(found[2] or 0)] = path / FILE
+            place = int(found[1]), int(found[2] or 0)
+            if place in ranks:
+                both = f"{ranks[place].parent.name} and {path.name}"
+                raise DamageError(f"{folder} holds one rank twice", found=both, fix="remove the one that is not meant")
+            ranks[place] = path / FILE
     tp, pp = (1 + max(place[i] for place in ranks) for i in (0, 1))
     missing = [f"mp_rank_{t:02d}_{p:03d}" for t in range(tp) for p in range(pp) if (t, p) not in ranks]
     if missing:
@@ -298,7 +316,8 @@ def _load(folder: Path) -> _Ranks:
     trainings, moments = [], []
     for (t, p), path in sorted(ranks.items()):
         state = load_torch(path)
-        trainings.append(training_of(state, where=path))
+        trainings.append(training := training_of(state, where=path))
+        _check_same(training, trainings[0])
         keys = [key for key in ("model", *(f"model{number}" for number in range(64))) if key in state]
         if not keys:
             raise DamageError(f"{path} has no model", found=few([str(key) for key in state], 4), fix="restore it")
@@ -307,6 +326,30 @@ def _load(folder: Path) -> _Ranks:
         moments.append(named_moments(state.get("optimizer"), parameters))
         chunks += here
     return _Ranks(chunks, trainings[0], moments)
+
+
+def _check_same(training: Training, first: Training) -> None:
+    """Refuse a file of another checkpoint than the first file's.
+
+    Raises:
+        DamageError: their iterations, versions or consumed samples differ.
+    """
+    found, expected = (
+        {
+            "iteration": one.iteration,
+            "checkpoint_version": one.version,
+            "args.consumed_train_samples": one.arguments.get("consumed_train_samples"),
+        }
+        for one in (training, first)
+    )
+    for key, value in found.items():
+        if value != expected[key]:
+            raise DamageError(
+                f"{training.where} is of another checkpoint than {first.where}",
+                found=f"{key} = {str(value)[:80]}",
+                expected=str(expected[key])[:80],
+                fix="restore the files of one checkpoint",
+            )
 
 
 def _tensors(model: Any, key: str, *, where: Path) -> dict[str, StoredTensor]:

@@ -20,7 +20,7 @@ from trainer.convert.convert import Options, convert
 from trainer.convert.hf_names import logical_shapes
 from trainer.convert.model_folder import ModelFolder, no_run
 from trainer.convert.model_keys import model_config
-from trainer.convert.mp_rank import write_mp_rank
+from trainer.convert.mp_rank import open_mp_rank, write_mp_rank
 from trainer.convert.torch_dist_write import write_torch_dist
 from trainer.models.gpt_shape import gpt_shape
 
@@ -42,6 +42,7 @@ def sound(tmp_path_factory):
         folder / "torch_dist", model, states=states, dtype=torch.float32, form="distributed", report=lambda n: None
     )
     write_mp_rank(folder / "mp_rank", model, dtype=torch.float32, tp=1, pp=1, report=lambda n: None)
+    write_mp_rank(folder / "ranks", model, dtype=torch.float32, tp=2, pp=1, report=lambda n: None)
     return folder
 
 
@@ -294,6 +295,43 @@ def test_wrong_classic_files_are_named(name, sound, tmp_path):
     torch.save(state, path)
     message = converted(folder, tmp_path / "out")
     assert told in message and bool(message) == bool(told)
+
+
+OTHER_RANK = {
+    "another iteration": (key("iteration", 7), "iteration = 7"),
+    "another version": (key("checkpoint_version", 2.0), "checkpoint_version = 2.0"),
+    "other samples": (args(consumed_train_samples=99), "args.consumed_train_samples = 99"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_RANK)
+def test_ranks_of_several_checkpoints_are_refused(name, sound, tmp_path):
+    change, told = OTHER_RANK[name]
+    folder = shutil.copytree(sound / "ranks", tmp_path / "c")
+    (path,) = folder.glob("iter_*/mp_rank_01/*.pt")
+    state = load(path)
+    change(state)
+    torch.save(state, path)
+    message = converted(folder, tmp_path / "out")
+    assert "is of another checkpoint than" in message and told in message
+
+
+def test_a_rank_that_is_there_twice_is_refused(sound, tmp_path):
+    folder = shutil.copytree(sound / "mp_rank", tmp_path / "c")
+    (rank,) = folder.glob("iter_*/mp_rank_00")
+    shutil.copytree(rank, rank.with_name("mp_rank_00_000"))
+    assert "holds one rank twice" in converted(folder, tmp_path / "out")
+
+
+def test_copies_of_ranks_that_differ_are_named(sound, tmp_path):
+    folder = shutil.copytree(sound / "ranks", tmp_path / "c")
+    assert not open_mp_rank(folder, settings={}).notes
+    (path,) = folder.glob("iter_*/mp_rank_01/*.pt")
+    state = load(path)
+    state["model"]["decoder.final_layernorm.weight"].add_(1)
+    torch.save(state, path)
+    (note,) = open_mp_rank(folder, settings={}).notes
+    assert note.endswith("the first one's is used: 1/0/0/decoder.final_layernorm.weight")
 
 
 @pytest.mark.parametrize("form", ["torch_dist", "mp_rank"])
