@@ -91,7 +91,8 @@ def problems_of_sets(config: RunConfig) -> list[MdataError]:
     """Errors of opening the training data, and each set that is given by its path, separately."""
     data, errors = config.data, list[MdataError]()
     how: dict[str, Any] = {"allow_outside": data.allow_outside, "cache": (data.cache or None, data.cache_size or None)}
-    for path in dict.fromkeys((data.blend, *data.valid, *data.test)):
+    evaluated = (*data.valid, *data.test) if config.train.evaluate else ()
+    for path in dict.fromkeys((data.blend, *evaluated)):
         try:
             if path != MOCK:
                 mdata.open_blend(path, checked=False, tokenizer_unknown="ok", evaluation=path != data.blend, **how)
@@ -249,6 +250,8 @@ def _document_lengths(train: mdata.Dataset, config: RunConfig) -> tuple[int, ...
     """The lengths of the documents around evenly spaced tokens of the run's rows; no token is read."""
     length, num_samples = config.train.sequence_length, run_length(config).samples
     end = num_samples if train.num_samples is None else min(num_samples, train.num_samples)
+    if end < 1:
+        return ()  # less than a step, which is reported separately
     samples = np.unique(np.linspace(0, end - 1, COUNTED_ROWS, dtype=np.int64))
     lengths = []
     for component, inside in zip(*train.locate(samples), strict=True):

@@ -35,6 +35,7 @@ from trainer.config.parse import AFTERWARDS, ReadConfig, problems_error
 from trainer.config.sections import RunConfig
 from trainer.errors import LostRankError
 from trainer.plan.check import DataFacts, check, small_vocabulary
+from trainer.plan.lengths import given_lengths
 from trainer.plan.nearest_layout import nearest_layout, nearest_layout_text
 from trainer.run.signals import HEARD, SAME_REQUEST_S
 
@@ -154,7 +155,8 @@ def survey(read: ReadConfig, world_size: int, *, progress: Progress = SILENT, ev
             facts = data.facts
         if not (addresses or wrong):
             seen = found_by_one(config, every_byte=every_byte)
-            if data is not None:
+            # A length that is given twice, or not at all, is for `check` to say: no end of a schedule follows from it.
+            if data is not None and len(given_lengths(config.train)) == 1:
                 start = find_start(config, data, found=seen)
             else:
                 errors += conflicts_without_data(config, seen)

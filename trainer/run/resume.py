@@ -30,7 +30,7 @@ from trainer.models.family import family_of
 from trainer.optim.schedules import Rates, rates
 from trainer.parallel.collectives import gather_objects
 from trainer.parallel.world import World
-from trainer.plan.lengths import batch_sizes, given_lengths, horizon, run_length, schedule_lengths
+from trainer.plan.lengths import batch_sizes, given_lengths, horizon, run_length, schedule_lengths, sizes_setting
 from trainer.run.data import RunData
 
 KEYS = {  # keys of [model] whose names are not those of the parts of a shape, joined
@@ -426,6 +426,8 @@ def _setting_text(name: str, value: object, config: RunConfig | None, *, other: 
         lengths = given_lengths(config.train)
         if "steps" in lengths:
             lengths["global_batch"] = config.train.global_batch
+            if config.train.batch_schedule:
+                return f"train.steps={lengths['steps']} with {sizes_setting(config)} ({value} samples)"
         return " x ".join(f"train.{key}={amount}" for key, amount in lengths.items()) + f" ({value} samples)"
     section, key = SETTINGS[name].split(".")
     own, others = (getattr(getattr(settings, section), key) for settings in (config, other))
@@ -449,7 +451,10 @@ def _rates_of_zero(now: RunConfig, done: Done, *, first: int, last: int) -> Iter
     samples = sizes.after(max(0, first - 1 - done.steps), consumed=done.samples)
     at = dataclasses.replace(done, steps=first - 1, samples=samples).scheduled(now.optimizer)
     ended = at[lengths.counter] >= lengths.decay
-    if first > last or not ended or rates(now.optimizer, lengths, **at, batch=sizes.at(samples)).learning_rate:
+    if first > last or not ended:
+        return
+    of_first = rates(now.optimizer, lengths, **at, batch=sizes.at(samples))
+    if of_first.learning_rate or of_first.embedding_learning_rate:
         return
     ((unit, end),), ((unit_now, end_now),) = given_lengths(now.optimizer, "decay_").items(), _ends(now, done).items()
     yield UsageError(

@@ -134,6 +134,14 @@ def test_the_losses_of_a_run_are_those_of_documents_alone(corpus, tmp_path, choi
     assert without[1][2] != pytest.approx(curve[1][2], rel=1e-6)
 
 
+def test_documents_of_less_than_a_step_are_not_counted(corpus, tmp_path):
+    config = config_of(corpus, tmp_path / "run")
+    short = replace(config, train=replace(config.train, steps=0, samples=1))
+    facts = open_data(short).facts
+    assert facts.document_lengths == ()
+    assert any("is less than the first step" in problem for problem in check(short, 1, facts=facts))
+
+
 @pytest.mark.parametrize("choice", CHOICES)
 def test_attention_is_counted_inside_the_documents_of_the_rows(corpus, tmp_path, choice):
     """The lengths that a plan counts with are those of the documents that attention keeps apart in the run's rows."""

@@ -449,6 +449,12 @@ def test_a_damaged_corpus_does_not_hide_other_problems(tmp_path: Path) -> None:
         mdata.open_blend(tmp_path / "mix.json")
 
 
+def test_sets_of_evaluation_are_no_problem_of_a_run_that_reads_none(tmp_path: Path) -> None:
+    words = (f"data.blend={tmp_path / 'gone'}", f'data.valid=["{tmp_path / "lost"}"]', "train.evaluate=false")
+    (problem,) = _problems(tmp_path, *words, "train.global_batch=8")
+    assert "gone: neither" in problem
+
+
 def test_a_checkpoint_that_does_not_fit_is_told_without_data(tmp_path: Path) -> None:
     sound = config(run={"folder": str(tmp_path / "run")}, model={"vocab_size": 1000}, data={"blend": "mock"})
     sound = replace(sound, mesh=replace(sound.mesh, tp=1), train=replace(sound.train, steps=1))

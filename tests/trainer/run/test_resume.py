@@ -119,7 +119,13 @@ def test_more_steps_at_learning_rate_0_are_refused(corpus, tmp_path, step, lengt
         f"  try: set optimizer.decay_{unit}={2 * end} to let it decay until {other}, or a larger optimizer.min_lr; "
         f"optimizer.decay_{unit}={end} trains them at rate 0"
     )
-    for settings in ({f"decay_{unit}": 2 * end}, {f"decay_{unit}": end}, {"min_lr": 1e-4}, {"schedule": "constant"}):
+    for settings in (
+        {f"decay_{unit}": 2 * end},
+        {f"decay_{unit}": end},
+        {"min_lr": 1e-4},
+        {"embedding_lr": 1e-3, "embedding_min_lr": 1e-4},
+        {"schedule": "constant"},
+    ):
         asked = lasting(2, **settings)
         assert find_start(asked, open_data(asked)).done.steps == step
     same = lasting(1)
@@ -288,6 +294,34 @@ def test_another_length_in_megatrons_order_is_told_by_its_settings(corpus, tmp_p
     other = _config(corpus, tmp_path / "other", steps=1, checkpoint=first, **megatron)
     start = find_start(other, open_data(other))
     assert (start.done.steps, start.done.schedule_steps, start.done.moment_steps) == (0, 2, 2)
+
+
+def test_another_table_of_batches_in_megatrons_order_is_told(corpus, tmp_path):
+    megatron: dict[str, Any] = {"data": {"order": "megatron", "cache": str(tmp_path / "cache")}}
+    _train(_config(corpus, tmp_path / "run", steps=2, **megatron))
+    other = _config(corpus, tmp_path / "run", steps=2, train={"batch_schedule": "0:6 32:2"}, **megatron)
+    with pytest.raises(
+        UsageError, match=r"found: train\.steps=2 with train\.batch_schedule='0:6 32:2' \(12 samples\)\n"
+    ):
+        find_start(other, open_data(other))
+
+
+@pytest.mark.parametrize("order", ["native", "megatron"])
+def test_a_length_that_is_given_twice_or_not_at_all_is_told_beside_a_checkpoint(corpus, tmp_path, capsys, order):
+    data: dict[str, Any] = {"data": {"order": order, "cache": str(tmp_path / "cache")}}
+    run = _config(corpus, tmp_path / "run", steps=2, **data)
+    _train(run)
+    told = {
+        "are set; a run has one length": replace(run.train, steps=3, samples=100),
+        "the run has no length": replace(run.train, steps=0),
+    }
+    for text, length in told.items():
+        code, _, err = _check(replace(run, train=length), tmp_path / "run.toml", capsys)
+        assert code == 2 and text in err and "in a different order" not in err, err
+        other = replace(run, run=replace(run.run, folder=str(tmp_path / "other")), train=length)
+        first = {"init_from": str(tmp_path / "run"), "init_optimizer": True, "init_schedule": True}
+        code, _, err = _check(replace(other, checkpoint=replace(run.checkpoint, **first)), tmp_path / "2.toml", capsys)
+        assert code == 2 and text in err, err
 
 
 def test_other_data_is_told_by_its_settings(tmp_path):
