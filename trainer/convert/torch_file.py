@@ -12,6 +12,7 @@ files are mapped while they are read.
 from __future__ import annotations
 
 import dataclasses
+import math
 import mmap
 import struct
 import zlib
@@ -42,6 +43,7 @@ _BY_SIZE = MappingProxyType({1: "<i1", 2: "<i2", 4: "<i4", 8: "<i8", 16: "<c16"}
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of the format before zip archives
 _LONGEST_NAME = 1000  # of a member
 _CHECKED_AT_ONCE = 16 << 20
+_MOST_ELEMENTS = 1 << 48  # of a tensor, and of its stride and offset: numpy refuses what it cannot address
 _RESTORE = "restore the file from a copy"
 
 
@@ -363,7 +365,8 @@ class _Storages:
         storage = self._made[key]
         size = None if storage.part is None else storage.part.size
         if (storage.dtype, storage.count) != (dtype, count) or size not in (None, count * dtype.itemsize):
-            raise PickleFault(f"storage {key} has {size} bytes, but its tensors say {count} elements of {dtype}")
+            known = f"{storage.count} elements of {storage.dtype}" if size is None else f"{size} bytes"
+            raise PickleFault(f"storage {key} has {known}, but its tensors say {count} elements of {dtype}")
         return storage
 
 
@@ -386,12 +389,14 @@ def _construct(name: str, arguments: tuple[Any, ...]) -> Any:
 
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *, dtype: Any) -> StoredTensor | None:
     """A view of a storage; None: its type is not supported, or it is expanded, so not all elements are stored."""
-    kind = getattr(torch, dtype.name.removeprefix("torch."), None) if type(dtype) is Name else None
+    # Not getattr, which may import a module of torch.
+    kind = vars(torch).get(dtype.name.removeprefix("torch.")) if type(dtype) is Name else None
     if type(storage) is not Storage or (dtype is not None and not isinstance(kind, torch.dtype)):
         return None
     kind = kind or storage.dtype
     sizes = [*shape, *stride, offset] if type(shape) is type(stride) is tuple else [None]
-    if not all(map(_is_size, sizes)) or len(shape) != len(stride) or len(shape) > 32:
+    is_valid = all(map(_is_size, sizes)) and len(shape) == len(stride) <= 32
+    if not is_valid or math.prod(max(1, size) for size in shape) > _MOST_ELEMENTS:
         raise PickleFault(f"a tensor of storage {storage.key} whose shape, stride or offset is not valid")
     available = storage.count * storage.dtype.itemsize // kind.itemsize
     count = 1
@@ -404,4 +409,4 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *, dtype: Any) -
 
 
 def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 62
+    return type(value) is int and 0 <= value <= _MOST_ELEMENTS

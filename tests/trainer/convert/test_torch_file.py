@@ -243,6 +243,8 @@ TENSORS = {
     "one too many": view(1, (2, 3), (3, 1)),
     "stride too long": view(0, (2, 2), (5, 1)),
     "overflow": view(0, (1 << 40, 1 << 40), (1 << 61, 1 << 61)),
+    "a stride that is not used": view(0, (1,), (1 << 61,)),
+    "nothing of a huge size": view(0, (0, 1 << 47, 1 << 47), (1, 1, 1)),
     "64 bits": view(0, (1 << 64,), (0,)),
     "floats": view(0, (2.0,), (1,)),
     "true": view(0, (True,), (1,)),
