@@ -22,6 +22,7 @@ from trainer.config.sections import (
     RecomputeSection,
     RunConfig,
 )
+from trainer.kernels.recording import RecordedFunction
 from trainer.pipeline.graphs import StageGraphs
 
 STEPS = 6
@@ -59,6 +60,14 @@ def _trained(context: Any, config: RunConfig, recorded: bool) -> Any:
                 batches = with_documents(batches)
         losses.append(engine.step(batches, 1e-2).read().loss)
     return losses, held_state(engine), recorder.recordings
+
+
+def test_a_recorded_function_is_not_replayed_with_or_without_another_tensor() -> None:
+    x = torch.ones(2)
+    for recorded_with, given in ((x, None), (None, x)):
+        function = RecordedFunction(lambda *given: given, (x, recorded_with), recorder=TapeRecorder(), pool=None)
+        with pytest.raises(AssertionError, match="recorded with a tensor"):
+            function(x, given)
 
 
 LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
