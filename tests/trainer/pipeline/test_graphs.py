@@ -77,6 +77,7 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "one rank, full": (1, "gpt2", {"recompute": "full"}),
     "one rank, fp8": (1, "llama", {"fp8": True}),
     "dp 2": (2, "llama", {}),
+    "dp 2, fp8": (2, "llama", {"fp8": True}),
     "tp 2, sequence parallel": (2, "llama", {"tp": 2, "sequence_parallel": True}),
     "1f1b": (2, "gpt2", {"pp": 2}),
     "interleaved": (2, "llama", {"pp": 2, "schedule": "interleaved"}),
