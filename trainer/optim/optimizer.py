@@ -149,7 +149,8 @@ class Optimizer:
         """Reduce, update, gather.
 
         Args:
-            learning_rate, weight_decay: for this step; a weight decay of None means that of the settings.
+            learning_rate, weight_decay: for this step; None, or a constant optimizer.weight_decay_schedule: the weight
+                decay of the settings.
             embedding_rate: of the token embedding and the output head, under optimizer.embedding_lr; None: the same.
             totals: fp64 [1 + any], this rank's part of sums over all ranks; the gradient is divided by the first: its
                 number of loss tokens, or of microbatches for a mean of their means.
