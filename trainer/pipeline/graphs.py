@@ -74,15 +74,18 @@ class StageGraphs:
         Args:
             make: the pass to record. ends: as in `Ends`.
         """
-        if self._steps < WARMUP_STEPS or batch.bounds is not None or (any(ends) and not self.whole_steps):
+        if batch.bounds is not None or (any(ends) and not self.whole_steps):
             return None  # the number of document bounds differs between microbatches
+        key = _Key(Ends(*ends), loss, tuple(None if x is None else (x.shape, x.dtype) for x in _tensors(batch)))
         slots = self._slots.setdefault(stage, _Slots())
+        if self._steps < WARMUP_STEPS or key not in slots.computed:
+            slots.computed.add(key)  # this compiles kernels, which must not happen in a recording
+            return None
         if not slots.free:
             heappush(slots.free, len(slots.passes))
             slots.passes.append({})
             slots.pools.append(self.recorder.pool())
         slot = heappop(slots.free)
-        key = _Key(Ends(*ends), loss, tuple(None if x is None else (x.shape, x.dtype) for x in _tensors(batch)))
         passes = slots.passes[slot]
         if key not in passes:
             passes[key] = ReplayedPass(
@@ -92,9 +95,10 @@ class StageGraphs:
 
 
 class _Slots:
-    """The recorded passes of one stage by slot, the pools of the slots, and the free slots as a heap."""
+    """Of one stage: what was computed once, recorded passes by slot, the slots' pools, and the free slots as a heap."""
 
     def __init__(self) -> None:
+        self.computed: set[_Key] = set()
         self.passes: list[dict[_Key, ReplayedPass]] = []
         self.pools: list[Any] = []
         self.free: list[int] = []
