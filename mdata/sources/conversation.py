@@ -31,17 +31,46 @@ _ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 # Names of fields in lower case, without "_" and "-". These carry text or media.
 _MEDIA = "audio audios image imageurl images inputaudio media video videos"
 _TEXT_OF_MESSAGE = frozenset(
-    "channel chainofthought citations cot documents function functioncall functioncalls functions name parts"
-    " reasoning reasoningcontent reasoningdetails reasoningtext recipient refusal think thinking thinkingblocks thought"
-    f" thoughts toolcall toolcalls toolplan tools {_MEDIA}".split()
+    "attachments channel chainofthought citations contentblocks cot documents function functioncall"
+    " functioncalls functions name parts reasoning reasoningcontent reasoningdetails reasoningtext recipient refusal"
+    f" think thinking thinkingblocks thought thoughts toolcall toolcalls toolplan toolresults tools {_MEDIA}".split()
 )
 _TEXT_OF_RECORD = frozenset(
     f"builtintools chattemplatekwargs customtools documents functions pythontools tools xmltools {_MEDIA}".split()
 )
 _SYSTEM = frozenset(("system", "systemmessage", "systemprompt"))
 # True or 1: train on this; false or 0: do not.
-_FLAGS = frozenset(["loss", "lossweight", "train", "trainable", "training", "trainonturn", "weight"])
-_MASKS = frozenset(["lossmask", "lossscale", "mask", "masked", "steplossmask", "traindetail"])
+_FLAGS = frozenset(
+    [
+        "computeloss",
+        "loss",
+        "lossweight",
+        "shouldtrain",
+        "train",
+        "trainable",
+        "trained",
+        "training",
+        "trainonturn",
+        "weight",
+    ]
+)
+_MASKS = frozenset(
+    [
+        "assistantmask",
+        "assistantmasks",
+        "ismasked",
+        "lossmask",
+        "lossmasks",
+        "lossscale",
+        "lossscales",
+        "lossweights",
+        "mask",
+        "masked",
+        "masks",
+        "steplossmask",
+        "traindetail",
+    ]
+)
 _LONGEST_NAME = 40  # longer than any name above; also bounds the memory for names in records
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 

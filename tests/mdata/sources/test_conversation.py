@@ -103,11 +103,22 @@ def test_a_system_prompt_beside_a_conversation_that_has_one_is_not_used():
         ("assistant", 1, "loss_mask", 1),
         ("assistant", 1, "mask", True),
         ("assistant", 1, "train_detail", [{"begin_offset": 0}]),
+        ("assistant", 1, "should_train", False),
+        ("assistant", 1, "compute_loss", False),
+        ("assistant", 1, "loss_weights", [0, 1]),
+        ("assistant", 1, "is_masked", True),
+        ("assistant", 1, "assistant_masks", [0]),
     ],
 )
 def test_a_flag_that_asks_for_another_loss_is_named(train_on, number, name, value):
     with pytest.raises(BadConversation, match=rf"message {number + 1} .*: its '{name}' is .*only --chat-train-on"):
         flat_messages(with_field(number, name, value), train_on)
+
+
+@pytest.mark.parametrize("name", ["attachments", "content_blocks", "tool_results"])
+def test_further_fields_that_carry_text_are_named(name):
+    with pytest.raises(BadConversation, match=f"'{name}' would be lost"):
+        flat_messages(with_field(1, name, ["x"]), "assistant")
 
 
 def test_flags_that_say_what_is_done_anyway_are_accepted():
