@@ -496,7 +496,7 @@ def test_rotary_settings_are_found_where_transformers_finds_them(changes, tmp_pa
     ({"rope_parameters": {"rope_type": "linear", "factor": "4"}}, "factor = '4'"),
     ({"rope_parameters": {"rope_theta": "1e4"}}, "rope_theta = '1e4'"),
     ({"rope_parameters": {"rope_theta": -1}}, "rope_theta = -1"),
-    ({"rope_parameters": {"rope_type": "yarn", "type": "linear", "factor": 2.0}}, "of two types"),
+    ({"rope_parameters": {"rope_type": "yarn", "type": "linear", "factor": 2.0}}, "has two types"),
     ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "disagree"),
     ({"rotary_pct": 0.25}, "rotary_pct = 0.25"),
     ({"use_mrope": True}, "use_mrope = True"),
@@ -520,7 +520,7 @@ def test_a_number_of_layers_is_compared_with_the_files_before_a_table_is_made_of
     if kind == "qwen2":
         _rewrite(folder, use_sliding_window=True, sliding_window=4, max_window_layers=65_000, layer_types=None)
     monkeypatch.setattr(opening, "hf_links", None)
-    with pytest.raises(DamageError, match="those of 65000 layers"):
+    with pytest.raises(DamageError, match="the tensors of 65000 layers"):
         open_model(folder)
 
 
@@ -544,7 +544,7 @@ def test_a_checkpoint_of_ours_says_no_more_layers_than_it_has_and_has_no_tensor_
     with pytest.raises(DamageError, match=r"not of this model: weight/head\.weight"):
         open_model(tmp_path / "ours")
     _describe(folder, num_layers=65_000)
-    with pytest.raises(DamageError, match="those of 65000 layers"):
+    with pytest.raises(DamageError, match="the tensors of 65000 layers"):
         open_model(tmp_path / "ours")
 
 
