@@ -85,6 +85,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "one, dropout": (1, GPT | {"hidden_dropout": 0.1}, {}),
     "one, alibi": (1, GPT | {"position": "alibi"}, {}),
     "one, window": (1, LLAMA | {"window": 128}, {}),
+    "one, beside": (1, LLAMA, {"overlap_passes": "on"}),
+    "one, dropout, full, beside": (1, GPT | {"hidden_dropout": 0.1}, {"mode": "full", "overlap_passes": "on"}),
     "one, sgd": (1, LLAMA, {"name": "sgd"}),
     "one, muon": (1, LLAMA, {"name": "muon"}),
     "tp 2": (2, LLAMA, {"tp": 2}),
@@ -97,6 +99,12 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "pp 2, interleaved": (2, LLAMA, {"pp": 2, "schedule": "interleaved"}),
     "pp 2, zb_h1": (2, LLAMA, {"pp": 2, "schedule": "zb_h1"}),
     "pp 2, zb_v, tied": (2, LLAMA | {"tie_embeddings": True}, {"pp": 2, "schedule": "zb_v"}),
+    "tp 2, sequence parallel, beside": (2, LLAMA, {"tp": 2, **SP, "overlap_passes": "on"}),
+    "tp 2, fp8, beside": (2, LLAMA, {"tp": 2, **SP, "fp8": "delayed", "overlap_passes": "on"}),
+    "cp 2, beside": (2, LLAMA, {"cp": 2, "overlap_passes": "on"}),
+    "dp 2, beside": (2, LLAMA, {"overlap_passes": "on"}),
+    "tp 4, sequence parallel, beside": (4, LLAMA, {"tp": 4, **SP, "overlap_passes": "on"}),
+    "tp 2, dp 2, beside": (4, LLAMA, {"tp": 2, **SP, "overlap_passes": "on"}),
     "tp 4, sequence parallel": (4, LLAMA, {"tp": 4, **SP}),
     "tp 2, dp 2": (4, LLAMA, {"tp": 2, **SP}),
     "tp 2, pp 2, zb_v": (4, LLAMA, {"tp": 2, **SP, "pp": 2, "schedule": "zb_v"}),
@@ -187,7 +195,8 @@ def compare(name: str, world: World, steps: int) -> dict[str, Any]:
         return {"layout": name, "not recorded": reason}
     found = []
     for how in ("off", "on"):
-        kernels = dataclasses.replace(config.kernels, cuda_graphs=how)
+        beside = config.kernels.overlap_passes if how == "on" else "off"
+        kernels = dataclasses.replace(config.kernels, cuda_graphs=how, overlap_passes=beside)
         found.append(trained(dataclasses.replace(config, kernels=kernels), world, steps))
         gc.collect()
         torch.cuda.empty_cache()
@@ -226,7 +235,9 @@ def main(words: Sequence[str] | None = None) -> int:
         if ranks != place.world_size:
             continue
         own = PrefixStore(name, store) if store else None
-        world = join_world(mesh_of(run_config(model, keys), ranks), placement=place, store=own)
+        beside = keys.get("overlap_passes") == "on"
+        mesh = mesh_of(run_config(model, keys), ranks)
+        world = join_world(mesh, placement=place, store=own, overlap_passes=beside)
         answers = gather_objects(compare(name, world, arguments.steps), world.groups["world"])
         bad = [(rank, a) for rank, a in enumerate(answers) if not a.get("equal", True)]
         answer = answers[0] | {"equal on all ranks": not bad, "others": bad[1:] if len(bad) > 1 else bad}

@@ -9,6 +9,7 @@ row that megatron-core can run is followed by it, and a table of both comes last
 24 and 20 layers of Llama-2-7B, for GPUs of 80 GB.
 
 With --graphs each row of ours is run twice, with `kernels.cuda_graphs` off and on; the second is called "NAME+graphs".
+"NAME+overlap" also sets `kernels.overlap_passes`.
 With --narrow layers have the smallest widths and rows 256 tokens, so that the GPUs have next to nothing to do: the step
 is then the time that the host needs to launch one, with the latency of its collectives.
 
@@ -142,15 +143,16 @@ RUN_LIMIT_S = "120"  # of the ranks of one row
 
 
 def row_config(name: str, *, narrow: bool = False) -> RunConfig:
-    """The run of a row, or the same with next to nothing to compute; with graphs if its name says so."""
-    name, _, graphs = name.partition("+")
+    """The run of a row, or the same with next to nothing to compute; with graphs or overlap if its name says so."""
+    name, _, launches = name.partition("+")
     ranks, length, micro_batch, microbatches, model, keys = ROWS[name]
     if narrow:
         length = NARROW_TOKENS
         model = model | {"hidden_size": 16 * model["num_heads"], "ffn_hidden_size": 512, "vocab_size": 1024}
     config = run_config("llama1b")
     changed: dict[str, Any] = {name: getattr(config, name) for name in SECTIONS}
-    for key, value in (keys | {"cuda_graphs": "on" if graphs else "off"}).items():
+    graphs, overlap = "on" if launches else "off", "on" if launches == "overlap" else "off"
+    for key, value in (keys | {"cuda_graphs": graphs, "overlap_passes": overlap}).items():
         name = next(name for name in SECTIONS if key in type(changed[name]).__dataclass_fields__)
         changed[name] = dataclasses.replace(changed[name], **{key: value})
     mesh = changed["mesh"]
@@ -201,7 +203,7 @@ def measure_peer(name: str, config: RunConfig, plan: Plan, *, profile: str) -> d
 
 def measure_ours(name: str, config: RunConfig, plan: Plan, *, profile: str) -> dict[str, Any]:
     """One rank of ours."""
-    world = join_world(mesh_of(config, plan.world_size))
+    world = join_world(mesh_of(config, plan.world_size), overlap_passes=config.kernels.overlap_passes == "on")
     engine = random_engine(config, plan, world)
     batches = [batch.on_context_rank(engine.cp) for batch in random_batches(plan, world.device)]
     step = our_step(engine, batches)
@@ -234,10 +236,12 @@ def speed(plan: Plan, seconds: float) -> dict[str, Any]:
 
 
 def write_profile(folder: str, name: str, rank: int, step: Callable[[], Any]) -> None:
-    """A table of the kernels of one step of this rank, into a folder if one is given."""
+    """A table of the kernels of one step of the first rank, into a folder if one is given."""
     if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        Path(folder, f"{name}-rank-{rank}.txt".replace("+", "-")).write_text(kernel_table(step))
+        kernels = kernel_table(step)  # each rank takes part in the step
+        if rank == 0:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            Path(folder, f"{name}.txt".replace("+", "-")).write_text(kernels)
 
 
 def chunk_seconds(step: Callable[[], Any]) -> float:
@@ -315,11 +319,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Measure one row as one of its ranks, or start the ranks of all rows in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", choices=[f"{n}{end}" for n in ROWS for end in ("", "+graphs")])
+    parser.add_argument("--rows", nargs="+", choices=[f"{n}{end}" for n in ROWS for end in ("", "+graphs", "+overlap")])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--peers", action="store_true", help="megatron-core after each row that it can run")
     parser.add_argument("--narrow", action="store_true", help="the same rows with next to nothing to compute")
-    parser.add_argument("--profile", default="", help="folder for a table of kernels of each rank")
+    parser.add_argument("--profile", default="", help="folder for a table of kernels of the first rank")
     parser.add_argument("--out", help="file for all rows as JSON")
     parser.add_argument("--graphs", action="store_true", help="each row also with CUDA graphs")
     parser.add_argument("--row", help="measure this one; started by torchrun")

@@ -91,7 +91,7 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
 
     place = find_placement(os.environ) or Placement()
     make_deterministic(config)
-    mesh = mesh_of(config, place.world_size)
+    mesh, overlap = mesh_of(config, place.world_size), config.kernels.overlap_passes == "on"
     with console.progress() as progress:
         listener = progress if place.rank == 0 else RankNotes(progress, place.rank)
         if place.world_size == 1:
@@ -100,7 +100,7 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
         else:
             store = open_store(place, tell=listener.note)
             with watching(place, store, end=end or partial(_end, console), tell=listener.note) as watchdog:
-                world = join_world(mesh, placement=place, store=store)
+                world = join_world(mesh, placement=place, store=store, overlap_passes=overlap)
                 watchdog.joined(world)
                 result = train(config, world, progress=listener, watch=watchdog.note)
     if world.is_main:

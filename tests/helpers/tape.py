@@ -8,6 +8,7 @@ freed, so a wrong sharing of pools is not seen here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,15 +18,23 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 
 class TapeRecorder:
-    """The recorder of trainer/pipeline/graphs.py for CPUs."""
+    """The recorder of trainer/pipeline/graphs.py for CPUs, whose lanes are all itself: nothing runs beside others."""
 
     def __init__(self) -> None:
         self.recordings = 0
 
-    def pool(self) -> None:
-        """Tapes keep their memory."""
+    def __call__(self) -> TapeRecorder:
+        return self
 
-    def record(self, run: Callable[[], Any], pool: Any) -> Tape:
+    def beside(self, after: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def mark(self) -> None:
+        """Operations are done in the order in which they are given."""
+
+    join = mark
+
+    def record(self, run: Callable[[], Any]) -> Tape:
         self.recordings += 1
         tape = Tape()
         with tape:

@@ -150,6 +150,9 @@ class KernelsSection:
     cuda_graphs: Literal["auto", "off", "on"] = (
         "auto"  # on: passes of stages and the update are launched as CUDA graphs, so that GPUs do not wait for the host
     )
+    overlap_passes: Literal["auto", "off", "on"] = (
+        "auto"  # on: a forward pass runs beside the backward pass before it; hides communication, holds one more microbatch
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

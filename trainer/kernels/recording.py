@@ -5,11 +5,15 @@ tensors, and returns copies of its results; everything else that it reads or wri
 Python code are those of the recording. Communication may be recorded: each rank then replays the same
 collectives in the same order. Recording is confined to its thread, because others copy batches and watch collectives
 meanwhile.
+
+Recordings belong to lanes. Those of one lane share a memory pool and are never in use at the same time; those of two
+lanes may run beside each other, because each lane has a stream, with cuBLAS's workspace of that stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -25,51 +29,72 @@ class Recorded(Protocol):
         """Repeat the operations."""
 
 
-class Recorder(Protocol):
-    """Records functions of tensors."""
+class Lane(Protocol):
+    """Records functions of tensors that are never in use at the same time."""
 
-    def pool(self) -> Any:
-        """A new memory pool, for recordings that are never in use at the same time."""
-
-    def record(self, run: Callable[[], Any], pool: Any) -> Recorded:
+    def record(self, run: Callable[[], Any]) -> Recorded:
         """Record the operations of `run` without executing them."""
 
+    @contextmanager
+    def beside(self, after: Any) -> Iterator[None]:
+        """Run the operations of the block beside those that the current stream gets from here on.
 
-class CudaRecorder:
-    """Records CUDA graphs, all on one stream: autograd runs a backward pass on the stream of its forward pass."""
+        Args:
+            after: the `mark` that they wait for, too; None: only for what the current stream has got so far.
+        """
+
+    def mark(self) -> Any:
+        """What the lane has been given so far."""
+
+    def join(self) -> None:
+        """The current stream waits for the lane."""
+
+
+Recorder = Callable[[], Lane]  # makes a new lane
+
+
+class CudaLane:
+    """Records CUDA graphs on a stream: autograd runs a backward pass on the stream of its forward pass."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
-    def pool(self) -> Any:
-        """A pool of PyTorch's caching allocator."""
-        return torch.cuda.graph_pool_handle()
-
-    def record(self, run: Callable[[], Any], pool: Any) -> Recorded:
+    def record(self, run: Callable[[], Any]) -> Recorded:
         """A CUDA graph of the kernels that `run` launches."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             run()
         return graph
 
+    @contextmanager
+    def beside(self, after: Any) -> Iterator[None]:
+        """See Lane.beside."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        if after is not None:
+            self._stream.wait_event(after)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def mark(self) -> Any:
+        """An event of the stream."""
+        return self._stream.record_event()
+
+    def join(self) -> None:
+        """See Lane.join."""
+        torch.cuda.current_stream().wait_stream(self._stream)
+
 
 class RecordedFunction:
-    """A function of tensors, recorded with the shapes of `arguments`; None stays None.
+    """A function of tensors, recorded with the shapes of `arguments`; None stays None."""
 
-    Args:
-        pool: of the recorder, for what the function allocates.
-    """
-
-    def __init__(
-        self, run: Callable[..., Sequence[Given]], arguments: Sequence[Given], *, recorder: Recorder, pool: Any
-    ) -> None:
+    def __init__(self, run: Callable[..., Sequence[Given]], arguments: Sequence[Given], *, lane: Lane) -> None:
         self._arguments = [None if x is None else x.detach().clone() for x in arguments]
         self._results: list[Given] = []
 
         def keep() -> None:
             self._results = [None if x is None else x.detach() for x in run(*self._arguments)]
 
-        self._recorded = recorder.record(keep, pool)
+        self._recorded = lane.record(keep)
 
     def __call__(self, *arguments: Given) -> list[Given]:
         """Replay with other arguments of the same shapes."""

@@ -175,8 +175,7 @@ class Optimizer:
             self._recordings[key] = None  # the first call compiles kernels
             return ()
         if (recorded := self._recordings[key]) is None:
-            pool = self._recorder.pool()
-            recorded = RecordedFunction(self._reduce_and_update, numbers, recorder=self._recorder, pool=pool)
+            recorded = RecordedFunction(self._reduce_and_update, numbers, lane=self._recorder())
             self._recordings[key] = recorded
         return recorded(*numbers)
 

@@ -8,7 +8,8 @@ conjugates.py has the collectives that autograd differentiates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -20,6 +21,22 @@ from torch import Tensor
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
+class Channel:
+    """Which communicators a rank's groups use: what runs beside each other must not use the same."""
+
+    number: int = 0
+
+    @contextmanager
+    def use(self, number: int) -> Iterator[None]:
+        """Use these in the block: those of number 0 in every even one, the second ones in every odd one."""
+        before, self.number = self.number, number % 2
+        try:
+            yield
+        finally:
+            self.number = before
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """The ranks along one axis of the mesh, from the view of one of them.
@@ -28,13 +45,22 @@ class Group:
         name: of the axis.
         size: ranks in it.
         rank: this rank's position in it.
-        group: the process group; None when size is 1.
+        first: the process group; None when size is 1.
+        second: another one of the same ranks, for channel 1; None: there is none.
+        channel: which one is in use.
     """
 
     name: str
     size: int
     rank: int
-    group: dist.ProcessGroup | None = None
+    first: dist.ProcessGroup | None = None
+    second: dist.ProcessGroup | None = None
+    channel: Channel | None = None
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The process group in use; None when size is 1."""
+        return self.first if self.channel is None or self.channel.number == 0 else self.second
 
     @staticmethod
     def single(name: str) -> Group:

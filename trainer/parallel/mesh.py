@@ -23,6 +23,7 @@ from mdata import UsageError
 from trainer.config.sections import RunConfig
 
 AXES = ("tp", "kv", "cp", "dp", "pp", "data", "ep", "edp", "stage", "ends", "world")
+IN_PASSES = ("tp", "cp")  # along which a pass of a microbatch through a stage communicates
 
 
 class Coordinates(NamedTuple):

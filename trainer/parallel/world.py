@@ -8,6 +8,7 @@ tested without starting anything.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import socket
@@ -26,8 +27,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from mdata import ResourceError, UsageError
 from trainer.errors import LostRankError
-from trainer.parallel.collectives import Group, all_reduce_, start_receive_, start_send
-from trainer.parallel.mesh import AXES, Coordinates, Mesh
+from trainer.parallel.collectives import Channel, Group, all_reduce_, start_receive_, start_send
+from trainer.parallel.mesh import AXES, IN_PASSES, Coordinates, Mesh
 
 JOIN_TIMEOUT = timedelta(minutes=10)  # for the other ranks to join; also the timeout of a single collective
 FIRST_RANK_S = 480.0  # for rank 0 to start; less than JOIN_TIMEOUT, whose message does not name rank 0
@@ -64,6 +65,7 @@ class World:
         device: where its tensors live.
         groups: axis -> the ranks along it, for each axis of the mesh that this rank is on.
         links: (sending pipeline rank, receiving one) -> the group of those two, for the links of this rank.
+        channel: chooses between the communicators of groups that have two.
     """
 
     rank: int
@@ -75,6 +77,7 @@ class World:
     device: torch.device
     groups: Mapping[str, Group]
     links: Mapping[tuple[int, int], Group] = field(default_factory=dict)
+    channel: Channel = field(default_factory=Channel)
 
     @property
     def is_main(self) -> bool:
@@ -210,7 +213,12 @@ def another_connection(store: Store) -> Store:
 
 
 def join_world(
-    mesh: Mesh, *, placement: Placement | None = None, device_type: str | None = None, store: Store | None = None
+    mesh: Mesh,
+    *,
+    placement: Placement | None = None,
+    device_type: str | None = None,
+    store: Store | None = None,
+    overlap_passes: bool = False,
 ) -> World:
     """Join the other ranks and create this rank's groups on each axis.
 
@@ -219,6 +227,7 @@ def join_world(
         placement: of this process; default: from the environment, otherwise alone.
         device_type: "cuda" or "cpu"; default: cuda if available. Decides between nccl and gloo.
         store: see `open_store`, which is called otherwise.
+        overlap_passes: create second communicators for the groups that passes of a microbatch use.
 
     Raises:
         UsageError: the environment is inconsistent, or there are fewer GPUs than ranks.
@@ -243,7 +252,8 @@ def join_world(
                 device_id=device if device.type == "cuda" else None,
             )
     links = _links(mesh, place.rank)  # before the groups: only some ranks have a group on "ends"
-    groups = _groups(mesh, place.rank)
+    channel = Channel()
+    groups = _groups(mesh, place.rank, channel if overlap_passes else None)
     # No rank continues (and perhaps leaves at once) before all have joined: gloo mistakes a rank that left for one that
     # crashed.
     all_reduce_(torch.zeros(1, device=device), groups["world"])
@@ -258,6 +268,7 @@ def join_world(
         device=device,
         groups=groups,
         links=links,
+        channel=channel,
     )
 
 
@@ -362,7 +373,8 @@ def _joining(place: Placement) -> Iterator[None]:
         ) from error
 
 
-def _groups(mesh: Mesh, rank: int) -> dict[str, Group]:
+def _groups(mesh: Mesh, rank: int, channel: Channel | None) -> dict[str, Group]:
+    """The groups of each axis; with a channel, those in passes of a microbatch have second communicators."""
     made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
     groups = {}
     for axis in AXES:
@@ -370,6 +382,10 @@ def _groups(mesh: Mesh, rank: int) -> dict[str, Group]:
             if ranks not in made:
                 made[ranks] = _process_group(ranks, mesh)
             groups[axis] = Group(axis, len(ranks), ranks.index(rank), made[ranks])
+    for axis in IN_PASSES if channel else ():
+        if axis in groups and groups[axis].size > 1:
+            second = dist.new_group(list(mesh.ranks_of(axis, rank)), use_local_synchronization=True)
+            groups[axis] = dataclasses.replace(groups[axis], second=second, channel=channel)
     return groups
 
 

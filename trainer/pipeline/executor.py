@@ -115,6 +115,7 @@ class _Run:
         self.messages = Messages(schedule, executor.rank, links=executor.links, wait_s=wait_s)
         device = microbatches[0].tokens_BS.device
         self.totals = torch.zeros(2 + 2 * loss.num_components, dtype=torch.float64, device=device)
+        self.counted: list[Tensor] = []
         self.passes: dict[Key, Pass | ReplayedPass] = {}
         actions = schedule.actions[executor.rank]
         self.first = {action.stage: action.microbatch for action in reversed(actions) if action.kind == "F"}
@@ -135,6 +136,10 @@ class _Run:
     def finish(self) -> None:
         """Wait until all sends have finished."""
         self.messages.finish()
+        if (graphs := self.executor.graphs) is not None:
+            graphs.join()
+        for counted in self.counted:
+            self.totals[: len(counted)] += counted
         for stage in self.executor.stages.values():
             stage.hooks.last_microbatch = False  # a backward pass run by other code does not end a step
         assert not self.passes, f"the schedule left {[*self.passes][:4]} without the actions that follow"
@@ -148,7 +153,7 @@ class _Run:
         if counted is None:
             self.messages.give(Action("SEND_F", number, microbatch), given)
         else:
-            self.totals[: len(counted)] += counted
+            self.counted.append(counted)
         if torch.is_grad_enabled():
             self.passes[number, microbatch] = stage_pass
 
@@ -163,12 +168,18 @@ class _Run:
             return make()
         completes = number in self.last and self.last[number].microbatch == microbatch
         ends = (microbatch == self.first[number], completes)
-        return executor.graphs.take(number, make, batch=batch, ends=ends, loss=self.loss) or make()
+        recorded = executor.graphs.take(number, make, batch=batch, ends=ends, loss=self.loss)
+        if recorded is None:
+            executor.graphs.join()
+        return recorded or make()
 
     def _backward(self, action: Action) -> None:
         kind, number, microbatch = action
+        graphs = self.executor.graphs
         self.executor.stages[number].hooks.last_microbatch = self.last.get(number) == action
         stage_pass = self.passes[number, microbatch] if kind == "I" else self.passes.pop((number, microbatch))
+        if graphs is not None and not isinstance(stage_pass, ReplayedPass):
+            graphs.join()
         if kind == "W":
             stage_pass.weight_gradients()
         else:

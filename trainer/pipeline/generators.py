@@ -9,6 +9,7 @@ so that gradients are summed in the same order in every schedule. Pure, no torch
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import cast
@@ -46,11 +47,14 @@ def impossible(name: str, *, num_ranks: int, chunks: int, num_microbatches: int)
     return "" if num_microbatches > 0 else "a step needs at least 1 microbatch"
 
 
-def make_schedule(name: str, *, num_ranks: int, num_microbatches: int, chunks: int = 0) -> Schedule:
+def make_schedule(
+    name: str, *, num_ranks: int, num_microbatches: int, chunks: int = 0, ahead: int = 0
+) -> Schedule:
     """A schedule of computations.
 
     Args:
         name: one of SCHEDULES. chunks: stages of a rank; 0: the schedule's default.
+        ahead: of 1f1b: forward passes that each rank has done in addition, before a backward pass.
 
     Raises:
         ValueError: there is no such schedule; the message is that of `impossible`.
@@ -58,7 +62,9 @@ def make_schedule(name: str, *, num_ranks: int, num_microbatches: int, chunks: i
     chunks = chunks or default_chunks(name)
     if problem := impossible(name, num_ranks=num_ranks, chunks=chunks, num_microbatches=num_microbatches):
         raise ValueError(problem)
-    lists = (tuple(_GENERATORS[name](rank, num_ranks, num_microbatches, chunks)) for rank in range(num_ranks))
+    assert name == "1f1b" or not ahead, f"{name} has no ahead={ahead}"
+    generate = functools.partial(_one_f_one_b, ahead=ahead) if ahead else _GENERATORS[name]
+    lists = (tuple(generate(rank, num_ranks, num_microbatches, chunks)) for rank in range(num_ranks))
     return Schedule(
         name=name,
         stage_ranks=placement(name, num_ranks, chunks=chunks),
@@ -81,9 +87,9 @@ def _gpipe(rank: int, _ranks: int, microbatches: int, _chunks: int) -> Iterator[
     yield from (Action("B", rank, m) for m in range(microbatches))
 
 
-def _one_f_one_b(rank: int, ranks: int, microbatches: int, _chunks: int) -> Iterator[Action]:
+def _one_f_one_b(rank: int, ranks: int, microbatches: int, _chunks: int, ahead: int = 0) -> Iterator[Action]:
     order = [(rank, m) for m in range(microbatches)]
-    yield from _alternating(order, order, ranks - rank - 1)
+    yield from _alternating(order, order, ranks - rank - 1 + ahead)
 
 
 def _interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Iterator[Action]:

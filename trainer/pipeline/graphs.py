@@ -6,26 +6,32 @@ Results are bitwise those of passes that are not recorded.
 
 A graph repeats kernels with the addresses and the decisions of its recording, so:
 - Passes are recorded for each *slot*. A stage has as many slots as it has microbatches between forward and the end of
-  backward; a microbatch takes the lowest free one. What a pass keeps for backward lies in its slot's memory pool. All
-  recordings of a slot share the pool, because no two of them are ever in use at the same time.
+  backward; a microbatch takes the lowest free one. What a pass keeps for backward lies in the memory pool of its slot's
+  lane. All recordings of a slot share the lane, because no two of them are ever in use at the same time.
 - The first and the last microbatch of a step have recordings of their own: the first product of a step overwrites a
   main gradient, and later ones add to it. Each recording remembers this, and each replay checks it.
 - Hooks of data parallelism are not recorded. Where ranks share parameters, they gather them beside the first microbatch
   and sum gradients beside the last: those two are computed. In between, hooks have nothing to do, unless the memory of
   sharded gradients or parameters moves, which cannot be recorded. plan/check_precision.py lists what else cannot.
+
+With `overlap` the forward pass of a microbatch runs beside the backward pass of the one before, so that one computes
+while the other communicates. Forward passes follow each other, and so do backward passes, so gradients are summed in
+the same order as ever: a forward pass only adds to those of the output head, which must not be the embedding.
+Recordings of two lanes use communicators of their own, because two replays must not share one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from trainer.kernels.recording import Given, RecordedFunction, Recorder
+from trainer.kernels.recording import Given, Lane, RecordedFunction, Recorder
 from trainer.layers.base import Layer, MainGradients
 from trainer.layers.block_hooks import BlockHooks
 from trainer.models.stage import Microbatch, Tensors
@@ -55,16 +61,43 @@ class StageGraphs:
     Args:
         recorder: how passes are recorded.
         whole_steps: whether the first and the last microbatch of a step are recorded too: no ranks share parameters.
+        overlap: whether passes of two microbatches run beside each other.
+        channel: the block records with the communicators of this number.
     """
 
-    def __init__(self, recorder: Recorder, *, whole_steps: bool) -> None:
-        self.recorder, self.whole_steps = recorder, whole_steps
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        whole_steps: bool,
+        overlap: bool = False,
+        channel: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext(),
+    ) -> None:
+        self.recorder, self.whole_steps, self.overlap, self.channel = recorder, whole_steps, overlap, channel
         self._steps = 0
         self._slots: dict[int, _Slots] = {}
+        self._done: dict[str, Any] = {}  # forward or backward -> the mark of the last replay beside others
 
     def after_step(self) -> None:
         """Count a training step that has ended."""
         self._steps += 1
+
+    def join(self) -> None:
+        """What follows waits for all passes that run beside the current stream."""
+        if self._done:
+            for slots in self._slots.values():
+                for lane in slots.lanes:
+                    lane.join()
+            self._done.clear()
+
+    def replay(self, lane: Lane, kind: str, call: Callable[[], list[Given]]) -> list[Given]:
+        """Call a recorded function, after the last one of the same kind; with `overlap` on its lane."""
+        if not self.overlap:
+            return call()
+        with lane.beside(self._done.get(kind)):
+            results = call()
+            self._done[kind] = lane.mark()
+        return results
 
     def take(
         self, stage: int, make: Callable[[], Pass], *, batch: Microbatch, ends: tuple[bool, bool], loss: LossOptions
@@ -84,23 +117,22 @@ class StageGraphs:
         if not slots.free:
             heappush(slots.free, len(slots.passes))
             slots.passes.append({})
-            slots.pools.append(self.recorder.pool())
+            slots.lanes.append(self.recorder())
         slot = heappop(slots.free)
         passes = slots.passes[slot]
         if key not in passes:
-            passes[key] = ReplayedPass(
-                make(), self.recorder, pool=slots.pools[slot], release=lambda: heappush(slots.free, slot)
-            )
+            release = partial(heappush, slots.free, slot)
+            passes[key] = ReplayedPass(make(), self, lane=slots.lanes[slot], slot=slot, release=release)
         return passes[key]
 
 
 class _Slots:
-    """Of one stage: what was computed once, recorded passes by slot, the slots' pools, and the free slots as a heap."""
+    """Of one stage: what was computed once, recorded passes by slot, the slots' lanes, and the free slots as a heap."""
 
     def __init__(self) -> None:
         self.computed: set[_Key] = set()
         self.passes: list[dict[_Key, ReplayedPass]] = []
-        self.pools: list[Any] = []
+        self.lanes: list[Lane] = []
         self.free: list[int] = []
 
 
@@ -108,12 +140,12 @@ class ReplayedPass:
     """A pass whose methods are recorded at their first call, and replayed in that and every later call.
 
     Args:
-        way: the pass to record. release: called when the microbatch no longer needs its slot.
+        way: the pass to record. slot: its number. release: called when the microbatch no longer needs its slot.
     """
 
-    def __init__(self, way: Pass, recorder: Recorder, *, pool: Any, release: Callable[[], None]) -> None:
+    def __init__(self, way: Pass, graphs: StageGraphs, *, lane: Lane, slot: int, release: Callable[[], None]) -> None:
         self.release = release
-        self._pass, self._recorder, self._pool = way, recorder, pool
+        self._pass, self._graphs, self._lane, self._slot = way, graphs, lane, slot
         self._hooks = BlockHooks()  # these do nothing; used while recording
         self._forward: _Function | None = None
         self._backward: _Function | None = None
@@ -124,16 +156,20 @@ class ReplayedPass:
         for layer in self._pass.layers:
             layer.prepare()
         inputs = (*received, *_tensors(batch), scale)
-        if self._forward is None:
-            count = len(received)
 
-            def run(*given: Any) -> tuple[Given, ...]:
-                rows: dict[str, Any] = dict(zip(_TENSOR_FIELDS, given[count:-1], strict=True))
-                outputs, totals = self._pass.forward(given[:count], dataclasses.replace(batch, **rows), given[-1])
-                return (totals, *outputs)
+        def call() -> list[Given]:
+            if self._forward is None:
+                count = len(received)
 
-            self._forward = self._function(run, inputs)
-        totals, *outputs = self._forward(*inputs)
+                def run(*given: Any) -> tuple[Given, ...]:
+                    rows: dict[str, Any] = dict(zip(_TENSOR_FIELDS, given[count:-1], strict=True))
+                    outputs, totals = self._pass.forward(given[:count], dataclasses.replace(batch, **rows), given[-1])
+                    return (totals, *outputs)
+
+                self._forward = self._function(run, inputs)
+            return self._forward(*inputs)
+
+        totals, *outputs = self._graphs.replay(self._lane, "forward", call)
         return tuple(x for x in outputs if x is not None), totals
 
     def backward(self, gradients: Tensors) -> Tensors:
@@ -146,25 +182,32 @@ class ReplayedPass:
 
     def weight_gradients(self) -> None:
         """See Pass.weight_gradients."""
-        if self._weights is None:
+        def call() -> list[Given]:
+            if self._weights is None:
 
-            def run() -> tuple[()]:
-                self._pass.weight_gradients()
-                return ()
+                def run() -> tuple[()]:
+                    self._pass.weight_gradients()
+                    return ()
 
-            self._weights = self._function(run, ())
-        self._weights()
+                self._weights = self._function(run, ())
+            return self._weights()
+
+        self._graphs.replay(self._lane, "backward", call)
 
     def _gradients(self, run: Callable[[Tensors], Tensors], gradients: Tensors) -> Tensors:
-        if self._backward is None:
-            self._backward = self._function(lambda *given: run(given), gradients)
-        return tuple(x for x in self._backward(*gradients) if x is not None)
+        def call() -> list[Given]:
+            if self._backward is None:
+                self._backward = self._function(lambda *given: run(given), gradients)
+            return self._backward(*gradients)
+
+        return tuple(x for x in self._graphs.replay(self._lane, "backward", call) if x is not None)
 
     def _function(self, run: Callable[..., Any], inputs: Sequence[Given]) -> _Function:
         layers, stage = self._pass.layers, self._pass.stage
         hooks, stage.hooks = stage.hooks, self._hooks
         try:
-            return _Function(run, inputs, recorder=self._recorder, pool=self._pool, layers=layers)
+            with self._graphs.channel(self._slot):
+                return _Function(run, inputs, lane=self._lane, layers=layers)
         finally:
             stage.hooks = hooks
 
@@ -177,12 +220,11 @@ class _Function:
         run: Callable[..., Sequence[Given]],
         arguments: Sequence[Given],
         *,
-        recorder: Recorder,
-        pool: Any,
+        lane: Lane,
         layers: Sequence[Layer],
     ) -> None:
         with _decisions(layers) as made:
-            self._recorded = RecordedFunction(run, arguments, recorder=recorder, pool=pool)
+            self._recorded = RecordedFunction(run, arguments, lane=lane)
         self._decisions = made
         self._is_new = True
 

@@ -64,12 +64,25 @@ def why_not_recorded(config: RunConfig, *, data_parallel: int) -> str:
     return ""
 
 
+def why_not_beside(config: RunConfig) -> str:
+    """Why passes of two microbatches cannot run beside each other; "" if they can."""
+    if config.kernels.cuda_graphs != "on":
+        return 'it needs kernels.cuda_graphs="on"'
+    if config.mesh.pp > 1:
+        return f"passes of a pipeline wait for messages, and mesh.pp is {config.mesh.pp}"
+    if config.model.tie_embeddings:
+        return "with model.tie_embeddings both passes add to the gradient of the embedding"
+    return "" if config.mesh.schedule == "1f1b" else f'mesh.schedule is "{config.mesh.schedule}", not "1f1b"'
+
+
 def kernel_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     """One line for each named kernel that does not support its use in this run."""
     kernels, family = config.kernels, family_of(config)
     data_parallel = world_size // (config.mesh.tp * config.mesh.pp)
     if kernels.cuda_graphs == "on" and (reason := why_not_recorded(config, data_parallel=data_parallel)):
         yield f'kernels.cuda_graphs="on" cannot be used: {reason}; set kernels.cuda_graphs="auto"'
+    if kernels.overlap_passes == "on" and (reason := why_not_beside(config)):
+        yield f'kernels.overlap_passes="on" cannot be used: {reason}; set kernels.overlap_passes="auto"'
     if kernels.optimizer == "apex" and config.optimizer.name != "adamw":
         yield (
             f'kernels.optimizer="apex" supports only optimizer.name="adamw", not "{config.optimizer.name}"; '

@@ -197,9 +197,14 @@ def activation_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]
         for place in plan.pipeline.places(rank, like)
     }
     schedule = plan.pipeline.computations(min(plan.num_microbatches, _steady(plan)))
-    # Microbatches that are not recorded as graphs (pipeline/graphs.py) need separate memory.
-    copies = 2 if config.kernels.cuda_graphs == "on" and plan.dp * plan.cp > 1 else 1
-    return tuple(copies * peak_live(actions, of_stage) for actions in schedule.actions)
+    # A pass that is not recorded as a graph (pipeline/graphs.py) needs separate memory.
+    separate = config.kernels.cuda_graphs == "on" and plan.dp * plan.cp > 1
+    computed = (
+        separate * sum(of_stage[stage] for stage in stages_of(plan.pipeline.stage_ranks, rank)) for rank in range(plan.pp)
+    )
+    return tuple(
+        peak_live(actions, of_stage) + own for actions, own in zip(schedule.actions, computed, strict=True)
+    )
 
 
 def _steady(plan: Plan) -> int:

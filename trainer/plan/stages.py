@@ -35,6 +35,7 @@ class PipelineLayout:
 
     Args:
         schedule: name of the generator. chunks: stages of each rank.
+        ahead: additional forward passes before each backward pass, which then run beside it.
         stage_ranks: pipeline rank of each stage. layers_per_stage: blocks of each stage.
         stage_costs: work of a forward pass through each stage, in layers; includes the embedding and the head.
     """
@@ -44,6 +45,7 @@ class PipelineLayout:
     stage_ranks: tuple[int, ...]
     layers_per_stage: tuple[int, ...]
     stage_costs: tuple[float, ...]
+    ahead: int = 0
 
     @property
     def num_ranks(self) -> int:
@@ -69,11 +71,11 @@ class PipelineLayout:
 
     def lowered(self, num_microbatches: int) -> Schedule:
         """The actions of all ranks in a step, with communication."""
-        return _lowered(self.schedule, self.num_ranks, num_microbatches, self.chunks)
+        return _lowered(self.schedule, self.num_ranks, num_microbatches, self.chunks, self.ahead)
 
     def computations(self, num_microbatches: int) -> Schedule:
         """The same without communication and without the check for deadlocks: enough for times and memory."""
-        return _computations(self.schedule, self.num_ranks, num_microbatches, self.chunks)
+        return _computations(self.schedule, self.num_ranks, num_microbatches, self.chunks, self.ahead)
 
     def step_seconds(self, num_microbatches: int, costs: Costs) -> float:
         """Time of a step; a long one is extrapolated from two shorter ones."""
@@ -95,13 +97,13 @@ class PipelineLayout:
 
 
 @functools.lru_cache(maxsize=16)
-def _lowered(name: str, num_ranks: int, num_microbatches: int, chunks: int, /) -> Schedule:
-    return lower(_computations(name, num_ranks, num_microbatches, chunks))
+def _lowered(name: str, num_ranks: int, num_microbatches: int, chunks: int, ahead: int, /) -> Schedule:
+    return lower(_computations(name, num_ranks, num_microbatches, chunks, ahead))
 
 
 @functools.lru_cache(maxsize=32)
-def _computations(name: str, num_ranks: int, num_microbatches: int, chunks: int, /) -> Schedule:
-    return make_schedule(name, num_ranks=num_ranks, num_microbatches=num_microbatches, chunks=chunks)
+def _computations(name: str, num_ranks: int, num_microbatches: int, chunks: int, ahead: int, /) -> Schedule:
+    return make_schedule(name, num_ranks=num_ranks, num_microbatches=num_microbatches, chunks=chunks, ahead=ahead)
 
 
 def num_chunks(mesh: MeshSection) -> int:
@@ -126,6 +128,7 @@ def pipeline_layout(config: RunConfig, shape: ModelShape, *, document_lengths: t
         stage_ranks=stage_ranks,
         layers_per_stage=layers,
         stage_costs=tuple(_costs(layers, ends)),
+        ahead=int(config.kernels.overlap_passes == "on"),
     )
 
 

@@ -30,7 +30,7 @@ from trainer.config.sections import RunConfig
 from trainer.convert.convert import open_model
 from trainer.convert.first_state import read_owned
 from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
-from trainer.kernels.recording import CudaRecorder, Recorder
+from trainer.kernels.recording import CudaLane, Recorder
 from trainer.models.family import family_of
 from trainer.models.float8_layers import use_float8
 from trainer.models.stage import Microbatch, joined
@@ -85,7 +85,10 @@ class Engine:
         self._training = functools.lru_cache(maxsize=8)(plan.pipeline.lowered)
         self._evaluation = functools.lru_cache(maxsize=8)(plan.pipeline.forward)
         recorder = self._recorder(config)
-        graphs = StageGraphs(recorder, whole_steps=world.groups["data"].size == 1) if recorder else None
+        graphs = None
+        if recorder is not None:
+            whole_steps, overlap = world.groups["data"].size == 1, plan.pipeline.ahead > 0
+            graphs = StageGraphs(recorder, whole_steps=whole_steps, overlap=overlap, channel=world.channel.use)
         self.executor = Executor(numbered, world.groups["pp"].rank, links=world.links, graphs=graphs)
         self.float8 = use_float8(self.model, config, num_layers=plan.shape.num_layers, device=world.device)
         tokens = plan.micro_batch * plan.sequence_length // plan.cp
@@ -118,7 +121,7 @@ class Engine:
         if self.world.device.type == "cpu":
             expected = 'a GPU, or kernels.cuda_graphs="auto"'
             raise UsageError('kernels.cuda_graphs="on" cannot be used', found="a CPU", expected=expected)
-        return CudaRecorder(self.world.device) if self.world.device.type == "cuda" else None
+        return functools.partial(CudaLane, self.world.device) if self.world.device.type == "cuda" else None
 
     @property
     def most_overflows(self) -> int:

@@ -41,13 +41,15 @@ def _config(name: str, *, dropout: float = 0.0, dtype: str = "fp32", **mesh: Any
     return replace(config, model=model, mesh=MeshSection(**mesh))
 
 
-def _trained(context: Any, config: RunConfig, recorded: bool) -> Any:
+def _trained(context: Any, config: RunConfig, recorded: bool, beside: bool = False) -> Any:
     """Losses and state of steps with different numbers of microbatches, an evaluation and documents between them."""
     engine = layouts(context, config)
     recorder = TapeRecorder()
     if recorded:
         whole = engine.world.groups["data"].size == 1
-        engine.executor.graphs = StageGraphs(recorder, whole_steps=whole)
+        channel = engine.world.channel.use
+        engine.executor.graphs = StageGraphs(recorder, whole_steps=whole, overlap=beside, channel=channel)
+        engine._training = replace(engine.plan.pipeline, ahead=int(beside)).lowered
         engine.optimizer._recorder = recorder if whole else None
     losses = []
     for step in range(STEPS):
@@ -65,7 +67,7 @@ def _trained(context: Any, config: RunConfig, recorded: bool) -> Any:
 def test_a_recorded_function_is_not_replayed_with_or_without_another_tensor() -> None:
     x = torch.ones(2)
     for recorded_with, given in ((x, None), (None, x)):
-        function = RecordedFunction(lambda *given: given, (x, recorded_with), recorder=TapeRecorder(), pool=None)
+        function = RecordedFunction(lambda *given: given, (x, recorded_with), lane=TapeRecorder())
         with pytest.raises(AssertionError, match="recorded with a tensor"):
             function(x, given)
 
@@ -79,6 +81,11 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "dp 2": (2, "llama", {}),
     "dp 2, fp8": (2, "llama", {"fp8": True}),
     "tp 2, sequence parallel": (2, "llama", {"tp": 2, "sequence_parallel": True}),
+    "one rank, beside": (1, "llama", {"beside": True}),
+    "one rank, fp8, full, beside": (1, "llama", {"fp8": True, "recompute": "full", "beside": True}),
+    "dp 2, gpt2": (2, "gpt2", {}),
+    "dp 2, beside": (2, "llama", {"beside": True}),
+    "tp 2, beside": (2, "llama", {"tp": 2, "sequence_parallel": True, "beside": True}),
     "1f1b": (2, "gpt2", {"pp": 2}),
     "interleaved": (2, "llama", {"pp": 2, "schedule": "interleaved"}),
     "zb_h1": (2, "llama", {"pp": 2, "schedule": "zb_h1"}),
@@ -89,9 +96,9 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_recorded_passes_give_the_same_bits(case: str) -> None:
     ranks, name, options = LAYOUTS[case]
-    config = _config(name, **options)
+    config = _config(name, **{key: value for key, value in options.items() if key != "beside"})
     computed = run_ranks(_trained, ranks, config, False)
-    replayed = run_ranks(_trained, ranks, config, True)
+    replayed = run_ranks(_trained, ranks, config, True, options.get("beside", False))
     for (losses, state, none), (others, other_state, recordings) in zip(computed, replayed, strict=True):
         assert others == losses and len(set(losses)) == len(losses)
         for key, values in state.items():
