@@ -59,6 +59,7 @@ LLAMA: dict[str, Any] = {
     "norm": "rmsnorm",
     "activation": "swiglu",
     "position": "rope",
+    "tie_embeddings": False,
 }
 GPT: dict[str, Any] = {
     "num_layers": 8,
@@ -86,7 +87,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "one, alibi": (1, GPT | {"position": "alibi"}, {}),
     "one, window": (1, LLAMA | {"window": 128}, {}),
     "one, beside": (1, LLAMA, {"overlap_passes": "on"}),
-    "one, dropout, full, beside": (1, GPT | {"hidden_dropout": 0.1}, {"mode": "full", "overlap_passes": "on"}),
+    "one, dropout, full, beside": (1, LLAMA | {"hidden_dropout": 0.1}, {"mode": "full", "overlap_passes": "on"}),
     "one, sgd": (1, LLAMA, {"name": "sgd"}),
     "one, muon": (1, LLAMA, {"name": "muon"}),
     "tp 2": (2, LLAMA, {"tp": 2}),

@@ -6,7 +6,8 @@ the actions; on a GPU it may be recorded and replayed (graphs.py). Messages are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -149,7 +150,8 @@ class _Run:
         batch = self.microbatches[microbatch]
         received = self.messages.take(Action("RECV_F", number, microbatch)) if number else ()
         stage_pass = self._pass(action, batch)
-        given, counted = stage_pass.forward(received, batch, self.scale)
+        with self._in_turn(stage_pass, microbatch):
+            given, counted = stage_pass.forward(received, batch, self.scale)
         if counted is None:
             self.messages.give(Action("SEND_F", number, microbatch), given)
         else:
@@ -168,28 +170,35 @@ class _Run:
             return make()
         completes = number in self.last and self.last[number].microbatch == microbatch
         ends = (microbatch == self.first[number], completes)
-        recorded = executor.graphs.take(number, make, batch=batch, ends=ends, loss=self.loss)
-        if recorded is None:
-            executor.graphs.join()
-        return recorded or make()
+        return executor.graphs.take(number, make, batch=batch, ends=ends, loss=self.loss) or make()
 
     def _backward(self, action: Action) -> None:
         kind, number, microbatch = action
-        graphs = self.executor.graphs
         self.executor.stages[number].hooks.last_microbatch = self.last.get(number) == action
         stage_pass = self.passes[number, microbatch] if kind == "I" else self.passes.pop((number, microbatch))
-        if graphs is not None and not isinstance(stage_pass, ReplayedPass):
-            graphs.join()
         if kind == "W":
-            stage_pass.weight_gradients()
+            with self._in_turn(stage_pass, microbatch):
+                stage_pass.weight_gradients()
         else:
             last = number + 1 == self.schedule.num_stages
             gradients = () if last else self.messages.take(Action("RECV_B", number, microbatch))
-            given = stage_pass.backward(gradients) if kind == "B" else stage_pass.input_gradients(gradients)
+            with self._in_turn(stage_pass, microbatch):
+                given = stage_pass.backward(gradients) if kind == "B" else stage_pass.input_gradients(gradients)
             if number:
                 self.messages.give(Action("SEND_B", number, microbatch), given)
         if kind != "I" and isinstance(stage_pass, ReplayedPass):
             stage_pass.release()
+
+    @contextmanager
+    def _in_turn(self, stage_pass: Pass | ReplayedPass, microbatch: int) -> Iterator[None]:
+        """A pass that is computed follows all that runs beside it; odd ones open the communicators of recordings."""
+        graphs = self.executor.graphs
+        if graphs is None or isinstance(stage_pass, ReplayedPass):
+            yield
+            return
+        graphs.join()
+        with graphs.channel(microbatch):
+            yield
 
     def _buffers(self, receive: Action) -> Tensors:
         """The buffers for a received message."""

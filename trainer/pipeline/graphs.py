@@ -29,7 +29,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.kernels.recording import Given, Lane, RecordedFunction, Recorder
 from trainer.layers.base import Layer, MainGradients
@@ -206,7 +206,7 @@ class ReplayedPass:
         layers, stage = self._pass.layers, self._pass.stage
         hooks, stage.hooks = stage.hooks, self._hooks
         try:
-            with self._graphs.channel(self._slot):
+            with self._graphs.channel(self._slot), _own_leaves(layers):
                 return _Function(run, inputs, lane=self._lane, layers=layers)
         finally:
             stage.hooks = hooks
@@ -234,6 +234,23 @@ class _Function:
                 main.repeat(overwritten=overwritten, added=added)
         self._is_new = False
         return self._recorded(*arguments)
+
+
+@contextmanager
+def _own_leaves(layers: Sequence[Layer]) -> Iterator[None]:
+    """In this block the layers' parameters are leaves of autograd that no other pass has, on the same memory.
+
+    A leaf belongs to the stream of the first pass that uses it, and every backward pass waits for the streams of its
+    leaves: a recording must not wait for a stream that is not recorded.
+    """
+    parameters = [(layer, name, value) for layer in layers for name, value in layer.named_parameters(recurse=False)]
+    for layer, name, value in parameters:
+        setattr(layer, name, nn.Parameter(value.data))
+    try:
+        yield
+    finally:
+        for layer, name, value in parameters:
+            setattr(layer, name, value)
 
 
 @contextmanager
