@@ -21,8 +21,7 @@ from mdata.order.permutation import Permutation
 from mdata.preprocessing.corpus_writer import CorpusWriter, origins_path
 from mdata.preprocessing.placing import Staged, buckets_folder
 from mdata.progress import SILENT, Progress
-from mdata.rewriting.rewritten import Rewriting, write_results
-from mdata.rewriting.taken_documents import DocumentSource, DocumentWriter, Taken, new_corpus
+from mdata.rewriting.taken_documents import DocumentSource, DocumentWriter, Taken, new_corpus, write_corpora
 from mdata.util.arrays import Int64s
 from mdata.util.random_keys import derive_key
 
@@ -75,18 +74,16 @@ def shuffle(
             return writer.stage(made_by)
 
     progress.begin(f"shuffling {corpus.name}", 2 * corpus.num_tokens, unit="tokens")
-    made = write_results(
-        Rewriting(
-            f"shuffle of {corpus.id[:16]}, seed {seed}",
-            f"this shuffle of {corpus.name}",
-            [result],
-            make=make,
-            differs=lambda prefix, found: source.differs(made_by, found),
-        ),
-        progress,
+    made = write_corpora(
+        source,
+        {result: made_by},
+        make=make,
+        command=f"shuffle of {corpus.id[:16]}, seed {seed}",
+        called=f"this shuffle of {corpus.name}",
+        progress=progress,
     )
     progress.end()
-    return result, made[result].manifest
+    return result, made[result]
 
 
 def _fill(buckets: list[_Bucket], source: DocumentSource, permutation: Permutation, *, progress: Progress) -> None:

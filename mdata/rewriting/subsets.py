@@ -22,8 +22,7 @@ from mdata.mixing.shares import fraction_of
 from mdata.order.permutation import Permutation
 from mdata.preprocessing.placing import Staged
 from mdata.progress import SILENT, Progress
-from mdata.rewriting.rewritten import Rewriting, write_results
-from mdata.rewriting.taken_documents import DocumentSource, DocumentWriter, new_corpus
+from mdata.rewriting.taken_documents import DocumentSource, DocumentWriter, new_corpus, write_corpora
 from mdata.util.arrays import Int64s
 from mdata.util.random_keys import derive_key
 
@@ -70,18 +69,16 @@ def split(
             return writer.stage(made_by[prefix])
 
     progress.begin(f"splitting {source.corpus.name}", source.corpus.num_tokens, unit="tokens")
-    made = write_results(
-        Rewriting(
-            f"split of {source.corpus.id[:16]} by {' '.join(shares)}",
-            f"this part of {source.corpus.name}",
-            prefixes,
-            make=make,
-            differs=lambda prefix, found: source.differs(made_by[prefix], found),
-        ),
-        progress,
+    made = write_corpora(
+        source,
+        made_by,
+        make=make,
+        command=f"split of {source.corpus.id[:16]} by {' '.join(shares)}",
+        called=f"this part of {source.corpus.name}",
+        progress=progress,
     )
     progress.end()
-    return {prefix: one.manifest for prefix, one in made.items()}
+    return made
 
 
 def sample(
@@ -116,18 +113,16 @@ def sample(
             return writer.stage(made_by)
 
     progress.begin(f"sampling {corpus.name}", tokens, unit="tokens")
-    made = write_results(
-        Rewriting(
-            f"sample of {corpus.id[:16]}, {tokens} tokens, seed {seed}",
-            f"this sample of {corpus.name}",
-            [result],
-            make=make,
-            differs=lambda prefix, found: source.differs(made_by, found),
-        ),
-        progress,
+    made = write_corpora(
+        source,
+        {result: made_by},
+        make=make,
+        command=f"sample of {corpus.id[:16]}, {tokens} tokens, seed {seed}",
+        called=f"this sample of {corpus.name}",
+        progress=progress,
     )
     progress.end()
-    return result, made[result].manifest
+    return result, made[result]
 
 
 def _append(writer: DocumentWriter, numbers: Int64s, progress: Progress) -> None:

@@ -8,7 +8,7 @@ documents, so it is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,8 @@ from mdata.manifest.types import CorpusManifest, Provenance, Statistics
 from mdata.preprocessing.corpus_writer import CorpusContent, CorpusWriter, length_histogram
 from mdata.preprocessing.placing import Staged
 from mdata.preprocessing.resume import difference
+from mdata.progress import Progress
+from mdata.rewriting.rewritten import Rewriting, write_results
 from mdata.util.arrays import Int64s, locate_all
 
 _MADE_BY = "made_by"  # the note that says how a corpus was made from one without origins
@@ -157,6 +159,36 @@ class DocumentWriter:
         statistics = Statistics(document_lengths=histogram, text_bytes=None)
         notes = {} if known else {_MADE_BY: dict(made_by)}
         return self.writer.stage(CorpusContent(manifest.level, manifest.tokenizer, files, known, statistics, notes))
+
+
+def write_corpora(
+    source: DocumentSource,
+    made_by: Mapping[Path, Mapping[str, Any]],
+    *,
+    make: Callable[[Path], Staged],
+    command: str,
+    called: str,
+    progress: Progress,
+) -> dict[Path, CorpusManifest]:
+    """Write corpora of a source's documents, or find them written; the manifest of each.
+
+    Args:
+        source: of the documents.
+        made_by: the prefix of each corpus, and what its `DocumentWriter.stage` records.
+        make, command, called: as in `Rewriting`.
+        progress: receives notes.
+
+    Raises:
+        UsageError, ResourceError: as `write_results`.
+    """
+    rewriting = Rewriting(
+        command,
+        called,
+        [*made_by],
+        make=make,
+        differs=lambda prefix, found: source.differs(made_by[prefix], found),
+    )
+    return {prefix: one.manifest for prefix, one in write_results(rewriting, progress).items()}
 
 
 @contextmanager
