@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,6 +201,16 @@ def remove_leftovers(prefix: Path) -> None:
 def buckets_folder(prefix: Path) -> Path:
     """The hidden folder beside a result in which `shuffle` keeps its buckets."""
     return prefix.with_name(f".{prefix.name}.buckets")
+
+
+@contextmanager
+def beginning(folder: Path) -> Iterator[None]:
+    """Runs that write into a folder settle what others left, and enter their jobs into journals, one after another.
+
+    Otherwise two that begin at the same time, with one result in common, would see neither the other's job, or both.
+    """
+    with file_lock.wait_for(folder / ".mdata-runs.lock"):
+        yield
 
 
 def other_runs(journal: Journal, outputs: Iterable[str]) -> Iterator[tuple[Journal, dict[str, Any]]]:

@@ -18,7 +18,7 @@ from mdata.object_storage.address import is_address
 from mdata.preprocessing.finalize import finalize_all
 from mdata.preprocessing.finished import PreprocessResult, check_replaced, finished_before, stale_partitions
 from mdata.preprocessing.journal import Journal
-from mdata.preprocessing.placing import complete_all, discard_run
+from mdata.preprocessing.placing import beginning, complete_all, discard_run
 from mdata.preprocessing.plan import Job, plan_job, useful_workers
 from mdata.preprocessing.preprocess_options import PreprocessOptions, check_options
 from mdata.preprocessing.resume import EarlierRun, read_earlier_run, resume_or_restart, start_over
@@ -113,7 +113,8 @@ def _completed(job: Job, journal: Journal) -> EarlierRun:
 def _run(job: Job, journal: Journal, pool: Pool, *, earlier: EarlierRun) -> PreprocessResult:
     if not earlier.placed:  # its results may be replaced, and some may still be missing
         check_replaced(job)
-    start = resume_or_restart(job, journal, earlier=earlier)
+    with beginning(journal.path.parent):
+        start = resume_or_restart(job, journal, earlier=earlier)
     try:
         loop = WriteLoop(job, journal, start=start)
     except DamageError as error:

@@ -7,6 +7,7 @@ after its end, it finds its results and does nothing. Files of other commands ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,15 @@ from mdata.manifest.types import CorpusManifest
 from mdata.object_storage.address import refuse_output_address
 from mdata.preprocessing.finished import first_damage
 from mdata.preprocessing.journal import Journal
-from mdata.preprocessing.placing import Staged, complete_all, discard_others, discard_run, place, remove_leftovers
+from mdata.preprocessing.placing import (
+    Staged,
+    beginning,
+    complete_all,
+    discard_others,
+    discard_run,
+    place,
+    remove_leftovers,
+)
 from mdata.progress import Progress
 from mdata.util import file_lock
 
@@ -73,15 +82,18 @@ def write_results(rewriting: Rewriting, progress: Progress) -> dict[Path, Writte
             return there
     with os_errors_named(f"writing {first}"):
         first.parent.mkdir(parents=True, exist_ok=True)
-        with file_lock.hold(lock, remove=True):
+        with beginning(first.parent), ExitStack() as stack:
+            stack.enter_context(file_lock.hold(lock, remove=True))
             journal = Journal(path)
-            try:
-                return _write_results(rewriting, journal, progress)
-            finally:
-                journal.close(keep=journal.resumable)
+            stack.callback(lambda: journal.close(keep=journal.resumable))
+            written = _begin(rewriting, journal, progress)
+            running = stack.pop_all()
+        with running:
+            return _write_missing(rewriting, journal, written)
 
 
-def _write_results(rewriting: Rewriting, journal: Journal, progress: Progress) -> dict[Path, Written]:
+def _begin(rewriting: Rewriting, journal: Journal, progress: Progress) -> dict[Path, Written]:
+    """Settle what earlier runs left, and enter the job into the journal; the results that are finished."""
     job = {"outputs": sorted(prefix.name for prefix in rewriting.prefixes), "command": rewriting.command}
     same = [record["job"] for record in journal.records[:1]] == [job]
     if complete_all(journal, job["outputs"], progress, may_replace=same):
@@ -89,14 +101,19 @@ def _write_results(rewriting: Rewriting, journal: Journal, progress: Progress) -
         discard_run(journal)
         journal.restart()
     written = _finished(rewriting)
-    missing = [prefix for prefix in rewriting.prefixes if prefix not in written]
-    for prefix in missing:
-        _check_free(rewriting, prefix, progress)
+    for prefix in rewriting.prefixes:
+        if prefix not in written:
+            _check_free(rewriting, prefix, progress)
     discard_others(journal, job["outputs"], progress)
     discard_run(journal)
     journal.restart()
+    journal.append({"kind": "job", "job": job})
+    return written
+
+
+def _write_missing(rewriting: Rewriting, journal: Journal, written: dict[Path, Written]) -> dict[Path, Written]:
+    missing = [prefix for prefix in rewriting.prefixes if prefix not in written]
     if missing:
-        journal.append({"kind": "job", "job": job})
         try:
             staged = [rewriting.make(prefix) for prefix in missing]
             place(journal, staged)

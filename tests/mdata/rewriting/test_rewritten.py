@@ -11,20 +11,25 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mdata
 from mdata.errors import MdataError, UsageError
+from mdata.preprocessing.journal import Journal, read_records
 from mdata.rewriting.merge import merge
 from mdata.rewriting.shuffle import shuffle
 from mdata.rewriting.subsets import sample, split
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import SOAK
 from tests.helpers.failures import crash_at, durable_calls, removals
+from tests.helpers.notes import Notes
 from tests.helpers.power_loss import recorded, states
 from tests.mdata.preprocessing.test_parts import job, make_parts, write_mix
 
@@ -138,6 +143,40 @@ def test_a_pair_whose_manifest_has_no_name_yet_is_no_corpus(world, memory):
     killed_while_names_are_given(world, memory / "out")
     with pytest.raises(UsageError, match=r"is not finished(.|\n)*run the same command again"):
         mdata.open_corpus(memory / "out" / "y_document")
+
+
+def test_of_two_commands_with_a_result_in_common_that_begin_together_one_wins(world, memory, monkeypatch):
+    """Neither has entered its job when the other looks, unless one has to wait."""
+    out, outcomes = memory / "out", dict[str, object]()
+    fresh("split", world, out)
+    both_look, real = threading.Barrier(2), Journal.append
+
+    def append(self: Journal, record: dict[str, Any]) -> None:
+        if record["kind"] == "job":
+            with suppress(threading.BrokenBarrierError):
+                both_look.wait(1)
+        real(self, record)
+
+    def run(name: str, command: Callable[[], object]) -> None:
+        try:
+            outcomes[name] = command()
+        except MdataError as error:
+            outcomes[name] = error
+
+    monkeypatch.setattr(Journal, "append", append)
+    threads = [
+        threading.Thread(target=run, args=("split", lambda: COMMANDS["split"](world, out))),
+        threading.Thread(target=run, args=("sample", lambda: sample(whole(world), str(out / "y_2"), tokens=2000))),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (told,) = [outcome for outcome in outcomes.values() if isinstance(outcome, MdataError)]
+    assert isinstance(told, UsageError) and "another run is writing there" in str(told)
+    assert not list(out.glob(".*"))
+    results = [mdata.verify(path) for path in out.glob("*.json")]
+    assert len(results) == (1 if outcomes["split"] is told else 3) and not any(one.problems for one in results)
 
 
 def test_another_command_into_the_same_output_is_told_what_is_there(world, memory):
