@@ -33,6 +33,7 @@ from mdata.rewriting.found_parts import FoundPart, FoundResult, check_pairs, fin
 from mdata.rewriting.joined_inputs import JoinedInputs, Placed, join_inputs
 from mdata.rewriting.reread import with_times_now
 from mdata.rewriting.rewritten import Rewriting, write_results
+from mdata.util.canonical_json import hash_of
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def join(
         return None if _is_same(known, result, content, copy=copy) else f"corpus {known.id[:16]}, made in another way"
 
     parts = {result.prefix: len(result.parts) for result, _, _ in planned}
-    words = f"merge of {max(parts.values())} parts{' --copy' if copy else ''}"
+    content = hash_of([[part.manifest.id for part in result.parts] for result in found])
+    words = f"merge of {max(parts.values())} parts ({content[:16]}){' --copy' if copy else ''}"
     written = write_results(
         Rewriting(
             words,

@@ -93,10 +93,11 @@ class _StoredParts:
         self._objects = {one.address.key[len(self._place.key) :]: one for one in listed}
         of_parts = re.compile(re.escape(prefix.name) + r"-[0-9]{5}-of-[0-9]{5}_[^/]+\.json")
         of_results = re.compile(re.escape(prefix.name) + r"_[^/]+\.(json|idx|bin)")
-        for path in folder.glob(f"{prefix.name}*"):  # of an earlier merge; blocks of parts that it fetched stay
+        begin = glob.escape(prefix.name)
+        for path in folder.glob(f"{begin}*"):  # of an earlier merge; blocks of parts that it fetched stay
             if of_results.fullmatch(path.name) or of_parts.fullmatch(path.name):
                 path.unlink()
-        for path in folder.glob(f".{glob.escape(prefix.name)}*.journal"):  # its results may be of other parts
+        for path in folder.glob(f".{begin}*.journal"):  # its results may be of other parts
             path.unlink()
         manifests = [one for name, one in self._objects.items() if of_parts.fullmatch(name)]
         manifests += [one for name, one in self._objects.items() if of_results.fullmatch(name) and name[-5:] == ".json"]

@@ -135,6 +135,17 @@ def test_a_merge_that_is_killed_before_any_call_continues(bucket, parts, tmp_pat
     assert n > 40
 
 
+def test_what_an_earlier_merge_left_goes_whatever_the_name_has_in_it(bucket, texts, tmp_path):
+    """Such as a pattern of names that does not match the name itself."""
+    prefix, folder = f"{bucket}/out/x[1]", tmp_path / "merging" / "x[1].merge"
+    for number in (1, 2):
+        run([texts], prefix, work_folder=str(tmp_path / "work"), shard=f"{number}/2")
+    folder.mkdir(parents=True)
+    (folder / "x[1]_text_document.json").write_text("of other parts")
+    (merged,) = merge_stored(prefix, work_folder=tmp_path / "merging")
+    assert str(merged.path) == f"{prefix}_text_document.json" and not list((tmp_path / "merging").iterdir())
+
+
 @pytest.mark.parametrize("how", [{}, {"copy": True}])
 @pytest.mark.parametrize(
     ("ending", "message"),

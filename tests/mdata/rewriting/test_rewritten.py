@@ -195,6 +195,30 @@ def test_another_command_into_the_same_output_is_told_what_is_there(world, memor
     assert not list(out.glob(".*"))
 
 
+def test_a_merge_of_other_parts_does_not_continue_one_that_was_killed(world, memory):
+    """By its journal it is another command, though it has the same words."""
+    here, out = memory / "again", memory / "again" / "out"
+    shutil.rmtree(here, ignore_errors=True)
+    here.mkdir()
+    write_mix(here / "in")
+    make_parts(job(here, holdout="0.2"), 3)
+    merge(str(out / "c"))
+    journal, older = out / ".c_holdout_text_document.rewrite.journal", contents(out)
+    n = next(
+        n for n in itertools.count()
+        if crash_at(n, lambda: merge(str(out / "c"), copy=True, overwrite=True), removals=True)
+        and any(record["kind"] == "placing" for record in read_records(journal)[0])
+    )  # fmt: skip
+    assert n and {name: data for name, data in contents(out).items() if name in older} == older
+    with next(path for path in sorted((here / "in").iterdir()) if path.suffix == ".jsonl").open("a") as file:
+        file.write('{"text": "one more"}\n')
+    make_parts(job(here, holdout="0.2", overwrite=True), 3)
+    notes = Notes()
+    merge(str(out / "c"), copy=True, overwrite=True, progress=notes)
+    assert not any("had written everything" in line for line in notes.lines)
+    assert not mdata.verify(out / "c_text_document.json").problems and not list(out.glob(".*"))
+
+
 @pytest.mark.parametrize("command", ["merge --copy", "split"])
 def test_after_a_loss_of_power_at_any_call(world, memory, command):
     out, run = memory / "power", COMMANDS[command]
