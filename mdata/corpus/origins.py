@@ -114,6 +114,10 @@ class OriginsWriter:
         self._sidecar.commit()
         return digest
 
+    def rest(self) -> None:
+        """Close the file until it is used again; see `AppendFile.rest`."""
+        self._sidecar.rest()
+
     def close(self) -> None:
         """Stop writing; an uncommitted file stays for a writer that resumes."""
         self._sidecar.close()

@@ -49,6 +49,8 @@ class AppendFile:
         self.path = path
         self.partial = atomic_io.partial_path(path)
         self.size = self._begun = resume.size if resume else 0
+        self._synced: SyncPoint | None = None
+        self._resting: os.stat_result | None = None
         with os_errors_named(f"creating {path}"):
             self._open = atomic_io.Descriptor(file_lock.open_locked(self.partial, self.size))
         try:
@@ -62,22 +64,24 @@ class AppendFile:
         """Write at the end."""
         raw = data if isinstance(data, bytes) else raw_bytes(data)
         with os_errors_named(f"writing {self.path}"):
-            atomic_io.write_all(self._open.fd, raw)
+            atomic_io.write_all(self._fd, raw)
         self.size += len(raw)
         if self.size - self._begun >= _SYNC_SOON_BYTES:
-            atomic_io.sync_soon(self._open.fd, self._begun, count=self.size - self._begun)
+            atomic_io.sync_soon(self._fd, self._begun, count=self.size - self._begun)
             self._begun = self.size
 
     def sync(self) -> SyncPoint:
         """Wait until everything appended is on disk; returns the point at which a later process can resume."""
-        with os_errors_named(f"writing {self.path}"):
-            atomic_io.sync(self._open.fd)
-        return self._sync_point()
+        if self._synced is None or self._synced.size != self.size:
+            with os_errors_named(f"writing {self.path}"):
+                atomic_io.sync(self._fd)
+            self._synced = self._sync_point()
+        return self._synced
 
     def read(self, offset: int, count: int) -> bytes:
         """Read up to `count` of the appended bytes."""
         with os_errors_named(f"reading {self.partial}"):
-            return os.pread(self._open.fd, count, offset)
+            return os.pread(self._fd, count, offset)
 
     def blocks(self, dtype: np.dtype[np.generic]) -> Iterator[NDArray[Any]]:
         """Everything appended so far, as arrays of `dtype`."""
@@ -91,8 +95,8 @@ class AppendFile:
         Raises:
             DamageError: somebody removed or replaced it.
         """
-        if not atomic_io.is_same_file(self._open.fd, self.partial):
-            raise DamageError(f"{self.partial} was removed while it was being written", fix="run again")
+        if not atomic_io.is_same_file(self._fd, self.partial):
+            raise self._removed()
 
     def commit(self) -> None:
         """Give the file its final name. The caller syncs the file before and the folder after."""
@@ -103,23 +107,44 @@ class AppendFile:
     @property
     def committed(self) -> bool:
         """Whether the file has its final name."""
-        return atomic_io.is_same_file(self._open.fd, self.path)
+        return atomic_io.is_same_file(self._fd, self.path)
 
     def roll_back(self) -> None:
         """Undo `commit`; another file with the final name stays."""
         if self.committed:
             atomic_io.rename(self.path, self.partial)
 
+    def rest(self) -> None:
+        """Close the file until it is used again; meanwhile only the caller's lock keeps a second writer away."""
+        if self._open.fd >= 0:
+            self._resting = os.fstat(self._open.fd)
+            self._open.close()
+
     def close(self) -> None:
         """Stop writing; the file keeps its present name."""
+        self._resting = None
         self._open.close()
 
     def discard(self) -> None:
         """Stop writing and delete the file, unless it is committed."""
         try:
-            self._open.close()
+            self.close()
         finally:
             self.partial.unlink(missing_ok=True)
+
+    @property
+    def _fd(self) -> int:
+        if self._resting is not None:
+            fd = file_lock.open_locked(self.partial, keep_bytes=None)
+            before, self._resting = self._resting, None
+            self._open = atomic_io.Descriptor(fd)
+            if not os.path.samestat(os.fstat(fd), before):
+                raise self._removed()
+            os.lseek(fd, self.size, os.SEEK_SET)
+        return self._open.fd
+
+    def _removed(self) -> DamageError:
+        return DamageError(f"{self.partial} was removed while it was being written", fix="run again")
 
     def _sync_point(self) -> SyncPoint:
         count = min(self.size, _END_BYTES)

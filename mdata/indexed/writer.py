@@ -266,6 +266,11 @@ class IndexedWriter:
                 remove_synced(idx_path(self._prefix))
                 self._bin.roll_back()
 
+    def rest(self) -> None:
+        """Close the files until they are used again; see `AppendFile.rest`."""
+        for file in self._all_files():
+            file.rest()
+
     def close(self) -> None:
         """Stop writing; uncommitted files stay for a writer that resumes."""
         for file in self._all_files():

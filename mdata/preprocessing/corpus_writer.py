@@ -142,6 +142,11 @@ class CorpusWriter:
         self.close(keep=True)  # a run may have thousands of results, and open files are limited
         return Staged(prefix, manifest, tuple(files))
 
+    def rest(self) -> None:
+        """Close all files until they are used again; see `AppendFile.rest`."""
+        self.pair.rest()
+        self.origins.rest()
+
     def close(self, *, keep: bool) -> None:
         """Stop writing; files under temporary names are kept for a run that continues, or removed."""
         with ExitStack() as stack:  # close the others even after an error

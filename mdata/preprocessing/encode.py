@@ -10,7 +10,7 @@ id that does not fit the token type, makes the row a bad row.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from mdata.sources.chunk import Chunk, chunk_digest, read_chunk
 from mdata.sources.parse import parse
 from mdata.sources.record_batch import BadRow, Column, ReadSpec, RecordBatch
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, Tokenizer
-from mdata.util.arrays import running_sums
+from mdata.util.arrays import ranges, running_sums
 
 if TYPE_CHECKING:
     from mdata.preprocessing.encode_chat import ChatSpec
@@ -178,17 +178,34 @@ def held_out(columns: Sequence[Column], held_below: int) -> npt.NDArray[np.bool_
     return held
 
 
-def select(encoded: Encoded, documents: npt.NDArray[np.bool_]) -> Encoded:
-    """Some of the documents; `special_in_text`, which is not counted by document, becomes 0."""
+def divide(encoded: Encoded, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.int64], Encoded]]:
+    """The documents of each partition: its number, which documents, and these; in time linear in the documents.
+
+    Partitions without documents are left out. `special_in_text`, which is not counted by document, becomes 0.
+
+    Args:
+        encoded: the documents.
+        numbers: int64[d], the partition of each.
+    """
     of_document = np.diff(encoded.document_ends, prepend=0)
-    sequences = np.repeat(documents, of_document)
-    return Encoded(
-        encoded.tokens[np.repeat(sequences, encoded.lengths)],
-        encoded.lengths[sequences],
-        np.cumsum(of_document[documents], dtype=np.int64),
-        encoded.text_bytes[documents],
-        0,
-    )
+    sums = running_sums(encoded.lengths)
+    first = encoded.document_ends - of_document
+    begin, end = sums[first], sums[encoded.document_ends]
+    order = np.argsort(numbers, kind="stable")
+    partitions, starts = np.unique(numbers[order], return_index=True)
+    for number, documents in zip(partitions.tolist(), np.split(order, starts)[1:], strict=True):
+        runs = zip(begin[documents].tolist(), end[documents].tolist(), strict=True)
+        yield (
+            number,
+            documents,
+            Encoded(
+                np.concatenate([encoded.tokens[start:stop] for start, stop in runs]),
+                encoded.lengths[ranges(first[documents], of_document[documents])],
+                np.cumsum(of_document[documents], dtype=np.int64),
+                encoded.text_bytes[documents],
+                0,
+            ),
+        )
 
 
 def _text_bytes(column: Column) -> LengthArray:

@@ -58,8 +58,7 @@ def finalize_all(
         joined = [_merge(job, state, name, made=made) for name in merges]
         place(journal, joined)
         made |= {name: one.manifest for name, one in zip(merges, joined, strict=True)}
-    for name in prefixes:
-        remove_leftovers(prefixes[name])
+    map_files(remove_leftovers, [*prefixes.values()])
     return {name: made[name] for name in prefixes}
 
 

@@ -21,6 +21,7 @@ from mdata.sources.row_filter import RowFilter, parse_filter
 from mdata.sources.text_template import TextTemplate, parse_template
 from mdata.util.machine_limits import usable_cores
 
+_MOST_PARTITIONS = 10_000
 _DECIMAL = re.compile(r"[0-9]{0,30}\.?[0-9]{1,30}")
 # Rows, or a share of at most 100 %.
 _LIMIT = re.compile(r"[0-9]{1,18}|(?=[.0-9])(100(\.0{1,30})?|[0-9]{0,2}(\.[0-9]{1,30})?)%")
@@ -132,6 +133,12 @@ def _check_numbers(options: PreprocessOptions) -> None:
         value = getattr(options, name)
         if type(value) is not int or value < 1:
             raise UsageError(f"{name}={value!r}", expected="a whole number, at least 1")
+    if options.partitions > _MOST_PARTITIONS:
+        raise UsageError(
+            f"partitions={options.partitions}",
+            expected=f"at most {_MOST_PARTITIONS:,}, as each is a corpus with five files of its own",
+            fix="fewer partitions",
+        )
     for name in ("output_prefix", "holdout", "max_errors"):
         value = getattr(options, name)
         if not isinstance(value, str) and (name, value) != ("max_errors", None):

@@ -14,12 +14,15 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from mdata.errors import MdataError, UsageError
 from mdata.preprocessing.bad_rows import BadRowPolicy
 from mdata.preprocessing.corpus_writer import CorpusWriter
-from mdata.preprocessing.encode import EncodedChunk, select
+from mdata.preprocessing.encode import Encoded, EncodedChunk, divide
 from mdata.preprocessing.finished import is_finished
 from mdata.preprocessing.journal import Journal
 from mdata.preprocessing.placing import remove_leftovers
@@ -34,6 +37,8 @@ from mdata.util.background import BackgroundWorker, map_files
 # An fsync may be slow on shared storage: it takes at most a tenth of the time, but a record is never older than this.
 _LONGEST_INTERVAL_S = 25.0
 _LEAST_RESULTS_AHEAD = 2
+# Of each, five files are open. Where there are more results, files are closed after each use.
+_MOST_OPEN_WRITERS = 100
 
 
 class WriteLoop:
@@ -68,6 +73,7 @@ class WriteLoop:
                 for key in job.options.json_keys:
                     name = job.partitions.name(key, number)
                     self.writers[name] = self._open(name, number, start=start)
+                    self._used(self.writers[name])
             # The names of temporary files must be synced to disk before the journal refers to them.
             folders = {writer.prefix.parent for writer in self.writers.values() if writer}
             folders |= {self.policy.quarantine.path.parent} if self.policy.quarantine else set()
@@ -127,6 +133,11 @@ class WriteLoop:
             return None
         step = 1 if number == job.partitions.count else job.partitions.step
         return CorpusWriter(prefix, job.spec.dtype, step=step, resume=start.writers.get(name))
+
+    def _used(self, writer: CorpusWriter | None) -> None:
+        """Close the files of a writer until they are used again, if there are too many writers to keep all open."""
+        if writer and len(self.job.prefixes) > _MOST_OPEN_WRITERS:
+            writer.rest()
 
     def _close(self, *, keep: bool) -> None:
         for writer in self.writers.values():
@@ -193,18 +204,23 @@ class WriteLoop:
             self.policy.handle(bad_row, path, rows_before=rows_before, bad_before=state.bad)
             state.count_bad_row(bad_row.kind)
         partition_of = job.partitions.of_rows(state.rows + encoded.kept - 1, encoded.held)
-        for number in job.partitions.numbers:
-            chosen = partition_of == number
-            if not chosen.any() and not chosen.all():
-                continue
-            rows = rows_before + encoded.kept[chosen]
-            for key, documents in zip(job.options.json_keys, encoded.by_key, strict=True):
+        for key, documents in zip(job.options.json_keys, encoded.by_key, strict=True):
+            for number, chosen, part in self._parts(documents, partition_of):
                 writer = self.writers[job.partitions.name(key, number)]
                 assert writer is not None, "a result was finished before its last chunk"
-                writer.append(documents if chosen.all() else select(documents, chosen), chunk.file_number, rows=rows)
+                writer.append(part, chunk.file_number, rows=rows_before + encoded.kept[chosen])
+                self._used(writer)
         special = [documents.special_in_text for documents in encoded.by_key]
         state.count_chunk(encoded.rows, encoded.digest, records=len(encoded.kept), special=special)
         self._consistent = True
+
+    def _parts(
+        self, documents: Encoded, partition_of: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[int, npt.NDArray[np.int64] | slice, Encoded]]:
+        """`divide`, without a copy if all documents belong to one partition."""
+        if len(partition_of) and (partition_of == partition_of[0]).all():
+            return iter([(int(partition_of[0]), slice(None), documents)])
+        return divide(documents, partition_of)
 
     def _open_inputs(self, count: int) -> None:
         """Open the files up to number `count`, including empty ones; all before the last are fully read."""
@@ -220,7 +236,13 @@ class WriteLoop:
         if self._all_written or any(writer is None for writer in self.writers.values()):
             return
         writers = {name: writer for name, writer in self.writers.items() if writer}
-        states = map_files(lambda name: writers[name].checkpoint(), [*writers])
+
+        def checkpoint(name: str) -> dict[str, Any]:
+            state = writers[name].checkpoint()
+            self._used(writers[name])
+            return state
+
+        states = map_files(checkpoint, [*writers])
         record = {
             "kind": "state",
             "sinks": dict(zip(writers, states, strict=True)),

@@ -20,13 +20,14 @@ from tests.helpers.examples import examples
 from tests.helpers.failures import durable_calls
 
 BYTES = st.binary(max_size=30)
-EVENTS = st.lists(st.one_of(BYTES, st.sampled_from(["sync", "killed", "placed"])), max_size=20)
+EVENTS = st.lists(st.one_of(BYTES, st.sampled_from(["sync", "killed", "placed", "rest"])), max_size=20)
 
 
 @examples(100)
 @given(events=EVENTS)
 def test_a_list_of_bytes_comes_back_whatever_was_cut(tmp_path_factory, events):
-    """After "killed" a new writer keeps what was synced last; "placed": it was placed, and put back by its writer."""
+    """After "killed" a new writer keeps what was synced last; "placed": it was placed, and put back by its writer;
+    "rest": it is closed until it is used again."""
     path = tmp_path_factory.mktemp("s") / "x"
     written, synced, kept = b"", b"", None
     file = AppendFile(path)
@@ -37,6 +38,8 @@ def test_a_list_of_bytes_comes_back_whatever_was_cut(tmp_path_factory, events):
         elif event == "sync":
             kept, synced = file.sync(), written
             assert kept.size == len(synced)
+        elif event == "rest":
+            file.rest()
         elif event == "placed":
             file.commit()
             assert file.committed and path.read_bytes() == written
@@ -54,6 +57,18 @@ def test_a_list_of_bytes_comes_back_whatever_was_cut(tmp_path_factory, events):
     file.roll_back()
     file.discard()
     assert list(path.parent.iterdir()) == []
+
+
+def test_a_file_that_was_replaced_while_it_was_closed_is_refused(tmp_path):
+    file = AppendFile(tmp_path / "x")
+    file.append(b"begun")
+    file.rest()
+    other = tmp_path / "other"
+    other.write_bytes(b"other")
+    other.replace(file.partial)
+    with pytest.raises(DamageError, match="was removed while it was being written"):
+        file.append(b"more")
+    assert file.partial.read_bytes() == b"other"
 
 
 @examples(50)

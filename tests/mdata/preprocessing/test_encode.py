@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import UsageError
-from mdata.preprocessing.encode import Encoded, EncodeSpec, encode_chunk, encode_documents, encode_records, select
+from mdata.preprocessing.encode import Encoded, EncodeSpec, divide, encode_chunk, encode_documents, encode_records
 from mdata.sources.chunk import chunks
 from mdata.sources.record_batch import Column, ReadSpec, RecordBatch
 from mdata.tokenizers.base.tokenizer import TextRefused, TokenizerSpec
@@ -43,13 +43,16 @@ def as_lists(encoded: Encoded) -> list[tuple[list[list[int]], int]]:
 
 @examples(200)
 @given(documents=DOCUMENTS, data=st.data())
-def test_select_takes_whole_documents(documents, data):
-    chosen = data.draw(st.lists(st.booleans(), min_size=len(documents), max_size=len(documents)))
+def test_divide_takes_whole_documents(documents, data):
+    numbers = data.draw(st.lists(st.integers(0, 3), min_size=len(documents), max_size=len(documents)))
     encoded = encoded_of(documents)
-    found = select(encoded, np.array(chosen, np.bool_))
-    assert as_lists(found) == list(itertools.compress(as_lists(encoded), chosen))
-    assert found.special_in_text == 0 and found.tokens.dtype == encoded.tokens.dtype
-    assert int(found.lengths.sum()) == len(found.tokens)
+    found = {number: (chosen, part) for number, chosen, part in divide(encoded, np.array(numbers, np.int64))}
+    assert sorted(found) == sorted(set(numbers))
+    for number, (chosen, part) in found.items():
+        assert chosen.tolist() == [place for place, one in enumerate(numbers) if one == number]
+        assert as_lists(part) == [as_lists(encoded)[place] for place in chosen]
+        assert part.special_in_text == 0 and part.tokens.dtype == encoded.tokens.dtype
+        assert int(part.lengths.sum()) == len(part.tokens)
 
 
 def spec(*, dtype="uint16", eod=None, keys=("text",)) -> EncodeSpec:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import resource
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from mdata.reference.preprocess import HELD_OUT, part_of, routes_of
 from mdata.reference.records import record
 from mdata.sources.record_batch import Column
 from tests.helpers.examples import examples
+from tests.helpers.failures import crash_at
 from tests.helpers.notes import Notes
 from tests.mdata.preprocessing.test_preprocess import GOLDEN, TOKENIZER, options, pair
 from tests.mdata.preprocessing.twin import pair_of
@@ -189,3 +192,27 @@ def test_the_names_of_many_partitions_are_computed_once(tmp_path, monkeypatch):
     made = mdata.preprocess(options(tmp_path, partitions=100, **words))
     assert len(made.manifests) == 101 and len(calls) == 1
     assert {manifest.shards[0].documents for manifest in made.manifests.values()} == {2, 200}
+
+
+def test_more_partitions_than_files_may_be_open(tmp_path):
+    """Their files are closed between two uses; a run that was killed continues as always."""
+    (tmp_path / "x.jsonl").write_text("".join(f'{{"text": "{number}"}}\n' for number in range(500)))
+    words = {"tokenizer_type": "ByteTokenizer", "tokenizer_model": None, "input": (str(tmp_path / "x.jsonl"),)}
+    job = options(tmp_path, partitions=130, chunk_bytes=2000, workers=1, checkpoint_s=0, **words)
+    killed = replace(job, output_prefix=str(tmp_path / "killed" / "out"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 250, hard))
+    try:
+        mdata.preprocess(job)
+        assert crash_at(3000, lambda: mdata.preprocess(killed))
+        assert mdata.preprocess(killed).resumed
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    results = {path.name: path.read_bytes() for path in tmp_path.glob("out_*")}
+    assert pair(tmp_path, "out_129_text_document")[0] == pair_of([[b"129"], [b"259"], [b"389"]], code=8)[0]
+    assert len(results) == 131 * 5 and results == {p.name: p.read_bytes() for p in (tmp_path / "killed").glob("*")}
+
+
+def test_the_number_of_partitions_is_bounded(tmp_path):
+    with pytest.raises(UsageError, match=r"partitions=100000000\n  expected: at most 10,000, as each is a corpus"):
+        mdata.preprocess(options(tmp_path, partitions=100_000_000))
