@@ -2,7 +2,8 @@
 
 What a folder is, is seen from its files. The target is written under a hidden name beside its final one, compared with
 the source (`compare.py`) and renamed: what has the final name is whole. conversion.json in it says where it comes from
-and what the comparison gave. A few pieces of one tensor are in memory, and what the source holds of it.
+and what the comparison gave; by it the same conversion, given again, finds its own result. A few pieces of one tensor
+are in memory, and what the source holds of it.
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from blake3 import blake3
 
 import mdata
-from mdata import UsageError
+from mdata import MdataError, UsageError
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io
+from mdata.util.canonical_json import hash_of
 from mdata.util.config_text import load_toml
 from trainer.checkpoint.location import Location
 from trainer.checkpoint.save import SPARE_BYTES, check_room
+from trainer.checkpoint.stored_files import INDEX, files_of
 from trainer.convert.compare import Rounded, compare_logits, compare_token_ids, token_ids_text
 from trainer.convert.hf_folder import find_tokenizer, is_hf, open_hf, write_hf
 from trainer.convert.links import TensorInfo
-from trainer.convert.model_folder import Format, ModelFolder, check_new, num_bytes
+from trainer.convert.model_folder import Format, ModelFolder, check_new, num_bytes, read_json
 from trainer.convert.mp_rank import is_mp_rank, open_mp_rank, scratch_bytes, write_mp_rank
 from trainer.convert.native import is_native, open_native, write_native
 from trainer.convert.torch_dist import is_torch_dist, open_torch_dist
@@ -95,9 +99,17 @@ def convert(source: Location, target: Path, *, options: Options, progress: Progr
             exists. DamageError: files that are missing, do not fit, or were not what was written. ResourceError: too
             little room.
     """
-    check_new(target)
+    there = _earlier_result(target)
+    if there is None:
+        check_new(target)
     model = open_model(source, checkpoint=options.checkpoint, settings=options.settings)
     _check_used(options, model.format)
+    job = _job_id(model, options)
+    if there is not None:
+        if there.get("job") != job:
+            check_new(target)
+        progress.note(f"{target} is finished and made of the same source; nothing is left to do")
+        return there
     model = _with_tokenizer(model, options.tokenizer)
     for note in model.notes:
         progress.note(note)
@@ -117,7 +129,7 @@ def convert(source: Location, target: Path, *, options: Options, progress: Progr
         progress.begin("convert", total, unit="B")
         _write(partial, model, states=states, dtype=dtype, options=options, report=progress.advance)
         progress.end()
-        result = _result(model, partial, dtype=dtype, states=states, options=options)
+        result = {"job": job, **_result(model, partial, dtype=dtype, states=states, options=options)}
         if (ids := result["token_ids"]) is not None and ids.get("different", 1):
             progress.note(token_ids_text(ids))
         atomic_io.atomic_write(partial / RESULT, (json.dumps(result, indent=1) + "\n").encode())
@@ -158,6 +170,25 @@ def open_model(path: Location, *, checkpoint: str = "latest", settings: Sequence
         found=", ".join(sorted(file.name for file in path.iterdir())[:5]) or "an empty folder",
         expected="a run folder of mtrain, a Hugging Face folder with config.json, or a checkpoint of Megatron-LM",
     )
+
+
+def _earlier_result(target: Path) -> dict[str, Any] | None:
+    """What conversion.json in the target says; None: there is none that can be read."""
+    try:
+        return read_json(target / RESULT, what="the result of a conversion")
+    except MdataError:
+        return None
+
+
+def _job_id(model: ModelFolder, options: Options) -> str:
+    """Identifies a conversion: the source's files, by size and time of change, and the options."""
+    if isinstance(model.path, Path):
+        paths = sorted(path for path in model.path.rglob("*") if path.is_file())
+        facts = [(str(path.relative_to(model.path)), path.stat()) for path in paths]
+        source: Any = [str(model.path.absolute()), [[name, one.st_size, one.st_mtime_ns] for name, one in facts]]
+    else:
+        source = [str(model.path), blake3(files_of(model.path).read(INDEX)).hexdigest()]
+    return hash_of([source, dataclasses.asdict(options), mdata.__version__])
 
 
 def _write(

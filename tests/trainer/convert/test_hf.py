@@ -19,7 +19,7 @@ from tokenizers import pre_tokenizers
 
 import mdata
 from mdata import DamageError, ResourceError, UsageError
-from tests.helpers.notes import Counted
+from tests.helpers.notes import Counted, Notes
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import write_jsonl
 from tests.trainer.convert.hf_models import LLAMA3, NAMES, SIZES, save, save_tokenizer
@@ -656,6 +656,20 @@ def test_a_folder_that_is_none_and_a_target_that_exists_are_refused(tmp_path):
     (tmp_path / "a" / "file").write_text("")
     with pytest.raises(UsageError, match="exists already"):
         convert(tmp_path / "a", tmp_path / "a", options=NATIVE)
+
+
+def test_the_same_conversion_finds_its_own_result(tmp_path):
+    """As a run does that was killed between its last rename and its end; anything else is refused as before."""
+    folder, notes = save("llama2", tmp_path / "theirs", tokens=False), Notes()
+    options = replace(NATIVE, check=False)
+    first = convert(folder, tmp_path / "ours", options=options)
+    assert convert(folder, tmp_path / "ours", options=options, progress=notes) == first
+    assert any("is finished and made of the same source" in line for line in notes.lines)
+    with pytest.raises(UsageError, match="exists already"):
+        convert(folder, tmp_path / "ours", options=replace(options, max_shard_bytes=1000))
+    _rewrite(folder, use_cache=True)
+    with pytest.raises(UsageError, match="exists already"):
+        convert(folder, tmp_path / "ours", options=options)
 
 
 def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
