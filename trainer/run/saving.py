@@ -26,7 +26,7 @@ from mdata.errors import wanted_by
 from trainer.checkpoint.background import BackgroundSave
 from trainer.checkpoint.folder import folder_name, remove_leftovers, remove_old, steps_in
 from trainer.checkpoint.format import RunState
-from trainer.checkpoint.location import checkpoints_folder
+from trainer.checkpoint.location import Location, checkpoints_folder
 from trainer.checkpoint.save import Target, clear_place, discard, together
 from trainer.config.sections import CheckpointSection, RunConfig
 from trainer.errors import out_of_memory_in
@@ -115,15 +115,13 @@ class Saver:
         self._settings, self._engine, self._extras, self._tell = config.checkpoint, engine, extras, tell
         self._root = checkpoints_folder(config)
         self._total_bytes = checkpoint_bytes(config, engine.plan)
-        self._losses: dict[int, float] = {}
         main = engine.world.is_main
         looked = together(engine.everyone, lambda: self._first_look() if main else None)[0]
         assert looked is not None, "rank 0 looks"
         self._attempt, self._there = looked
         self._in_flight: BackgroundSave | None = None
         self._told = False
-        for line in read_metrics(Path(config.run.folder)) if main and self._settings.keep_best else ():
-            self.evaluated(line["step"], line.get("valid") or {})
+        self._losses = recorded_losses(config) if main else {}
 
     def __enter__(self) -> Saver:
         return self
@@ -153,9 +151,8 @@ class Saver:
 
     def evaluated(self, step: int, losses: Mapping[str, float | None]) -> None:
         """Remember what a step's validation gave."""
-        finite = [loss for loss in losses.values() if loss is not None and math.isfinite(loss)]
-        if finite:
-            self._losses[step] = sum(finite) / len(finite)
+        if (loss := _mean_loss(losses)) is not None:
+            self._losses[step] = loss
 
     @out_of_memory_in("copying the state for a checkpoint", fix="checkpoint.background = false, or more ranks")
     def begin(self, run: RunState) -> None:
@@ -248,10 +245,7 @@ class Saver:
         Args:
             best: the steps with the lowest losses; None: as far as they are known now.
         """
-        best = self._best() if best is None else best
-        # The new checkpoint exists: if storage does not answer, the next save removes what is too much.
-        with suppress(MdataError):
-            remove_old(self._root, self._settings.keep, every=self._settings.keep_every, best=best)
+        _prune(self._settings, self._root, self._best() if best is None else best)
 
     def _first_error(self, save: BackgroundSave) -> MdataError | None:
         errors = gather_objects(save.error, self._engine.everyone)
@@ -267,8 +261,37 @@ class Saver:
 
     def _best(self) -> frozenset[int]:
         """The steps with the lowest validation losses, of which checkpoints are kept."""
-        ordered = sorted(self._losses, key=lambda step: (self._losses[step], step))
-        return frozenset(ordered[: self._settings.keep_best])
+        return _best_steps(self._losses, self._settings.keep_best)
+
+
+def prune_finished(config: RunConfig) -> None:
+    """Remove what a run that was killed after its last step left: unfinished saves, and checkpoints not to be kept."""
+    losses = recorded_losses(config)
+    _prune(config.checkpoint, checkpoints_folder(config), _best_steps(losses, config.checkpoint.keep_best))
+
+
+def recorded_losses(config: RunConfig) -> dict[int, float]:
+    """The mean validation loss of each step in metrics.jsonl; empty if no checkpoint is kept for it."""
+    lines = read_metrics(Path(config.run.folder)) if config.checkpoint.keep_best else []
+    found = {line["step"]: _mean_loss(line.get("valid") or {}) for line in lines}
+    return {step: loss for step, loss in found.items() if loss is not None}
+
+
+def _mean_loss(losses: Mapping[str, float | None]) -> float | None:
+    """The mean of the finite losses; None: there are none."""
+    finite = [loss for loss in losses.values() if loss is not None and math.isfinite(loss)]
+    return sum(finite) / len(finite) if finite else None
+
+
+def _best_steps(losses: Mapping[int, float], count: int) -> frozenset[int]:
+    """The steps with the lowest losses."""
+    return frozenset(sorted(losses, key=lambda step: (losses[step], step))[:count])
+
+
+def _prune(settings: CheckpointSection, root: Location, best: Collection[int]) -> None:
+    # The newest checkpoint exists: if storage does not answer, the next save removes what is too much.
+    with suppress(MdataError):
+        remove_old(root, settings.keep, every=settings.keep_every, best=best)
 
 
 def _fail(error: MdataError) -> None:

@@ -34,7 +34,7 @@ from trainer.run.log_text import device_text, header
 from trainer.run.metrics import MetricsWriter, held_parameters, write_ranks
 from trainer.run.resume import Done, Start, check_agreed, find_start, found_by_all
 from trainer.run.run_folder import locked_folder, write_run_files
-from trainer.run.saving import checkpoint_bytes
+from trainer.run.saving import checkpoint_bytes, prune_finished
 from trainer.run.signals import StopRequests
 from trainer.run.step_report import PendingReport, StepReport, reports_behind
 
@@ -88,6 +88,8 @@ def _train(
     check_agreed(start, world=world)
     unrecorded = unrecorded_step(newest, config, plan=plan, world=world) if newest else None
     if newest and (done.steps > plan.steps or (done.steps == plan.steps and unrecorded is None)):
+        if world.is_main:
+            prune_finished(config)
         return TrainResult(done.steps, None, {}, {}, newest)
     together(
         world.groups["world"],

@@ -247,6 +247,16 @@ def test_damage_is_passed_over_by_latest_valid(config_of, tmp_path) -> None:
     assert curve(longer) == straight
 
 
+def test_a_run_that_has_ended_removes_what_a_kill_after_its_last_step_left(config_of, tmp_path) -> None:
+    config = config_of(tmp_path / "run", keep=9)
+    alone(config)
+    checkpoints = Path(config.run.folder, "checkpoints")
+    for name in (".step-4.removed", ".step-6.0123abcd-6.partial"):
+        (checkpoints / name).mkdir()
+    alone(replace(config, checkpoint=replace(config.checkpoint, keep=1)))
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step-6"]
+
+
 KILLS = 50 * int(os.environ.get("MDATA_SOAK", "1"))  # 1,000 in `make soak`
 
 
