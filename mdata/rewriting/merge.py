@@ -98,8 +98,8 @@ def join(
         return None if _is_same(known, result, content, copy=copy) else f"corpus {known.id[:16]}, made in another way"
 
     parts = {result.prefix: len(result.parts) for result, _, _ in planned}
-    content = hash_of([[part.manifest.id for part in result.parts] for result in found])
-    words = f"merge of {max(parts.values())} parts ({content[:16]}){' --copy' if copy else ''}"
+    parts_hash = hash_of([[part.manifest.id for part in result.parts] for result in found])
+    words = f"merge of {max(parts.values())} parts ({parts_hash[:16]}){' --copy' if copy else ''}"
     written = write_results(
         Rewriting(
             words,
