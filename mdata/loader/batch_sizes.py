@@ -101,6 +101,15 @@ class BatchSizes:
                 return steps + fitting
             steps, consumed = steps + alike, consumed + alike * size
 
+    def last_steps(self, num_steps: int, *, end: int) -> int:
+        """Samples of the last `num_steps` of the steps that end at or before sample `end`.
+
+        Steps before the first one, where there are fewer, count with its size.
+        """
+        steps = self.within(end)
+        missing = max(0, num_steps - steps)
+        return self.after(steps) - self.after(max(0, steps - num_steps)) + missing * self.at(0)
+
     def _steps_alike(self, consumed: int) -> int | None:
         """How many steps after `consumed` samples have the size of the first one; None: all. For a ramp, 1."""
         if len(self.table) == 1 or consumed > (self.table[-1][0] if self.until is None else self.until):

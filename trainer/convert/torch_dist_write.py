@@ -204,15 +204,14 @@ def _group(config: RunConfig, *, decays: bool) -> dict[str, Any]:
 
 def _scheduler(config: RunConfig, consumed_samples: int) -> dict[str, Any]:
     """The state of the schedules, which count samples there."""
-    optimizer, lengths = config.optimizer, schedule_lengths(config)
-    each = config.train.global_batch if lengths.counter == "steps" else 1
+    optimizer, lengths = config.optimizer, schedule_lengths(config, in_samples=True)
     constant = optimizer.weight_decay_schedule == "constant"
     return {
-        "max_lr": optimizer.lr, "lr_warmup_steps": lengths.warmup * each, "num_steps": consumed_samples,
+        "max_lr": optimizer.lr, "lr_warmup_steps": lengths.warmup, "num_steps": consumed_samples,
         "lr_decay_style": {"wsd": "WSD", "inverse_sqrt": "inverse-square-root"}.get(
             optimizer.schedule, optimizer.schedule
         ),
-        "lr_decay_steps": lengths.decay * each, "min_lr": optimizer.min_lr, "start_wd": optimizer.weight_decay,
+        "lr_decay_steps": lengths.decay, "min_lr": optimizer.min_lr, "start_wd": optimizer.weight_decay,
         "end_wd": optimizer.weight_decay if constant else optimizer.weight_decay_end,
-        "wd_incr_style": optimizer.weight_decay_schedule, "wd_incr_steps": lengths.weight_decay * each,
+        "wd_incr_style": optimizer.weight_decay_schedule, "wd_incr_steps": lengths.weight_decay,
     }  # fmt: skip

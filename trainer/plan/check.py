@@ -20,7 +20,7 @@ from trainer.plan.check_optimizer import optimizer_problems
 from trainer.plan.check_pipeline import pipeline_problems
 from trainer.plan.check_precision import kernel_problems, precision_problems
 from trainer.plan.check_schedule import schedule_problems
-from trainer.plan.lengths import batch_sizes, sizes_setting, training_samples
+from trainer.plan.lengths import batch_sizes, run_length, sizes_setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,7 +232,7 @@ def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
             f"{config.data.blend} holds token id {facts.largest_id}, outside its tokenizer's "
             f"{facts.vocab_size} entries; it was made with another tokenizer, preprocess it again"
         )
-    if facts.num_samples is not None and training_samples(config) > facts.num_samples:
+    if facts.num_samples is not None and run_length(config).samples > facts.num_samples:
         yield _too_few_samples(config, facts.num_samples)
     # Other kinds pad, or repeat a corpus before its end.
     runs = config.data.order == "native" and config.data.kind == "gpt"
@@ -245,13 +245,13 @@ def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
 
 
 def _too_few_samples(config: RunConfig, num_samples: int) -> str:
-    asked, train, blend = training_samples(config), config.train, config.data.blend
+    asked, train, blend, sizes = run_length(config).samples, config.train, config.data.blend, batch_sizes(config)
     remedy = "or a blend whose amounts and caps allow more"
     if train.steps:
+        size = sizes_setting(config) if len(sizes.sizes) > 1 else f"train.global_batch={train.global_batch}"
         return (
-            f"train.steps={train.steps} x train.global_batch={train.global_batch} reads {asked} samples, "
-            f"and {blend} ends after {num_samples}; choose at most "
-            f"{num_samples // train.global_batch} steps, {remedy}"
+            f"train.steps={train.steps} x {size} reads {asked} samples, and {blend} ends after {num_samples}; "
+            f"choose at most {sizes.within(num_samples)} steps, {remedy}"
         )
     unit, most = ("samples", num_samples) if train.samples else ("tokens", num_samples * train.sequence_length)
     return (

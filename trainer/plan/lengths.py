@@ -114,8 +114,11 @@ def training_samples(config: RunConfig) -> int:
     return train.samples or train.tokens // train.sequence_length
 
 
-def schedule_lengths(config: RunConfig) -> ScheduleLengths:
+def schedule_lengths(config: RunConfig, *, in_samples: bool = False) -> ScheduleLengths:
     """The lengths of [optimizer]; a decay without an end of its own ends with the run.
+
+    Args:
+        in_samples: count in samples, even if every length is in steps.
 
     Raises:
         UsageError: as `batch_sizes`.
@@ -126,7 +129,7 @@ def schedule_lengths(config: RunConfig) -> ScheduleLengths:
     given["decay_"] = given["decay_"] or run
     if optimizer.weight_decay_schedule != "constant":
         given["weight_decay_"] = given["weight_decay_"] or run
-    by_samples = any(unit != "steps" for lengths in given.values() for unit in lengths)
+    by_samples = in_samples or any(unit != "steps" for lengths in given.values() for unit in lengths)
 
     def counted(prefix: str) -> float:
         for unit, amount in given[prefix].items():
@@ -134,9 +137,7 @@ def schedule_lengths(config: RunConfig) -> ScheduleLengths:
                 return amount / config.train.sequence_length
             if unit == "samples" or not by_samples:
                 return amount
-            if prefix == "wsd_decay_":  # the last steps of a run have its last size
-                return amount * config.train.global_batch
-            return sizes.after(amount)
+            return sizes.last_steps(amount, end=int(decay)) if prefix == "wsd_decay_" else sizes.after(amount)
         return 0
 
     decay = counted("decay_")

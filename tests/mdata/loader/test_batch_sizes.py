@@ -81,6 +81,13 @@ def test_the_steps_within_a_number_of_samples_read_no_further(sizes, target, con
     assert sizes.after(steps + 1, consumed=consumed) > target
 
 
+@given(RAMPS | st.just(constant(3)) | st.just(by_steps("0:3 100:5 1k:7")), st.integers(0, 2500), st.integers(0, 900))
+def test_the_last_steps_before_a_sample(sizes, end, last):
+    steps = [size for first, size in itertools.islice(sizes.steps(), 3000) if first + size <= end]
+    before = [sizes.at(0)] * 900  # as if earlier steps had the first size
+    assert sizes.last_steps(last, end=end) == sum([*before, *steps][len(before) + len(steps) - last :])
+
+
 def test_steps_of_a_table_are_counted_without_going_through_them():
     """A table and a length that no loop could get through: the steps of one size are counted at once."""
     sizes = by_steps("0:1 1T:3 2T:2")

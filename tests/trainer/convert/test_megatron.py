@@ -27,6 +27,7 @@ from trainer.convert.megatron_args import from_arguments, to_arguments
 from trainer.convert.megatron_names import Shard, megatron_links
 from trainer.convert.model_keys import effective, model_config
 from trainer.convert.mp_rank import FILE, write_mp_rank
+from trainer.convert.torch_dist_write import write_torch_dist
 from trainer.models.gpt_shape import gpt_shape
 
 FOLDERS = [
@@ -122,6 +123,21 @@ def test_ours_written_back_has_the_keys_and_values_of_theirs(name, form, oracles
     back = open_model(tmp_path / "theirs")
     assert effective(back.config) == effective(open_model(tmp_path / "ours").config)
     assert back.run.optimizer_steps == 3
+
+
+def test_schedules_in_steps_of_a_table_are_written_in_samples(oracles, tmp_path):
+    model = opened(oracles / "oracle" / "model" / "checkpoints" / "llama_tp1pp1_model")
+    train = replace(model.config.train, steps=20, global_batch=8, batch_schedule="0:2 32:8")
+    train = replace(train, sequence_length=1)  # 16 steps of 2 samples, then 8
+    optimizer = {"schedule": "cosine", "warmup_steps": 4, "decay_steps": 18, "weight_decay_schedule": "linear"}
+    config = replace(model.config, train=train, optimizer=replace(model.config.optimizer, **optimizer))
+    model = replace(model, config=config)
+    write_torch_dist(
+        tmp_path, model, states=("weight",), dtype=torch.float32, form="adam", report=lambda num_bytes: None
+    )
+    written = load_torch(next(tmp_path.glob("iter_*")) / "common.pt")["opt_param_scheduler"]
+    names = ("lr_warmup_steps", "lr_decay_steps", "wd_incr_steps")
+    assert [written[name] for name in names] == [4 * 2, 16 * 2 + 2 * 8, 16 * 2 + 4 * 8]
 
 
 def test_a_model_in_bf16_has_fp32_main_weights_beside_it(oracles, tmp_path):

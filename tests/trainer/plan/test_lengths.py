@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.plan.test_plan import config
+from tests.trainer.plan.test_plan import FACTS, config
 from trainer.plan.check import check
 from trainer.plan.lengths import batch_sizes, run_length, schedule_lengths, training_samples
 
@@ -55,6 +56,46 @@ def test_a_run_ends_at_its_length_wherever_it_goes_on(sizes: dict, amount: int, 
 def test_schedules_count_by_one_counter(optimizer: dict, train: dict, expected: tuple) -> None:
     found = schedule_lengths(config(optimizer=optimizer, train=train))
     assert (found.counter, found.warmup, found.decay, found.wsd_decay, found.weight_decay) == expected
+
+
+SIZES = st.sampled_from(({}, {"batch_ramp": RAMP}, {"batch_schedule": TABLE}, {"batch_schedule": "0:16 3200:8"}))
+
+
+@given(SIZES, st.integers(1, 60), st.integers(0, 30), st.integers(1, 60), st.booleans())
+def test_lengths_in_steps_among_lengths_in_samples(sizes: dict, steps: int, warmup: int, last: int, wsd: bool) -> None:
+    """A slow loop over the steps says which samples they read."""
+    own = {"schedule": "wsd", "wsd_decay_steps": last} if wsd else {"weight_decay_schedule": "linear"}
+    lengths = {"warmup_steps": warmup, "weight_decay_steps": 0 if wsd else last}
+    run = config(train={"steps": steps, **sizes}, optimizer={**own, **lengths}, mesh={"tp": 1})
+    in_samples, consumed = schedule_lengths(run, in_samples=True), [0]
+    for _ in range(max(steps, warmup, last)):
+        consumed.append(consumed[-1] + batch_sizes(run).at(consumed[-1]))
+    assert (in_samples.warmup, in_samples.decay) == (consumed[warmup], consumed[steps])
+    if not wsd:
+        assert in_samples.weight_decay == consumed[last]
+    elif last <= steps:
+        assert in_samples.decay - in_samples.wsd_decay == consumed[steps - last]
+    else:
+        assert in_samples.wsd_decay > in_samples.decay
+    assert schedule_lengths(run).counter == "steps"
+
+
+def test_the_decay_of_wsd_begins_with_one_of_the_last_steps_of_a_table() -> None:
+    train = {"steps": 20, "batch_schedule": "0:2 1K:8"}
+    optimizer = {"schedule": "wsd", "warmup_steps": 0, "warmup_samples": 4, "wsd_decay_steps": 10}
+    run = config(train=train, optimizer=optimizer)
+    lengths = schedule_lengths(run)
+    assert (lengths.decay, lengths.decay - lengths.wsd_decay) == (64, 20) and check(run, 2, facts=None) == []
+    longer = config(train=train, optimizer=optimizer | {"wsd_decay_steps": 21})
+    assert any("wsd_decay_steps=21 is longer than the schedule, of 64" in p for p in check(longer, 2, facts=None))
+
+
+def test_a_blend_that_ends_is_compared_with_the_samples_that_the_steps_read() -> None:
+    run, ends = config(train={"steps": 20, "batch_schedule": "0:2 1K:8"}), dataclasses.replace(FACTS, num_samples=64)
+    assert check(run, 2, facts=ends) == []
+    problems = check(run, 2, facts=dataclasses.replace(ends, num_samples=63))
+    expected = "train.steps=20 x train.batch_schedule='0:2 1K:8' reads 64 samples, and mix.json ends after 63; "
+    assert len(problems) == 1 and problems[0].startswith(f"{expected}choose at most 19 steps")
 
 
 def test_a_length_in_steps_stands_for_the_samples_that_they_read() -> None:
