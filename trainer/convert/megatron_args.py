@@ -41,6 +41,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "num_experts": (None, 0),
     "mtp_num_layers": (None, 0),
     "softmax_scale": (None,),
+    "yarn_correction_range_round_to_int": (True, None),
 }
 # Our own, beside Megatron's: rows without padding, which its loss runs over and ours does not.
 ROWS_KEY = "mtrain_vocab_size"

@@ -77,7 +77,7 @@ def _yarn_kept(rope: RopeShape, width: int) -> Tensor:
 
     low = max(math.floor(pair(rope.beta_fast)), 0)
     high = min(math.ceil(pair(rope.beta_slow)), width - 1)
-    line = (torch.arange(width // 2, dtype=torch.float64) - low) / max(high - low, 1e-3)
+    line = (torch.arange(width // 2, dtype=torch.float64) - low) / ((high - low) or 1e-3)
     return 1 - line.clamp(0, 1)
 
 

@@ -24,7 +24,7 @@ _TABLE = """
 --group-query-attention | switch | | model.num_kv_heads | with --num-query-groups
 --num-query-groups | int | 1 | model.num_kv_heads | with --group-query-attention
 --max-position-embeddings | int | | model.max_position |
---position-embedding-type | text | learned_absolute | model.position | learned_absolute, rope, none
+--position-embedding-type | text | learned_absolute | model.position | learned_absolute, rope, yarn, none
 --use-rotary-position-embeddings | switch | | model.position | rope
 --no-position-embedding | switch | | model.position | only with rope, where it has no effect
 --rotary-base | int | 10000 | model.rope_theta |
@@ -34,6 +34,13 @@ _TABLE = """
 --rotary-seq-len-interpolation-factor | int | | model.rope_scaling | linear, with model.rope_factor
 --use-rope-scaling | switch | | model.rope_scaling | llama3, with its constants 8192, 1 and 4
 --rope-scaling-factor | float | 8.0 | model.rope_factor | with --use-rope-scaling
+--rotary-scaling-factor | float | 1.0 | model.rope_factor | with --position-embedding-type yarn, like the next six
+--yarn-original-max-position-embeddings | int | 4096 | model.rope_original_length |
+--yarn-beta-fast | float | 32.0 | model.rope_beta_fast |
+--yarn-beta-slow | float | 1.0 | model.rope_beta_slow |
+--yarn-correction-range-round-to-int | switch | | model.rope_scaling | always
+--mscale | float | 1.0 | model.rope_scaling | only 1
+--mscale-all-dim | float | 0.0 | model.rope_scaling | only 0
 --normalization | text | LayerNorm | model.norm |
 --norm-epsilon | float | 1e-05 | = model.norm_epsilon |
 --layernorm-epsilon | same as --norm-epsilon
@@ -175,6 +182,7 @@ _TABLE = """
 --decoder-last-pipeline-num-layers | int | | mesh.layers_per_stage |
 --account-for-embedding-in-pipeline-split | switch | | mesh.layers_per_stage | counts as a layer
 --account-for-loss-in-pipeline-split | switch | | mesh.layers_per_stage | counts as a layer
+--pipeline-model-parallel-layout | text | | mesh.layers_per_stage | transformer layers in every stage; no m
 --context-parallel-size | int | 1 | mesh.cp |
 """
 

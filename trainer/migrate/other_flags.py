@@ -102,7 +102,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --mask-type=random --mask-factor=1.0 --iter-per-epoch=1250 --dino-local-img-size=96
         --dino-local-crops-number=10 --dino-head-hidden-size=2048 --dino-bottleneck-size=256
         --dino-freeze-last-layer=1 --dino-norm-last-layer --dino-warmup-teacher-temp=0.04 --dino-teacher-temp=0.07
-        --dino-warmup-teacher-temp-epochs=30 --rotary-scaling-factor=1.0 --mscale=1.0 --mscale-all-dim=0.0
+        --dino-warmup-teacher-temp-epochs=30
         --inference-batch-times-seqlen-threshold=-1 --max-tokens-to-oom=12000 --output-bert-embeddings
         --bert-embedder-type=megatron --flash-decode --inference-max-requests=8 --inference-max-seq-length=2560
         --inference-dynamic-batching --inference-dynamic-batching-buffer-size-gb=40.0
@@ -347,10 +347,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
         --te-precision-config-file= --fp8-output-proj""",
     ),
     (
-        "set mesh.layers_per_stage to the number of layers of each stage, and leave it out",
-        "--pipeline-model-parallel-layout=",
-    ),
-    (
         "no model here supports it; `mtrain config --key model` lists the settings",
         """--mrope-section=* --multi-latent-attention --mtp-num-layers= --mtp-loss-scaling-factor=0.1
         --use-legacy-models --init-method-xavier-uniform --q-lora-rank= --kv-lora-rank=32 --qk-head-dim=128
@@ -370,9 +366,11 @@ REFUSED: tuple[tuple[str, str], ...] = (
         --mup-attn-scale-power=1.0 --enable-mhc-connections --mhc-num-residual-streams=4
         --mhc-sinkhorn-iterations=20 --mhc-init-gating-factor=0.01 --mhc-recompute-layer-num=
         --gdp-num-householder=3 --gdp-cutedsl-kernel --gdp-num-chunk-states-to-recompute=2
-        --yarn-original-max-position-embeddings= --yarn-beta-fast= --yarn-beta-slow=
-        --yarn-correction-range-round-to-int --no-yarn-correction-range-round-to-int
         --mamba-training-ssm-states-dtype= --mla-down-proj-fusion --hybrid-layer-pattern=""",
+    ),
+    (
+        "the range of pairs that YaRN scales is rounded to whole numbers here; leave it out",
+        "--no-yarn-correction-range-round-to-int",
     ),
     (
         "the optimizer has no such option; `mtrain config --key optimizer` lists its options",

@@ -48,10 +48,9 @@ def _shape(a: Given) -> Iterator[Setting | Refusal]:
 def _position(a: Given) -> Iterator[Setting | Refusal]:
     rotary = a["--use-rotary-position-embeddings"]
     kind = "rope" if rotary else a["--position-embedding-type"]
-    names = {"learned_absolute": "learned", "rope": "rope", "none": "none"}
+    names = {"learned_absolute": "learned", "rope": "rope", "yarn": "rope", "none": "none"}
     if kind not in names:
-        near = 'model.rope_scaling = "yarn", set by hand,' if kind == "yarn" else '"rope"'
-        yield Refusal("--position-embedding-type", f"{kind} is not mapped; {near} is the nearest")
+        yield Refusal("--position-embedding-type", f"no model here supports {kind}; rope is the nearest")
         return
     flags = ["--use-rotary-position-embeddings" if rotary else "--position-embedding-type"]
     flags += ["--no-position-embedding"] if kind == "rope" else []
@@ -60,16 +59,36 @@ def _position(a: Given) -> Iterator[Setting | Refusal]:
         yield Refusal(
             "--no-position-embedding", "Megatron-LM refuses it; --position-embedding-type none is the nearest"
         )
-    if kind != "rope":
+    if names[kind] != "rope":
         return
     yield Setting("model.rope_theta", float(a["--rotary-base"]), ("--rotary-base",))
-    yield Setting("model.rope_fraction", a["--rotary-percent"], ("--rotary-percent",), 1.0)
+    if kind == "yarn" and a["--rotary-interleaved"]:
+        yield Refusal("--rotary-interleaved", "Megatron-LM refuses it with yarn; leave it out")
+    elif kind == "rope":
+        yield Setting("model.rope_fraction", a["--rotary-percent"], ("--rotary-percent",), 1.0)
     yield Setting("model.rope_interleaved", a["--rotary-interleaved"], ("--rotary-interleaved",), False)
     if a["--no-rope-freq"] is not None and not is_count(a["--no-rope-freq"]):
         yield Refusal("--no-rope-freq", "a list of layers is not supported; a whole number is the nearest")
     elif a["--no-rope-freq"] is not None:
         yield Setting("model.rope_interval", int(a["--no-rope-freq"]), ("--no-rope-freq",))
-    yield from _rope_scaling(a)
+    yield from _yarn(a) if kind == "yarn" else _rope_scaling(a)
+
+
+def _yarn(a: Given) -> Iterator[Setting | Refusal]:
+    """Megatron-LM's yarn, which ignores --rotary-percent and the other scalings."""
+    factor, original = "--rotary-scaling-factor", "--yarn-original-max-position-embeddings"
+    if a[factor] == 1:
+        return  # the function of rope
+    neutral = {"--mscale": 1, "--mscale-all-dim": 0}
+    flags = ("--position-embedding-type", *neutral, "--yarn-correction-range-round-to-int")
+    yield Setting("model.rope_scaling", "yarn", flags)
+    yield Setting("model.rope_factor", a[factor], (factor,))
+    yield Setting("model.rope_original_length", a[original], (original,))
+    for end in ("fast", "slow"):
+        yield Setting(f"model.rope_beta_{end}", a[f"--yarn-beta-{end}"], (f"--yarn-beta-{end}",))
+    for name, value in neutral.items():
+        if a[name] != value:
+            yield Refusal(name, f"rotated heads are scaled by 0.1 ln(factor) + 1 here, as with {name} {value}")
 
 
 def _rope_scaling(a: Given) -> Iterator[Setting | Refusal]:

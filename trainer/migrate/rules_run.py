@@ -22,6 +22,8 @@ _SCHEDULES = {
     "WSD": "wsd",
 }
 _ALL = 1_000_000_000  # checkpoints to keep: more than a run can have
+_LAYOUT = "--pipeline-model-parallel-layout"
+_LONGEST_LAYOUT = 1 << 16  # characters
 _SHARDINGS = {
     "no_shard": "none",
     "optim": "state",
@@ -161,6 +163,9 @@ def _stages(a: Given) -> Iterator[Setting | Refusal]:
     per_stage, per_rank = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
     ends = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
     counted = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+    if a[_LAYOUT] is not None:
+        yield from _given_stages(a, others=(per_stage, per_rank, *ends, *counted))
+        return
     whole = layers + sum(bool(a[flag]) for flag in counted)
     chunks = a[per_rank] or (whole // (pp * a[per_stage]) if (a[per_stage] or 0) > 0 else 1)
     if pp > 1 and chunks > 1:
@@ -183,6 +188,36 @@ def _stages(a: Given) -> Iterator[Setting | Refusal]:
         yield Refusal(
             given[0], f"{layers} layers cannot be split this way into {pp * chunks} stages; Megatron-LM refuses it too"
         )
+
+
+def _given_stages(a: Given, *, others: tuple[str, ...]) -> Iterator[Setting | Refusal]:
+    """A layout such as "Et*3|(tt|)*2tL": E the embedding, t a layer, L the loss, and | between stages."""
+    pp, layers, text = a["--pipeline-model-parallel-size"], a["--num-layers"] or 0, a[_LAYOUT].replace(",", "")
+    reason = ""
+    for repeat in (r"\(([^)]+)\)\*([0-9]{1,9})", r"(.)\*([0-9]{1,9})"):  # a group; one layer
+        if sum(len(part) * int(count) for part, count in re.findall(repeat, text)) < _LONGEST_LAYOUT:
+            text = re.sub(repeat, lambda found: found[1] * int(found[2]), text)
+    stages = text.split("|")
+    counts, whole = tuple(stage.count("t") for stage in stages), "".join(stages)
+    if clash := next((flag for flag in others if a[flag]), None):
+        reason = f"Megatron-LM refuses it together with {clash}; leave one of them out"
+    elif "m" in whole:
+        reason = "m is a layer of multi-token prediction, which no model here has"
+    elif not re.fullmatch("Et*L", whole) or sum(counts) != layers:
+        reason = f"expected E, t {layers} times (--num-layers) and L in this order; Megatron-LM refuses it too"
+    elif len(stages) % pp or (pp == 1 and len(stages) > 1):
+        reason = f"{len(stages)} stages for --pipeline-model-parallel-size {pp}; Megatron-LM refuses it too"
+    elif min(counts) < 1:
+        reason = (
+            "a stage without a t is not supported; here each stage has one or more, beside the embedding or the loss"
+        )
+    if reason:
+        yield Refusal(_LAYOUT, reason)
+    elif pp > 1:
+        if len(stages) > pp:
+            yield Setting("mesh.schedule", "interleaved", (_LAYOUT,))
+            yield Setting("mesh.virtual_pipeline", len(stages) // pp, (_LAYOUT,))
+        yield Setting("mesh.layers_per_stage", counts, (_LAYOUT,))
 
 
 def _layers_per_stage(

@@ -574,6 +574,17 @@ def test_arguments_express_the_model_or_it_is_refused_by_name(keys):
     assert not notes
 
 
+def test_the_yarn_of_a_checkpoint_is_that_of_the_command_line():
+    sizes = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 32}
+    yarn = {"position_embedding_type": "yarn", "rotary_scaling_factor": 4.0, "yarn_beta_fast": None, "mscale": 1.0}
+    stored = sizes | yarn | {"yarn_original_max_position_embeddings": 16, "yarn_correction_range_round_to_int": None}
+    model = from_arguments(stored, {}, where="", settings={})[0].model
+    keys = (model.rope_scaling, model.rope_factor, model.rope_original_length, model.rope_beta_fast)
+    assert keys == ("yarn", 4.0, 16, 32.0)
+    with pytest.raises(UsageError, match="yarn_correction_range_round_to_int = False is not supported"):
+        from_arguments(stored | {"yarn_correction_range_round_to_int": False}, {}, where="", settings={})
+
+
 def test_a_tensor_that_is_too_small_for_a_vocabulary_is_refused(oracles):
     folder = oracles / "oracle" / "model" / "checkpoints" / "llama_tp1pp1_model"
     with pytest.raises(UsageError, match="the embedding of"):

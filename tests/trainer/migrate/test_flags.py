@@ -36,6 +36,7 @@ REQUIRED = {
 PIPELINE = "--pipeline-model-parallel-size 4"
 MUON, FP16, FP8 = "--optimizer muon", "--fp16", "--bf16 --fp8-format hybrid"
 FSDP, SWIGLU, ROPE = "--use-megatron-fsdp", "--swiglu --no-bias-swiglu-fusion", "--position-embedding-type rope"
+YARN = "--position-embedding-type yarn --rotary-scaling-factor 4"
 RAMPED = "--weight-decay-incr-style linear --start-weight-decay 0.02 --end-weight-decay 0.03"
 # name | other arguments (without NAME: this required one is left out) | its value | the value of the key
 EXAMPLES = f"""
@@ -58,6 +59,13 @@ EXAMPLES = f"""
 --rotary-seq-len-interpolation-factor | {ROPE} | 2 | "linear"
 --use-rope-scaling | {ROPE} | | "llama3"
 --rope-scaling-factor | {ROPE} --use-rope-scaling | 4.0 | 4.0
+--rotary-scaling-factor | --position-embedding-type yarn | 4 | 4.0
+--yarn-original-max-position-embeddings | {YARN} | 128 | 128
+--yarn-beta-fast | {YARN} | 16 | 16.0
+--yarn-beta-slow | {YARN} | 2 | 2.0
+--yarn-correction-range-round-to-int | {YARN} | | "yarn"
+--mscale | {YARN} | 1 | "yarn"
+--mscale-all-dim | {YARN} | 0 | "yarn"
 --normalization | | RMSNorm | "rmsnorm"
 --norm-epsilon | | 1e-6 | 1e-6
 --layernorm-epsilon | | 1e-6 | 1e-6
@@ -199,9 +207,10 @@ EXAMPLES = f"""
 --decoder-last-pipeline-num-layers | {PIPELINE} --num-layers 7 | 1 | [2, 2, 2, 1]
 --account-for-embedding-in-pipeline-split | {PIPELINE} --num-layers 7 | | [1, 2, 2, 2]
 --account-for-loss-in-pipeline-split | {PIPELINE} --num-layers 7 | | [2, 2, 2, 1]
+--pipeline-model-parallel-layout | {PIPELINE} --num-layers 7 | Et|tt|tt|ttL | [1, 2, 2, 2]
 --context-parallel-size | | 2 | 2
 """
-ROWS = {name: row for line in EXAMPLES.strip().splitlines() for name, *row in [[c.strip() for c in line.split("|")]]}
+ROWS = {name: row for line in EXAMPLES.strip().splitlines() for name, *row in [[c.strip() for c in line.split(" |")]]}
 MAPPED = [name for name, flag in TABLE.items() if flag.use == "mapped"]
 
 
@@ -261,6 +270,9 @@ def test_a_mapped_argument_sets_its_key(name: str) -> None:
         "--use-checkpoint-opt-param-scheduler",
         "--megatron-fsdp-main-grads-dtype",  # fp32 is what sums are in
         "--megatron-fsdp-grad-comm-dtype",
+        "--yarn-correction-range-round-to-int",  # the only values that yarn has here
+        "--mscale",
+        "--mscale-all-dim",
     )
     if name in ARGUMENTS and not without.refused:
         assert (ARGUMENTS[name][2] == "written") == (before is not None), (name, before)

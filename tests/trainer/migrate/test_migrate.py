@@ -13,10 +13,12 @@ from tests.trainer.migrate import examples
 from trainer.config.describe import Key
 from trainer.config.parse import load_config
 from trainer.config.sections import DataSection
+from trainer.layers.rope import frequencies, magnitude
 from trainer.migrate.arguments import read_arguments
 from trainer.migrate.flags import flag_table
 from trainer.migrate.launcher import Launch, find_launch
 from trainer.migrate.migrate import Migration, as_toml, migrate
+from trainer.models.gpt_shape import gpt_shape
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
 
@@ -367,10 +369,15 @@ def test_the_file_says_everything(every_key: None) -> None:
             "--num-layers 14 --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
             {"layers_per_stage": (3, 4, 4, 3)},
         ),
+        ("--pipeline-model-parallel-layout 'Et*2|(t*4|)*2,ttL'", {"layers_per_stage": (2, 4, 4, 2)}),
+        (
+            "--pipeline-model-parallel-layout 'Et|(tt|)*4t|t|tL'",
+            {"layers_per_stage": (1, 2, 2, 2, 2, 1, 1, 1), "schedule": "interleaved", "virtual_pipeline": 2},
+        ),
     ],
 )
 def test_pipeline_stages_are_mapped(words: str, expected: dict[str, Any]) -> None:
-    base = [*BASE, "--num-layers", "12", "--pipeline-model-parallel-size", "4", *words.split()]
+    base = [*BASE, "--num-layers", "12", "--pipeline-model-parallel-size", "4", *shlex.split(words)]
     found = {key.removeprefix("mesh."): value for key, value in settings(base, 4).items()}
     assert {key: found[key] for key in expected} == expected
 
@@ -386,6 +393,71 @@ def test_layers_that_cannot_be_cut_are_refused() -> None:
     for many in ("60000", "9" * 30):
         words = [*BASE, "--num-layers", many, "--pipeline-model-parallel-size", many]
         assert migrate([*words, "--account-for-loss-in-pipeline-split"], 4).refused
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        ("Et*3|t*3|t*3|t*2L", "expected E, t 12 times (--num-layers) and L in this order"),
+        ("t*3E|t*3|t*3|t*3L", "expected E, t 12 times"),
+        ("Et*3|t*3|t*3|t*3LL", "expected E, t 12 times"),
+        ("Et*3|t*3|t*3|t*999999999L", "expected E, t 12 times"),
+        ("(" * 20 + "Et" + "*99)" * 20 + "*99", "expected E, t 12 times"),
+        ("Et*6|t*6L", "2 stages for --pipeline-model-parallel-size 4"),
+        ("E|t*6|t*6|L", "a stage without a t is not supported"),
+        ("Et*3|t*3|t*3|t*3mL", "m is a layer of multi-token prediction"),
+        ("Et*3|t*3|t*3|t*3L --num-virtual-stages-per-pipeline-rank 1", "refuses it together with --num-virtual"),
+    ],
+)
+def test_a_layout_of_stages_that_is_not_there_is_refused(layout: str, reason: str) -> None:
+    words = ["--num-layers", "12", "--pipeline-model-parallel-size", "4", "--pipeline-model-parallel-layout"]
+    (problem,) = migrate([*BASE, *words, *layout.split(" ")], 4).refused
+    assert problem.startswith("--pipeline-model-parallel-layout") and reason in problem
+
+
+# Frequencies of a head of 16 features and the factor of rotated heads, by Megatron-Core's YarnRotaryEmbedding.
+YARN = "--position-embedding-type yarn --kv-channels 16"
+YARN_NUMBERS = [
+    (
+        "--rotary-scaling-factor 4 --yarn-original-max-position-embeddings 64",
+        [1, 0.237171, 0.05, 0.00790569, 0.0025, 0.000790569, 0.00025, 7.90569e-05],
+        1.13863,
+    ),
+    (
+        "--rotary-scaling-factor 16 --rotary-base 500000 --yarn-beta-fast 8 --yarn-beta-slow 2",
+        [1, 0.193923, 0.037606, 0.00387423, 8.83883e-05, 1.71405e-05, 3.32393e-06, 6.44587e-07],
+        1.27726,
+    ),
+    (
+        "--rotary-scaling-factor 2 --yarn-original-max-position-embeddings 1",
+        [1, 0.316228, 0.1, 0.0316228, 0.01, 0.00316228, 0.001, 0.000316228],
+        1.06931,
+    ),
+    ("--mscale 0.5", [1, 0.316228, 0.1, 0.0316228, 0.01, 0.00316228, 0.001, 0.000316228], 1),
+]
+
+
+@pytest.mark.parametrize(("words", "expected", "factor"), YARN_NUMBERS)
+def test_yarn_has_megatrons_numbers(words: str, expected: list[float], factor: float, tmp_path: Path) -> None:
+    migration = migrate([*BASE, *shlex.split(f"{YARN} {words}")], 1)
+    assert not migration.refused
+    path = tmp_path / "run.toml"
+    path.write_text(as_toml(migration, title="example", world_size=1), encoding="utf-8")
+    config = load_config(path, ())
+    assert check(config, 1, facts=None) == []
+    rope = gpt_shape(config, 64).rope
+    assert rope is not None and magnitude(rope) == pytest.approx(factor, rel=1e-5)
+    assert frequencies(rope, 16).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_yarn_lacks_is_refused() -> None:
+    for word in ("--mscale 0.7", "--mscale-all-dim 1", "--no-yarn-correction-range-round-to-int"):
+        (line,) = migrate([*BASE, *shlex.split(f"{YARN} --rotary-scaling-factor 4 {word}")], 1).refused
+        assert line.startswith(word) and "here" in line
+    (line,) = migrate([*BASE, *shlex.split(f"{YARN} --rotary-interleaved")], 1).refused
+    assert "Megatron-LM refuses it with yarn" in line
+    idle = migrate([*BASE, *shlex.split(f"{YARN} --rotary-scaling-factor 4 --rotary-percent 0.5")], 1)
+    assert ("--rotary-percent 0.5", "no effect with the other arguments, in Megatron-LM or here") in idle.not_needed
 
 
 def test_all_checkpoints_are_kept_as_megatron_does_unless_it_deletes_some() -> None:
