@@ -29,11 +29,13 @@ class Given:
         values: the value of every mapped argument, or Megatron's default; None: no value.
         texts: the given arguments as written, by their (first) name.
         problems: wrong words, one line each.
+        incomplete: an unknown value stands for further arguments.
     """
 
     values: Mapping[str, Any]
     texts: Mapping[str, str]
     problems: tuple[str, ...]
+    incomplete: bool = False
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -48,6 +50,7 @@ def read_arguments(words: Sequence[str], table: Mapping[str, Flag]) -> Given:
     texts: dict[str, str] = {}
     problems: dict[str, str] = {}  # by name, one for each
     unknown_words = 0
+    lists: list[str] = []  # unknown values that stand for arguments
     at = 0
     while at < len(words):
         name, equals, joined = words[at].partition("=")
@@ -58,6 +61,13 @@ def read_arguments(words: Sequence[str], table: Mapping[str, Flag]) -> Given:
         found = [joined] if equals else list(words[at + 1 : end])
         at = end
         flag = table.get(name)
+        if unknown(name) == name:
+            lists.append(name)
+            continue
+        most = {"switch": 0, "texts": len(found), "any": len(found)}.get(flag.kind, 1) if flag else 0
+        if not equals and found[most:] and all(unknown(word) == word for word in found[most:]):
+            lists += found[most:]
+            found = found[:most]
         if flag is None:
             unknown_words += 1
             if unknown_words <= _NAMED:
@@ -71,7 +81,9 @@ def read_arguments(words: Sequence[str], table: Mapping[str, Flag]) -> Given:
             values[first], texts[first] = value, " ".join([name, *found])
     if unknown_words > _NAMED:
         problems[""] = f"{unknown_words - _NAMED} more are not arguments of {PROGRAM}; the first {_NAMED} are listed"
-    return Given(values, texts, tuple(problems.values()))
+    for name in lists:
+        problems[name] = f"{name} stands for arguments that are not known here; write them out"
+    return Given(values, texts, tuple(problems.values()), incomplete=bool(lists))
 
 
 def _default(flag: Flag) -> Any:

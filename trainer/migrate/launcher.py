@@ -77,6 +77,8 @@ def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
         sourced = [" ".join(command[:2]) for command in commands if command[0] in (".", "source")]
         if not found and sourced:
             seen += f", and `{sourced[0]}`, a file that is not read"
+        elif not found and SCRIPT in text:
+            seen += f", and {SCRIPT} in a text or a here-document, which are not read"
         fix = "give one of them" if found else f"give the command that starts {SCRIPT}, or its script's file"
         raise UsageError(f"expected one command that starts {SCRIPT}", found=seen, fix=fix)
     at = next(place for place, word in enumerate(found[0]) if _is_script(word))

@@ -64,6 +64,8 @@ def migrate(words: Sequence[str], world_size: int | None) -> Migration:
     found = _found(given, table, world_size)
     wrong = {problem.split(" ")[0] for problem in given.problems}
     refusals = [one for one in found if isinstance(one, Refusal) and one.flag not in wrong]
+    if given.incomplete:  # what is missing may be among the unknown arguments
+        refusals = [one for one in refusals if one.flag in given]
     refused += [f"{given.texts.get(one.flag, one.flag)}: {one.reason}" for one in refusals]
     settings = [one for one in found if isinstance(one, Setting)]
     usable, spared = [], []

@@ -303,6 +303,15 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         "--rope-type=",
     ),
     (
+        "used only by ModelOpt (--modelopt-enabled) and its scripts",
+        """--export-model-type=GPTModel --export-legacy-megatron --export-te-mcore-model --export-default-te-spec
+        --export-force-local-attention --export-kv-cache-quant=none --export-real-quant-cfg=None
+        --export-quant-cfg= --export-kd-teacher-model-config= --export-kd-teacher-ckpt-format= --export-kd-cfg=
+        --finetune-hf-dataset= --finetune-data-split=train --finetune-data-files=* --qad-train-target=
+        --freeze-base-for-mtp --export-qk-l2-norm --export-moe-apply-probs-on-input --export-offline-model
+        --enable-gpt-oss""",
+    ),
+    (
         "only for Megatron-LM's legacy models",
         "--openai-gelu --apply-residual-connection-post-layernorm",
     ),
@@ -435,6 +444,10 @@ REFUSED: tuple[tuple[str, str], ...] = (
         """--logits-save-top-k= --logits-save-top-p= --logits-save-top-p-min-k=1 --logits-save-dir=
         --logits-save-dtype=fp16 --logits-load-dir= --logits-load-decode-threads=4 --logits-load-prefetch-factor=3
         --logits-load-msc-prefetch-depth=2 --logits-load-kd-loss-alpha=1.0 --logits-load-ignore-errors""",
+    ),
+    (
+        "ModelOpt's models (quantization, distillation, pruning) are not supported",
+        "--modelopt-enabled --export-kd-teacher-load=",
     ),
     (
         "all parameters are trained here",

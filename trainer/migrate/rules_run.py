@@ -100,7 +100,7 @@ def _first_weights(a: Given) -> Iterator[Setting | Refusal]:
         yield Refusal("--finetune", "needs --load, the folder of the weights")
     elif a["--pretrained-checkpoint"]:
         yield Setting("checkpoint.init_from", a["--pretrained-checkpoint"], ("--pretrained-checkpoint",))
-    if a["--no-load-optim"] and not a["--finetune"]:
+    if a["--no-load-optim"] and first is not None and not a["--finetune"]:
         reason = "a run continues with its moments; give another folder to --save to begin one without them"
         yield Refusal("--no-load-optim", reason)
 

@@ -126,7 +126,7 @@ class _Reader:
             first = words[0]
             if first in ("if", "elif"):
                 return self._condition(statements, at, first)
-            rest = self._opened(words)
+            rest = self._opened(words, statements[at : at + 2])
             words = words[1:] if rest is None else rest
             self._branch(first, line)
         taken = self._taken()
@@ -151,11 +151,18 @@ class _Reader:
         self._blocks[depth:] = inside  # of a group, or another block that begins here
         return following
 
-    def _opened(self, words: list[str]) -> list[str] | None:
-        """The words after the head of a loop, a `case` or a function, if one begins here; else None."""
+    def _opened(self, words: list[str], lines: list[Statement]) -> list[str] | None:
+        """The words after the head of a loop, a `case` or a function, if one begins here; else None.
+
+        Args:
+            lines: the statement of these words, and the next one.
+        """
         first, rest = words[0], words[1:]
         if first in _LOOPS:
-            self._blocks.append(_Block(None, None, "done"))
+            alone = lines[0].after in (";", "\n") and lines[-1].words[0] == "do"  # not joined by && or ||
+            truth = self._truth(rest) if alone and first in ("while", "until") else None
+            never = truth is (first == "until")  # a loop over the script's arguments, and there are none
+            self._blocks.append(_Block(False if never else None, None, "done"))
             if first in ("for", "select"):
                 self._forget(rest[:1])
                 return []

@@ -65,6 +65,7 @@ def test_how_a_run_on_several_machines_is_started(text: str, nodes: int | None, 
     [
         ("", "no Python script"),
         ("ls", "no Python script"),
+        ("sbatch <<EOF\npython pretrain_gpt.py\nEOF", "no Python script, and pretrain_gpt.py in a text or a here-doc"),
         ("python pretrain_bert.py --a", "mtrain lacks BERT"),
         ("python /x/pretrain_t5.py --a", "mtrain lacks T5"),
         ("torchrun pretrain_hybrid.py --a", "Mamba"),

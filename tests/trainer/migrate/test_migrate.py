@@ -287,6 +287,7 @@ def test_another_folder_is_continued_with_what_megatron_loads() -> None:
     assert found("--load", "new", "--save", "new") == {}
     (refused,) = migrate(["--load", "new", "--save", "new", "--no-load-optim", *BASE], 1).refused
     assert "another folder to --save" in refused
+    assert not migrate(["--save", "new", "--no-load-optim", *BASE], 1).refused  # nothing is loaded there
 
 
 def test_keys_that_are_not_there_yet_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -548,6 +549,15 @@ def test_a_table_of_batch_sizes_and_the_schedules_that_count_samples() -> None:
     assert "leave one of them out" in line
     (line,) = migrate([*BASE, "--step-batch-size-schedule", "5K:8"], 1).refused
     assert "thresholds that begin at 0" in line
+
+
+def test_what_may_stand_in_unknown_arguments_is_not_called_missing() -> None:
+    words = ["--num-layers", "2", "<SIZES>", "--bf16", "<DATA>", "--mtp-num-layers", "1", "--lr-decay-style", "WSD"]
+    lacking = "--mtp-num-layers 1: no model here supports it; `mtrain config --key model` lists the settings"
+    unclear = [f"{name} stands for arguments that are not known here; write them out" for name in ("<SIZES>", "<DATA>")]
+    assert migrate(words, 8).refused == (*unclear, lacking)
+    (problem,) = migrate([*BASE, "--save", "<FOLDER>"], 1).refused
+    assert problem == "--save has a value that cannot be resolved here: <FOLDER>; write it out"
 
 
 def test_unknown_words_are_named_up_to_a_limit() -> None:
