@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mdata.util.config_text import MOST_LEVELS
@@ -95,7 +95,8 @@ def unpickle(
     reader = _Reader(data, start, construct=construct, persistent=persistent)
     try:
         value = reader.run()
-        _check_references(value, most=_VALUES_PER_BYTE * (reader.at - start) + 100)
+        if not _is_small(value, most=reader.at - start):  # each value of a tree takes a byte or more
+            _check_references(value, most=_VALUES_PER_BYTE * (reader.at - start) + 100)
     except PickleFault:
         if not reader.unknown:
             raise
@@ -104,6 +105,9 @@ def unpickle(
     if reader.unknown:
         raise UnknownNames(list(reader.unknown))
     return value, reader.at
+
+
+_CONTAINERS = frozenset((dict, list, tuple, Made))
 
 
 class _Reader:
@@ -118,9 +122,10 @@ class _Reader:
 
     def run(self) -> Any:
         """Read to the end; returns the value on top of the stack."""
-        while (code := self.data[self.at]) != _STOP:
+        data, operations = self.data, _BY_CODE
+        while (code := data[self.at]) != _STOP:
             self.at += 1
-            operation = _OPERATIONS.get(code)
+            operation = operations[code]
             if operation is None:
                 raise PickleFault(f"opcode {code:#04x} at byte {self.at - 1}, which torch does not write")
             operation(self)
@@ -132,6 +137,11 @@ class _Reader:
         (value,) = form.unpack_from(self.data, self.at)
         self.at += form.size
         return value
+
+    def byte(self) -> int:
+        """The next byte; most numbers are of this size."""
+        self.at += 1
+        return self.data[self.at - 1]
 
     def part(self, size: int) -> bytes:
         """The next bytes."""
@@ -267,7 +277,7 @@ _OPERATIONS: dict[int, _Operation] = {
     ord(")"): _pushes(tuple),
     0x8F: _pushes(list),  # EMPTY_SET
     ord("J"): _pushes_number("<i"),
-    ord("K"): _pushes_number("<B"),
+    ord("K"): lambda reader: reader.stack.append(reader.byte()),
     ord("M"): _pushes_number("<H"),
     ord("G"): _pushes_number(">d"),
     0x8A: _pushes_part(_U8, _whole_number),
@@ -296,14 +306,15 @@ _OPERATIONS: dict[int, _Operation] = {
     0x81: _Reader.make,  # NEWOBJ
     ord("b"): _Reader.build,
     ord("Q"): _Reader.refer,
-    ord("h"): lambda reader: reader.get(reader.number(_U8)),
+    ord("h"): lambda reader: reader.get(reader.byte()),
     ord("j"): lambda reader: reader.get(reader.number(_U32)),
-    ord("q"): lambda reader: reader.put(reader.number(_U8)),
+    ord("q"): lambda reader: reader.put(reader.byte()),
     ord("r"): lambda reader: reader.put(reader.number(_U32)),
     0x94: lambda reader: reader.put(len(reader.memo)),
     0x80: _Reader.protocol,
     0x95: _Reader.frame,
 }
+_BY_CODE = [_OPERATIONS.get(code) for code in range(256)]
 
 
 def _is_key(value: Any) -> bool:
@@ -318,15 +329,24 @@ def _kind(value: Any) -> str:
     return value.name if isinstance(value, Name) else repr(value) if isinstance(value, Made) else type(value).__name__
 
 
-def _inside(value: Any) -> Iterator[Any]:
+def _inside(value: Any) -> Sequence[Any]:
     if type(value) is dict:
-        yield from value
-        yield from value.values()
-    elif type(value) is Made:
-        yield value.arguments
-        yield value.state
-    else:
-        yield from value
+        return [*value, *value.values()]
+    return (value.arguments, value.state) if type(value) is Made else value
+
+
+def _is_small(value: Any, *, most: int) -> bool:
+    """Whether the value is as `_check_references` asks for, seen without following references one by one."""
+    total, level = 0, [value] if type(value) in _CONTAINERS else []
+    for _ in range(MOST_LEVELS):
+        inside = [_inside(container) for container in level]
+        total += sum(map(len, inside))
+        if total > most:
+            return False
+        level = [inner for values in inside for inner in values if type(inner) in _CONTAINERS]
+        if not level:
+            return True
+    return False
 
 
 def _check_references(value: Any, *, most: int) -> None:
@@ -335,7 +355,6 @@ def _check_references(value: Any, *, most: int) -> None:
     Raises:
         PickleFault: it does not, or it is.
     """
-    containers = (dict, list, tuple, Made)
     totals: dict[int, tuple[int, int]] = {}  # container -> number of values in it, levels
     path: list[tuple[Any, Iterator[Any], list[int]]] = []
     on_path: set[int] = set()
@@ -344,14 +363,14 @@ def _check_references(value: Any, *, most: int) -> None:
     while path:
         container, rest, total = path[-1]
         for inner in rest:
-            if type(inner) not in containers:
+            if type(inner) not in _CONTAINERS:
                 total[0] += 1
                 continue
             if id(inner) in on_path:
                 raise PickleFault("a value that contains itself")
             if (reached := totals.get(id(inner))) is None:
                 on_path.add(id(inner))
-                path.append((inner, _inside(inner), [1, 0]))
+                path.append((inner, iter(_inside(inner)), [1, 0]))
                 break
             total[0] += reached[0]
             total[1] = max(total[1], reached[1])
