@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ import torch
 from blake3 import blake3
 
 import mdata
-from mdata import MdataError, UsageError
+from mdata import DamageError, MdataError, UsageError
+from mdata.errors import few
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io
@@ -31,8 +33,8 @@ from trainer.checkpoint.save import SPARE_BYTES, check_room
 from trainer.checkpoint.stored_files import INDEX, files_of
 from trainer.convert.compare import Rounded, compare_logits, compare_token_ids, token_ids_text
 from trainer.convert.hf_folder import find_tokenizer, is_hf, open_hf, write_hf
-from trainer.convert.links import TensorInfo
-from trainer.convert.model_folder import Format, ModelFolder, check_new, num_bytes, read_json
+from trainer.convert.links import TensorInfo, Watched
+from trainer.convert.model_folder import Format, ModelFolder, boxes, check_new, num_bytes, read_json
 from trainer.convert.mp_rank import is_mp_rank, open_mp_rank, scratch_bytes, write_mp_rank
 from trainer.convert.native import is_native, open_native, write_native
 from trainer.convert.torch_dist import is_torch_dist, open_torch_dist
@@ -127,9 +129,15 @@ def convert(source: Location, target: Path, *, options: Options, progress: Progr
     try:
         partial.mkdir(parents=True)
         progress.begin("convert", total, unit="B")
-        _write(partial, model, states=states, dtype=dtype, options=options, report=progress.advance)
+        watched = Watched(model.source)
+        watched_model = dataclasses.replace(model, source=watched)
+        _write(partial, watched_model, states=states, dtype=dtype, options=options, report=progress.advance)
         progress.end()
-        result = {"job": job, **_result(model, partial, dtype=dtype, states=states, options=options)}
+        not_finite = _not_finite(watched, model)
+        if not_finite:
+            progress.note(f"values that are not finite are converted as they are: {few(not_finite, 4)}")
+        found = _result(model, partial, dtype=dtype, states=states, options=options, finite=not not_finite)
+        result = {"job": job, **found}
         if (ids := result["token_ids"]) is not None and ids.get("different", 1):
             progress.note(token_ids_text(ids))
         atomic_io.atomic_write(partial / RESULT, (json.dumps(result, indent=1) + "\n").encode())
@@ -264,15 +272,45 @@ def _states(model: ModelFolder, options: Options, tell: Callable[[str], None]) -
     return model.states
 
 
+def _not_finite(source: Watched, model: ModelFolder) -> list[str]:
+    """The tensors that hold NaN or infinite values, with their numbers.
+
+    Raises:
+        DamageError: all values of one are NaN.
+    """
+    told = []
+    for name in source.suspects:
+        info = source.tensors[name]
+        nan, infinite, numel = 0, 0, math.prod(info.shape)
+        for box in boxes(info, info.dtype):
+            piece = source.read(name, box)
+            nan, infinite = nan + int(piece.isnan().sum()), infinite + int(piece.isinf().sum())
+        if nan == numel:
+            raise DamageError(
+                f"{model.path} holds a tensor that is no number anywhere",
+                found=f"{name}: all {numel:,} values are NaN",
+                fix="convert an intact model",
+            )
+        if nan or infinite:
+            told.append(f"{name} ({nan:,} NaN and {infinite:,} infinite of {numel:,})")
+    return told
+
+
 def _result(
-    model: ModelFolder, target: Path, *, dtype: torch.dtype, states: tuple[str, ...], options: Options
+    model: ModelFolder,
+    target: Path,
+    *,
+    dtype: torch.dtype,
+    states: tuple[str, ...],
+    options: Options,
+    finite: bool,
 ) -> dict[str, Any]:
     check: dict[str, Any] = {"compared": False, "why": "--no-check"}
     if options.check:
         # Where main weights lie beside those of the model, they are the weights that a reader takes.
         stored = torch.float32 if options.to == "torch_dist" and _has_main(states, options) else dtype
         rounded = dataclasses.replace(model, source=Rounded(model.source, stored), format=_runner(model, stored))
-        check = compare_logits(rounded, open_model(target))
+        check = compare_logits(rounded, open_model(target), finite=finite)
     exported = model.tokenizer if options.check and options.to == "hf" else None
     return {
         "source": {"format": model.format, "folder": model.path.name, "step": model.run.step},

@@ -23,7 +23,7 @@ from mdata.util.gc_pause import gc_paused
 from trainer.checkpoint.tiling import Rectangle, tiles_exactly
 from trainer.convert.links import Source, TensorInfo
 from trainer.convert.pickles import Made, Name, unpickle
-from trainer.convert.torch_file import Part, StoredTensor, faults_named, load_part, mapped
+from trainer.convert.torch_file import Part, StoredTensor, faults_named, load_part, mapped, unread
 
 METADATA = ".metadata"
 _FILE = re.compile(r"[^/\\\x00]+\.distcp")
@@ -221,7 +221,9 @@ class ChunkSource:
         if (name, start) not in self._opened:
             found = self._load(name, start)
             if not isinstance(found, StoredTensor) or (found.shape, found.dtype) != (size, self.tensors[name].dtype):
-                stands = f"{list(found.shape)}, {found.dtype}" if isinstance(found, StoredTensor) else repr(found)[:120]
+                stands = unread(found) or repr(found)[:120]
+                if isinstance(found, StoredTensor):
+                    stands = f"{list(found.shape)}, {found.dtype}"
                 expected = f"{list(size)}, {self.tensors[name].dtype}"
                 raise DamageError(f"{self.folder} is damaged at {name}", found=stands, expected=expected)
             self._opened[name, start] = found

@@ -149,6 +149,32 @@ class Linked:
         return out
 
 
+class Watched:
+    """A source that notes which tensors may hold values that are not finite.
+
+    Args:
+        source: is read.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.suspects: dict[str, None] = {}  # in the order of reading
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """See `Source`."""
+        return self._source.tensors
+
+    def read(self, name: str, box: Rectangle) -> Tensor:
+        """See `Source`."""
+        piece = self._source.read(name, box)
+        # One NaN or infinite value makes the sum one; a sum that overflows is counted again by the caller.
+        wide = torch.promote_types(piece.dtype, torch.float32)
+        if name not in self.suspects and not piece.sum(dtype=wide).isfinite():
+            self.suspects[name] = None
+        return piece
+
+
 def covers_exactly(links: Sequence[Link]) -> bool:
     """Whether each element of each tensor on our side has one link. Slow: for tests and for folders of small tables."""
     counts: dict[str, Tensor] = {}

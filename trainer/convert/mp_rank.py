@@ -26,6 +26,7 @@ from mdata import DamageError, UsageError
 from mdata.errors import few
 from mdata.util import atomic_io
 from trainer.checkpoint.tiling import Rectangle
+from trainer.config.sections import RunConfig
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.megatron_args import from_arguments, to_arguments
 from trainer.convert.megatron_folder import (
@@ -40,8 +41,10 @@ from trainer.convert.megatron_folder import (
 )
 from trainer.convert.megatron_names import Shard, is_ignored, megatron_links, modern_name, num_rows
 from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, equal_tensors, num_bytes
+from trainer.convert.model_keys import effective
 from trainer.convert.mp_rank_moments import NamedMoments, named_moments
-from trainer.convert.torch_file import StoredTensor, load_torch
+from trainer.convert.pickles import Made
+from trainer.convert.torch_file import StoredTensor, load_torch, unread
 from trainer.models.arithmetic import round_up
 from trainer.models.gpt_shape import GPTShape, gpt_shape
 from trainer.parallel.params import Place
@@ -82,11 +85,11 @@ class _Ranks(NamedTuple):
     """All files of a checkpoint.
 
     Args:
-        chunks: by tp, stage and chunk. training: of the first rank. moments: of each file, by state and name.
+        chunks: by tp, stage and chunk. trainings: of each file. moments: of each file, by state and name.
     """
 
     chunks: list[_Chunk]
-    training: Training
+    trainings: list[Training]
     moments: list[NamedMoments]
 
     @property
@@ -140,13 +143,16 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     folder = iteration_folder(path)
     assert folder is not None, "is_mp_rank was asked before"
     ranks = _load(folder)
-    chunks, training, moments = ranks
+    chunks, (training, *others), moments = ranks
     plain = {
         _LAYER.sub("decoder.layers.", name): TensorInfo(tensor.shape, tensor.dtype)
         for chunk in reversed(chunks)
         for name, tensor in chunk.tensors.items()
     }
     config, notes = from_arguments(training.arguments, plain, where=str(folder), settings=settings)
+    for other in others:
+        if other.arguments != training.arguments:
+            _check_model(other, training, config, tensors=plain, settings=settings)
     shards = list(_shards(chunks, version=training.version))
     check_rows(config, shards[0].padded_rows, where=folder)
     held = {chunk.prefix + name: tensor for chunk in chunks for name, tensor in chunk.tensors.items()}
@@ -325,7 +331,7 @@ def _load(folder: Path) -> _Ranks:
         parameters = {one.prefix + name: x for one in here for name, x in one.tensors.items() if not is_ignored(name)}
         moments.append(named_moments(state.get("optimizer"), parameters))
         chunks += here
-    return _Ranks(chunks, trainings[0], moments)
+    return _Ranks(chunks, trainings, moments)
 
 
 def _check_same(training: Training, first: Training) -> None:
@@ -352,6 +358,31 @@ def _check_same(training: Training, first: Training) -> None:
             )
 
 
+def _check_model(
+    training: Training,
+    first: Training,
+    config: RunConfig,
+    *,
+    tensors: Mapping[str, TensorInfo],
+    settings: Mapping[str, Any],
+) -> None:
+    """Refuse a file whose arguments describe another model than the first file's.
+
+    Raises:
+        DamageError: names the key that differs.
+    """
+    other, _ = from_arguments(training.arguments, tensors, where=str(training.where), settings=settings)
+    found, expected = effective(other), effective(config)
+    for key in found.keys() | expected.keys():
+        if found.get(key) != expected.get(key):
+            raise DamageError(
+                f"the args of {training.where} describe another model than those of {first.where}",
+                found=f"model.{key} = {found.get(key)}",
+                expected=f"{expected.get(key)}",
+                fix="restore the files of one checkpoint",
+            )
+
+
 def _tensors(model: Any, key: str, *, where: Path) -> dict[str, StoredTensor]:
     """The tensors of a model by their names in Megatron-Core.
 
@@ -362,6 +393,10 @@ def _tensors(model: Any, key: str, *, where: Path) -> dict[str, StoredTensor]:
         raise damaged(where, key, model, expected="the tensors of a model by name")
     found: dict[str, StoredTensor] = {}
     for name, tensor in _flattened(model):
+        if not isinstance(tensor, StoredTensor):
+            if is_ignored(name):
+                continue
+            raise UsageError(f"{where} holds a tensor {key}.{name[:100]} that cannot be read", found=unread(tensor))
         if name in found or len(name) > _LONGEST_NAME:
             expected = f"one tensor of this name, of at most {_LONGEST_NAME} characters"
             raise damaged(where, f"{key}.{name[:100]}", tensor, expected=expected)
@@ -369,10 +404,10 @@ def _tensors(model: Any, key: str, *, where: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def _flattened(value: dict[Any, Any], before: str = "") -> Iterator[tuple[str, StoredTensor]]:
-    """Tensors of nested dictionaries under their names in Megatron-Core."""
+def _flattened(value: dict[Any, Any], before: str = "") -> Iterator[tuple[str, StoredTensor | Made]]:
+    """Tensors of nested dictionaries under their names in Megatron-Core; a `Made` for those that are not read."""
     for name, inner in value.items():
-        if isinstance(inner, StoredTensor):
+        if isinstance(inner, StoredTensor) or unread(inner):
             yield modern_name(f"{before}{name}"), inner
         elif isinstance(inner, dict):
             yield from _flattened(inner, f"{before}{name}.")

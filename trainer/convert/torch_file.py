@@ -408,5 +408,15 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *, dtype: Any) -
     return StoredTensor(storage, kind, offset, shape, stride) if count <= available else None
 
 
+def unread(value: Any) -> str:
+    """Why a tensor of the file is not read; "": the value is no such tensor."""
+    if not isinstance(value, Made) or not value.kind.startswith("torch._utils._rebuild_"):
+        return ""
+    stride = value.arguments[3] if len(value.arguments) > 3 else None
+    if value.kind.startswith("torch._utils._rebuild_tensor") and isinstance(stride, tuple) and 0 in stride:
+        return "it is expanded (stride 0); save it with .contiguous()"
+    return f"its type or dtype is not supported: {value!r} of {value.arguments!r}"[:120]
+
+
 def _is_size(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _MOST_ELEMENTS

@@ -626,8 +626,30 @@ def test_second_names_of_gpt2_are_read(tmp_path):
 def test_weights_that_are_no_numbers_are_told_as_such(tmp_path):
     folder = save("llama2", tmp_path / "theirs", tokens=False)
     _with_tensors(folder, {"model.norm.weight": torch.full((32,), math.nan)})
-    with pytest.raises(DamageError, match="theirs computes logits that are not numbers"):
+    with pytest.raises(DamageError, match=r"theirs holds a tensor that is no number anywhere(.|\n)*all 32 values"):
         convert(folder, tmp_path / "ours", options=NATIVE)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_values_that_are_not_finite_are_counted_and_converted(tmp_path):
+    folder, notes = save("llama2", tmp_path / "theirs", tokens=False), Counted()
+    broken = torch.ones(32)
+    broken[3], broken[4:6] = math.nan, -math.inf
+    _with_tensors(folder, {"model.norm.weight": broken})
+    result = convert(folder, tmp_path / "ours", options=NATIVE, progress=notes)
+    told = [note for note in notes.lines if "not finite" in note]
+    expected = "values that are not finite are converted as they are: "
+    assert told == [f"{expected}weight/final_norm.weight (1 NaN and 2 infinite of 32)"]
+    assert not result["check"]["compared"] and "not finite" in result["check"]["why"]
+    stored = open_model(tmp_path / "ours").source.read("weight/final_norm.weight", ((0,), (32,)))
+    assert torch.equal(stored.isfinite(), broken.isfinite())
+
+
+def test_numbers_that_overflow_in_the_target_are_refused(tmp_path):
+    folder = save("llama2", tmp_path / "theirs", tokens=False)
+    _with_tensors(folder, {"model.norm.weight": torch.full((32,), 1e30)})
+    with pytest.raises(DamageError, match="theirs computes logits that are not numbers"):
+        convert(folder, tmp_path / "ours", options=Options(to="hf", dtype="fp16"))
 
 
 def test_a_comparison_of_ours_with_ours_is_not_called_a_check(tmp_path, monkeypatch):

@@ -529,6 +529,43 @@ def test_a_missing_rank_is_named(oracles, tmp_path):
         open_model(folder)
 
 
+def _changed_rank(oracles, tmp_path, change):
+    """A checkpoint of two ranks; the second one's file is changed."""
+    folder = tmp_path / "llama"
+    shutil.copytree(oracles / "oracle" / "model" / "checkpoints" / "llama_classic_tp2pp1", folder)
+    path = folder / "iter_0000003" / "mp_rank_01" / FILE
+    path.parent.chmod(0o755)
+    state = load_torch(path)
+    change(state)
+    path.unlink()
+    torch.save(state, path)
+    return folder
+
+
+def test_the_arguments_of_all_ranks_describe_one_model(oracles, tmp_path):
+    def other_base(state):
+        state["args"].rotary_base, state["args"].rank = 77, 1
+
+    with pytest.raises(DamageError, match=r"mp_rank_01(.|\n)*another model(.|\n)*model.rope_theta = 77"):
+        open_model(_changed_rank(oracles, tmp_path, other_base))
+
+
+def test_what_does_not_describe_the_model_may_differ_between_ranks(oracles, tmp_path):
+    def other_rank(state):
+        state["args"].rank, state["args"].local_rank = 1, 1
+
+    assert open_model(_changed_rank(oracles, tmp_path, other_rank)).format == "mp_rank"
+
+
+def test_an_expanded_tensor_is_named(oracles, tmp_path):
+    def expand(state):
+        name = "embedding.word_embeddings.weight"
+        state["model"][name] = state["model"][name][:1].clone().expand(state["model"][name].shape)
+
+    with pytest.raises(UsageError, match=r"model.embedding.word_embeddings.weight that cannot be(.|\n)*stride 0"):
+        open_model(_changed_rank(oracles, tmp_path, expand))
+
+
 ARGUMENTS = st.fixed_dictionaries(
     {
         "num_layers": st.integers(1, 4),
