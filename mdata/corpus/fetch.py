@@ -24,7 +24,7 @@ from mdata.indexed.pair_format import BLOCK_BYTES, bin_path, idx_path
 from mdata.manifest.contained_paths import path_inside
 from mdata.manifest.io import parse_manifest
 from mdata.manifest.types import BlockHashes, CorpusManifest, Shard, TokenizerFacts
-from mdata.object_storage.address import Address, is_address, parse_address, refuse_output_address
+from mdata.object_storage.address import Address, address_of, is_address, neither, parse_address, refuse_output_address
 from mdata.object_storage.reading import blocks_ahead, list_objects, look_at_object, object_there, read_range
 from mdata.object_storage.stores import open_store
 from mdata.progress import SILENT, Progress
@@ -193,6 +193,8 @@ class CorpusCopy:
 
 def _manifest_address(corpus: str) -> Address:
     if not is_address(corpus):
+        if address := address_of(corpus):
+            raise neither(corpus, address)
         raise UsageError(f"{corpus} is a path", expected="a corpus at s3://, gs:// or az://, which is copied to a disk")
     address = manifest_address(parse_address(corpus))
     if address.scheme in ("http", "https"):

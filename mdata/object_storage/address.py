@@ -16,7 +16,6 @@ from mdata.errors import UsageError
 SCHEMES = ("s3", "gs", "az", "http", "https", "hf")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.S)
 _HUB = re.compile(r"datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", re.S)
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _SIGNED = re.compile(r"[?&](sig|signature|x-(amz|goog)-[a-z-]+|[a-z-]*token|awsaccesskeyid|googleaccessid)=", re.I)
 _SAME = {"s3a": "s3", "gcs": "gs", "azure": "az"}
 _FETCHED_BY = {
@@ -25,6 +24,8 @@ _FETCHED_BY = {
     "r2": "rclone copy, or as s3:// with AWS_ENDPOINT_URL",
     "hdfs": "hdfs dfs -get",
 }
+_NAMES = "|".join((*SCHEMES, *_SAME, *_FETCHED_BY, "file"))
+_SCHEME = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]+:/|(?:{_NAMES}):", re.I)  # what begins like an address
 
 
 @dataclass(frozen=True, order=True)
@@ -69,12 +70,20 @@ def is_address(name: object) -> bool:
 
 
 def address_of(path: str | os.PathLike[str]) -> str | None:
-    """The address that a path was made from (`Path` turns // into /); None: it is a path."""
+    """The address that a path was made from (`Path` turns // into /), or that a text with too few slashes is meant to
+    be; None: it is a path.
+    """
     text = str(path)
     if not _SCHEME.match(text) or os.path.exists(text):  # noqa: PTH110 - fast, for many corpora
         return None
-    scheme, _, rest = text.partition(":/")
-    return f"{scheme}://{posixpath.normpath(rest.lstrip('/'))}"
+    scheme, _, rest = text.partition(":")
+    rest = posixpath.normpath(rest.lstrip("/")) if rest.strip("/") else ""
+    return f"{scheme}://{'/' * (scheme.lower() == 'file')}{rest}"
+
+
+def neither(text: str | os.PathLike[str], address: str) -> UsageError:
+    """The error for a text that begins like an address and has too few slashes."""
+    return UsageError(f"{text} is neither a path nor an address", fix=f"write {address}")
 
 
 def refuse_address(path: str | os.PathLike[str]) -> None:
@@ -84,6 +93,8 @@ def refuse_address(path: str | os.PathLike[str]) -> None:
         UsageError: the path begins with a scheme.
     """
     if address := address_of(path):
+        if ":/" not in str(path):
+            raise neither(path, address)
         raise UsageError(
             f"{address} is in object storage, but only a corpus on a disk can be read here",
             fix=f"copy the corpus first: mdata fetch {address} --folder FOLDER",

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import BLOCK_BYTES
-from mdata.object_storage.address import address_of, is_address, refuse_output_address
+from mdata.object_storage.address import address_of, is_address, neither, refuse_output_address
 from mdata.sources.conversation import TRAIN_ON
 from mdata.sources.row_filter import RowFilter, parse_filter
 from mdata.sources.text_template import TextTemplate, parse_template
@@ -205,7 +205,7 @@ def _check_names(options: PreprocessOptions) -> None:
         refuse_output_address(options.work_folder)
     address = address_of(options.output_prefix)
     if address and not is_address(options.output_prefix):
-        raise UsageError(f"output prefix {options.output_prefix} has one slash", fix=f"{address}, or a path")
+        raise neither(f"output prefix {options.output_prefix}", address)
     for name, text in (("output prefix", options.output_prefix), *(("key", key) for key in options.json_keys)):
         if not text.isprintable():
             raise UsageError(f"{name} {text!r} has characters that cannot be printed", fix="rename it")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from mdata.errors import UsageError, explain_os_error, few
-from mdata.object_storage.address import Address, is_address
+from mdata.object_storage.address import Address, address_of, is_address, neither
 from mdata.object_storage.facts import ObjectFacts
 from mdata.progress import SILENT, Progress
 from mdata.sources.folder_files import PathFilter, SkippedFiles, files_below, is_result
@@ -163,6 +163,8 @@ def _expand(
     # An existing folder with a name like "http:" is a path; anything else of that form is an address.
     if is_address(name) and not Path(name).exists():
         return _of_storage(name, format, filter, skipped)
+    if address := address_of(name):
+        raise neither(name, address)
     return (_look_at(path, format) for path in _paths(name, format, filter, skipped))
 
 

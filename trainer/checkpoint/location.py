@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mdata import UsageError
 from mdata.errors import os_errors_named
-from mdata.object_storage.address import Address, address_of, is_address, parse_address, scheme_of
+from mdata.object_storage.address import Address, address_of, is_address, neither, parse_address, scheme_of
 from mdata.object_storage.stores import open_store
 from mdata.util.config_text import load_toml
 from trainer.config.sections import RunConfig
@@ -98,11 +98,12 @@ def location_of(text: str | Path) -> Location:
     """The folder that a text names: an address, else a path.
 
     Raises:
-        UsageError: an address of another scheme, with one slash, without a bucket, or with credentials in it.
+        UsageError: an address of another scheme, with too few slashes, without a bucket, or with credentials in it.
     """
     if not is_address(text):
         if meant := address_of(text):
-            raise UsageError(f"{text} is neither a path nor an address", fix=f"write {meant}")
+            _check_scheme(meant, READ, "read from", fix="download the folder first")
+            raise neither(text, str(parse_address(meant)))
         return Path(text)
     _check_scheme(str(text), READ, "read from", fix="download the folder first")
     address = parse_address(str(text))
@@ -115,8 +116,8 @@ def check_destination(text: str) -> None:
     Raises:
         UsageError: as `location_of`, and for web servers.
     """
-    if is_address(text):
-        _check_scheme(text, WRITTEN, "write to", fix="write there, and copy the checkpoints afterwards")
+    if meant := text if is_address(text) else address_of(text):
+        _check_scheme(meant, WRITTEN, "write to", fix="write there, and copy the checkpoints afterwards")
     location_of(text)
 
 

@@ -20,7 +20,7 @@ import torch
 from mdata import __version__
 from mdata.dataset.flat_options import STARTED_IN
 from mdata.errors import os_errors_named
-from mdata.object_storage.address import is_address
+from mdata.object_storage.address import address_of, is_address
 from mdata.util import atomic_io, file_lock
 from trainer.checkpoint.location import ObjectFolder, checkpoints_folder
 from trainer.config.parse import dump_config
@@ -59,7 +59,7 @@ def folder_problems(config: RunConfig) -> Iterator[str]:
     run, usual = config.run.folder, Path(config.run.folder, "checkpoints")
     kept = config.checkpoint.folder or (str(usual) if os.path.lexists(usual) else "")
     for key, folder in (("run.folder", run), ("checkpoint.folder", kept)):
-        if is_address(folder):
+        if is_address(folder) or address_of(folder):
             if key == "run.folder":
                 yield f"{key}={folder!r} is an address; choose a folder, and set checkpoint.folder to the address"
             continue

@@ -169,3 +169,9 @@ def test_a_folder_inside_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(UsageError, match="shut: Permission denied"):
         find_files([tmp_path])
+
+
+@pytest.mark.parametrize("name", ["s3:bucket/x.jsonl", "S3:/bucket/x.jsonl", "gs:/bucket/x.jsonl"])
+def test_an_address_with_too_few_slashes_is_named(name):
+    with pytest.raises(UsageError, match=rf"{name} is neither a path nor an address\n +try: write .*://bucket/x.jsonl"):
+        find_files([name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from blake3 import blake3
 
 import mdata
 from mdata import DamageError
+from tests.trainer.plan.test_plan import config
 from trainer.checkpoint.folder import (
     find_checkpoint,
     latest_checkpoint,
@@ -20,7 +22,9 @@ from trainer.checkpoint.folder import (
     remove_old,
 )
 from trainer.checkpoint.format import HashedFile, Part, RunState, SavedFile, dump_index, dump_part
-from trainer.checkpoint.location import location_of
+from trainer.checkpoint.location import check_destination, location_of
+from trainer.config.sections import CheckpointSection, RunSection
+from trainer.run.run_folder import folder_problems
 
 FOREIGN = ["step-old", "step-4 (copy)", "step-", "step-04", "step-0", "step--1", "step-4.bak", "notes"]
 
@@ -246,3 +250,23 @@ def test_an_address_with_one_slash_is_not_a_folder(tmp_path: Path, monkeypatch: 
     for text in ("s3:/bucket/run", Path("gs://bucket/run")):
         with pytest.raises(mdata.UsageError, match=r"neither a path nor an address\n  try: write (s3|gs)://bucket/run"):
             location_of(text)
+
+
+def test_what_begins_like_an_address_is_one_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text, words in {
+        "s3:bucket/run": "try: write s3://bucket/run",
+        "GCS:/bucket": "try: write gs://bucket/",
+        "s3:": "s3:// has no bucket",
+        "https:/host/run": "does not write to https://",
+        "https:host/run": "does not write to https://",
+        "abfs:/x": "does not write to abfs://",
+        "file:/x/y": "try: /x/y",
+    }.items():
+        with pytest.raises(mdata.UsageError, match=words):
+            check_destination(text)
+        sections = {"run": RunSection(folder=text), "checkpoint": CheckpointSection(folder="run")}
+        (problem,) = folder_problems(dataclasses.replace(config(), **sections))
+        assert "is an address" in problem
+    (tmp_path / "s3:old").mkdir()
+    assert location_of("s3:old") == Path("s3:old") and location_of("c:x") == Path("c:x")
