@@ -36,7 +36,7 @@ from mdata.util.option_synonyms import nearest, synonym
 from mdata.util.stop_signals import stop_requests
 from mdata.version import __version__
 
-from .start import INTERRUPTED, Command, InterruptsEndAtOnce
+from .start import INTERRUPTED, Command, InterruptsEndAtOnce, foreign_package
 from .terminal import forget_standard_output, say, standard_error, standard_output
 
 __all__ = ["Command", "Console", "Parser", "run"]
@@ -287,6 +287,8 @@ def _as_known(error: BaseException) -> MdataError | StoppedError | None:
         error = ResourceError("out of memory", fix="use fewer workers, or a machine with more memory")
     if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(error.name or "")):
         error = UsageError(f"this command needs {error.name}, which is not installed", fix=install_command(extra))
+    if isinstance(error, ImportError | AttributeError | SyntaxError) and (text := foreign_package()):
+        error = UsageError(text)
     return error if isinstance(error, MdataError | StoppedError) and error.exit_code != 1 else None
 
 

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
+USAGE = 2
 INTERRUPTED = 130
 STOPPED = 75
+PACKAGES = ("mdata", "trainer")
+DISTRIBUTION = "mdata-mtrain"  # also in the first lines of both packages; mdata/version.py may be out of reach here
 
 
 class Command:
@@ -63,7 +66,12 @@ def start(program: str, commands: Sequence[Command], *, description: str, argv: 
     end = ProcessEnd() if argv is None else None  # argv: a call, not the command line of the process
     # Also around `run`, whose own handlers lie above: for the moments before them and after them.
     with InterruptsEndAtOnce(program):
-        from .console import run
+        try:
+            from .console import run
+        except (ImportError, AttributeError, SyntaxError):
+            if (text := foreign_package()) is None:
+                raise
+            _end(f"{program}: error: {text}", USAGE)
 
         code = run(program, commands, description=description, argv=argv)
     if end is not None:
@@ -106,6 +114,29 @@ class ProcessEnd:
             with suppress(AttributeError, OSError, ValueError):  # there is none, its reader has gone, or it is closed
                 stream.flush()
         os._exit(self._code)
+
+
+def foreign_package() -> str | None:
+    """The error if Python imports another project's package under a name of ours; both names are taken on the index."""
+    from importlib.metadata import packages_distributions
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    for name in PACKAGES:
+        spec = find_spec(name)
+        if spec is None:
+            continue
+        if spec.origin and DISTRIBUTION in Path(spec.origin).read_text("utf-8", errors="replace")[:2000]:
+            continue
+        others = [one for one in packages_distributions().get(name, ()) if one != DISTRIBUTION]
+        of = f", of the distribution {others[0]}" if others else ""
+        remove = f"pip uninstall {others[0]}, and install {DISTRIBUTION} again" if others else "remove it from the path"
+        return (
+            f"the package {name} that Python imports is not that of {DISTRIBUTION}\n"
+            f"  found: {spec.origin or list(spec.submodule_search_locations or ())}{of}\n"
+            f"  try: {remove}; or use an environment of its own"
+        )
+    return None
 
 
 def keep_standard_streams() -> None:

@@ -1,1 +1,1 @@
-"""The companion trainer: GPT over any layout of ranks, with numbers that do not depend on the layout."""
+"""The companion trainer of mdata-mtrain: GPT over any layout of ranks, with numbers that do not depend on it."""

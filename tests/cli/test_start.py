@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from cli.mdata import main
-from cli.start import InterruptsEndAtOnce
+from cli.start import DISTRIBUTION, PACKAGES, InterruptsEndAtOnce, foreign_package
+from mdata.version import DISTRIBUTION as DISTRIBUTION_OF_VERSION
 from tests.helpers.corpora import write_pair
 
 ROOT = Path(__file__).parents[2]
@@ -178,3 +179,45 @@ end.decide(5)
 def test_threads_of_gloo_do_not_abort_a_process_that_is_done():
     done = subprocess.run([sys.executable, "-c", LATE_THREADS], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (5, "all exit handlers ran\n", "")
+
+
+@pytest.mark.parametrize(
+    ("program", "files", "words"),
+    [
+        ("mdata", {"mdata/__init__.py": ""}, ["inspect", "x"]),
+        ("mdata", {"mdata/__init__.py": "", "mdata/errors.py": "class Error(Exception): pass\n"}, ["--version"]),
+        ("mdata", {"mdata/__init__.py": "print 'Python 2'\n"}, ["--help"]),
+        ("mdata", {"mdata/other.py": ""}, ["--help"]),  # a namespace package
+        ("mtrain", {"trainer/__init__.py": "raise AttributeError('x')\n"}, ["plan", "run.toml"]),
+        ("mtrain", {"trainer/__init__.py": "from trainer.trainer import Trainer\n"}, ["check", "run.toml"]),
+    ],
+)
+def test_a_foreign_package_of_our_name_is_told(program, files, words, tmp_path):
+    """Others have taken both names on the index; pip puts one over the other."""
+    name = next(iter(files)).partition("/")[0]
+    about = "Metadata-Version: 2.1\nName: other-things\nVersion: 1.2\n"
+    files |= {"other_things-1.2.dist-info/METADATA": about, "other_things-1.2.dist-info/top_level.txt": f"{name}\n"}
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    root = Path(__file__).resolve().parents[2]
+    # A namespace package comes last on the path: ours is not in it.
+    (tmp_path / "cli").symlink_to(root / "cli")
+    if name == "trainer":
+        (tmp_path / "mdata").symlink_to(root / "mdata")
+    run = f"import sys; sys.path[1:] = [p for p in sys.path[1:] if not p.startswith({str(root)!r}) or '.venv' in p]\n"
+    code = f"{run}from cli.{program} import main\nsys.exit(main({words!r}))"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0] == f"{program}: error: the package {name} that Python imports is not that of mdata-mtrain"
+    assert str(tmp_path / name) in lines[1] and lines[1].endswith(", of the distribution other-things")
+    assert lines[2].startswith("  try: pip uninstall other-things") and len(lines) == 3
+
+
+def test_our_own_packages_are_not_foreign():
+    assert DISTRIBUTION == DISTRIBUTION_OF_VERSION and PACKAGES == ("mdata", "trainer")
+    assert foreign_package() is None
