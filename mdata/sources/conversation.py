@@ -1,10 +1,14 @@
 """A record's conversation: [{"role", "content"}, ...], or [{"from", "value"}, ...] as ShareGPT writes it.
 
 It becomes a flat list role, content, role, content ..., so that code that passes texts on works unchanged. A message
-without a role and a text (lists of parts, null) is an error that names the message's number. Only role and content are
-written; so a field that carries text (tool calls, thoughts, tools ...), that changes what the template writes, or that
-asks for another loss than --chat-train-on is an error that names the field. Other fields are ignored, and null is the
-same as no field. ShareGPT's speakers become user, assistant, system and tool; an unknown one is an error.
+without a role and a text (lists of parts, null) is an error that names the message's number.
+
+Only role and content are written. So every other field of a message is an error that names it, unless it is metadata
+by the last word of its name (`message_id`, `createdAt`), repeats the content, or says of the loss what --chat-train-on
+does anyway. Fields of the record are ignored, as for text, except those that carry a part of the conversation (tools,
+files, a prompt that no message contains ...) or ask for another loss. A field that changes what the template writes is
+an error whatever its name. Null is the same as no field. ShareGPT's speakers become user, assistant, system and tool;
+an unknown one is an error.
 """
 
 from __future__ import annotations
@@ -28,48 +32,33 @@ _ALSO_THE_MODEL = (ASSISTANT, "ai", "bot", "chatbot")
 # A role becomes part of the template's text; other characters could imitate another turn.
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
-# Names of fields in lower case, without "_" and "-". These carry text or media.
-_MEDIA = "audio audios image imageurl images inputaudio media video videos"
-_TEXT_OF_MESSAGE = frozenset(
-    "attachments channel chainofthought citations contentblocks cot documents function functioncall"
-    " functioncalls functions name parts reasoning reasoningcontent reasoningdetails reasoningtext recipient refusal"
-    f" think thinking thinkingblocks thought thoughts toolcall toolcalls toolplan toolresults tools {_MEDIA}".split()
+
+def _words(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+# A message's field is metadata if the last word of its name is one of these, and none refers to media.
+METADATA_WORDS = _words(
+    "at category control count country date hash header id identifier ids idx index info ip label lang language"
+    " length locale meta metadata model moderation number quality rating redacted score scores source state status time"
+    " timestamp toxic toxicity type url uuid version"
 )
-_TEXT_OF_RECORD = frozenset(
-    f"builtintools chattemplatekwargs customtools documents functions pythontools tools xmltools {_MEDIA}".split()
+_MEDIA = _words("attachment attachments audio audios file files image images media video videos")
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
+
+# Names of fields in lower case, without "_" and "-". These of a record carry text or media of its conversation.
+_CARRIES_TEXT = _MEDIA | _words(
+    "builtintools chattemplatekwargs customtools documents functions imageurl inputaudio pythontools tools xmltools"
 )
-_SYSTEM = frozenset(("system", "systemmessage", "systemprompt"))
+# An example of its own, unless the conversation contains it.
+_EXAMPLE = _words("completion history input instruction output prompt response")
+_SYSTEM = _words("system systemmessage systemprompt")
 # True or 1: train on this; false or 0: do not.
-_FLAGS = frozenset(
-    [
-        "computeloss",
-        "loss",
-        "lossweight",
-        "shouldtrain",
-        "train",
-        "trainable",
-        "trained",
-        "training",
-        "trainonturn",
-        "weight",
-    ]
-)
-_MASKS = frozenset(
-    [
-        "assistantmask",
-        "assistantmasks",
-        "ismasked",
-        "lossmask",
-        "lossmasks",
-        "lossscale",
-        "lossscales",
-        "lossweights",
-        "mask",
-        "masked",
-        "masks",
-        "steplossmask",
-        "traindetail",
-    ]
+_FLAGS = _words("computeloss loss lossweight shouldtrain train trainable trained training trainon trainonturn weight")
+_NEGATIVE_FLAGS = _words("ignore ignoreloss noloss")
+_MASKS = _words(
+    "assistantmask assistantmasks completionmask ismasked lossmask lossmasks lossscale lossscales lossweights mask"
+    " masked masks steplossmask traindetail"
 )
 _LONGEST_NAME = 40  # longer than any name above; also bounds the memory for names in records
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
@@ -123,7 +112,7 @@ def flat_messages(
         named = ", ".join(dict.fromkeys(roles))
         raise BadConversation(f"it has no assistant turn to train on (roles: {named[:100]})")
     if record or any(len(message) > 2 for message in value):
-        _check_fields(value, record, roles, train_on)
+        _check_fields(value, record, flat, train_on)
         if template is not None:
             _check_template(value, record, flat, template)
     return flat
@@ -172,33 +161,56 @@ def _kind(message: Mapping[str, Any], name: str) -> str:
 
 
 def _check_fields(
-    messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any], roles: Sequence[str], train_on: str
+    messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any], flat: Sequence[str], train_on: str
 ) -> None:
-    """Refuse fields that carry text or ask for another loss, regardless of the template."""
+    """Refuse fields that may carry text or ask for another loss, regardless of the template."""
+    roles, contents = flat[::2], flat[1::2]
     last = max((number for number, role in enumerate(roles) if role == ASSISTANT), default=-1)
-    for number, (message, role) in enumerate(zip(messages, roles, strict=True)):
+    for number, (message, role, content) in enumerate(zip(messages, roles, contents, strict=True)):
         if len(message) == 2:
             continue
-        where = f"message {number + 1} ({role})"
         trained = train_on == "all" or (role == ASSISTANT and (train_on == ASSISTANT or number == last))
-        for name, value in message.items():
-            word = _word(name)
-            if word in _TEXT_OF_MESSAGE and not _is_empty(value):
-                raise _lost(f"{where}: its {name!r}")
-            _check_loss(word, value, trained, f"{where}: its {name!r}", train_on)
+        for name, value in _further_fields(message):
+            where = f"message {number + 1} ({role}): its {name[:_LONGEST_NAME]!r}"
+            if _is_about_loss(name, value, trained, where, train_on) or _is_metadata(name):
+                continue
+            ends_turn = _word(name) == "endturn" and value is True  # as the template does for every turn
+            if not (ends_turn or value == content or _is_empty(value)):
+                raise _lost(where)
     begins_with_system = roles[0] in ("system", "developer")
     for name, value in record.items():
+        where = f"the record's {name[:_LONGEST_NAME]!r}"
+        if _is_about_loss(name, value, True, where, train_on) or _is_empty(value):
+            continue
         word = _word(name)
-        if (word in _TEXT_OF_RECORD or (word in _SYSTEM and not begins_with_system)) and not _is_empty(value):
-            raise _lost(f"the record's {name!r}")
-        _check_loss(word, value, True, f"the record's {name!r}", train_on)
+        is_lost = word in _CARRIES_TEXT or (word in _SYSTEM and not begins_with_system)
+        if is_lost or (word in _EXAMPLE and not _is_said(value, contents)):
+            raise _lost(where)
 
 
-def _check_loss(word: str, value: Any, trained: bool, where: str, train_on: str) -> None:
-    if value is None or not (word in _FLAGS or (word in _MASKS and not _is_empty(value))):
-        return
-    if word in _MASKS or not isinstance(value, bool | int | float) or value != trained:
+def _is_about_loss(name: str, value: Any, trained: bool, where: str, train_on: str) -> bool:
+    """Whether a field says which turns are trained on.
+
+    Raises:
+        BadConversation: it says something else than --chat-train-on.
+    """
+    word = _word(name)
+    if word in _MASKS:
+        agrees = _is_empty(value)
+    elif word in _FLAGS or word in _NEGATIVE_FLAGS:
+        # False in a negative flag asks for nothing; true may mean that the turn is left out.
+        expected = trained if word in _FLAGS else False
+        agrees = value is None or (isinstance(value, bool | int | float) and value == expected)
+    else:
+        return False
+    if not agrees:
         raise BadConversation(f"{where} is {str(value)[:40]!r}, but only --chat-train-on ({train_on}) decides the loss")
+    return True
+
+
+def _is_said(value: Any, contents: Sequence[str]) -> bool:
+    """Whether a message contains this text."""
+    return isinstance(value, str) and any(value.strip() in content for content in contents)
 
 
 def _check_template(
@@ -215,8 +227,9 @@ def _check_template(
 
 
 def _further_fields(message: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    known = [name for form in _FORMS for name in form]
-    return ((name, value) for name, value in message.items() if value is not None and name not in known)
+    """The fields that are not null, except those that the turn was read from."""
+    read = [name for form in _FORMS if message.get(form[0]) is not None for name in form]
+    return ((name, value) for name, value in message.items() if value is not None and name not in read)
 
 
 def _lost(what: str) -> BadConversation:
@@ -232,6 +245,16 @@ def _word(name: str) -> str:
 @lru_cache(maxsize=1024)
 def _folded(name: str) -> str:
     return name.replace("_", "").replace("-", "").lower()
+
+
+def _is_metadata(name: str) -> bool:
+    return len(name) <= _LONGEST_NAME and _names_metadata(name)
+
+
+@lru_cache(maxsize=1024)
+def _names_metadata(name: str) -> bool:
+    words = [word.lower() for word in _WORD.findall(name)]
+    return bool(words) and words[-1] in METADATA_WORDS and _MEDIA.isdisjoint(words)
 
 
 def _is_empty(value: Any) -> bool:

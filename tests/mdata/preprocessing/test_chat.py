@@ -192,12 +192,12 @@ def test_a_field_that_would_be_lost_is_a_bad_record(tmp_path):
         run(source, tmp_path / "out")
     # Other fields matter if this template writes them.
     template = tmp_path / "own.jinja"
-    template.write_text("{% for m in messages %}{{ m.content }}{{ m.mood }};{% endfor %}")
-    moody = [LONG["messages"][0], {"role": "assistant", "content": "b", "mood": "good"}]
+    template.write_text("{% for m in messages %}{{ m.content }}{{ m.mood_id }};{% endfor %}")
+    moody = [LONG["messages"][0], {"role": "assistant", "content": "b", "mood_id": "good"}]
     source.write_text(json.dumps(LONG) + "\n" + json.dumps({"messages": moody}) + "\n")
     assert run(source, tmp_path / "plain")[1].num_documents == 2
     model = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(GOLDEN / "tokenizer")}
-    with pytest.raises(BadInputError, match=r"x.jsonl:2: .*'mood', which the chat template uses, would be lost"):
+    with pytest.raises(BadInputError, match=r"x.jsonl:2: .*'mood_id', which the chat template uses, would be lost"):
         run(source, tmp_path / "own", chat_template=str(template), **model)
 
 

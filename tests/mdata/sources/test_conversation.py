@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import jinja2
 import pytest
 
 from mdata.chat.jinja_template import JinjaTemplate
 from mdata.chat.loss_spans import spans_of
-from mdata.sources.conversation import BadConversation, flat_messages, messages_of
+from mdata.sources.conversation import METADATA_WORDS, BadConversation, flat_messages, messages_of
 from mdata.sources.jsonl import parse_lines
 from mdata.sources.record_batch import Column, ReadSpec
 
@@ -18,7 +20,7 @@ FLAT = ["user", "Hi", "assistant", "Yes"]
 # Writes what common templates write: a name, thoughts, tools, a switch, and whether a field exists.
 USES_FIELDS = (
     "{% if tools is not none %}{{ tools | tojson }}{% endif %}{% if enable_thinking %}<think>{% endif %}"
-    "{% for m in messages %}{{ m.role }}{{ m.sender }}: {{ m.content }}{{ '!' if 'mood' in m }}{% endfor %}"
+    "{% for m in messages %}{{ m.role }}{{ m.sender_id }}: {{ m.content }}{{ '!' if 'mood' in m }}{% endfor %}"
 )
 WRITES_ALL = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
 IGNORES_ALL = "{% set note = messages %}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -77,6 +79,9 @@ def test_a_field_that_holds_nothing_is_no_field(name, value):
         ("images", ["a.png"]),
         ("system", "Be brief."),
         ("system_prompt", "Be brief."),
+        ("files", ["a.pdf"]),
+        ("file", {"id": "f"}),
+        ("attachments", ["a.pdf"]),
     ],
 )
 def test_a_field_of_the_record_that_carries_text_is_named(name, value):
@@ -108,6 +113,11 @@ def test_a_system_prompt_beside_a_conversation_that_has_one_is_not_used():
         ("assistant", 1, "loss_weights", [0, 1]),
         ("assistant", 1, "is_masked", True),
         ("assistant", 1, "assistant_masks", [0]),
+        ("assistant", 1, "train_on", False),
+        ("assistant", 1, "train_on", "assistant"),
+        ("assistant", 1, "ignore", True),
+        ("assistant", 0, "no_loss", True),
+        ("assistant", 1, "completion_mask", [1]),
     ],
 )
 def test_a_flag_that_asks_for_another_loss_is_named(train_on, number, name, value):
@@ -115,10 +125,71 @@ def test_a_flag_that_asks_for_another_loss_is_named(train_on, number, name, valu
         flat_messages(with_field(number, name, value), train_on)
 
 
-@pytest.mark.parametrize("name", ["attachments", "content_blocks", "tool_results"])
-def test_further_fields_that_carry_text_are_named(name):
+@pytest.mark.parametrize("name", ["attachments", "content_blocks", "tool_results", "files", "file", "labels", "", "x"])
+def test_a_field_of_a_message_that_is_not_metadata_is_named(name):
+    """The rule is by what is harmless, so no name has to be known."""
     with pytest.raises(BadConversation, match=f"'{name}' would be lost"):
         flat_messages(with_field(1, name, ["x"]), "assistant")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("end_turn", False), ("prefix", True), ("hidden", False), ("image_url", "u"), ("file_id", "f"), ("idea", "i")],
+)
+def test_a_flag_of_a_message_that_is_not_about_loss_is_named(name, value):
+    with pytest.raises(BadConversation, match=f"'{name}' would be lost"):
+        flat_messages(with_field(1, name, value), "assistant")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("id", "m-1"),
+        ("messageId", "m-1"),
+        ("MESSAGE_ID", "m-1"),
+        ("tool_call_id", "call_1"),
+        ("turn_identifier", 101002),
+        ("createdAt", "2023-04-09"),
+        ("hashed_ip", "a0b1"),
+        ("language", "English"),
+        ("toxic", False),
+        ("review_count", 3),
+        ("num-tokens-count", 3),
+        ("metadata", {"text": "x"}),
+        ("end_turn", True),
+        ("ignore", False),
+        ("no_loss", 0),
+        ("text", "Yes"),
+    ],
+)
+def test_metadata_and_what_is_done_anyway_are_ignored(name, value):
+    assert flat_messages(with_field(1, name, value), "assistant") == FLAT
+
+
+def test_the_page_lists_the_words_of_metadata():
+    page = (Path(__file__).parents[3] / "docs" / "preprocess.md").read_text(encoding="utf-8")
+    (sentence,) = re.findall(r"The last words of metadata: (.*?);", page, re.DOTALL)
+    assert re.findall("`(.*?)`", sentence) == sorted(METADATA_WORDS)
+
+
+def test_the_other_form_without_its_role_is_a_field():
+    for message in (
+        {"role": "user", "content": "Hi", "value": "Ho"},
+        {"role": "user", "content": "Hi", "from": None, "value": "Ho"},
+        {"from": "human", "value": "Hi", "content": "Ho"},
+    ):
+        with pytest.raises(BadConversation, match=r"'(value|content)' would be lost"):
+            flat_messages([message, TALK[1]], "assistant")
+
+
+@pytest.mark.parametrize("name", ["prompt", "response", "completion", "instruction", "input", "output", "history"])
+def test_an_example_beside_the_conversation_is_lost_unless_a_message_contains_it(name):
+    """As in UltraChat (prompt) and Magpie (instruction, response)."""
+    for value in ("Hi", " Yes\n", "", []):
+        assert flat_messages(TALK, "assistant", record={name: value, f"{name}_id": "Ho"}) == FLAT
+    for value in ("Ho", ["Hi"], [{"role": "user", "content": "Hi"}]):
+        with pytest.raises(BadConversation, match=f"the record's '{name}' would be lost"):
+            flat_messages(TALK, "assistant", record={name: value})
 
 
 def test_flags_that_say_what_is_done_anyway_are_accepted():
@@ -132,26 +203,28 @@ def test_flags_that_say_what_is_done_anyway_are_accepted():
     assert flat_messages([talk[1], {**talk[2], "weight": 0, "train": False}, talk[2]], "last")[-1] == "a"
     with pytest.raises(BadConversation, match="the record's 'mask' is 'User'"):
         flat_messages(talk, "assistant", record={"mask": "User"})
-    with pytest.raises(BadConversation, match="the record's 'weight' is '0'"):
-        flat_messages(talk, "assistant", record={"weight": 0})
+    for name, value in (("weight", 0), ("ignore", True), ("no_loss", 1), ("train_on", False)):
+        with pytest.raises(BadConversation, match=f"the record's '{name}' is '{value}'"):
+            flat_messages(talk, "assistant", record={name: value})
+    assert flat_messages(talk, "assistant", record={"ignore": False, "train_on": True})[-1] == "a"
 
 
 @pytest.mark.parametrize(
     ("source", "messages", "record", "field"),
     [
-        (USES_FIELDS, with_field(0, "sender", "Ada"), {}, "sender"),
+        (USES_FIELDS, with_field(0, "sender_id", "Ada"), {}, "sender_id"),
         (USES_FIELDS, with_field(0, "mood", ""), {}, "mood"),
         (USES_FIELDS, TALK, {"enable_thinking": True}, "enable_thinking"),
         (USES_FIELDS, TALK, {"tools": []}, "tools"),
         (WRITES_ALL, with_field(0, "id", 3), {}, "id"),
-        (WRITES_ALL, with_field(0, "nested", {"a": [1]}), {}, "nested"),
-        ("{{ messages[1].extra.text }}{{ messages[0].content }}", with_field(1, "extra", 3), {}, None),
-        ("{% if messages[1].extra %}{{ messages[1].extra.a.b }}{% endif %}", with_field(1, "extra", 3), {}, "extra"),
+        (WRITES_ALL, with_field(0, "metadata", {"a": [1]}), {}, "metadata"),
+        ("{{ messages[1].info.text }}{{ messages[0].content }}", with_field(1, "info", 3), {}, None),
+        ("{% if messages[1].info %}{{ messages[1].info.a.b }}{% endif %}", with_field(1, "info", 3), {}, "info"),
         (
-            "{% if messages[0].a and messages[0].b %}both{% endif %}",
-            [{**TALK[0], "a": 1, "b": 2}, TALK[1]],
+            "{% if messages[0].a_id and messages[0].b_id %}both{% endif %}",
+            [{**TALK[0], "a_id": 1, "b_id": 2}, TALK[1]],
             {},
-            "a, b",
+            "a_id, b_id",
         ),
         (USES_FIELDS, with_field(0, "mood", None), {"tools": None, "enable_thinking": None}, None),
         (USES_FIELDS, with_field(0, "id", 3), {"enable_thinking": False, "source": "web", "messages2": 1}, None),
