@@ -49,7 +49,8 @@ def add_tokenizer(group: argparse._ArgumentGroup, *, required: bool) -> None:
     add("--tokenizer-sentencepiece-legacy", action="store_true", help="give special tokens ids after the pieces")
     other = "--disable-tokenizer-sentencepiece-ignore-extra-whitespaces"
     add(_WHITESPACE, other, action="store_true", dest="keep_extra_whitespaces", help="keep runs of spaces")
-    add("--tiktoken-pattern", choices=("v1", "v2"), help="TikTokenizer: pattern that splits words; default v2")
+    patterns = ("v1", "v2", "cl100k_base", "o200k_base", "llama3", "qwen2")
+    add("--tiktoken-pattern", choices=patterns, help="TikTokenizer: pattern that splits words; default v2")
     add("--tiktoken-num-special-tokens", type=int, metavar="N", help="TikTokenizer: special ids; default 1000")
 
 

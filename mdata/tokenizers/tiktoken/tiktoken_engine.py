@@ -1,4 +1,4 @@
-"""tiktoken with any ranks and Megatron's two patterns, as the exact engine of TikTokenizer.
+"""tiktoken with any ranks and some patterns, as the exact engine of TikTokenizer.
 
 tiktoken fails on a million blanks before a word or at the end of a text. Those are split off first: the last blank
 belongs to the following word, all others are one word, which needs no pattern. `as_definition` writes the same
@@ -33,7 +33,7 @@ class RanksEngine:
     Args:
         tokens: bytes -> id; ids are in the order of the merges.
         special: tokens that are matched in the text; none contains white space.
-        pattern: "v1" or "v2".
+        pattern: a name in PATTERNS.
         plain: special tokens spelled in a text are ordinary text.
     """
 

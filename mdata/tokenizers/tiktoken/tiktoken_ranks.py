@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mdata.errors import UsageError
-from mdata.tokenizers.base.byte_level import TIK_V1, TIK_V2
+from mdata.tokenizers.base.byte_level import CL100K, LLAMA3, O200K, QWEN2, TIK_V1, TIK_V2
 
 Ranks = dict[bytes, int]
 
@@ -26,7 +26,10 @@ TEKKEN_SPECIAL = (
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
     "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
 )  # fmt: skip
-PATTERNS = MappingProxyType({"v1": TIK_V1, "v2": TIK_V2})
+# Megatron's two, and those of published rank files.
+PATTERNS = MappingProxyType(
+    {"v1": TIK_V1, "v2": TIK_V2, "cl100k_base": CL100K, "o200k_base": O200K, "llama3": LLAMA3, "qwen2": QWEN2}
+)
 _KEYS = {"rank", "token_bytes", "token_str"}
 _LARGEST_RANK = 2**31 - 1
 
@@ -79,7 +82,7 @@ def read_tekken(content: bytes, name: str) -> dict[str, Any]:
     pattern = next((short for short, pattern in PATTERNS.items() if pattern == config.get("pattern")), None)
     if pattern is None:
         found = repr(config.get("pattern"))[:200]
-        raise UsageError(f"{name}: its pattern is unknown", found=found, expected="Megatron's pattern v1 or v2")
+        raise UsageError(f"{name}: its pattern is unknown", found=found, expected=f"a pattern of {', '.join(PATTERNS)}")
     size: Any = config.get("default_vocab_size")
     num_special: Any = config.get("default_num_special_tokens")
     # Loops run over these numbers, so they must fit the file.

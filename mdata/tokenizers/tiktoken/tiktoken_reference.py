@@ -12,11 +12,19 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 # Classes: u upper or title case, l lower, b letters without case, m marks, n numbers, s blank, w other white space,
-# r line ends, / itself, o the rest.
+# r line ends, / itself, o the rest. The first group, if any, may be followed by a contraction.
 _WORDS = {
     "v1": re.compile("[mosw/]?[ulb]+|n|s?[mo/]+r*|[swr]*r|[swr]+(?![^swr])|[swr]+"),
     "v2": re.compile("[mosw/]?[ubm]*[lbm]+|[mosw/]?[ubm]+[lbm]*|n|s?[mo/]+[r/]*|[swr]*r+|[swr]+(?![^swr])|[swr]+"),
+    "o200k_base": re.compile(
+        "([mosw/]?[ubm]*[lbm]+|[mosw/]?[ubm]+[lbm]*)|n{1,3}|s?[mo/]+[r/]*|[swr]*r+|[swr]+(?![^swr])|[swr]+"
+    ),
+    "cl100k_base": re.compile("[mosw/]?[ulb]+|n{1,3}|s?[mo/]+r*|[swr]*r|[swr]+(?![^swr])|[swr]+"),
+    "llama3": re.compile("[mosw/]?[ulb]+|n{1,3}|s?[mo/]+r*|[swr]*r+|[swr]+(?![^swr])|[swr]+"),
+    "qwen2": re.compile("[mosw/]?[ulb]+|n|s?[mo/]+r*|[swr]*r+|[swr]+(?![^swr])|[swr]+"),
 }
+_CONTRACTION = re.compile("'(?:s|t|re|ve|m|ll|d)", re.IGNORECASE)
+_CONTRACTION_IS_A_WORD = ("cl100k_base", "llama3", "qwen2")
 _CLASSES = {"Lu": "u", "Lt": "u", "Ll": "l", "Lm": "b", "Lo": "b"}
 _NOT_WHITE = "\x1c\x1d\x1e\x1f"
 
@@ -36,8 +44,16 @@ def encode(text: str, *, tokens: Mapping[bytes, int], special: Mapping[str, int]
 def words(text: str, pattern: str) -> Iterator[str]:
     """The words into which a pattern splits a text."""
     classes = "".join(map(_class, text))
-    for found in _WORDS[pattern].finditer(classes):
-        yield text[found.start() : found.end()]
+    start = 0
+    while start < len(text):
+        contraction = _CONTRACTION.match(text, start) if pattern in _CONTRACTION_IS_A_WORD else None
+        match = contraction or _WORDS[pattern].match(classes, start)
+        assert match is not None, "every class is in a word"
+        end = match.end()
+        if match.lastindex and (contraction := _CONTRACTION.match(text, end)):
+            end = contraction.end()
+        yield text[start:end]
+        start = end
 
 
 def _class(character: str) -> str:

@@ -75,7 +75,7 @@ class TikTokenizer:
 
         Args:
             files: as a tokenizer has them.
-            options: `vocab_size` (special tokens included), `num_special_tokens`, `pattern` ("v1" or "v2"),
+            options: `vocab_size` (special tokens included), `num_special_tokens`, `pattern` (see PATTERNS),
                 `special_tokens` (the first ones, in place of the usual seven; for a file with ranks of its own also
                 any names, or NAME=ID), `special_in_text`: see TokenizerSpec.
             engine: as a tokenizer has it.
@@ -120,9 +120,13 @@ class TikTokenizer:
         end = next((end for end in ENDS if end in self.special_ids), None)
         ends = f"documents end with {self.eod} ({end})" if end else f"no end of document (none of {', '.join(ENDS)})"
         said = f"special tokens from {min(self.special_ids.values())}, {ends}; text is split by pattern {self._pattern}"
-        if named or not own_numbers:
+        if not own_numbers:
             return said
-        return f"{said}; if the model has other special tokens, set --tokenizer-special-tokens NAME=ID ..."
+        pattern = [] if "pattern" in self.options else ["--tiktoken-pattern"]
+        tokens = [] if named else ["--tokenizer-special-tokens NAME=ID ..."]
+        return (
+            f"{said}; if the model has others, set {' and '.join([*pattern, *tokens])}" if pattern or tokens else said
+        )
 
     def likely_engine(self, wanted: str) -> str:
         """See SelectsEngine."""

@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import UsageError
-from mdata.tokenizers.base.byte_level import TIK_V2
+from mdata.tokenizers.base.byte_level import O200K, TIK_V2
 from mdata.tokenizers.base.tokenizer import TextRefused, TokenizerSpec
 from mdata.tokenizers.base.unicode14 import texts_with_newer_characters
 from mdata.tokenizers.engines.long_text import LONGEST_WORD_CHARS, split_at_words
 from mdata.tokenizers.registry import build_tokenizer, load_tokenizer
 from mdata.tokenizers.tiktoken import tiktoken_engine
 from mdata.tokenizers.tiktoken.tiktoken_engine import as_definition
-from mdata.tokenizers.tiktoken.tiktoken_ranks import SINGLE_BYTES
+from mdata.tokenizers.tiktoken.tiktoken_ranks import PATTERNS, SINGLE_BYTES
 from mdata.tokenizers.tiktoken.tiktoken_reference import encode as twin
+from mdata.tokenizers.tiktoken.tiktoken_reference import words
 from mdata.tokenizers.types import tiktoken
 from tests.helpers.examples import examples
 
@@ -120,8 +121,8 @@ def test_plain_files_say_how_they_are_numbered(tmp_path, engine):
     tokenizer = loaded(tmp_path, as_lines(other), name="a.tiktoken", engine=engine, num_special_tokens=10)
     assert tokenizer.notes == (
         f"{path}: ids are its own ranks (its bytes are not in Megatron's order); special tokens from 266, documents "
-        "end with 268 (</s>); text is split by pattern v2; if the model has other special tokens, set "
-        "--tokenizer-special-tokens NAME=ID ...",
+        "end with 268 (</s>); text is split by pattern v2; if the model has others, set "
+        "--tiktoken-pattern and --tokenizer-special-tokens NAME=ID ...",
     )
     assert (ids(tokenizer, "helloA</s>"), tokenizer.eod, tokenizer.vocab_size) == ([259, 255 - 65, 268], 268, 276)
     assert tokenizer.special_in_text(np.array([259, 265, 266, 275]), 1) == 2
@@ -148,6 +149,9 @@ def test_special_tokens_of_a_model_are_given_by_name(tmp_path, engine):
     assert (again.fingerprint, again.special_ids) == (tokenizer.fingerprint, expected)
     llama = loaded(tmp_path, OWN, name="q.tiktoken", special_tokens=["<|begin|>", "<|end_of_text|>"], vocab_size=500)
     assert (llama.eod, llama.vocab_size) == (267, 500)
+    assert "pattern v2; if the model has others, set --tiktoken-pattern" in llama.notes[0]
+    own = loaded(tmp_path, OWN, name="q.tiktoken", special_tokens=["<|begin|>"], pattern="llama3")
+    assert own.notes[0].endswith("text is split by pattern llama3")
     nameless = loaded(tmp_path, OWN, name="q.tiktoken", special_tokens=["<|begin|>"])
     assert nameless.eod is None and "no end of document (none of </s>, <|endoftext|>" in nameless.notes[0]
 
@@ -192,6 +196,9 @@ def test_a_published_tekken_json(tmp_path, engine):
     assert f"{path}: ids are its ranks + 24; special tokens from 0, documents end with 2 (</s>)" in tokenizer.notes[0]
     again = build_tokenizer("TikTokenizer", tokenizer.files, engine=engine, options=tokenizer.options)
     assert again.fingerprint == tokenizer.fingerprint
+    path.write_bytes(tekken(pattern=O200K))
+    other = load_tokenizer(TokenizerSpec(type="TikTokenizer", model=str(path), engine=engine))
+    assert "text is split by pattern o200k_base" in other.notes[0] and other.fingerprint != tokenizer.fingerprint
     path.write_bytes(tekken(special=["<unk>", "<s>", "</s>", "[NEW]"]))
     newer = load_tokenizer(TokenizerSpec(type="TikTokenizer", model=str(path), engine=engine))
     assert (ids(newer, "[NEW]"), newer.special_ids["<SPECIAL_4>"]) == ([3], 4)
@@ -244,10 +251,25 @@ def visible(engine, pattern, plain=False):
     return build_tokenizer("TikTokenizer", {"ranks.json": as_list(VISIBLE)}, engine=engine, options=options)
 
 
-@pytest.mark.parametrize("pattern", ["v1", "v2"])
+MEGATRONS = ("v1", "v2")
+PUBLISHED = tuple(pattern for pattern in PATTERNS if pattern not in MEGATRONS)
+
+
+@pytest.mark.parametrize("pattern", MEGATRONS)
 @given(texts=TEXTS)
 @examples(200)
 def test_the_exact_engine_is_the_twin(pattern, texts):
+    assert_exact_is_the_twin(pattern, texts)
+
+
+@pytest.mark.parametrize("pattern", PUBLISHED)
+@given(texts=TEXTS)
+@examples(50)
+def test_the_exact_engine_is_the_twin_for_published_patterns(pattern, texts):
+    assert_exact_is_the_twin(pattern, texts)
+
+
+def assert_exact_is_the_twin(pattern, texts):
     tokenizer = visible("tiktoken", pattern)
     texts = [text for text in texts if not texts_with_newer_characters([text])]
     parts = {"tokens": {token: 10 + rank for rank, token in enumerate(VISIBLE)}, "special": tokenizer.special_ids}
@@ -262,9 +284,31 @@ def test_the_fast_engine_is_exact(plain, texts):
     assert ids(visible("gigatoken", "v2", plain), *texts) == ids(visible("tiktoken", "v2", plain), *texts)
 
 
-@pytest.mark.parametrize("pattern", ["v1", "v2"])
+@pytest.mark.parametrize("pattern", ["o200k_base", "llama3", "qwen2"])
+@given(texts=TEXTS)
+@examples(50)
+def test_the_fast_engine_is_exact_for_published_patterns(pattern, texts):
+    assert ids(visible("gigatoken", pattern), *texts) == ids(visible("tiktoken", pattern), *texts)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_which_engine_takes_a_pattern(tmp_path, pattern):
+    tokenizer = loaded(tmp_path, as_list(VISIBLE), vocab_size=len(VISIBLE) + 10, pattern=pattern)
+    assert tokenizer.engine == ("tiktoken" if pattern in ("v1", "cl100k_base") else "gigatoken"), tokenizer.notes
+
+
+def test_words_of_published_patterns():
+    text = "I'LL we'd DON'Tgo 1234 /a/b!\r\n\n x"
+    assert list(words(text, "cl100k_base")) == [
+        *("I", "'LL", " we", "'d", " DON", "'T", "go", " ", "123", "4", " /", "a", "/b", "!\r\n\n", " x")
+    ]
+    assert list(words(text, "qwen2"))[7:12] == [" ", "1", "2", "3", "4"]
+    assert list(words(text, "o200k_base"))[:4] == ["I'LL", " we'd", " DON'T", "go"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
 @given(text=st.lists(st.sampled_from([*PIECES, " a", "b c", "d;\ne"])).map("".join))
-@examples(150)
+@examples(60)
 def test_long_texts_are_cut_where_no_id_can_notice(pattern, text):
     pieces = list(split_at_words(text, part_chars=3))
     assert "".join(pieces) == text
@@ -342,7 +386,7 @@ def test_a_lone_surrogate_counts_as_a_replacement_character(engine):
     assert ids(tokenizer, "a\ud800b", "\ud83d\ude00") == ids(tokenizer, "a\ufffdb", "\U0001f600")
 
 
-@pytest.mark.parametrize("pattern", ["v1", "v2"])
+@pytest.mark.parametrize("pattern", PATTERNS)
 @given(
     texts=st.lists(
         st.lists(st.sampled_from([" ", "  \t", "\xa0 ", "\n", "\r", "a", "B", "1", "!", "/", "<s>", "\x1c"])).map(
@@ -350,7 +394,7 @@ def test_a_lone_surrogate_counts_as_a_replacement_character(engine):
         )
     )
 )
-@examples(150)
+@examples(60)
 def test_long_blanks_are_cut_out_unnoticed(pattern, texts):
     exact, run = visible("tiktoken", pattern)._exact, tiktoken_engine._LONG_RUN.pattern.replace("500000", "2")
     with pytest.MonkeyPatch.context() as patch:
