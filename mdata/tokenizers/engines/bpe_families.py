@@ -80,6 +80,7 @@ def llama_unsupported(definition: Definition) -> str | None:
         (surrounding_ids(definition) is None, "its post-processor is not a simple template"),
         (model.get("ignore_merges"), "entries count before merges"),
         (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"), "it marks parts of words"),
+        (_matches_replaced_blanks(definition), "an added token with a blank in it has rules of its own"),
     )
     reason = next((reason for holds, reason in tests if holds), None)
     bytes_ = (f"<0x{byte:02X}>" for byte in range(256))
@@ -94,6 +95,19 @@ def _replaces_blanks(definition: Definition) -> bool:
     if normalizers or len(words) != 1 or words[0].get("type") != "Metaspace":
         return False
     return words[0].get("replacement") == BLANK and words[0].get("prepend_scheme") in _SCHEMES
+
+
+def _matches_replaced_blanks(definition: Definition) -> bool:
+    """Whether an added token for the exact engine is matched after blanks were replaced.
+
+    Texts that need the exact engine are recognized by the token's own spelling, which such a text need not have.
+    """
+    return bool(definition.get("normalizer")) and any(
+        token.normalized
+        and (token.single_word or token.lstrip or token.rstrip)
+        and (" " in token.content or BLANK in token.content)
+        for token in added_tokens(definition)
+    )
 
 
 def _vocabulary_unsupported(definition: Definition, bytes_: Iterable[str]) -> str | None:

@@ -180,6 +180,23 @@ def test_the_check_at_load_sees_where_gigatoken_differs(structure, plain, tokens
             assert first_difference(fast, exact, definition=known) is not None
 
 
+@pytest.mark.parametrize(
+    ("content", "names", "text"),
+    [("\u2581", "sn", "  hello"), (" !", "sn", "a\u2581!"), ("\u2581a", "srn", "    ab")],
+)
+@pytest.mark.parametrize("structure", ["llama gemma", "llama llama"])
+def test_a_token_that_is_matched_after_blanks_are_replaced(structure, content, names, text):
+    """Its text is not spelled like the token, so it would not be left to the exact engine."""
+    known = with_added(structure, [(content, flags(names))])
+    assert compared(known, False) == (None, [])
+    exact = ExactEngine(known, plain=False)
+    fast = make_engine("gigatoken", known, plain=False, exact=lambda: exact)
+    if structure == "llama gemma":
+        assert difference(exact, fast, [text]) == text
+    plain = with_added(structure, [(content, flags(names.strip("sr")))])
+    assert compared(plain, False)[1]
+
+
 def test_a_strip_alone_stays_with_the_fast_engine():
     """Phi-3's form: tokens strip, and none is of white space, so no character belongs to two tokens."""
     known = with_added("pattern 0", [("<|user|>", flags("rS")), ("<|end|>", flags("rS"))])
