@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import glob
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ STDIN = Path("-")
 # Enough for every magic number below, and for that of a tar archive.
 HEAD_BYTES = 512
 _TAR, _TAR_AT = b"ustar", 257
+# Texts do not contain these; every format with a magic number but WARC has some of them in its first bytes.
+_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")
+_FIRST_LINE_OF_WARC = re.compile(rb"WARC/[0-9.]+\r?\n")
+_BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
 _COMPRESSED_ENDINGS = ("", ".gz", ".zst", ".bz2", ".xz")
 ARROW_FILE = b"ARROW1"
 # A format is recognized by the first bytes; an Arrow stream by the marker of its first message.
@@ -198,7 +203,6 @@ def _of_storage(
     known, endings = endings_of(format)
     found = objects_of(name, endings, known=known, filter=filter, skipped=skipped)
     for facts, head in zip(found, first_bytes(found, HEAD_BYTES), strict=True):
-        refuse_foreign(facts.address, head)
         kind = _format_of(facts.address, head, asked=format)
         yield SourceFile(
             facts.address, facts.size_bytes, facts.modified_ns, kind, compression_of(head), etag=facts.etag
@@ -244,7 +248,6 @@ def _look_at(path: Path, format: Literal["auto"] | Format) -> SourceFile:
             head = file.read(HEAD_BYTES)
     except OSError as error:
         raise explain_os_error(error, "reading the input") from error
-    refuse_foreign(path, head)
     return SourceFile(
         path, facts.st_size, facts.st_mtime_ns, _format_of(path, head, asked=format), compression_of(head)
     )
@@ -267,7 +270,7 @@ def compression_of(head: bytes) -> Compression:
     # A zstd file may begin with a skippable frame, whose first byte is 0x50 to 0x5f.
     if head.startswith(b"\x28\xb5\x2f\xfd") or (head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F):
         return "zstd"
-    if head.startswith(b"BZh") and head[4:6] in (b"1A", b"\x17r"):
+    if head.startswith(b"BZh") and len(head) > 5 and any(magic.startswith(head[4:10]) for magic in _BZIP2_BLOCKS):
         return "bzip2"
     return "xz" if head.startswith(b"\xfd7zXZ\0") else "none"
 
@@ -293,6 +296,8 @@ def refuse_foreign_text(file: SourceFile, head: bytes, compression: Compression)
     Raises:
         UsageError: the decompressed content begins like one of them.
     """
+    if file.format == "text" and begins_like_text(head):
+        return
     refuse_foreign(file.path, head)
     found = format_by_content(head)
     if compression != "none" and file.format == "jsonl" and found is not None:
@@ -305,10 +310,19 @@ def format_by_content(head: bytes) -> Format | None:
     return next((format for magic, format in _MAGIC.items() if head.startswith(magic)), None)
 
 
+def begins_like_text(head: bytes) -> bool:
+    """Whether these may be the first bytes of a text: some magic numbers are letters (PAR1, PARE, FEA1, WARC/)."""
+    return _CONTROL.search(head) is None
+
+
 def _format_of(path: Path | Address, head: bytes, *, asked: Literal["auto"] | Format) -> Format:
+    name = path.name.lower()
+    named_text = asked == "auto" and name.endswith(ENDINGS["text"]) and not _FIRST_LINE_OF_WARC.match(head)
+    if (asked == "text" or named_text) and begins_like_text(head):
+        return "text"
+    refuse_foreign(path, head)
     found = format_by_content(head)
     if asked == "auto":
-        name = path.name.lower()
         by_name: tuple[Format, ...] = ("text", "arrow", "warc")
         named = [format for format in by_name if name.endswith(ENDINGS[format])]
         return found or (named[0] if named else "jsonl")

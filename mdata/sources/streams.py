@@ -20,6 +20,7 @@ from mdata.sources.input_files import (
     HEAD_BYTES,
     STDIN,
     SourceFile,
+    begins_like_text,
     compression_of,
     format_by_content,
     refuse_foreign_text,
@@ -123,7 +124,8 @@ class _RawBytes:
         head = b""
         while len(head) < HEAD_BYTES and (block := next(blocks, b"")):
             head += block
-        if (found := format_by_content(head)) in ("parquet", "arrow"):
+        is_text = self.file.format == "text" and begins_like_text(head)
+        if (found := format_by_content(head)) in ("parquet", "arrow") and not is_text:
             raise UsageError(f"{found} cannot be read from standard input", fix="name the file")
         self.compression = compression_of(head)
         yield from decompress(chain([head] if head else [], blocks), self.compression)

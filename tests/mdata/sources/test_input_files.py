@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import nullcontext
 
 import pytest
 
 from mdata.errors import UsageError
+from mdata.sources.chunk import chunks
 from mdata.sources.input_files import check_unchanged
+from mdata.sources.record_batch import ReadSpec
 from tests.mdata.sources.inputs import PACKERS, SKIPPABLE, find_files, write
+from tests.mdata.sources.test_warc import record
 
 
 def test_order_is_sorted_and_endings_are_known(tmp_path):
@@ -70,7 +74,32 @@ def test_content_says_how_a_file_is_packed(tmp_path, compression, data):
 def test_a_file_may_begin_with_a_skippable_frame_and_text_with_letters_of_a_mark(tmp_path):
     (tmp_path / "a").write_bytes(SKIPPABLE)
     (tmp_path / "b.txt").write_bytes(b"BZh is how bzip2 begins")
-    assert [file.compression for file in find_files([tmp_path / "a", tmp_path / "b.txt"])] == ["zstd", "none"]
+    (tmp_path / "c.txt").write_bytes(b"BZh91A is not")
+    found = find_files([tmp_path / "a", tmp_path / "b.txt", tmp_path / "c.txt"])
+    assert [file.compression for file in found] == ["zstd", "none", "none"]
+
+
+@pytest.mark.parametrize("text", [b"PARE", b"PAR1 and PAR1", b"ARROW1\n", b"FEA1", b"WARC/1.0 is a version\n"])
+def test_a_text_may_begin_with_a_magic_number_of_letters(tmp_path, text):
+    """Its name or the user says that it is text; in a file of any other name, letters alone decide."""
+    (tmp_path / "a.md").write_bytes(text)
+    assert find_files([tmp_path / "a.md"])[0].format == "text"
+    (tmp_path / "a.jsonl").write_bytes(text)
+    assert find_files([tmp_path / "a.jsonl"], format="text")[0].format == "text"
+    packed = write(tmp_path, text, "gzip", name="a.txt")
+    (chunk,) = chunks([packed], 100, spec=ReadSpec())
+    assert chunk.data == text
+    if text.startswith((b"PARE", b"FEA1")):
+        with pytest.raises(UsageError, match="which mdata does not read"):
+            find_files([tmp_path / "a.jsonl"])
+    (tmp_path / "b.txt").write_bytes(text + b"\0\x15")
+    with pytest.raises(UsageError) if text.startswith((b"PARE", b"FEA1")) else nullcontext():
+        assert find_files([tmp_path / "b.txt"])[0].format != "text"
+
+
+def test_a_warc_file_may_have_the_name_of_a_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(record("conversion", "text/plain", b"text"))
+    assert find_files([tmp_path / "a.txt"])[0].format == "warc"
 
 
 @pytest.mark.parametrize(
