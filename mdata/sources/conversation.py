@@ -139,9 +139,9 @@ def _message(message: Any, number: int, train_on: str) -> Message:
 def _turn(message: Mapping[str, Any], number: int, role_name: str, content_name: str, *, train_on: str) -> Message:
     role, content = message[role_name], message.get(content_name)
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        raise BadConversation(f"message {number}: its {role_name} is not a name: {str(role)[:40]!r}")
+        raise BadConversation(f"message {number}: its {role_name} is not a name: {_excerpt(role)}")
     if not isinstance(content, str):
-        kind = _kind(message, content_name)
+        kind = _kind(content) if content_name in message else "missing"
         raise BadConversation(f"message {number} ({role}): its {content_name} is {kind}, not a string")
     if role_name == "from":
         if role not in _SPEAKERS:
@@ -154,10 +154,14 @@ def _turn(message: Mapping[str, Any], number: int, role_name: str, content_name:
     return Message(role, content)
 
 
-def _kind(message: Mapping[str, Any], name: str) -> str:
-    value = message.get(name)
+def _kind(value: Any) -> str:
     kinds = {bool: "a boolean", dict: "an object", list: "a list", int: "a number", float: "a number"}
-    return ("null" if name in message else "missing") if value is None else kinds.get(type(value), "not text")
+    return "null" if value is None else kinds.get(type(value), "not text")
+
+
+def _excerpt(value: Any) -> str:
+    """A value in a reason; of lists and objects only the kind, because Python cannot write deeply nested ones."""
+    return _kind(value) if isinstance(value, dict | list) else repr(str(value)[:40])
 
 
 def _check_fields(
@@ -204,7 +208,7 @@ def _is_about_loss(name: str, value: Any, trained: bool, where: str, train_on: s
     else:
         return False
     if not agrees:
-        raise BadConversation(f"{where} is {str(value)[:40]!r}, but only --chat-train-on ({train_on}) decides the loss")
+        raise BadConversation(f"{where} is {_excerpt(value)}, but only --chat-train-on ({train_on}) decides the loss")
     return True
 
 

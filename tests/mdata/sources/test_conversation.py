@@ -367,6 +367,23 @@ def test_a_field_that_is_nested_deeply_is_read_without_recursion():
     assert [bad_row.kind for bad_row in batch.bad_rows] == ["bad-chat"]
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        '{"messages": [{"role": DEEP, "content": "a"}]}',
+        '{"messages": [{"role": "assistant", "content": "a", "weight": DEEP}]}',
+        '{"messages": [{"role": "assistant", "content": "a", "x": DEEP}]}',
+        '{"messages": [{"role": "assistant", "content": "a"}], "mask": DEEP}',
+        '{"messages": [{"role": "assistant", "content": "a"}], "prompt": DEEP}',
+        '{"messages": DEEP}',
+    ],
+)
+def test_a_reason_does_not_write_a_value_that_is_nested_deeply(record):
+    for deep in ("[" * 900 + "1" + "]" * 900, '{"a":' * 900 + "1" + "}" * 900):
+        batch = parse_lines(record.replace("DEEP", deep).encode(), ReadSpec(("messages",), chat="assistant"))
+        assert [bad_row.kind for bad_row in batch.bad_rows] == ["bad-chat"]
+
+
 def test_names_of_strangers_are_cut_in_reasons():
     name = "x" * 10_000
     batch = chat_rows({name: 1}, {"messages": [{name: 1}]}, {"messages": with_field(0, name, 1)}, source=WRITES_ALL)
