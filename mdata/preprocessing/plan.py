@@ -181,16 +181,17 @@ def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: To
     """How conversations are tokenized.
 
     Raises:
-        UsageError: the template or the tokenizer does not suit conversations, or an input is not jsonl.
+        UsageError: the template or the tokenizer does not suit conversations, or an input has none.
     """
     if not options.chat:
         return None
     from mdata.chat.templates import check_spelling, choose_template
     from mdata.preprocessing.encode_chat import ChatSpec
 
-    other = next((file for file in files if file.format != "jsonl"), None)
+    other = next((file for file in files if file.format in ("text", "warc")), None)
     if other is not None:
-        raise UsageError(f"{printable_path(other.path)} is {other.format}", expected="jsonl, for conversations")
+        expected = "jsonl, parquet or Arrow, for conversations"
+        raise UsageError(f"{printable_path(other.path)} is {other.format}", expected=expected)
     template = choose_template(options.chat_template, tokenizer, model=options.tokenizer_model)
     try:
         around = tokenizer.encode_batch([""])[0]

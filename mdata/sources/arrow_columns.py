@@ -8,13 +8,16 @@ mdata/sources/arrow_rows.py parses. Text is decoded in batches of bounded size, 
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -33,6 +36,8 @@ _ROW_BYTES = 8
 _TEXT_TYPES = (
     pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view(),
 )  # fmt: skip
+_AS_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+_VALUE_BYTES = 64  # of a number, or around a text, as a Python object
 # What pyarrow raises on damaged data; for example UnicodeDecodeError for a column's name.
 _ARROW_ERRORS = (
     pa.ArrowException, OSError, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, MemoryError,
@@ -109,6 +114,14 @@ def places_of(schema: pa.Schema, spec: ReadSpec, *, file: SourceFile) -> list[Pl
         UsageError: a column is missing, or has another type.
     """
     compared = dict(spec.where.columns) if spec.where else {}
+    if spec.chat is not None:
+        for name in (*spec.json_keys, *compared):
+            column = _find(schema, name, file=file)
+            item = item_type(column[1]) if column else None
+            if name in spec.json_keys and not (item and pa.types.is_struct(item)):
+                expected = "lists of structs (role and content), for conversations"
+                raise UsageError(f"{file.path}: column {name!r} holds {column and column[1]}", expected=expected)
+        return [Place((name,), None) for name in schema.names]  # any column may be a field that matters
     places = []
     for name, optional in spec.text_columns.items():
         found = _find(schema, name, file=file, optional=optional)
@@ -180,8 +193,11 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 def text_batches(arrays: Sequence[pa.Array], places: Sequence[Place], *, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
     """Columns of the same rows, text as bytes or lists of bytes, in batches that stay small when decoded.
 
-    Rows that are too long keep only enough sentences to show it.
+    Rows that are too long keep only enough sentences to show it. Conversations become lines of JSON.
     """
+    if spec.chat is not None:
+        yield from _chat_lines(arrays, places, spec=spec)
+        return
     # Views of many rows may share items, so their total size is bounded before they are copied.
     items = sum(
         (lengths_of(array) for array in arrays if _is_list_view(array.type)), np.zeros(len(arrays[0]), np.int64)
@@ -192,6 +208,72 @@ def text_batches(arrays: Sequence[pa.Array], places: Sequence[Place], *, spec: R
         for columns in _divided(lists, sizes, DECODED_BYTES):
             decoded = [_decoded(array, place) for array, place in zip(columns, places, strict=True)]
             yield pa.RecordBatch.from_arrays(decoded, list(map(str, range(len(decoded)))))
+
+
+def _chat_lines(arrays: Sequence[pa.Array], places: Sequence[Place], *, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+    """Whole rows as lines of JSON, for the parser of lines; a row that is too long is a line that is too long."""
+    arrays = [array.view(with_bytes(array.type)) for array in arrays]
+    names = [place.name for place in places]
+    sizes = sum((_nested_bytes(array, each=_VALUE_BYTES) for array in arrays), np.zeros(len(arrays[0]), np.int64))
+    for columns in _divided(arrays, sizes, DECODED_BYTES):
+        # A row that is larger than a batch may be is alone in it.
+        if (
+            len(columns[0]) == 1
+            and sum(int(_nested_bytes(array, each=0)[0]) for array in columns) > spec.max_record_bytes
+        ):
+            lines = [b"{" * (spec.max_record_bytes + 1)]
+        else:
+            values = (array.to_pylist() for array in columns)
+            lines = [_as_json(dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)]
+        yield pa.RecordBatch.from_arrays([pa.array(lines, pa.large_binary())], ["0"])
+
+
+def _as_json(row: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(row, default=_as_text)
+    except TypeError:  # lone surrogates: bytes that are not UTF-8
+        return json.dumps(row, default=_as_text).encode()
+
+
+def _as_text(value: Any) -> str:
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else str(value)
+
+
+def _nested_bytes(array: pa.Array, *, each: int) -> npt.NDArray[np.int64]:
+    """The bytes of text in each row of a column of any type, and `each` for every value."""
+    if pa.types.is_struct(array.type):
+        return sum((_nested_bytes(field, each=each) for field in array.flatten()), np.full(len(array), each))
+    if item_type(array.type) is not None:
+        items = running_sums(_nested_bytes(array.flatten(), each=each))
+        return np.diff(items[running_sums(lengths_of(array))]) + each
+    is_text = _plain_type(array.type) in _TEXT_TYPES
+    return (sizes_of(array) if is_text else np.zeros(len(array), np.int64)) + each
+
+
+def with_bytes(kind: pa.DataType) -> pa.DataType:
+    """The type with bytes in place of strings; UTF-8 is checked row by row later."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return with_bytes(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, with_bytes(kind.value_type), ordered=kind.ordered)
+    if pa.types.is_struct(kind):
+        return pa.struct(
+            [kind.field(number).with_type(with_bytes(kind.field(number).type)) for number in range(kind.num_fields)]
+        )
+    if pa.types.is_map(kind):
+        return pa.list_(with_bytes(pa.struct([kind.key_field, kind.item_field])))
+    if item_type(kind) is None:
+        return _AS_BYTES.get(kind, kind)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(with_bytes(kind.value_type), kind.list_size)
+    makers = {
+        pa.types.is_list: pa.list_,
+        pa.types.is_large_list: pa.large_list,
+        pa.types.is_list_view: pa.list_view,
+        pa.types.is_large_list_view: pa.large_list_view,
+    }
+    maker = next(maker for is_kind, maker in makers.items() if is_kind(kind))
+    return maker(with_bytes(kind.value_type))
 
 
 def at(batch: pa.RecordBatch, path: Sequence[str]) -> pa.Array:

@@ -18,7 +18,7 @@ from itertools import islice
 import pyarrow as pa
 
 from mdata.errors import UsageError
-from mdata.sources.arrow_columns import Place, at, damage_named, item_type, places_of, row_chunks, text_batches
+from mdata.sources.arrow_columns import Place, at, damage_named, places_of, row_chunks, text_batches, with_bytes
 from mdata.sources.input_files import ARROW_FILE, SourceFile
 from mdata.sources.record_batch import ChunkContent, ReadSpec
 
@@ -27,11 +27,6 @@ _TAIL = struct.Struct("<i6s")
 # A block of a footer: where a message begins, the length of its header, padding, the length of its body.
 _BLOCK = struct.Struct("<qi4xq")
 _RECORD_BATCHES = 3  # the number of this field of a footer (File.fbs of the format)
-_AS_BYTES = {
-    pa.string(): pa.binary(),
-    pa.large_string(): pa.large_binary(),
-    pa.string_view(): pa.binary_view(),
-}
 
 
 def arrow_chunks(file: SourceFile, chunk_bytes: int, *, spec: ReadSpec) -> Iterator[ChunkContent]:
@@ -173,24 +168,6 @@ def _sound(batch: pa.RecordBatch, place: Place) -> pa.Array:
     if place.path:
         batch.column(place.path[0]).validate()
     array = at(batch, place.path)
-    array = array.view(_with_bytes(array.type))
+    array = array.view(with_bytes(array.type))
     array.validate(full=True)
     return array
-
-
-def _with_bytes(kind: pa.DataType) -> pa.DataType:
-    """The type with bytes in place of strings; UTF-8 is checked row by row later."""
-    if pa.types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, _with_bytes(kind.value_type), ordered=kind.ordered)
-    if item_type(kind) is None:
-        return _AS_BYTES.get(kind, kind)
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_with_bytes(kind.value_type), kind.list_size)
-    makers = {
-        pa.types.is_list: pa.list_,
-        pa.types.is_large_list: pa.large_list,
-        pa.types.is_list_view: pa.list_view,
-        pa.types.is_large_list_view: pa.large_list_view,
-    }
-    maker = next(maker for is_kind, maker in makers.items() if is_kind(kind))
-    return maker(_with_bytes(kind.value_type))

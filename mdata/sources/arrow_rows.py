@@ -1,8 +1,8 @@
 """Parses chunks of parquet and Arrow files into text columns and bad rows.
 
 A chunk is an Arrow stream of one batch, as written by mdata/sources/arrow_columns.py: the columns of text as bytes or
-lists of bytes, then the columns that only the filter needs. Here UTF-8 is checked, and nulls and long rows become bad
-rows.
+lists of bytes, then the columns that only the filter needs; or one column of conversations, as lines of JSON. Here
+UTF-8 is checked, and nulls and long rows become bad rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import orjson
 import pyarrow as pa
 
 from mdata.sources.arrow_columns import bytes_of, lengths_of
-from mdata.sources.jsonl import columns_of
+from mdata.sources.jsonl import columns_of, parse_lines
 from mdata.sources.record_batch import BadRow, Column, ReadSpec, RecordBatch, Refused, decoded, list_refused, too_long
 from mdata.sources.record_texts import filled_text, is_kept
 
@@ -23,6 +23,8 @@ from mdata.sources.record_texts import filled_text, is_kept
 def parse_rows(data: bytes, spec: ReadSpec) -> RecordBatch:
     """The records of a chunk of parquet or Arrow, and the bad rows."""
     batch = pa.ipc.open_stream(data).read_next_batch()
+    if spec.chat is not None:
+        return parse_lines(b"\n".join(batch.column(0).to_pylist()), spec)
     if spec.template or spec.where:
         return _row_by_row(batch, spec)
     columns = [_all_good(column, spec) for column in batch.columns]

@@ -57,15 +57,17 @@ def _batches(file: SourceFile, opened: pq.ParquetFile, spec: ReadSpec, *, chunk_
     names = [place.name for place in places if place.path]
     texts = [place.name for place in places if place.path and place.kind == "text"]
     leaves = [path for path in _leaves(opened) if any(path == name or path.startswith(f"{name}.") for name in texts)]
+    if spec.chat is not None:
+        leaves = [column.path for column in map(opened.schema.column, range(len(opened.schema))) if _is_text(column)]
     empty = pa.RecordBatch.from_pylist([], opened.schema_arrow)
-    has_lists = any(item_type(at(empty, place.path).type) for place in places)
+    has_lists = spec.chat is not None or any(item_type(at(empty, place.path).type) for place in places)
     with _reader(file, read_dictionary=leaves) as encoded:
         for number in _groups(file, opened):
             group = opened.metadata.row_group(number)
             row_bytes = max(1, group.total_byte_size // max(group.num_rows, 1))
             most = min(max(chunk_bytes // row_bytes, 1), _MOST_ROWS)
             by_dictionary = any(group.column(i).has_dictionary_page for i in range(group.num_columns))
-            if by_dictionary:
+            if by_dictionary and spec.chat is None:
                 most = min(most, max(1, arrow_columns.DECODED_BYTES // _largest_entry(encoded, number, names, places)))
             reader = encoded if by_dictionary and has_lists else opened
             for batch in reader.iter_batches(most, row_groups=[number], columns=names, use_threads=False):
@@ -95,6 +97,10 @@ def parquet_source(file: SourceFile) -> Any:
     from mdata.object_storage.reading import ObjectFile
 
     return ObjectFile(facts)
+
+
+def _is_text(column: pq.ColumnSchema) -> bool:
+    return column.physical_type == "BYTE_ARRAY" and column.logical_type.type in ("STRING", "JSON", "ENUM", "NONE")
 
 
 def _leaves(opened: pq.ParquetFile) -> list[str]:

@@ -6,17 +6,21 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import mdata
 from mdata import BadInputError, UsageError
 from mdata.chat.templates import Plain
 from mdata.preprocessing.estimate import estimate
+from mdata.progress import Silent
 from mdata.reference import chat as twin
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.tokenizers.registry import load_tokenizer
 from tests.helpers.failures import crash_at, durable_calls
 from tests.helpers.manifests import assert_valid
+from tests.helpers.notes import Notes
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 OWN = (
@@ -47,7 +51,7 @@ def records(tmp_path_factory):
     return folder, found
 
 
-def run(source, prefix, **changes) -> tuple[mdata.CorpusManifest, mdata.Corpus]:
+def run(source, prefix, notes: Notes | None = None, **changes) -> tuple[mdata.CorpusManifest, mdata.Corpus]:
     given = {
         "input": (str(source),),
         "output_prefix": str(prefix),
@@ -57,7 +61,7 @@ def run(source, prefix, **changes) -> tuple[mdata.CorpusManifest, mdata.Corpus]:
         "chat_template": "plain",
         "workers": 1,
     }
-    result = mdata.preprocess(mdata.PreprocessOptions(**{**given, **changes}))
+    result = mdata.preprocess(mdata.PreprocessOptions(**{**given, **changes}), notes or Silent())
     path = next(iter(result.paths.values()))
     assert_valid(path)
     assert mdata.verify(path, full=True).problems == ()
@@ -199,6 +203,78 @@ def test_a_field_that_would_be_lost_is_a_bad_record(tmp_path):
     model = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(GOLDEN / "tokenizer")}
     with pytest.raises(BadInputError, match=r"x.jsonl:2: .*'mood_id', which the chat template uses, would be lost"):
         run(source, tmp_path / "own", chat_template=str(template), **model)
+
+
+def as_columns(folder: Path, rows: list[dict], kind: str, schema: pa.Schema | None = None) -> Path:
+    """The rows in a file of structs."""
+    table, path = pa.Table.from_pylist(rows, schema), folder / f"x.{kind}"
+    if kind.startswith("parquet"):
+        pq.write_table(table, path, row_group_size=70, use_dictionary=kind == "parquet")
+    else:
+        maker = pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
+        with maker(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=70)
+    return path
+
+
+KINDS = ("parquet", "parquet-plain", "arrow", "stream")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_of_structs_give_the_bytes_of_lines(records, tmp_path, kind):
+    _, found = records
+    rows = [
+        {"messages": one, "meta": {"id": i, "at": 1.5}, "tags": ["a"], "tools": None} for i, one in enumerate(found)
+    ]
+    rows[7]["messages"] = [{"role": "user", "content": "x", "name": "Ada"}, *rows[7]["messages"]]
+    rows[9]["messages"] = None
+    rows[11]["tools"] = [{"name": "f"}]
+    rows[13]["messages"] = [{"role": "user", "content": None}]
+    lines = tmp_path / "x.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    results = []
+    for source in (lines, as_columns(tmp_path, rows, kind)):
+        notes, prefix = Notes(), tmp_path / source.suffix[1:] / "out"
+        where = "meta.id < 250"
+        manifest, _ = run(source, prefix, notes=notes, where=where, on_error="skip", chunk_bytes=2000)
+        assert [f"{source}:{row}: " in " ".join(notes.lines) for row in (8, 10, 12, 14)] == [True] * 4
+        pair = [prefix.with_name(f"out_messages_chat.{ending}").read_bytes() for ending in ("bin", "idx")]
+        results.append((pair, manifest.provenance.skipped, manifest.shards[0].documents))
+    assert results[0] == results[1] and results[0][1:] == ({"bad-chat": 4}, 246)
+    parts = [
+        run(lines.with_suffix(f".{kind}"), tmp_path / "parts/out", shard=f"{k}/3", where="meta.id < 7")[0]
+        for k in (1, 2, 3)
+    ]
+    assert sum(part.shards[0].documents for part in parts) == 7
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_structs_that_cannot_be_used_are_named(tmp_path, kind):
+    """Bytes that are not UTF-8, a dictionary that expands, and a row that is too long, which is not decoded."""
+    message = pa.struct([("role", pa.dictionary(pa.int32(), pa.string())), ("content", pa.binary())])
+    schema = pa.schema([("messages", pa.list_(message)), ("data", pa.binary())])
+    talk = [{"role": "user", "content": b"Hi"}, {"role": "assistant", "content": b"Yes"}]
+    rows = [
+        {"messages": talk, "data": b"\xff"},
+        {"messages": [talk[0], {"role": "assistant", "content": b"\xff"}], "data": None},
+        {"messages": [talk[0], {"role": "assistant", "content": b"a" * 300}] * 4, "data": None},
+        {"messages": talk, "data": b"x" * 300},
+    ]
+    source, notes = as_columns(tmp_path, rows, kind, schema), Notes()
+    manifest, _ = run(source, tmp_path / "out", on_error="skip", max_record_bytes=1000, notes=notes)
+    assert manifest.shards[0].documents == 2
+    assert manifest.provenance.skipped == {"surrogate": 1, "too-long": 1}
+    assert all(f"{source}:{row}: " in " ".join(notes.lines) for row in (2, 3))
+
+
+def test_columns_that_hold_no_conversations_are_refused(tmp_path):
+    for number, value in enumerate(("text", ["a"], {"role": "user"}, json.dumps(LONG["messages"]))):
+        (tmp_path / str(number)).mkdir()
+        source = as_columns(tmp_path / str(number), [{"messages": value}], "parquet")
+        with pytest.raises(UsageError, match=r"column 'messages' holds .*\n  expected: lists of structs"):
+            run(source, tmp_path / "out")
+    with pytest.raises(UsageError, match="no column 'talk'"):
+        run(source, tmp_path / "out", json_keys=("talk",))
 
 
 def test_the_template_of_a_tokenizer(records, tmp_path):
