@@ -22,7 +22,6 @@ from pathlib import Path
 WATCHED = [
     "mdata.indexed",
     "mdata.sources",
-    "mdata.reference",
     "mdata.sentences",
     "mdata.tokenizers",
     "mdata.manifest",
@@ -34,6 +33,7 @@ WATCHED += [
     "trainer.config.sections",
     "trainer.checkpoint.format",
     "trainer.convert",
+    "tests.reference",
     "fuzz",
 ]
 

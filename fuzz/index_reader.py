@@ -2,7 +2,7 @@
 
 The first byte chooses: raw (two bytes are the size of .bin, the rest is the .idx), or built, where the bytes become
 the fields of an index that is the right size for its counts, so that the checks behind the header are reached. Only
-our typed errors may come out, and only for pairs that are not sound by mdata/reference/indexed.py.
+our typed errors may come out, and only for pairs that are not sound by tests/reference/indexed.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from fuzz.harness import scratch
 from mdata.errors import DamageError
 from mdata.indexed.reader import IndexedReader
-from mdata.reference.indexed import read_pair
+from tests.reference.indexed import read_pair
 
 MAGIC = b"MMIDIDX\0\0"
 LARGEST_BIN = 1 << 12

@@ -2,7 +2,7 @@
 
 The first byte chooses: raw (two bytes are the size of .bin, the rest is the .idx), or built, where the bytes become the
 tables of an index that is the right size for its counts, in one of the three layouts. Only our typed errors may come
-out, and only for pairs that are not sound by mdata/reference/legacy.py.
+out, and only for pairs that are not sound by tests/reference/legacy.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fuzz.harness import scratch
 from fuzz.index_reader import LARGEST_BIN, PATTERN, number, raw
 from mdata.errors import DamageError
 from mdata.indexed.legacy import LegacyReader
-from mdata.reference.legacy import read_legacy
+from tests.reference.legacy import read_legacy
 
 
 def check(data: bytes) -> None:

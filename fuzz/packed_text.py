@@ -3,7 +3,7 @@
 The first byte chooses. Hostile: the rest is the file as it is; what is taken must be what Python's own module unpacks
 in one call, and all that may come out otherwise is BadInputError or UsageError. Friendly: the rest is text, which is
 packed in two members cut at the second byte; its chunks, of a size from the third, must be those of the plain file and
-those of the slow twin (mdata/reference/sources.py).
+those of the slow twin (tests/reference/sources.py).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import zstandard
 
 from fuzz.harness import scratch
 from mdata.errors import BadInputError, UsageError
-from mdata.reference import sources as twin
 from mdata.sources.chunk import chunks, read_chunk
 from mdata.sources.input_files import SourceFile, find_inputs
 from mdata.sources.record_batch import ReadSpec
+from tests.reference import sources as twin
 
 PACKERS = {
     "gzip": gzip.compress,

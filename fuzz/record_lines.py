@@ -7,10 +7,10 @@ exception of any kind may come out, because what cannot be taken is a `BadRow`. 
 
 from __future__ import annotations
 
-from mdata.reference.records import record
-from mdata.reference.sources import documents
 from mdata.sources.parse import parse
 from mdata.sources.record_batch import ReadSpec, RecordBatch
+from tests.reference.records import record
+from tests.reference.sources import documents
 
 MANY_BRACKETS = 500
 SMALL_LIMIT = 40

@@ -1,7 +1,7 @@
 """WARC files: whatever the bytes, BadInputError that names the file, or the records of the slow twin.
 
 The first byte chooses how large chunks are, how long a text may be and whether the file is packed; the rest is the
-file. What is taken must be what mdata/reference/warc.py finds, the second time in one chunk as well.
+file. What is taken must be what tests/reference/warc.py finds, the second time in one chunk as well.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import gzip
 
 from fuzz.harness import scratch
 from mdata.errors import BadInputError
-from mdata.reference import warc as twin
 from mdata.sources.chunk import chunks, read_chunk
 from mdata.sources.input_files import find_inputs
 from mdata.sources.parse import parse
 from mdata.sources.record_batch import ReadSpec
+from tests.reference import warc as twin
 
 SIZES = (1, 30, 500, 1 << 20)
 

@@ -3,7 +3,7 @@
 // At a node of weight W whose left child weighs w, the first n samples hold L(n) = floor((2 n w + W) / (2 W)) on the
 // left, in 128 bits: n w / W rounded to the nearest. Every component's count is within 1.68 of its exact share at
 // every prefix, exact at every multiple of the sum of weights; locate and its inverse take O(depth). No state, so the
-// cursors of a blend are the function counts(k). Why: docs/design/order.md. Slow twin: mdata/reference/blend.py.
+// cursors of a blend are the function counts(k). Why: docs/design/order.md. Slow twin: tests/reference/blend.py.
 #pragma once
 
 #include <algorithm>

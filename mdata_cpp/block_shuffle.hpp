@@ -5,7 +5,7 @@
 // permuted stream is in the same block as token p of the file. That block is found by a search over every B-th pointer,
 // the position inside by cumulative sums of the permuted lengths: O(B) work, cached for a few blocks. The sequences
 // must be contiguous in .bin. Entries of the tables are checked as they are used. Why: docs/design/order.md. Slow twin:
-// mdata/reference/native_order.py.
+// tests/reference/native_order.py.
 #pragma once
 
 #include <algorithm>

@@ -4,7 +4,7 @@
 //
 // Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002. Why the number of rounds:
 // docs/design/order.md. One position waits for 80 dependent multiplications, so positions are processed side by side;
-// those of a pass that fell outside are again processed together. Slow twin: mdata/reference/permutation.py.
+// those of a pass that fell outside are again processed together. Slow twin: tests/reference/permutation.py.
 #pragma once
 
 #include <algorithm>

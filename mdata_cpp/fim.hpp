@@ -3,7 +3,7 @@
 // A row is split after each end of a document; each part stays unchanged, or is divided at two drawn positions into
 // prefix, middle and suffix, which are written in another order after ids that name them. With a split id (between the
 // files of a repository, for example) a part is rearranged file by file. The rules are those of Megatron's FIM dataset,
-// except for the source of the draws: every row has its own stream. Slow twin: mdata/reference/fim.py.
+// except for the source of the draws: every row has its own stream. Slow twin: tests/reference/fim.py.
 #pragma once
 
 #include <algorithm>

@@ -9,7 +9,7 @@
 // and other components are taken. Otherwise L rises slowly towards the largest error, so that few are taken (about b +
 // sqrt(n)); its value affects only the time. With many components some are taken for long, and of these a few for
 // short. Components of equal weight take turns, so they are one entry here. Slow twin:
-// mdata/reference/megatron_blend.py.
+// tests/reference/megatron_blend.py.
 #pragma once
 
 #include <algorithm>

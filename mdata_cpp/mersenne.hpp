@@ -30,7 +30,7 @@ public:
     }
 
     // Swap each place with one at or behind it, from the first on: what torch.randperm does to 0, 1, 2 ...
-    // Slow twin: mdata/reference/mersenne.py.
+    // Slow twin: tests/reference/mersenne.py.
     template <typename T>
     void swap_onwards(std::span<T> values) {
         for (std::size_t i = 0; i + 1 < values.size(); ++i) std::swap(values[i], values[i + next() % (values.size() - i)]);

@@ -1,7 +1,7 @@
 // A keyed permutation of [0, n): position -> value, its inverse, and both over spans.
 //
 // n <= 4096: a Fisher-Yates table, exact and unbiased. Above: a Feistel network (feistel.hpp). O(1) memory, O(1) time,
-// invertible. Slow twin: mdata/reference/permutation.py.
+// invertible. Slow twin: tests/reference/permutation.py.
 #pragma once
 
 #include <algorithm>

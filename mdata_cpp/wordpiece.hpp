@@ -4,7 +4,7 @@
 // short word is looked up as a whole, otherwise it is divided from the left, the longest entry first. A word with too
 // many characters is counted and not stored, so memory does not depend on the text; time is linear in its length. Added
 // tokens are cut out of the raw text first. A text with a code point on which Unicode editions differ is not encoded
-// but listed in Batch::left. The readable twin is mdata/tokenizers/wordpiece/wordpiece_reference.py.
+// but listed in Batch::left. The readable twin is tests/reference/wordpiece.py.
 //
 // Any number of threads may encode with one Encoder: only a Memo changes, and each call has its own.
 #pragma once

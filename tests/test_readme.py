@@ -129,7 +129,7 @@ def test_the_tour_names_every_module():
     for package in ("mdata", "trainer", "cli"):
         for path in sorted((ROOT / package).rglob("*.py")):
             short = path.relative_to(ROOT).as_posix()
-            hidden = path.name in ("__init__.py", "version.py") or "reference" in path.parts
+            hidden = path.name in ("__init__.py", "version.py")
             hidden = hidden or (package == "cli" and path.stem in commands)
             # Of mdata's many rooms several have files of one name.
             wanted = f"`{short}`" if package == "mdata" else f"{path.name}`"

@@ -3,7 +3,7 @@
 The map of the blocks shows zeros where a block is not present, so no view of it is handed out: rows are copied by the
 same C++ as from files, between two looks at the table of blocks, and single sequences are copies. A read of more blocks
 than the cache can spare at once goes block by block. The same code can note which blocks rows need, without reading
-anything (`noted`), so that they are fetched ahead. Slow twin: mdata/reference/block_cache.py.
+anything (`noted`), so that they are fetched ahead. Slow twin: tests/reference/block_cache.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Tokens, sequences and documents are counted over all pairs, in order. If a file or an index has changed, a DamageError
 names the file and the field. Before the first use of a table every .idx of the corpus is compared with its hash,
 several at a time. Whether its tables are consistent is not checked in advance as in `IndexedReader`: C++ checks the
-entries that it uses. Slow twins: mdata/reference/gather.py.
+entries that it uses. Slow twins: tests/reference/gather.py.
 """
 
 from __future__ import annotations

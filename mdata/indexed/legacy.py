@@ -7,7 +7,7 @@ memory. Without known boundaries each sequence is a document. Unusual: the codes
 and offsets of code 6 count units of 4 bytes. Not done here: items of more than one dimension; subtracting the 1 that
 fairseq adds to each id (mdata/corpus/convert.py).
 
-Slow twin: mdata/reference/legacy.py.
+Slow twin: tests/reference/legacy.py.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class IndexedReader:
         UsageError: a file is missing or cannot be read.
         DamageError: the pair is truncated, inconsistent or in another format; names the file and the field.
 
-    Slow twin: mdata/reference/indexed.py.
+    Slow twin: tests/reference/indexed.py.
     """
 
     def __init__(

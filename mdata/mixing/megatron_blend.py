@@ -3,7 +3,7 @@
 By weights (`weighted`) each component is built for `requests` samples (its share rounded up, plus 0.5 % in case the
 blend takes more), and the next sample comes from the component that is furthest behind its share. By sizes alone
 (`exhaustive`) every sample of every component comes once.
-The algorithm is in mdata_cpp/megatron_blend.hpp, its slow twin in mdata/reference/megatron_blend.py.
+The algorithm is in mdata_cpp/megatron_blend.hpp, its slow twin in tests/reference/megatron_blend.py.
 
 What differs: from 32,767 components on, numbers are wider, where the original overflows or refuses; weights that are
 not positive and finite are refused by name; a component without samples is left out of an exhaustive blend (the

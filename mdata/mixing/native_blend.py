@@ -2,7 +2,7 @@
 
 At every prefix each component is within 1.68 samples of its exact share, and exact at every multiple of the sum of
 weights. Locating a sample, and its inverse, take time in the depth of the tree. There is no state: a blend's cursors
-are `counts`. The algorithm is in mdata_cpp/blend.hpp, its slow twin in mdata/reference/blend.py; docs/design/order.md
+are `counts`. The algorithm is in mdata_cpp/blend.hpp, its slow twin in tests/reference/blend.py; docs/design/order.md
 explains the choice.
 """
 

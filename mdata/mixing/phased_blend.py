@@ -3,7 +3,7 @@
 A segment is a phase (a ramp is many segments): integer weights and a length. If the weights sum to the length, as in
 every bounded phase that ran to its end, the counts at its end are exactly the weights. A component continues where the
 previous segment left it: the cursors at the start of segment j are row j of one table, which is computed from the blend
-and never stored by a run. `mdata.mixing.resolve` decides the segments. Slow twin: mdata/reference/phases.py.
+and never stored by a run. `mdata.mixing.resolve` decides the segments. Slow twin: tests/reference/phases.py.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ up, never less than before. A target that is a whole number must be met; of the 
 whole sample is due soonest, then those with the largest remainder, then the first. Assigning by due dates makes this
 possible for every schedule (earliest due date first meets all dates that can be met, and exact shares meet them), so
 every count is within one sample of its target at the end of every segment. Plain largest remainders do not achieve
-that: rounding one component up may leave too little for those that are due next. Slow twin: mdata/reference/phases.py.
+that: rounding one component up may leave too little for those that are due next. Slow twin: tests/reference/phases.py.
 """
 
 from __future__ import annotations

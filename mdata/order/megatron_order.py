@@ -8,7 +8,7 @@ of the lengths and the request, drawn from one MT19937 (formats: Megatron-LM's g
 Where the original counts incorrectly (F1 to F3 and F18 in docs/design/order.md) this does not follow it: the number of
 samples with a kept partial one is exact (the original rounds to single precision), a kept partial sample after an empty
 last document begins at the right place (offset -1 in the original), a split without tokens is refused (an endless loop
-in the original), and document numbers have 64 bits if needed. Slow twin: mdata/reference/megatron_order.py.
+in the original), and document numbers have 64 bits if needed. Slow twin: tests/reference/megatron_order.py.
 """
 
 from __future__ import annotations

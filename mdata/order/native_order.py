@@ -6,7 +6,7 @@ between samples move from epoch to epoch; sample k belongs to epoch k // n and s
 with P the epoch's permutation. Offset and permutation are keyed only by (seed, corpus id, epoch): not by the blend, the
 run's length or the number of ranks. The tokens are those of the file, or of the file with its sequences permuted inside
 blocks, which `GptSamples` looks up. Without shuffling (validation, test) the offset is 0, the order is that of the
-file, and the last sample may be partial. No token array is used here. Slow twin: mdata/reference/native_order.py.
+file, and the last sample may be partial. No token array is used here. Slow twin: tests/reference/native_order.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A keyed permutation of [0, n), computed entry by entry: forward and inverse, nothing stored for large n.
 
 The algorithm is in mdata_cpp/permutation.hpp (a Fisher-Yates table up to 4,096, above it a Feistel network
-with cycle walking), its slow twin in mdata/reference/permutation.py, the measurements in
+with cycle walking), its slow twin in tests/reference/permutation.py, the measurements in
 docs/design/order.md.
 """
 

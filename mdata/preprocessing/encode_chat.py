@@ -5,7 +5,7 @@ two of the same kind. All texts of a chunk are tokenized at once; control tokens
 inserted between them. With append_eod the id is context: it extends the last span if that is context, otherwise it is a
 span of its own.
 
-Slow twin: mdata/reference/chat.py.
+Slow twin: tests/reference/chat.py.
 """
 
 from __future__ import annotations

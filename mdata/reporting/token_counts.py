@@ -3,7 +3,7 @@
 Lengths are counted from the whole .idx. Ids are counted in the whole .bin, or in blocks drawn without replacement from
 a generator seeded with the corpus' id, so that a corpus' numbers do not depend on the other corpora of its blend. What
 is unusual: ids below 2^22, far beyond any vocabulary, are counted one by one in one array; ids outside it are counted
-together. Slow twin: mdata/reference/report_counts.py. Nothing is drawn or written here.
+together. Slow twin: tests/reference/report_counts.py. Nothing is drawn or written here.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A split gives each part a run of documents: those whose first token lies in the 
 takes documents in the order of a seeded permutation until it has enough tokens, so a larger sample with the same seed
 contains the smaller one. Memory holds at most a block of document numbers.
 
-Slow twin: mdata/reference/subsets.py.
+Slow twin: tests/reference/subsets.py.
 """
 
 from __future__ import annotations

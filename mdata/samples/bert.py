@@ -3,7 +3,7 @@
 [CLS] A [SEP] B [SEP]: the sentences of a row, split in two at random and swapped half of the time, which the head of
 the model predicts; without the head, one text. A row that is too long loses tokens at both ends. Of the masked tokens
 80 % become [MASK], 10 % another token, 10 % stay. The order and the padding are explained in masked.py. Slow twin:
-mdata/reference/masking.py.
+tests/reference/masking.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rows are those of packed samples (packed.py). In a corpus of conversations (`mdata preprocess --chat`) sequences are
 spans: context at 0, 2, 4 ... of a document, trained at 1, 3, 5 ...; so a label has loss if its token lies in a sequence
 with an odd number and belongs to the document of its input. Conversations longer than a row are cut (every label is
-still in one row), or left out. A cut may produce rows of context only. Slow twin: mdata/reference/chat.py.
+still in one row), or left out. A cut may produce rows of context only. Slow twin: tests/reference/chat.py.
 """
 
 from __future__ import annotations

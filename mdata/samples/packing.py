@@ -4,7 +4,7 @@ A row is one or more pieces; a piece is a run of tokens of one document. A docum
 cut into rows that share one token (the label of one row's last token is the first token of the next), so that no label
 is lost. A piece of one token has nothing to predict and is left out. Windows are fixed ranges of the corpus' document
 numbers, so changing the split changes rows only at its edges. The rows depend only on the lengths: not on seed or
-epoch. Algorithm: mdata_cpp/packing.hpp; slow twin: mdata/reference/packing.py.
+epoch. Algorithm: mdata_cpp/packing.hpp; slow twin: tests/reference/packing.py.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ text, where documents begin) are computed on request: masks of ones and position
 Fields that depend on token values are computed when rows are read, because the text may be overwritten later. Native
 samples know padding by position. Megatron's recognize it by value, so a real token equal to the pad id loses its loss
 and becomes 0, as in Megatron; but no sample depends on which was read first (Megatron's samples share one loss mask
-that is changed in place). Slow twin: mdata/reference/gather.py.
+that is changed in place). Slow twin: tests/reference/gather.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ whose targets are keyed by document, so it does not depend on the run and can be
 
 Where the original never ends, this does not follow it: if no document can be used, that is refused (2^31 empty epochs
 there), no request means one epoch (a TypeError there), and documents are counted in 64 bits. Slow twin:
-mdata/reference/mapping.py.
+tests/reference/mapping.py.
 """
 
 from __future__ import annotations

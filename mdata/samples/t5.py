@@ -3,7 +3,7 @@
 The encoder reads the sentences of a row with a sentinel for each span; the decoder predicts each sentinel and the
 tokens of its span. In Megatron's order a sample with more spans than sentinels, or with more tokens than fit the
 decoder, is an error as in Megatron; in native order such spans are not masked. The order and the padding are explained
-in masked.py. Slow twin: mdata/reference/masking.py.
+in masked.py. Slow twin: tests/reference/masking.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ its chunks carry their data. A line that continues past its chunk is read up to 
 so that the parser sees that it is too long. Plain text with one document per file is one chunk; a chunk of parquet or
 Arrow is consecutive rows, one of WARC whole records.
 
-Slow twin: mdata/reference/sources.py.
+Slow twin: tests/reference/sources.py.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ accepted; a byte order mark, raw control characters and blank lines are not. orj
 parses first; the standard library parses what it refuses. A key is looked up at the top level; one with dots that is
 not found there is looked up level by level.
 
-Slow twin: mdata/reference/records.py.
+Slow twin: tests/reference/records.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A line ends at LF, CR LF or a lone CR, as in Python's text files. A paragraph en
 consecutive line ends; a line of blanks is not empty. Everything is found by reading bytes near an offset, never further
 than requested, so that one line of any length costs bounded memory and is scanned a bounded number of times.
 
-Slow twin: mdata/reference/sources.py.
+Slow twin: tests/reference/sources.py.
 """
 
 from __future__ import annotations

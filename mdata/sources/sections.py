@@ -6,7 +6,7 @@ byte of the concatenated inputs, and part k of N takes the units that begin in t
 bytes. So the parts in order are the inputs in order, whatever N is; nothing is left out and nothing comes twice. Only
 the footers of parquet and the message headers of Arrow are read, and only for the files at the two ends of a part.
 
-Slow twin: mdata/reference/sections.py.
+Slow twin: tests/reference/sections.py.
 """
 
 from __future__ import annotations

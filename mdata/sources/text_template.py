@@ -4,7 +4,7 @@ r"""Builds a text from several columns of a record: --text-template "{title}\n{b
 and `\n`, `\t` and `\\` what they are in most languages, because a shell passes them on as two characters. Columns are
 texts; nothing is converted.
 
-Slow twin: mdata/reference/text_template.py.
+Slow twin: tests/reference/text_template.py.
 """
 
 from __future__ import annotations

@@ -9,9 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from mdata import Corpus, open_corpus
-from mdata.reference import masking as twin
-from mdata.reference.mapping import Row, keyed_words, one_epoch, shuffled, words32
-from mdata.reference.permutation import entry
 from mdata.samples.bert import BertSamples
 from mdata.samples.masked import SentenceOrder
 from mdata.samples.sample_options import T5, Bert
@@ -20,6 +17,9 @@ from mdata.samples.special_tokens import MaskedVocabulary
 from mdata.samples.t5 import T5Samples
 from mdata.util.random_keys import derive_key
 from tests.helpers.corpora import write_pair
+from tests.reference import masking as twin
+from tests.reference.mapping import Row, keyed_words, one_epoch, shuffled, words32
+from tests.reference.permutation import entry
 
 KINDS = (BertSamples, T5Samples)
 TWINS = {BertSamples: twin.bert, T5Samples: twin.t5}

@@ -14,8 +14,6 @@ from pathlib import Path
 from tests.helpers.house_rules import ROOT
 
 TABLES = {"mdata": ROOT / "docs/design/house.md", "trainer": ROOT / "docs/design/trainer.md"}
-# Two modules of one name: a twin is called like what it specifies, and both are named by their room.
-TWINS = "mdata.reference"
 
 Imports = Mapping[str, frozenset[str]]
 

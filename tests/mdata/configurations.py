@@ -20,9 +20,6 @@ import numpy as np
 
 from mdata.order.megatron_order import MegatronRequest, build
 from mdata.order.native_order import OrderKey, StreamOrder
-from mdata.reference.gpt_samples import Native, document_sample, megatron_samples, native_sample, packed_sample
-from mdata.reference.megatron_order import indices
-from mdata.reference.native_order import native_start
 from mdata.samples.base import RowSamples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.megatron_gpt import MegatronGptSamples
@@ -34,6 +31,9 @@ from tests.helpers.corpora import FileStream, write_pair
 from tests.mdata import layouts
 from tests.mdata.layouts import Refused
 from tests.mdata.masked_configurations import mapping, masked
+from tests.reference.gpt_samples import Native, document_sample, megatron_samples, native_sample, packed_sample
+from tests.reference.megatron_order import indices
+from tests.reference.native_order import native_start
 
 SAMPLES = 12  # of a configuration that are compared, where it has more
 

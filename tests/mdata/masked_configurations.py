@@ -7,7 +7,6 @@ from random import Random
 
 import numpy as np
 
-from mdata.reference.mapping import Row, keyed_words, one_epoch, shuffled, words32
 from mdata.samples.bert import BertSamples
 from mdata.samples.sample_options import MaskingOptions
 from mdata.samples.sentence_mapping import MappingOptions, megatron_mapping
@@ -16,6 +15,7 @@ from mdata.util.random_keys import derive_key
 from tests.helpers.masked import expected, make_corpus, make_samples, make_vocabulary, native_mapping, row_of, rows_of
 from tests.mdata import layouts
 from tests.mdata.layouts import Refused
+from tests.reference.mapping import Row, keyed_words, one_epoch, shuffled, words32
 
 
 def mapping(random: Random, _folder: Path) -> set[str]:

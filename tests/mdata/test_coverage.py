@@ -17,7 +17,6 @@ import pytest
 
 import mdata
 from mdata._core import KeyedStream
-from mdata.reference import fim as fim_twin
 from mdata.samples.bert import BertSamples
 from mdata.samples.special_tokens import MaskedVocabulary
 from mdata.samples.t5 import T5Samples
@@ -25,6 +24,7 @@ from mdata.util.random_keys import derive_key
 from tests.helpers.corpora import write_pair
 from tests.helpers.masked import make_samples
 from tests.helpers.open_by_keys import open_by_keys
+from tests.reference import fim as fim_twin
 
 BASE = 100  # the first token; smaller ids are special, and padding
 P, M, S, EOD = 1, 2, 3, 4  # of fill-in-the-middle

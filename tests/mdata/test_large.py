@@ -20,11 +20,11 @@ from mdata.indexed.reader import IndexedReader
 from mdata.order import megatron_order as megatron_room
 from mdata.order.megatron_order import MegatronPlan, MegatronRequest, plan
 from mdata.order.native_order import OrderKey, StreamOrder
-from mdata.reference.native_order import native_start
 from mdata.samples.sentence_mapping import MappingOptions, megatron_mapping
 from mdata.util.random_keys import derive_key
 from tests.helpers.masked import native_mapping
 from tests.helpers.open_by_keys import open_by_keys
+from tests.reference.native_order import native_start
 
 PAST = 2**31 + 5
 

@@ -1,1 +1,1 @@
-"""SentencePiece models: reading and checking them, the library, our own BPE engine, and its slow twin."""
+"""SentencePiece models: reading and checking them, the library, and our own BPE engine."""

@@ -1,1 +1,1 @@
-"""Files of tiktoken ranks, the engine for them, and its slow twin."""
+"""Files of tiktoken ranks, and the engine for them."""

@@ -1,1 +1,1 @@
-"""Our own WordPiece engine: the engine, the check of which tokenizers it supports, and its slow twin."""
+"""Our own WordPiece engine, and the check of which tokenizers it supports."""

@@ -1,4 +1,4 @@
-"""Our own engine for WordPiece like BERT's (mdata_cpp/wordpiece.hpp); the slow twin is wordpiece_reference.py.
+"""Our own engine for WordPiece like BERT's (mdata_cpp/wordpiece.hpp); the slow twin is tests/reference/wordpiece.py.
 
 Texts on which it might not be exact go to the exact engine one by one: those with characters that Unicode editions in
 use treat differently (the C++ code reports them while encoding, at no cost), and those with an added token that has

@@ -17,10 +17,10 @@ from mdata.blend.spec import spec_of_splits
 from mdata.dataset.dataset import Dataset
 from mdata.errors import UsageError
 from mdata.order.megatron_order import MegatronRequest
-from mdata.reference.gpt_samples import megatron_samples
-from mdata.reference.megatron_words import Refused, mix
 from mdata.samples.rows import RowOptions
 from tests.helpers.corpora import write_pair
+from tests.reference.gpt_samples import megatron_samples
+from tests.reference.megatron_words import Refused, mix
 
 S = 8
 # Corpora of different documents and sizes; two of the sizes are in the ratio 1 : 2.

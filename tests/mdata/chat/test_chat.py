@@ -14,12 +14,12 @@ from mdata.chat.jinja_template import JinjaTemplate
 from mdata.chat.loss_spans import TemplateRefused, spans_of
 from mdata.chat.templates import ChatMl, Plain, check_spelling, choose_template
 from mdata.preprocessing.encode_chat import ChatSpec, tokenize_chats
-from mdata.reference import chat as twin
 from mdata.sources.conversation import BadConversation, Message, flat_messages, messages_of
 from mdata.sources.record_batch import Column
 from mdata.tokenizers.base.tokenizer import TextRefused
 from mdata.tokenizers.types.byte import ByteTokenizer
 from tests.helpers.examples import examples
+from tests.reference import chat as twin
 
 START, END = 300, 301
 USER, GPT = Message("user", "Hi"), Message("assistant", "Yes")

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata.corpus.convert import convert
-from mdata.reference.indexed import read_pair
 from mdata.tokenizers.registry import load_tokenizer
 from tests.helpers.examples import examples
 from tests.helpers.failures import crash_at, durable_calls
 from tests.helpers.legacy_pairs import FORMS, write_legacy
 from tests.helpers.manifests import assert_valid
 from tests.helpers.notes import Notes
+from tests.reference.indexed import read_pair
 
 DOCUMENTS = [[[1, 2, 3], [4]], [], [[5]], [[6, 7], [300, 9]]]
 FLAT = [[sequence] for document in DOCUMENTS for sequence in document]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mdata.corpus import origins
 from mdata.corpus.origins import HEADER_BYTES, RUN_BYTES, OriginsState, OriginsWriter, open_origins
 from mdata.errors import DamageError, MdataError, UsageError
-from mdata.reference.preprocess import places_of, runs_of
 from tests.helpers.examples import examples
+from tests.reference.preprocess import places_of, runs_of
 
 # Pieces: a file, and rows that rise in it. The file may stay the same or go on to any later one.
 PIECES = st.lists(

@@ -14,9 +14,9 @@ from mdata.blend.open_blend import open_blend
 from mdata.dataset.dataset import Dataset
 from mdata.errors import UsageError
 from mdata.mixing.megatron_blend import requests
-from mdata.reference import megatron_blend as twin
 from tests.helpers.corpora import write_pair
 from tests.helpers.open_by_keys import open_by_keys
+from tests.reference import megatron_blend as twin
 
 SHARES = {"train": "1,0,0", "valid": "0,1,0", "test": "0,0,1"}
 

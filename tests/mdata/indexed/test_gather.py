@@ -14,9 +14,9 @@ from mdata import DamageError, ResourceError
 from mdata._core import RowRules, cumulative_lengths, finish_rows
 from mdata.indexed.gather import Gatherer
 from mdata.indexed.reader import IndexedReader
-from mdata.reference import gather as slow
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
+from tests.reference import gather as slow
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=8)
 

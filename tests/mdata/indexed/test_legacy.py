@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from mdata.errors import DamageError, UsageError
 from mdata.indexed.legacy import LegacyReader
 from mdata.indexed.reader import IndexedReader
-from mdata.reference.legacy import read_legacy
 from tests.helpers.examples import examples
 from tests.helpers.legacy_pairs import FORMS, TYPES, write_legacy
+from tests.reference.legacy import read_legacy
 
 NAMES = {
     "megatron": "Megatron's TNTIDX",

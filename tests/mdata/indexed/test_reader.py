@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from mdata.errors import DamageError, UsageError
 from mdata.indexed.index_tables import IndexTables, read_tables
 from mdata.indexed.reader import IndexedReader
-from mdata.reference.indexed import read_pair
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
+from tests.reference.indexed import read_pair
 
 # What the message about each pair of the hostile table says: which file, which field.
 DAMAGED = {

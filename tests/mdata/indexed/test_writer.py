@@ -13,9 +13,9 @@ from mdata.errors import BadInputError, DamageError, ResourceError, UsageError
 from mdata.indexed.pair_format import BLOCK_BYTES, smallest_dtype
 from mdata.indexed.reader import IndexedReader
 from mdata.indexed.writer import IndexedWriter
-from mdata.reference.indexed import read_pair
 from tests.helpers.examples import examples
 from tests.helpers.failures import durable_calls
+from tests.reference.indexed import read_pair
 
 DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=5), max_size=3), max_size=6)
 

@@ -15,8 +15,8 @@ from mdata.array_cache.cache import Cache
 from mdata.dataset.dataset_options import MegatronOrder
 from mdata.errors import UsageError
 from mdata.mixing.megatron_blend import SURPLUS, exhaustive, normalise, requests, weighted
-from mdata.reference import megatron_blend as twin
 from tests.helpers.examples import examples
+from tests.reference import megatron_blend as twin
 
 POSITIVE = st.floats(1e-9, 1e6) | st.integers(1, 9).map(float) | st.just(1e-300) | st.sampled_from([0.1, 0.25, 1 / 3])
 HOSTILE = POSITIVE | st.just(0.0) | st.floats(-3, 3)

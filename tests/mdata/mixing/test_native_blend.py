@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.mixing.native_blend import NativeBlend
-from mdata.reference import blend as twin
 from tests.helpers.examples import examples
+from tests.reference import blend as twin
 
 WEIGHTS = st.lists(st.integers(1, 50) | st.integers(1, 10**6), min_size=1, max_size=12)
 WIDE = st.lists(st.integers(1, 2**58), min_size=1, max_size=12)

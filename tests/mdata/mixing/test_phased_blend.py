@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.mixing.phased_blend import PhasedBlend, Segment
-from mdata.reference import phases as twin
 from tests.helpers.examples import examples
+from tests.reference import phases as twin
 
 BOUND = Fraction(168, 100)
 

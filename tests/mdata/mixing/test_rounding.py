@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.mixing.rounding import Targets, round_targets
-from mdata.reference import phases as twin
 from tests.helpers.examples import examples
+from tests.reference import phases as twin
 
 SHARES = st.integers(0, 5) | st.integers(0, 10**6) | st.integers(0, 2**70)
 

@@ -34,10 +34,10 @@ from mdata.loader.look_ahead import looked_ahead
 from mdata.object_storage import reading
 from mdata.object_storage.address import parse_address
 from mdata.object_storage.uploading import put_file
-from mdata.reference.block_cache import SlowBlockCache
 from tests.helpers.house_rules import ROOT
 from tests.mdata.object_storage.stored_corpora import KINDS, S, check_same, make_corpus
 from tests.mdata.object_storage.test_preprocess_objects import put_folder
+from tests.reference.block_cache import SlowBlockCache
 
 BLOCK = 4 << 20
 BUCKET = "s3://blockcache"

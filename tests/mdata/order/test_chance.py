@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.order.permutation import Permutation, shuffled_range
-from mdata.reference import permutation as twin
 from mdata.util.arrays import Int64s
 from mdata.util.random_keys import Key
 from tests.helpers.chance import RARE, normal_tail, of_counts, of_values, tail
+from tests.reference import permutation as twin
 
 Maker = Callable[[int, int, Int64s], Int64s]  # (n, number of keys, places) -> values, [keys, places]
 RIGHT_BITS = 7  # of the right half of a place, where n takes 13 bits

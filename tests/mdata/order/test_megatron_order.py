@@ -15,10 +15,10 @@ from mdata import ResourceError, UsageError
 from mdata._core import Mersenne, fill_sample_index
 from mdata.order import megatron_order
 from mdata.order.megatron_order import MegatronRequest, build, plan
-from mdata.reference.megatron_order import indices
-from mdata.reference.mersenne import swap_onwards
 from tests.conftest import oracle_folder
 from tests.helpers.examples import examples
+from tests.reference.megatron_order import indices
+from tests.reference.mersenne import swap_onwards
 
 # The original rounds the number of samples to single precision: (its samples, the right ones).
 MISCOUNTED = {

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from mdata import _core
 from mdata.order.permutation import Permutation, shuffled_range
-from mdata.reference import permutation as twin
 from mdata.util.random_keys import Key
 from tests.helpers.examples import examples
+from tests.reference import permutation as twin
 
 WORDS = st.integers(0, 2**32 - 1)
 KEYS = st.builds(Key, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.just(0))

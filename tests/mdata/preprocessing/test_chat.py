@@ -15,12 +15,12 @@ from mdata import BadInputError, UsageError
 from mdata.chat.templates import Plain
 from mdata.preprocessing.estimate import estimate
 from mdata.progress import Silent
-from mdata.reference import chat as twin
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.tokenizers.registry import load_tokenizer
 from tests.helpers.failures import crash_at, durable_calls
 from tests.helpers.manifests import assert_valid
 from tests.helpers.notes import Notes
+from tests.reference import chat as twin
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 OWN = (

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import mdata
 from mdata.indexed.reader import IndexedReader
 from mdata.preprocessing.encode import HOLDOUT_BITS, held_out
-from mdata.reference.preprocess import is_held_out
 from mdata.sources.record_batch import Column
 from tests.helpers.examples import examples
 from tests.mdata.preprocessing.test_preprocess import options
+from tests.reference.preprocess import is_held_out
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 

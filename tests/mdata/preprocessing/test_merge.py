@@ -15,8 +15,8 @@ from mdata.manifest.types import Statistics
 from mdata.preprocessing import joining
 from mdata.preprocessing.corpus_writer import CorpusWriter, origins_path
 from mdata.preprocessing.joining import add_statistics, document_runs, merge_partitions
-from mdata.reference.indexed import read_pair
 from tests.helpers.examples import examples
+from tests.reference.indexed import read_pair
 
 # Documents are lists of sequences; an empty document has none.
 PARTS = st.lists(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=8), min_size=1, max_size=4)

@@ -18,14 +18,14 @@ from mdata import UsageError
 from mdata.corpus.origins import open_origins
 from mdata.preprocessing.encode import HOLDOUT_BITS, held_out
 from mdata.preprocessing.partitions import Partitions
-from mdata.reference.preprocess import HELD_OUT, part_of, routes_of
-from mdata.reference.records import record
 from mdata.sources.record_batch import Column
 from tests.helpers.examples import examples
 from tests.helpers.failures import crash_at
 from tests.helpers.notes import Notes
 from tests.mdata.preprocessing.test_preprocess import GOLDEN, TOKENIZER, options, pair
 from tests.mdata.preprocessing.twin import pair_of
+from tests.reference.preprocess import HELD_OUT, part_of, routes_of
+from tests.reference.records import record
 
 
 @examples(200)

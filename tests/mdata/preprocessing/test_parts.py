@@ -19,8 +19,8 @@ from mdata.errors import BadInputError, StoppedError, UsageError
 from mdata.preprocessing.estimate import estimate
 from mdata.preprocessing.parts import parse_shard, part_prefix
 from mdata.progress import Silent
-from mdata.reference.indexed import read_pair
 from mdata.sources.sections import PartNumber
+from tests.reference.indexed import read_pair
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 

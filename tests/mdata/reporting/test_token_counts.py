@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.corpus.corpus import open_corpus
-from mdata.reference import report_counts as slow
 from mdata.reporting.token_counts import BLOCK, LARGEST, count_ids, count_lengths
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
 from tests.helpers.manifests import corpus_of_pairs
+from tests.reference import report_counts as slow
 
 LENGTHS = st.lists(st.lists(st.integers(0, 40), max_size=4), min_size=1, max_size=12)
 

@@ -16,7 +16,6 @@ from mdata.corpus.documents import Documents
 from mdata.errors import UsageError
 from mdata.order.permutation import Permutation
 from mdata.preprocessing.preprocess_options import PreprocessOptions
-from mdata.reference.subsets import sample_of, split_of
 from mdata.rewriting import subsets, taken_documents
 from mdata.rewriting.merge import merge
 from mdata.rewriting.shuffle import shuffle
@@ -25,6 +24,7 @@ from mdata.util.random_keys import derive_key
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
 from tests.helpers.failures import durable_calls
+from tests.reference.subsets import sample_of, split_of
 
 
 def bare(folder, documents):

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import mdata
 from mdata import UsageError
 from mdata.loader.loader import BatchPlan
-from mdata.reference import chat as twin
 from mdata.samples.chat import ChatSamples
 from mdata.samples.packing import PackingRule
 from mdata.samples.rows import RowOptions
@@ -21,6 +20,7 @@ from mdata.samples.sentence_reader import SentenceText
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
 from tests.helpers.open_by_keys import open_by_keys
+from tests.reference import chat as twin
 
 
 def make_corpus(folder, name, conversations, **options) -> None:

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import UsageError, _core
-from mdata.reference import fim as twin
-from mdata.reference.masking import KeyedDraws
 from mdata.samples.fim import FimSamples
 from mdata.samples.rows import Gathered, RowOptions
 from mdata.samples.sample_options import CHARACTER, TOKEN, Fim
@@ -26,6 +24,8 @@ from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
 from tests.helpers.open_by_keys import open_by_keys
 from tests.mdata.tokenizers.visible import END, definition, token
+from tests.reference import fim as twin
+from tests.reference.masking import KeyedDraws
 
 P, M, S, PAD, EOD, SPLIT = 250, 251, 252, 253, 256, 249
 IDS = (P, M, S, PAD, EOD)

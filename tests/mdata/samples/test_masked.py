@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from mdata import UsageError, _core, open_corpus
 from mdata._core import MaskRule
 from mdata.array_cache.cache import Cache
-from mdata.reference import masking as twin
 from mdata.samples.bert import BertSamples
 from mdata.samples.sample_options import T5, MaskingOptions
 from mdata.samples.t5 import T5Samples
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
 from tests.helpers.masked import KINDS, expected, make_corpus, make_samples, make_vocabulary, sentences_of
+from tests.reference import masking as twin
 
 SIZES = st.one_of(st.integers(0, 3), st.integers(4, 25), st.just(513))
 DOCUMENTS = st.lists(st.lists(SIZES, max_size=5), min_size=1, max_size=6)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from mdata import UsageError, open_corpus
-from mdata.reference import masking as twin
 from mdata.samples.bert import BertSamples
 from mdata.samples.sample_options import Bert, MaskingOptions
 from mdata.samples.special_tokens import MaskedVocabulary
@@ -18,6 +17,7 @@ from mdata.samples.t5 import T5Samples
 from tests.conftest import oracle_folder
 from tests.helpers.corpora import write_pair
 from tests.helpers.masked import make_samples
+from tests.reference import masking as twin
 
 FOLDER = oracle_folder() / "oracle/bert_t5"
 

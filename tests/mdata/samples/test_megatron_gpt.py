@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import mdata
 from mdata import UsageError
 from mdata.order.megatron_order import MegatronRequest
-from mdata.reference.gpt_samples import megatron_samples
 from mdata.samples import megatron_gpt
 from mdata.samples.megatron_gpt import MegatronGptSamples
 from mdata.samples.rows import RowOptions, effective_pad
@@ -21,6 +20,7 @@ from tests.conftest import oracle_folder
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
 from tests.helpers.open_by_keys import open_by_keys
+from tests.reference.gpt_samples import megatron_samples
 
 FOLDER = oracle_folder() / "oracle/gpt_indices"
 

@@ -14,12 +14,12 @@ import mdata
 from mdata import UsageError
 from mdata.array_cache.cache import Cache
 from mdata.progress import Silent
-from mdata.reference.packing import pack
 from mdata.samples.packed import PackedSamples
 from mdata.samples.packing import PackingRule
 from mdata.samples.rows import RowOptions
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
+from tests.reference.packing import pack
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 12), max_size=3), min_size=1, max_size=20)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata._core import pack_documents
-from mdata.reference.packing import pack
 from tests.helpers.examples import examples
+from tests.reference.packing import pack
 
 
 def rows_of(lengths, row_length, window, *more):

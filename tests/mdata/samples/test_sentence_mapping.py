@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import UsageError, _core
-from mdata.reference.mapping import keyed_words, one_epoch, shuffled, words32, words64
 from mdata.samples.sentence_mapping import MappingOptions, megatron_mapping
 from mdata.util.random_keys import derive_key
 from tests.conftest import oracle_folder
 from tests.helpers.examples import examples
 from tests.helpers.masked import native_mapping
+from tests.reference.mapping import keyed_words, one_epoch, shuffled, words32, words64
 
 FOLDER = oracle_folder() / "oracle/bert_t5"
 KEY = derive_key("test")

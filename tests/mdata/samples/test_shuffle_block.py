@@ -14,13 +14,13 @@ from mdata._core import BlockShuffle
 from mdata.errors import DamageError, UsageError
 from mdata.indexed.gather import Blocks, Gatherer
 from mdata.indexed.reader import IndexedReader
-from mdata.reference.native_order import block_order, block_stream
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import RowOptions, empty_rows
 from mdata.util.random_keys import derive_key
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
 from tests.helpers.open_by_keys import open_by_keys
+from tests.reference.native_order import block_order, block_stream
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=3, max_size=40)
 BLOCKS = st.integers(1, 12)

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import BadInputError, UsageError
-from mdata.reference import sources as twin
 from mdata.sources.chunk import Chunk, chunk_digest, chunks, read_chunk
 from mdata.sources.record_batch import ReadSpec
 from mdata.sources.record_boundaries import LINES, PARAGRAPHS, chunk_span
 from tests.helpers.examples import examples
 from tests.mdata.sources.inputs import ENDINGS, PACKERS, chunk_data, find_files, packed, texts, write
+from tests.reference import sources as twin
 
 BITS = [b"a", b"bc", b"\xc3\xa9", b"\n", b"\r", b"\r\n", b"\n\n", b"\x0c", b" ", b"\xe2\x80\xa8", b"long line " * 3]
 TEXT = st.lists(st.sampled_from(BITS), max_size=30).map(b"".join)

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import BadInputError
-from mdata.reference import records as twin
 from mdata.sources.jsonl import DEEPEST_OUTSIDE_ORJSON
 from mdata.sources.parse import parse
 from mdata.sources.record_batch import BadRow, Column, ReadSpec
 from tests.helpers.examples import examples
 from tests.mdata.sources import inputs
 from tests.mdata.sources.inputs import batch, find_files, packed, read_records, write
+from tests.reference import records as twin
 
 KEYS = ("text", "meta.text", "b")
 NAMES = st.sampled_from(["text", "meta", "meta.text", "b", "Text", "", "\ud800", "text\u0000"])

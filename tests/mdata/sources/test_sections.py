@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import BadInputError
-from mdata.reference.sections import part_of_units
 from mdata.sources.chunk import chunks, read_chunk
 from mdata.sources.input_files import SourceFile, find_inputs
 from mdata.sources.record_batch import ReadSpec
 from mdata.sources.sections import PartNumber, files_of_part
 from tests.helpers.examples import examples
+from tests.reference.sections import part_of_units
 
 SPEC = ReadSpec(json_keys=("text",))
 FILES = st.lists(st.tuples(st.integers(0, 70), st.sampled_from(["plain", "packed", "text"])), max_size=6)

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import UsageError
-from mdata.reference.text_template import filled
 from mdata.sources.text_template import parse_template
 from tests.helpers.examples import examples
 from tests.mdata.sources.inputs import batch
+from tests.reference.text_template import filled
 
 NAMES = ("a", "b", "c.d")
 LITERALS = st.text("xy \u00e9\n", max_size=3) | st.sampled_from(["{{", "}}", "\\n", "\\t", "\\\\"])

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import BadInputError, UsageError
-from mdata.reference import warc as twin
 from mdata.sources import warc
 from mdata.sources.chunk import chunks
 from mdata.sources.record_batch import ReadSpec
@@ -18,6 +17,7 @@ from mdata.sources.row_filter import parse_filter
 from mdata.sources.text_template import parse_template
 from tests.helpers.examples import examples
 from tests.mdata.sources.inputs import find_files, texts
+from tests.reference import warc as twin
 
 KINDS = st.sampled_from(["conversion", "resource", "response", "warcinfo", "request"])
 TYPES = st.sampled_from(["text/plain", "text/plain; charset=UTF-8", "TEXT/PLAIN", "text/html", "application/http"])

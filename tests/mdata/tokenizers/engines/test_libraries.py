@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import UsageError
-from mdata.reference.bpe import encode as twin
 from mdata.tokenizers.base.byte_level import ALPHABET, CL100K, FOR_TIKTOKEN, GPT2, LLAMA3
 from mdata.tokenizers.base.self_check_texts import byte_level_texts
 from mdata.tokenizers.base.tokenizer import TextRefused
@@ -26,6 +25,7 @@ from mdata.tokenizers.types import engine_selection
 from mdata.tokenizers.types.engine_selection import first_difference, select_engine, try_engine
 from tests.helpers.examples import examples
 from tests.mdata.tokenizers.visible import END, definition, token
+from tests.reference.bpe import encode as twin
 
 FAST = ("gigatoken", "tiktoken")
 ADDED = (

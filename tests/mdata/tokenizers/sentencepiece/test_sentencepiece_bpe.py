@@ -25,9 +25,9 @@ from mdata.tokenizers.sentencepiece.sentencepiece_model import (
     USER_DEFINED,
     read_model,
 )
-from mdata.tokenizers.sentencepiece.sentencepiece_reference import encode
 from tests.helpers.examples import SOAK, examples
 from tests.mdata.tokenizers.models import BPE, BYTES, START, UNIGRAM, bpe, model, trained
+from tests.reference.sentencepiece import encode
 
 HERE = Path(__file__)
 MULTI = (

@@ -21,10 +21,10 @@ from mdata.tokenizers.registry import build_tokenizer, load_tokenizer
 from mdata.tokenizers.tiktoken import tiktoken_engine
 from mdata.tokenizers.tiktoken.tiktoken_engine import as_definition
 from mdata.tokenizers.tiktoken.tiktoken_ranks import PATTERNS, SINGLE_BYTES
-from mdata.tokenizers.tiktoken.tiktoken_reference import encode as twin
-from mdata.tokenizers.tiktoken.tiktoken_reference import words
 from mdata.tokenizers.types import tiktoken
 from tests.helpers.examples import examples
+from tests.reference.tiktoken import encode as twin
+from tests.reference.tiktoken import words
 
 ENGINES = ("gigatoken", "tiktoken")
 WORDS = [b"he", b"ll", b"hell", b"hello", b" w", b"  ", b"\n\n", b"'s", b"AB", b"</"]

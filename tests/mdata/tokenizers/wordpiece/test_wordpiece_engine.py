@@ -24,11 +24,11 @@ from mdata.tokenizers.engines.libraries import ExactEngine
 from mdata.tokenizers.registry import build_tokenizer, load_tokenizer
 from mdata.tokenizers.types import engine_selection
 from mdata.tokenizers.wordpiece import wordpiece_engine
-from mdata.tokenizers.wordpiece import wordpiece_reference as twin
 from mdata.tokenizers.wordpiece.wordpiece_engine import WordPieceEngine
 from mdata.tokenizers.wordpiece.wordpiece_support import wordpiece_settings, wordpiece_unsupported
 from tests.helpers.examples import examples
 from tests.mdata.tokenizers.visible import token
+from tests.reference import wordpiece as twin
 
 LOWER, CASED = (True, True, True, True), (True, True, False, False)
 TREATMENTS = list(itertools.product((True, False), repeat=4))

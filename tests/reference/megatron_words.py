@@ -3,7 +3,7 @@
 Follows only the words of the format. An even number of words with numbers at positions 0, 2, 4 ... is pairs of weight
 and prefix. Weights are doubles as Python's float reads them (or 1/3, our addition). Whether there are weights depends
 on the form of the words, never on their values. A function gives the number of samples that a corpus has when built for
-a given number. The fast code is mdata/dataset/megatron_mix.py; the fills are in mdata/reference/megatron_blend.py.
+a given number. The fast code is mdata/dataset/megatron_mix.py; the fills are in tests/reference/megatron_blend.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mdata.reference.megatron_blend import exhaustive, pairwise_sum, requests, weighted
+from tests.reference.megatron_blend import exhaustive, pairwise_sum, requests, weighted
 
 
 class Refused(Exception):

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from mdata.reference.mapping import keyed_words
 from mdata.samples.sample_options import T5, Bert, MaskingOptions
 from mdata.samples.special_tokens import MaskedVocabulary
+from tests.reference.mapping import keyed_words
 
 Replace = Callable[[int], int]
 

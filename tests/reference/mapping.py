@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from mdata.reference.permutation import philox4x32
+from tests.reference.permutation import philox4x32
 
 Row = tuple[int, int, int]
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from mdata.reference import blend
+from tests.reference import blend
 
 Segment = tuple[Sequence[int], int | None]
 

@@ -1,7 +1,7 @@
 """Slow twins of whole GPT samples: Megatron's, the native order's, one document per row, and packed rows.
 
 Tokens are joined token by token, and lengths are plain lists. The fast code is mdata/samples/megatron_gpt.py,
-gpt.py, documents.py and packed.py; masks and positions are in mdata/reference/gather.py.
+gpt.py, documents.py and packed.py; masks and positions are in tests/reference/gather.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from mdata.order.megatron_order import MegatronRequest
-from mdata.reference import gather as slow
-from mdata.reference.megatron_order import indices
-from mdata.reference.native_order import native_start
-from mdata.reference.packing import pack
 from mdata.samples.rows import RowOptions
+from tests.reference import gather as slow
+from tests.reference.megatron_order import indices
+from tests.reference.native_order import native_start
+from tests.reference.packing import pack
 
 Sample = dict[str, Any]
 

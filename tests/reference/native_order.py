@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mdata.reference.permutation import entry, keyed_words
 from mdata.util.random_keys import derive_key
+from tests.reference.permutation import entry, keyed_words
 
 BLOCK_TAG = 0xFFFFFFFE
 
