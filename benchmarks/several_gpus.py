@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.megatron_peer import Megatron, megatron_step
 from benchmarks.one_gpu import SHAPES, kernel_table, our_step, random_batches, random_engine, run_config
 from trainer.config.sections import RunConfig
-from trainer.optim import gathers, reducer
+from trainer.optim import data_parallel
 from trainer.parallel.collectives import Group, Pending, gather_objects
 from trainer.parallel.mesh import mesh_of
 from trainer.parallel.world import join_world
@@ -267,9 +267,9 @@ def without_data_parallel_collectives() -> Iterator[None]:
         return Pending(buffer)
 
     stubs = [
-        (reducer, "start_reduce_scatter_", own),
-        (reducer, "start_sum_", whole),
-        (gathers, "start_all_gather_", whole),
+        (data_parallel, "start_reduce_scatter_", own),
+        (data_parallel, "start_sum_", whole),
+        (data_parallel, "start_all_gather_", whole),
     ]
     with ExitStack() as stack:
         for module, name, stub in stubs:

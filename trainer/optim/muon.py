@@ -5,7 +5,8 @@ place. In between, each matrix is sent to one rank of its pipeline stage, which 
 back: about twice a rank's own share of the matrices is sent, whatever the number of ranks. This is done in rounds of
 one matrix per rank, the most expensive first, so that a rank holds only a matrix or two in addition, and the ranks of a
 round have about equal work. A matrix is always computed alone, as a whole and in one piece, so its bits do not depend
-on the layout. The plan of the rounds is pure; docs/design/muon.md has the reasons.
+on the layout. The exchanges are planned once, from the parts that every rank of the stage reports; the plan is pure.
+docs/design/muon.md has the reasons.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import torch
 from torch import Tensor
 
 from trainer.config.sections import OptimizerSection
+from trainer.kernels.table import Kernels
+from trainer.optim.buffers import Buffers
 from trainer.optim.ownership import Ownership
-from trainer.parallel.collectives import Group, all_to_all
+from trainer.parallel.collectives import Group, all_to_all, gather_objects
 from trainer.parallel.params import is_first_copy, slices
 
 # (a, b, c) of successive Newton-Schulz iterations, repeated: that of Jordan et al., and that of NVIDIA's
@@ -187,3 +190,63 @@ def _total(tensors: Sequence[Tensor]) -> int:
 
 def _flat(tensors: Sequence[Sequence[Tensor]], like: Tensor) -> Tensor:
     return torch.cat([like.new_empty(0), *(tensor for some in tensors for tensor in some)])
+
+
+class MatrixUpdate:
+    """The update of the matrices of a pipeline stage.
+
+    Args:
+        buffers: of the model. settings: of Muon.
+        held: the runs of matrices whose weights and momentum this rank holds.
+        groups: axis -> ranks along it; the ranks of the group "stage" orthogonalize together.
+
+    Attributes:
+        rounds: the exchanges of an update.
+    """
+
+    def __init__(
+        self,
+        buffers: Buffers,
+        settings: OptimizerSection,
+        *,
+        held: Ownership,
+        groups: Mapping[str, Group],
+        kernels: Kernels,
+    ) -> None:
+        self._buffers, self._settings, self._kernels, self._stage = buffers, settings, kernels, groups["stage"]
+        copies = ("data",) if buffers.sharding == "none" else ()
+        mine = parts_of(held, lambda axis: groups[axis].rank, copies=copies)
+        self.rounds = make_rounds(gather_objects(mine, self._stage), self._stage.rank)
+
+    def update_(
+        self,
+        view: Callable[[str, int, int], Tensor],
+        factor: Tensor,
+        *,
+        rates: tuple[Tensor, float | Tensor],
+        applied: Tensor,
+    ) -> None:
+        """Update weights, momentum and parameters if `applied`.
+
+        Args:
+            view: (name, start, stop) -> a tensor of the state for these elements of the buffers.
+            factor: by which gradients are multiplied. rates: learning rate and weight decay.
+        """
+        settings, buffers, kernels, (rate, decay) = self._settings, self._buffers, self._kernels, rates
+        dtype = torch.bfloat16 if buffers.parameters.values.itemsize == 2 else buffers.parameters.values.dtype
+        constants = (settings.muon_momentum, settings.muon_nesterov)
+
+        def direction(part: Part) -> Tensor:
+            where = part.element, part.element + part.numel
+            mean, gradient = view("momentum_buffer", *where), buffers.gradients.view(*where)
+            return kernels.muon_momentum_(mean, gradient, factor, applied, constants)
+
+        def orthogonal(whole: Tensor) -> Tensor:
+            found = kernels.orthogonalize(whole, dtype, iterations(settings))
+            return found * update_scale(settings, (whole.shape[0], whole.shape[1]))
+
+        like = torch.empty(0, dtype=buffers.main_dtype, device=buffers.parameters.values.device)
+        for one in self.rounds:
+            for part, update in exchanged(one, direction, update=orthogonal, like=like, group=self._stage):
+                where = part.element, part.element + part.numel
+                kernels.muon_apply_((view("weight", *where), buffers.rounded(*where)), update, rate, applied, decay)

@@ -12,8 +12,7 @@ from types import FrameType
 from typing import Any
 
 from trainer.layers.base import Parallel
-from trainer.optim.gathers import ParameterGathers
-from trainer.optim.reducer import GradientReducer
+from trainer.optim.data_parallel import GradientReducer, ParameterGathers
 from trainer.parallel.collectives import Group
 from trainer.parallel.world import Placement, World, launcher_holds_store
 from trainer.pipeline.actions import Action

@@ -15,7 +15,7 @@ from trainer.config.sections import MeshSection, OptimizerSection
 from trainer.kernels.table import PLAIN, choose_kernels
 from trainer.layers.base import MainGradients, add_weight_gradient
 from trainer.models.gpt import build_gpt
-from trainer.optim.squares import NORM_BLOCK, sum_of_squares
+from trainer.optim.optimizer import NORM_BLOCK, sum_of_squares
 from trainer.parallel.params import Place
 
 CPU = torch.device("cpu")

@@ -36,7 +36,7 @@ from tests.trainer.engines import (
 from trainer.checkpoint.folder import read_index
 from trainer.checkpoint.format import RunState
 from trainer.config.sections import PrecisionSection, RunConfig
-from trainer.optim import buffers, gathers, reducer
+from trainer.optim import buffers, data_parallel
 from trainer.parallel import collectives
 from trainer.parallel.collectives import Pending, all_reduce_
 from trainer.parallel.mesh import mesh_of
@@ -244,7 +244,7 @@ def _over_stale_memory(context: Any, config: RunConfig, stale: float) -> Any:
 
     real = buffers.Buffers.forget
     with pytest.MonkeyPatch.context() as patch:
-        for module in (gathers, reducer):
+        for module in (data_parallel, data_parallel):
             patch.setattr(module, "give_memory", given)
             patch.setattr(module, "take_memory", taken)
         patch.setattr(buffers.Buffers, "forget", forget)
@@ -397,9 +397,9 @@ def _events(context: Any, config: RunConfig) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         hooks = engine.optimizer.hooks
         patch.setattr(Pending, "wait", waited)
-        patch.setattr(reducer, "start_reduce_scatter_", noted("s", reducer.start_reduce_scatter_))
-        patch.setattr(reducer, "start_sum_", noted("s", reducer.start_sum_))
-        patch.setattr(gathers, "start_all_gather_", noted("g", gathers.start_all_gather_))
+        patch.setattr(data_parallel, "start_reduce_scatter_", noted("s", data_parallel.start_reduce_scatter_))
+        patch.setattr(data_parallel, "start_sum_", noted("s", data_parallel.start_sum_))
+        patch.setattr(data_parallel, "start_all_gather_", noted("g", data_parallel.start_all_gather_))
         finish = engine.optimizer.reducer.finish
         patch.setattr(engine.optimizer.reducer, "finish", lambda: (events.append("end"), finish()))
         patch.setattr(hooks, "before_forward", noted("f", hooks.before_forward))
@@ -502,7 +502,7 @@ def _peak(context: Any, config: RunConfig) -> tuple[int, int]:
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (gathers, reducer):
+        for module in (data_parallel, data_parallel):
             patch.setattr(module, "give_memory", counted(buffers.give_memory, 1))
             patch.setattr(module, "take_memory", counted(buffers.take_memory, -1))
         engine.step(microbatches(engine, 0), 1e-2)

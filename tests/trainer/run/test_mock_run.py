@@ -23,7 +23,7 @@ from trainer.config.sections import (
     RunSection,
     TrainSection,
 )
-from trainer.optim.reducer import GradientReducer
+from trainer.optim.data_parallel import GradientReducer
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import join_world
 from trainer.plan.check import check

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.ranks import RankError, run_ranks, stop_ranks
 from trainer.layers.base import Parallel
-from trainer.optim.reducer import GradientReducer
+from trainer.optim.data_parallel import GradientReducer
 from trainer.parallel.collectives import Group, Pending, all_reduce_
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, World, another_connection
