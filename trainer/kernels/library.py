@@ -55,7 +55,7 @@ def adamw_(
     applied: Tensor,
     constants: tuple[float, float, float, float | Tensor],
 ) -> None:
-    """See plain_updates.adamw_; one pass over memory. Overwrites the gradient."""
+    """See plain.adamw_; one pass over memory. Overwrites the gradient."""
     if not applied:
         return
     weight, first, second, parameter = state
@@ -89,7 +89,7 @@ def sgd_(
     applied: Tensor,
     constants: tuple[float, float | Tensor],
 ) -> None:
-    """See plain_updates.sgd_; one pass over memory. Overwrites the gradient."""
+    """See plain.sgd_; one pass over memory. Overwrites the gradient."""
     if not applied:
         return
     weight, first, parameter = state

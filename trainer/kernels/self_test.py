@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.kernels import plain, plain_updates
+from trainer.kernels import plain
 from trainer.kernels.float8 import E4M3, E5M2, Factor, Scaling, float8_product, float8_quantize
 
 # Tolerance of a result in that dtype: a few roundings to 8, 11 or 24 bits.
@@ -29,8 +29,7 @@ def differences(group: str, kernels: Any, *, device: torch.device, dtype: torch.
         found = list(EXAMPLES[group](kernels, _draws(device), dtype))
     except (RuntimeError, TypeError, AttributeError, ImportError, AssertionError) as error:
         return f"its self-test failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    twins = plain_updates if group == "optimizer" else plain
-    expected = EXAMPLES[group](twins, _draws(device), torch.float32)
+    expected = EXAMPLES[group](plain, _draws(device), torch.float32)
     for (name, got), (_, right) in zip(found, expected, strict=True):
         if problem := _difference(name, got, right, tolerance=TOLERANCES[dtype]):
             return problem

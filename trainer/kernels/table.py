@@ -1,6 +1,6 @@
 """Chooses the implementation of each small operation of a run.
 
-`plain.py` and `plain_updates.py` define what each operation computes. On a GPU the pointwise ones are the same
+`plain.py` defines what each operation computes. On a GPU the pointwise ones are the same
 functions compiled by torch.compile, one by one: fused into one or two passes over memory, with the plain function as
 twin. On a CPU they are PyTorch's own kernels if it has some (library.py). The section [kernels] may name another
 implementation for a group of operations; one from another library (transformer_engine.py, apex.py) is compared with the
@@ -21,7 +21,7 @@ import torch
 from mdata import UsageError
 from mdata.errors import install_command
 from trainer.config.sections import KernelsSection
-from trainer.kernels import apex, chunk_attention, float8, gpu, library, plain, plain_updates, transformer_engine
+from trainer.kernels import apex, chunk_attention, float8, gpu, library, plain, transformer_engine
 from trainer.kernels.self_test import differences, float8_differences
 
 Kernel = Callable[..., Any]
@@ -48,11 +48,11 @@ class Kernels:
     dropout: Kernel = plain.dropout
     logit_statistics: Kernel = plain.logit_statistics
     logits_to_gradient_: Kernel = plain.logits_to_gradient_
-    adamw_: Kernel = plain_updates.adamw_
-    sgd_: Kernel = plain_updates.sgd_
-    muon_momentum_: Kernel = plain_updates.muon_momentum_
-    muon_apply_: Kernel = plain_updates.muon_apply_
-    orthogonalize: Kernel = plain_updates.orthogonalize
+    adamw_: Kernel = plain.adamw_
+    sgd_: Kernel = plain.sgd_
+    muon_momentum_: Kernel = plain.muon_momentum_
+    muon_apply_: Kernel = plain.muon_apply_
+    orthogonalize: Kernel = plain.orthogonalize
     add_product: Kernel = plain.add_product
 
 

@@ -1,7 +1,7 @@
 """The update rules by name, the parameters of each, and the tensors that each keeps beside the main weight.
 
 The tensor names are those in a checkpoint ("exp_avg/blocks.0..."), and their number decides the memory of a run, so
-this imports no torch. The functions are in plain_updates.py under the rule's name with an underscore.
+this imports no torch. The functions are in plain.py under the rule's name with an underscore.
 """
 
 from __future__ import annotations

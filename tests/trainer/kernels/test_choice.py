@@ -13,7 +13,7 @@ import torch
 
 from mdata import UsageError
 from trainer.config.sections import KernelsSection
-from trainer.kernels import apex, plain, plain_updates, self_test, table, transformer_engine
+from trainer.kernels import apex, plain, self_test, table, transformer_engine
 from trainer.kernels.float8 import float8_product, float8_quantize
 from trainer.kernels.self_test import EXAMPLES, TOLERANCES, differences, float8_differences
 from trainer.kernels.table import GROUPS, LIBRARY, PLAIN, choose_kernels, float8_kernels
@@ -40,7 +40,7 @@ def test_every_key_of_the_section_decides_operations_and_none_is_decided_twice()
 
 def test_named_kernels_take_the_place_of_the_fastest():
     chosen = choose_kernels(CPU, torch.float32, KernelsSection(norm="plain", optimizer="plain"))
-    assert chosen.layer_norm is plain.layer_norm and chosen.adamw_ is plain_updates.adamw_
+    assert chosen.layer_norm is plain.layer_norm and chosen.adamw_ is plain.adamw_
     assert chosen.swiglu_backward_ is LIBRARY.swiglu_backward_
     assert choose_kernels(CPU, torch.bfloat16, KernelsSection(loss="library")).logits_to_gradient_ is not (
         plain.logits_to_gradient_

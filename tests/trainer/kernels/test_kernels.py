@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.helpers.ranks import device_type
-from trainer.kernels import plain, plain_updates
+from trainer.kernels import plain
 from trainer.kernels.table import PLAIN, choose_kernels
 
 DEVICE = torch.device(device_type())
@@ -138,5 +138,4 @@ def test_statistics_of_norms_are_wide(kernels, dtype):
 
 def test_every_operation_has_a_plain_twin():
     for field in dataclasses.fields(PLAIN):
-        twin = getattr(plain, field.name, None) or getattr(plain_updates, field.name)
-        assert getattr(PLAIN, field.name) is twin, field.name
+        assert getattr(PLAIN, field.name) is getattr(plain, field.name), field.name

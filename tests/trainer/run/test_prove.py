@@ -224,7 +224,7 @@ def test_a_process_is_made_deterministic_when_the_run_says_so(config):
 COMPILED = """
 import sys, torch
 from trainer.config.parse import load_config
-from trainer.kernels.plain_updates import adamw_
+from trainer.kernels.plain import adamw_
 from trainer.run.determinism import make_deterministic
 make_deterministic(load_config(sys.argv[1]))
 used, made = [], []
