@@ -196,7 +196,7 @@ def attention(
     q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, scale: float | None = None, ends: tuple[int, ...] | None = None
 ) -> Tensor:
     """See plain.attention; the library chooses cuDNN's or flash-attention's kernels."""
-    assert ends is None, "mesh.cp > 1 with kernels.attention is refused by plan/check_precision.py"
+    assert ends is None, "mesh.cp > 1 with kernels.attention is refused by plan/check.py"
     layer = _attention_layer(q_BSHK.shape[2], k_BSGK.shape[2], q_BSHK.shape[3], scale)
     y_BSE: Tensor = layer(q_BSHK, k_BSGK, v_BSGK)
     return y_BSE.view(q_BSHK.shape)

@@ -12,7 +12,7 @@ A graph repeats kernels with the addresses and the decisions of its recording, s
   main gradient, and later ones add to it. Each recording remembers this, and each replay checks it.
 - Hooks of data parallelism are not recorded. Where ranks share parameters, they gather them beside the first microbatch
   and sum gradients beside the last: those two are computed. In between, hooks have nothing to do, unless the memory of
-  sharded gradients or parameters moves, which cannot be recorded. plan/check_precision.py lists what else cannot.
+  sharded gradients or parameters moves, which cannot be recorded. plan/check.py lists what else cannot.
 
 With `overlap` the forward pass of a microbatch runs beside the backward pass of the one before, so that one computes
 while the other communicates. Forward passes follow each other, and so do backward passes, so gradients are summed in

@@ -1,26 +1,37 @@
 """All rules between the sections of a configuration, its ranks and its data.
 
-`check` lists all problems of a configuration for a number of ranks and, if known, the facts of the data. Each is one
-line with the conflicting values and advice. Pure.
+`check` lists all problems of a configuration for a number of ranks and, if known, the facts of the data: of the mesh
+and the batch, the lengths and values of schedules, the pipeline, the optimizer, FP8 and named kernels, and the data.
+Each is one line with the conflicting values and advice. Lengths may be in different units: they are compared in the
+unit in which the schedules count (lengths.py). Whether the machine has a named library is found out when a run starts.
+Pure, no torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from mdata import MegatronOrder, UsageError
 from mdata.dataset.mock_data import MOCK
 from trainer.config.parse import value_problems
-from trainer.config.sections import RecomputeSection, RunConfig
+from trainer.config.sections import MeshSection, OptimizerSection, PrecisionSection, RecomputeSection, RunConfig
 from trainer.models.arithmetic import common_divisors, listed, round_up
 from trainer.models.family import family_of
-from trainer.plan.check_optimizer import optimizer_problems
-from trainer.plan.check_pipeline import pipeline_problems
-from trainer.plan.check_precision import kernel_problems, precision_problems
-from trainer.plan.check_schedule import schedule_problems
-from trainer.plan.lengths import batch_sizes, run_length, sizes_setting
+from trainer.pipeline.generators import default_chunks, impossible
+from trainer.plan.lengths import (
+    SCHEDULE_LENGTHS,
+    RunLength,
+    ScheduleLengths,
+    batch_sizes,
+    given_lengths,
+    run_length,
+    schedule_lengths,
+    sizes_setting,
+)
+from trainer.plan.stages import num_chunks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,3 +273,336 @@ def _too_few_samples(config: RunConfig, num_samples: int) -> str:
 
 def _known(value: int | None) -> str:
     return "an unknown number of" if value is None else str(value)
+
+
+def schedule_problems(config: RunConfig) -> Iterator[str]:
+    """Every problem of the run's length and of its schedules."""
+    run, unclear = given_lengths(config.train), list(_unclear(config.optimizer))
+    if not run:
+        yield "the run has no length; set one of train.steps, train.samples and train.tokens"
+    if len(run) > 1:
+        yield f"{_settings('train.', run)} are set; a run has one length, keep one of them"
+    yield from unclear
+    if len(run) == 1 and not unclear:
+        with suppress(UsageError):  # an invalid ramp is reported separately
+            yield from _length_problems(config, schedule_lengths(config), run_length(config))
+    yield from _value_problems(config.optimizer)
+
+
+def _unclear(optimizer: OptimizerSection) -> Iterator[str]:
+    """Lengths that are given twice."""
+    for prefix in SCHEDULE_LENGTHS:
+        given: dict[str, float] = dict(given_lengths(optimizer, prefix))
+        if prefix == "warmup_" and optimizer.warmup_fraction:
+            given["fraction"] = optimizer.warmup_fraction
+        if len(given) > 1:
+            yield f"{_settings(f'optimizer.{prefix}', given)} are set; keep one of them"
+
+
+def _length_problems(config: RunConfig, lengths: ScheduleLengths, run: RunLength) -> Iterator[str]:
+    optimizer, whole = config.optimizer, _settings("train.", given_lengths(config.train))
+    if run.steps < 1:
+        yield _less_than_a_step(config, whole)
+        return
+    end = run.steps if lengths.counter == "steps" else run.samples
+    # A schedule with a length of its own may be longer than this run, which may then end within the warmup.
+    if lengths.warmup > lengths.decay:
+        limit = _settings("optimizer.decay_", given_lengths(optimizer, "decay_")) if lengths.decay < end else whole
+        fraction = {"fraction": optimizer.warmup_fraction}
+        warmup = _settings("optimizer.warmup_", given_lengths(optimizer, "warmup_") or fraction)
+        fewer, raised = f"fewer {lengths.counter}", limit.partition("=")[0]
+        yield f"{warmup} is more than {limit}; warm up for {fewer}, or raise {raised}"
+    given = given_lengths(optimizer, "wsd_decay_")
+    if given and optimizer.schedule != "wsd":
+        yield f'{_settings("optimizer.wsd_decay_", given)} applies only to optimizer.schedule="wsd"; leave it out'
+    if optimizer.schedule == "wsd" and not given:
+        yield 'optimizer.schedule="wsd" needs a length of its decay; set optimizer.wsd_decay_steps, _samples or _tokens'
+    elif optimizer.schedule == "wsd" and lengths.wsd_decay > lengths.decay:
+        wsd_decay, most = _settings("optimizer.wsd_decay_", given), f"{lengths.decay:g} {lengths.counter}"
+        yield f"{wsd_decay} is longer than the schedule, of {most}; choose at most that many"
+
+
+def _less_than_a_step(config: RunConfig, whole: str) -> str:
+    samples, unit = batch_sizes(config).at(0), "samples"
+    if config.train.tokens:
+        samples, unit = samples * config.train.sequence_length, "tokens"
+    return f"{whole} is less than the first step, which reads {samples} {unit}; choose at least {samples}"
+
+
+def _value_problems(optimizer: OptimizerSection) -> Iterator[str]:
+    for name in ("min_lr", "init_lr"):
+        if getattr(optimizer, name) > optimizer.lr:
+            yield (
+                f"optimizer.{name}={getattr(optimizer, name):g} is more than optimizer.lr={optimizer.lr:g}; "
+                f"choose an optimizer.{name} of at most {optimizer.lr:g}"
+            )
+    own, least = optimizer.embedding_lr, optimizer.embedding_min_lr
+    if own and max(least, optimizer.init_lr) > own:
+        name = "embedding_min_lr" if least > own else "init_lr"
+        value = getattr(optimizer, name)
+        yield (
+            f"optimizer.{name}={value:g} is more than optimizer.embedding_lr={own:g}; choose at most {own:g}, or a "
+            "larger optimizer.embedding_lr"
+        )
+    if least and not own:
+        yield f"optimizer.embedding_min_lr={least:g} needs optimizer.embedding_lr; set both, or leave it out"
+    if optimizer.weight_decay_schedule != "constant":
+        return
+    given = given_lengths(optimizer, "weight_decay_")
+    given_text = _settings(
+        "optimizer.weight_decay_", {"end": optimizer.weight_decay_end} if optimizer.weight_decay_end else given
+    )
+    if given_text:
+        yield f'{given_text} needs optimizer.weight_decay_schedule="linear" or "cosine"; set one, or leave it out'
+
+
+def _settings(prefix: str, given: Mapping[str, float]) -> str:
+    """ "a=1 and b=2"."""
+    return " and ".join(f"{prefix}{unit}={amount}" for unit, amount in given.items())
+
+
+def pipeline_problems(config: RunConfig, world_size: int) -> Iterator[str]:
+    """Every problem of the pipeline; those of its microbatches only if the ranks can be divided."""
+    mesh = config.mesh
+    if mesh.pp == 1:
+        yield from _without_effect(mesh)
+        return
+    chunks, num_layers = num_chunks(mesh), config.model.num_layers
+    wrong_chunks = impossible(mesh.schedule, num_ranks=mesh.pp, chunks=chunks, num_microbatches=mesh.pp)
+    stages = mesh.pp * (default_chunks(mesh.schedule) if wrong_chunks else chunks)
+    if stages > num_layers:
+        yield _too_many_stages(config, world_size, chunks=stages // mesh.pp)
+    yield from _layer_problems(config, stages)
+    others = mesh.tp * mesh.cp
+    part = world_size // (others * mesh.pp)
+    if part and world_size % (others * mesh.pp) == 0:
+        yield from _schedule_problems(config, chunks, config.train.micro_batch * part)
+    elif wrong_chunks:
+        yield f"mesh.schedule={mesh.schedule}: {wrong_chunks}; {_other_chunks(config, chunks)}"
+
+
+def _too_many_stages(config: RunConfig, world_size: int, *, chunks: int) -> str:
+    """A problem whose every remedy works: fewer ranks, one stage for each, or more layers."""
+    mesh, num_layers = config.mesh, config.model.num_layers
+    stages = f"mesh.pp={mesh.pp}" + (f" x {chunks} stages per rank = {mesh.pp * chunks}" if chunks > 1 else "")
+    remedies, sizes = [], _batches(config)
+    for pp in range(num_layers // chunks, 0, -1):
+        fewer = dataclasses.replace(mesh, pp=pp)
+        dp, rest = divmod(world_size, mesh.tp * mesh.cp * pp)
+        if rest or (pp == 1 and list(_without_effect(fewer))):
+            continue
+        if all(_can_be_run(fewer, chunks, size=size, part=config.train.micro_batch * dp) for size in sizes):
+            remedies.append(f"mesh.pp={pp}")
+            break
+    if chunks > 1 and mesh.pp <= num_layers:
+        remedies.append('mesh.schedule="1f1b"' + (" with mesh.virtual_pipeline=0" if mesh.virtual_pipeline > 1 else ""))
+    ways = ", ".join([*remedies, "or a deeper model"]) if remedies else "a deeper model"
+    return f"{stages} stages are more than model.num_layers={num_layers}; choose {ways}"
+
+
+def _can_be_run(mesh: MeshSection, chunks: int, *, size: int, part: int) -> bool:
+    """Whether a batch of `size` samples divides into microbatches of `part` that the schedule takes."""
+    count, rest = divmod(size, part)
+    return not (rest or impossible(mesh.schedule, num_ranks=mesh.pp, chunks=chunks, num_microbatches=count))
+
+
+def _batches(config: RunConfig) -> list[int]:
+    """The sizes of batch that a run has."""
+    sizes = {config.train.global_batch}
+    with suppress(UsageError):  # an invalid ramp is reported separately
+        sizes.update(batch_sizes(config).sizes)
+    return sorted(sizes)
+
+
+def _other_chunks(config: RunConfig, chunks: int) -> str:
+    """The remedy for a number of stages per rank that a schedule does not have."""
+    enough = chunks > 1 and config.mesh.pp * chunks <= config.model.num_layers
+    return "set mesh.virtual_pipeline to 0" + (', or mesh.schedule="interleaved"' if enough else "")
+
+
+def _without_effect(mesh: MeshSection) -> Iterator[str]:
+    for key in ("schedule", "virtual_pipeline", "stage_balance", "layers_per_stage"):
+        value = getattr(mesh, key)
+        if value != MeshSection.__dataclass_fields__[key].default and (key, value) != ("virtual_pipeline", 1):
+            shown = list(value) if isinstance(value, tuple) else value
+            yield f"mesh.{key}={shown!r} applies only to mesh.pp above 1; set that, or leave mesh.{key} out"
+
+
+def _layer_problems(config: RunConfig, stages: int) -> Iterator[str]:
+    layers, num_layers = config.mesh.layers_per_stage, config.model.num_layers
+    if not layers:
+        return
+    shown = f"mesh.layers_per_stage={list(layers)}"
+    if config.mesh.stage_balance != "layers":
+        yield f'{shown} and mesh.stage_balance="{config.mesh.stage_balance}" are both set; keep one of them'
+    if len(layers) != stages:
+        yield f"{shown} has {len(layers)} numbers for {stages} stages; give one for each"
+    if min(layers) < 1:
+        yield f"{shown} has a stage without layers; give each at least 1"
+    if sum(layers) != num_layers:
+        yield f"{shown} has {sum(layers)} layers in all, and model.num_layers={num_layers}; make them equal"
+
+
+def _schedule_problems(config: RunConfig, chunks: int, part: int) -> Iterator[str]:
+    """
+    Args:
+        part: samples that a microbatch has over all data-parallel ranks.
+    """
+    mesh, train = config.mesh, config.train
+    for size in _batches(config):
+        if size % part:
+            continue  # reported with the other layouts
+        count = size // part
+        problem = impossible(mesh.schedule, num_ranks=mesh.pp, chunks=chunks, num_microbatches=count)
+        if not problem:
+            continue
+        remedy = _other_chunks(config, chunks)
+        if count % mesh.pp and mesh.schedule == "interleaved" and chunks > 1:
+            whole = round_up(count, mesh.pp) * part
+            what = (
+                "train.global_batch"
+                if size == train.global_batch
+                else f"a step of {sizes_setting(config).partition('=')[0]}"
+            )
+            remedy = f'choose {what}={whole}, or mesh.schedule="1f1b"'
+        yield f"mesh.schedule={mesh.schedule} with a batch of {size} samples: {problem}; {remedy}"
+        return
+
+
+def optimizer_problems(config: RunConfig) -> Iterator[str]:
+    """Every problem of the update rule's settings."""
+    optimizer, precision = config.optimizer, config.precision
+    if precision.gradients == "params" and precision.dtype not in ("bf16", "fp16"):
+        yield (
+            f'precision.gradients="params" changes nothing with precision.dtype="{precision.dtype}"; '
+            'choose "bf16" or "fp16", or leave precision.gradients out'
+        )
+    for field in dataclasses.fields(optimizer):
+        value = getattr(optimizer, field.name)
+        if field.name.startswith("muon_") and optimizer.name != "muon" and value != field.default:
+            yield (
+                f'optimizer.{field.name}={value!r} applies only to optimizer.name="muon"; '
+                f"set that, or leave optimizer.{field.name} out"
+            )
+    moments = ("beta1", "beta2", "epsilon") if optimizer.name == "sgd" else ("momentum",)
+    for name in moments:
+        value = getattr(optimizer, name)
+        if value != type(optimizer).__dataclass_fields__[name].default:
+            serves = 'optimizer.name="adamw" and "muon"' if optimizer.name == "sgd" else 'optimizer.name="sgd"'
+            yield (
+                f'optimizer.{name}={value!r} applies only to {serves}, not "{optimizer.name}"; '
+                f"leave optimizer.{name} out"
+            )
+    if optimizer.name == "muon" and optimizer.muon_coefficient_type == "quintic" and optimizer.muon_ns_steps % 5:
+        yield (
+            f"optimizer.muon_ns_steps={optimizer.muon_ns_steps} is not a multiple of the five polynomials of "
+            'optimizer.muon_coefficient_type="quintic"; choose 5 or 10, or "simple"'
+        )
+
+
+MULTIPLE = 16  # of every dimension of a product of FP8 matrices: required by cuBLAS
+DELAYED_KEYS = ("fp8_amax_history_len", "fp8_amax_compute", "fp8_margin")
+FP8_KEYS = ("fp8_format", "fp8_first_last_bf16", *DELAYED_KEYS)
+
+
+def precision_problems(config: RunConfig) -> Iterator[str]:
+    """One line for each setting of [precision] that conflicts with others, the model or the batch."""
+    precision, default = config.precision, PrecisionSection()
+    idle = FP8_KEYS if precision.fp8 == "none" else DELAYED_KEYS if precision.fp8 == "current" else ()
+    for key in idle:
+        if (value := getattr(precision, key)) != getattr(default, key):
+            yield (
+                f'precision.{key}={value!r} has no effect with precision.fp8="{precision.fp8}"; '
+                'leave it out, or set precision.fp8="delayed"'
+            )
+    if precision.fp8 == "none":
+        return
+    if precision.dtype != "bf16":
+        yield (
+            f'precision.fp8="{precision.fp8}" needs precision.dtype="bf16", the type of everything but the products of '
+            f'linear layers, not "{precision.dtype}"; set precision.dtype="bf16"'
+        )
+    bf16 = 2 * precision.fp8_first_last_bf16
+    if bf16 >= config.model.num_layers:
+        yield (
+            f"precision.fp8_first_last_bf16={precision.fp8_first_last_bf16} at both ends leaves no layer of "
+            f'model.num_layers={config.model.num_layers} in FP8; lower it, or set precision.fp8="none"'
+        )
+    for what, size in family_of(config).float8_sizes(config).items():
+        if size % MULTIPLE:
+            yield (
+                f"{what} is {size}, but FP8 matrices must have multiples of {MULTIPLE} rows and columns; "
+                f'choose {round_up(size, MULTIPLE)}, or set precision.fp8="none"'
+            )
+
+
+def why_not_recorded(config: RunConfig, *, data_parallel: int) -> str:
+    """Why CUDA graphs cannot launch the passes of this run (pipeline/graphs.py); "" if they can.
+
+    Args:
+        data_parallel: ranks that share parameters, those of context parallelism included.
+    """
+    sharding = config.optimizer.sharding
+    if data_parallel > 1 and sharding in ("gradients", "parameters"):
+        return f'optimizer.sharding="{sharding}" moves buffers during a step'
+    if config.kernels.tensor_parallel == "symmetric_memory":
+        return 'kernels.tensor_parallel="symmetric_memory" waits for other GPUs inside its kernels'
+    if config.data.document_masks or config.data.kind == "packed":
+        return "the number of document bounds differs between microbatches"
+    return ""
+
+
+def why_not_beside(config: RunConfig) -> str:
+    """Why passes of two microbatches cannot run beside each other; "" if they can."""
+    if config.kernels.cuda_graphs != "on":
+        return 'it needs kernels.cuda_graphs="on"'
+    if config.mesh.pp > 1:
+        return f"passes of a pipeline wait for messages, and mesh.pp is {config.mesh.pp}"
+    if config.model.tie_embeddings:
+        return "with model.tie_embeddings both passes add to the gradient of the embedding"
+    return "" if config.mesh.schedule == "1f1b" else f'mesh.schedule is "{config.mesh.schedule}", not "1f1b"'
+
+
+def kernel_problems(config: RunConfig, world_size: int) -> Iterator[str]:
+    """One line for each named kernel that does not support its use in this run."""
+    kernels, family = config.kernels, family_of(config)
+    data_parallel = world_size // (config.mesh.tp * config.mesh.pp)
+    if kernels.cuda_graphs == "on" and (reason := why_not_recorded(config, data_parallel=data_parallel)):
+        yield f'kernels.cuda_graphs="on" cannot be used: {reason}; set kernels.cuda_graphs="auto"'
+    if kernels.overlap_passes == "on" and (reason := why_not_beside(config)):
+        yield f'kernels.overlap_passes="on" cannot be used: {reason}; set kernels.overlap_passes="auto"'
+    if kernels.optimizer == "apex" and config.optimizer.name != "adamw":
+        yield (
+            f'kernels.optimizer="apex" supports only optimizer.name="adamw", not "{config.optimizer.name}"; '
+            'set kernels.optimizer="auto"'
+        )
+    if kernels.tensor_parallel != "auto":
+        yield from _symmetric_problems(config)
+    if kernels.attention == "auto":
+        return
+    if config.mesh.cp > 1:
+        yield (
+            f'kernels.attention="{kernels.attention}" with mesh.cp={config.mesh.cp}; it does not support rows that '
+            'ranks share: set kernels.attention="auto", or mesh.cp=1'
+        )
+    shape = family.shape(config, config.model.vocab_size or 1)
+    ordinary = any(family.block_scores(shape, block).is_ordinary for block in range(config.model.num_layers))
+    if config.data.document_masks or not ordinary:
+        what = "data.document_masks" if config.data.document_masks else "these options of the model"
+        yield (
+            f'kernels.attention="{kernels.attention}" supports only causal attention over whole rows, '
+            f'which no layer has with {what}; set kernels.attention="auto"'
+        )
+
+
+def _symmetric_problems(config: RunConfig) -> Iterator[str]:
+    if config.mesh.tp == 1 or not config.mesh.sequence_parallel:
+        yield (
+            'kernels.tensor_parallel="symmetric_memory" has no effect without sequence parallelism; '
+            'set mesh.sequence_parallel=true with mesh.tp of at least 2, or kernels.tensor_parallel="auto"'
+        )
+    if config.precision.fp8 != "none":
+        yield (
+            f'kernels.tensor_parallel="symmetric_memory" does not support precision.fp8="{config.precision.fp8}"; '
+            'set kernels.tensor_parallel="auto"'
+        )

@@ -14,7 +14,7 @@ from typing import Literal
 from trainer.config.sections import KernelsSection, RunConfig
 from trainer.kernels.scores import WIDEST_CUDNN_HEAD, ScoreShape
 from trainer.models.family import family_of
-from trainer.plan.check_precision import why_not_recorded
+from trainer.plan.check import why_not_recorded
 from trainer.plan.plan import Plan
 
 Device = Literal["cpu", "gpu"]
