@@ -244,9 +244,8 @@ def _over_stale_memory(context: Any, config: RunConfig, stale: float) -> Any:
 
     real = buffers.Buffers.forget
     with pytest.MonkeyPatch.context() as patch:
-        for module in (data_parallel, data_parallel):
-            patch.setattr(module, "give_memory", given)
-            patch.setattr(module, "take_memory", taken)
+        patch.setattr(data_parallel, "give_memory", given)
+        patch.setattr(data_parallel, "take_memory", taken)
         patch.setattr(buffers.Buffers, "forget", forget)
         return _train(context, config, None)
 
@@ -502,9 +501,8 @@ def _peak(context: Any, config: RunConfig) -> tuple[int, int]:
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (data_parallel, data_parallel):
-            patch.setattr(module, "give_memory", counted(buffers.give_memory, 1))
-            patch.setattr(module, "take_memory", counted(buffers.take_memory, -1))
+        patch.setattr(data_parallel, "give_memory", counted(buffers.give_memory, 1))
+        patch.setattr(data_parallel, "take_memory", counted(buffers.take_memory, -1))
         engine.step(microbatches(engine, 0), 1e-2)
         engine.optimizer.gathers.release()
     assert used[0] == 0
