@@ -1,4 +1,4 @@
-"""Twin of phased_blend.py and rounding.py: phases one after another, whole samples for exact targets.
+"""Twin of phased_blend.py and of the rounding in resolve.py: phases one after another, whole samples for exact targets.
 
 A segment is (weights, length), with 0 for a component that is not read and None for an endless length. Targets are rows
 of fractions, one row for the end of each segment, counted from the beginning; remainders are compared in units of
