@@ -152,7 +152,7 @@ def _documents(
         from mdata.samples.single_document import DocumentSamples
 
         return DocumentSamples(corpus, bounds, longer=kind.longer, **shared)
-    from mdata.samples.packing import PackingRule
+    from mdata.samples.packed import PackingRule
 
     rule = PackingRule(sequence_length=options.sequence_length, extra_token=kind.extra_token, longer=kind.longer)
     return _packed_samples(corpus, kind)(corpus, bounds, rule=rule, cache=cache, **shared)

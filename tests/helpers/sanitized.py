@@ -30,7 +30,7 @@ TESTS = (
     "tests/mdata/samples/test_fim.py",
     "tests/mdata/samples/test_sentence_mapping.py",
     "tests/mdata/samples/test_masked.py",
-    "tests/mdata/samples/test_packing.py",
+    "tests/mdata/samples/test_packed.py",
     "tests/mdata/samples/test_shuffle_block.py",
     "tests/mdata/sentences/test_splitter.py",
     "tests/mdata/tokenizers/sentencepiece/test_sentencepiece_bpe.py",

@@ -23,8 +23,7 @@ from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.samples.base import RowSamples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.megatron_gpt import MegatronGptSamples
-from mdata.samples.packed import PackedSamples
-from mdata.samples.packing import PackingRule
+from mdata.samples.packed import PackedSamples, PackingRule
 from mdata.samples.rows import empty_rows, finish
 from mdata.samples.single_document import DocumentSamples
 from tests.helpers.corpora import FileStream, write_pair

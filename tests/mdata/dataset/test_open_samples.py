@@ -13,7 +13,6 @@ from tests.helpers.corpora import write_pair
 OTHERS = {
     "mdata.samples.single_document",
     "mdata.samples.packed",
-    "mdata.samples.packing",
     "mdata.samples.chat",
     "mdata.samples.fim",
     "mdata.samples.megatron_gpt",
@@ -30,7 +29,7 @@ OTHERS = {
 USED = {
     "": set(),
     "kind=mdata.Document()": {"mdata.samples.single_document"},
-    "kind=mdata.Packed()": {"mdata.samples.packed", "mdata.samples.packing"},
+    "kind=mdata.Packed()": {"mdata.samples.packed"},
     "order=mdata.MegatronOrder()": {"mdata.samples.megatron_gpt", "mdata.order.megatron_order"},
 }
 OPEN = """

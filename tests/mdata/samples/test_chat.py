@@ -14,9 +14,9 @@ import mdata
 from mdata import UsageError
 from mdata.loader.loader import BatchPlan
 from mdata.samples.chat import ChatSamples
-from mdata.samples.packing import PackingRule
+from mdata.samples.masked import SentenceText
+from mdata.samples.packed import PackingRule
 from mdata.samples.rows import RowOptions
-from mdata.samples.sentence_reader import SentenceText
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
 from tests.helpers.open_by_keys import open_by_keys

@@ -12,9 +12,8 @@ from mdata import UsageError, open_corpus
 from mdata.corpus.corpus import Corpus
 from mdata.indexed.reader import IndexedReader
 from mdata.samples.bert import BertSamples
-from mdata.samples.masked import SentenceOrder
+from mdata.samples.masked import SentenceOrder, SentenceText
 from mdata.samples.sample_options import Bert
-from mdata.samples.sentence_reader import SentenceText
 from tests.helpers.corpora import write_pair
 from tests.mdata.samples.test_masked import make_vocabulary
 
