@@ -1,33 +1,49 @@
 """Batches, read ahead by a thread: what a rank gets is a function of (data, consumed samples, batch sizes,
 rank).
 
-The thread (mdata/loader/prefetch.py) only fetches what arithmetic has already decided (mdata/loader/sampler.py), so
-reading ahead cannot change the stream, and resuming is starting with another number. Nothing is drawn from a global
-random state. Ranks that read the same rows each gather them; the file comes from the disk once a node
-(docs/design/loader.md).
+The thread only fetches what arithmetic has already decided (mdata/loader/sampler.py), so reading ahead cannot change
+the stream, and resuming is starting with another number. Nothing is drawn from a global random state. Ranks that read
+the same rows each gather them; the file comes from the disk once a node (docs/design/loader.md).
+
+Reading ahead: a step is a list of parts; the thread (mdata/util/background.py) reads the parts of the next steps while
+the consumer works on this one. At most `ahead` + 2 steps are alive: those that wait, the one being read, and the
+consumer's. An error of the thread is raised where the step would have come. It looks between two parts whether it
+should end, and is no process, so that nothing is left when the process is killed. A note says in words where the
+samples lie that a stalled consumer waits for. Nothing is read for it, as the disk may be what is waited for: a byte is
+named only where it is arithmetic.
+
+Memory: that of a batch comes back when the last array over it is gone, whoever held it: every view, torch tensor or
+memoryview keeps the array that it was made from alive, and that one keeps its memory. So a batch that is kept never
+changes, and nobody has to give anything back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import queue
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from numpy.typing import DTypeLike, NDArray
 
+from mdata.dataset.component import Component
 from mdata.dataset.dataset import Dataset
 from mdata.dataset.dataset_options import MegatronOrder
 from mdata.errors import UsageError
 from mdata.loader.batch_sizes import BatchSizes, constant
-from mdata.loader.buffer_pool import Buffers
-from mdata.loader.prefetch import PrefetchIterator, Reading, StepCount
 from mdata.loader.resume_check import continued
 from mdata.loader.sampler import Sampler
-from mdata.loader.stall_message import describe_places
+from mdata.mixing.megatron_blend import MegatronBlend
 from mdata.progress import SILENT, Progress
+from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import Empty, Rows, empty_rows
 from mdata.samples.sample_options import MaskedKind
+from mdata.util.background import BackgroundIterator, ClosedError
 
 PATIENCE_S = 30.0
 # Of 2 MiB of text what a read costs beside its tokens is hardly seen (docs/design/loader.md).
@@ -224,3 +240,156 @@ class Loader:
             progress=self._progress,
             count=self._returned,
         )
+
+
+Part = TypeVar("Part")
+Read = TypeVar("Read")
+
+# The first note about a stalled disk comes after the patience, the next after twice as long, up to this.
+_LONGEST_PAUSE_S = 600.0
+
+
+@dataclass
+class Reading(Generic[Part, Read]):
+    """What is read ahead.
+
+    Args:
+        steps: the parts of each step.
+        read: reads one part: what it adds to the step.
+        describe: says in words where a part lies, without touching the disk.
+
+    Attributes:
+        part: the one that was begun last.
+    """
+
+    steps: Iterable[Iterable[Part]]
+    read: Callable[[Part], list[Read]]
+    describe: Callable[[Part], str] = str
+    part: Part | None = None
+
+
+@dataclass
+class StepCount:
+    """How many steps an iterator has given out; whoever counts need not hold the iterator."""
+
+    steps: int = 0
+
+
+class PrefetchIterator(Iterator[list[Read]], Generic[Part, Read]):
+    """An iterator over steps that a thread reads ahead.
+
+    Args:
+        reading: what is read.
+        ahead: steps that may wait.
+        patience_s: seconds after which a note says what a waiting consumer waits for.
+        progress: gets the notes.
+        count: counts the steps.
+    """
+
+    def __init__(
+        self,
+        reading: Reading[Part, Read],
+        *,
+        ahead: int,
+        patience_s: float = 30.0,
+        progress: Progress = SILENT,
+        count: StepCount | None = None,
+    ) -> None:
+        self._returned = StepCount() if count is None else count
+        self._reading, self._patience_s, self._progress = reading, patience_s, progress
+        self._steps = BackgroundIterator(partial(_read_steps, reading), limit=ahead, name="mdata-prefetch")
+
+    def __next__(self) -> list[Read]:
+        began, pause = time.monotonic(), self._patience_s
+        while True:
+            try:
+                step = self._steps.take(pause)
+            except queue.Empty:
+                part = self._reading.part
+                where = "nothing is being read yet" if part is None else self._reading.describe(part)
+                self._progress.note(f"waiting for data since {time.monotonic() - began:.0f} s: {where}")
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                continue
+            if pause > self._patience_s:
+                self._progress.note(f"the data came after {time.monotonic() - began:.0f} s")
+            self._returned.steps += 1
+            return step
+
+    def close(self) -> None:
+        """End the thread at its next part, without waiting for it; what it has read is dropped."""
+        self._steps.stop()
+
+
+def _read_steps(reading: Reading[Part, Read], is_closed: Callable[[], bool]) -> Iterator[list[Read]]:
+    for parts in reading.steps:
+        step: list[Read] = []
+        for part in parts:
+            if is_closed():
+                raise ClosedError
+            reading.part = part
+            step += reading.read(part)
+        yield step
+
+
+_Memory = tuple[NDArray[Any], dict[str, Any]]
+"""An array that keeps memory, and its array interface."""
+
+
+class Buffers:
+    """Arrays of a few shapes, over memory that is used again; for any number of threads.
+
+    Args:
+        waiting: how many pieces of memory of a shape may wait; what comes back beside them is freed.
+    """
+
+    def __init__(self, waiting: int) -> None:
+        # Of a deque that is full the oldest leaves, and append and pop are atomic: memory comes back in any thread.
+        self._waiting: defaultdict[Any, deque[_Memory]] = defaultdict(partial(deque, maxlen=waiting))
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """An array that nobody else can see, of any content."""
+        waiting = self._waiting[shape, dtype]
+        try:
+            memory, interface = waiting.pop()  # what came last may still lie in a cache
+        except IndexError:
+            memory = np.empty(shape, dtype)
+            interface = memory.__array_interface__
+        return np.asarray(_Lent(memory, interface, waiting))
+
+
+class _Lent:
+    """The buffer below an array that is given out; it ends when the last array over it does."""
+
+    __slots__ = ("__array_interface__", "_memory", "_waiting")
+
+    def __init__(self, memory: NDArray[Any], interface: dict[str, Any], waiting: deque[_Memory]) -> None:
+        self.__array_interface__ = interface
+        self._memory, self._waiting = memory, waiting
+
+    def __del__(self) -> None:
+        self._waiting.append((self._memory, self.__array_interface__))
+
+
+_MOST_COMPONENTS = 4
+
+
+def describe_places(dataset: Dataset, samples: npt.NDArray[np.int64]) -> str:
+    """The first sample of each component among these: "web: web_text_document.bin at byte 8192 (3 samples); ..."."""
+    if not dataset.components or isinstance(dataset.selection, MegatronBlend):
+        return f"samples {', '.join(map(str, samples[:8].tolist()))}{', ...' * (len(samples) > 8)}"
+    components, inside = dataset.locate(samples)
+    told = []
+    for number in np.unique(components).tolist():
+        mine = inside[components == number]
+        count = f"({len(mine)} sample{'s' * (len(mine) != 1)})"
+        told.append(f"{_describe(dataset.components[number], int(mine[0]))} {count}")
+    others = len(told) - _MOST_COMPONENTS
+    return "; ".join([*told[:_MOST_COMPONENTS], *([f"{others} more components"] if others > 0 else [])])
+
+
+def _describe(component: Component, sample: int) -> str:
+    if not isinstance(component.samples, GptSamples):
+        return f"{component.name}: its sample {sample}"
+    token, _ = component.samples.token_range(sample)
+    path, byte = component.corpus.file_position(token)
+    return f"{component.name}: {path} at byte {byte}"

@@ -9,8 +9,7 @@ import pytest
 
 from mdata import Loader, UsageError
 from mdata.dataset.mock_data import MockDataset
-from mdata.loader.loader import BatchPlan
-from mdata.loader.stall_message import describe_places
+from mdata.loader.loader import BatchPlan, describe_places
 from mdata.util.random_keys import derive_key
 
 
