@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.sentences import punkt_reference as twin
-from mdata.sentences.punkt_self_check import self_check_texts
-from mdata.sentences.splitter import build_splitter, load_splitter
+from mdata.sentences.splitter import build_splitter, load_splitter, self_check_texts
 from tests.helpers.examples import examples
 from tests.mdata.sentences import visible
 

@@ -8,8 +8,7 @@ import zipfile
 import pytest
 
 from mdata import UsageError
-from mdata.sentences.nltk_data import find_files, usual_folders
-from mdata.sentences.punkt_tables import FILES, read_tables
+from mdata.sentences.punkt_tables import FILES, find_files, read_tables, usual_folders
 from mdata.sentences.splitter import load_splitter
 from tests.mdata.sentences import visible
 
@@ -121,7 +120,7 @@ def test_a_code_is_refused_with_the_name_of_the_language(tmp_path, code, name):
 
 def test_nothing_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setenv("NLTK_DATA", str(tmp_path))
-    monkeypatch.setattr("mdata.sentences.nltk_data.sys.prefix", str(tmp_path))
+    monkeypatch.setattr("mdata.sentences.punkt_tables.sys.prefix", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(UsageError, match=r"try: python -m nltk\.downloader punkt_tab"):
         load_splitter("no-such-language")
