@@ -4,14 +4,20 @@ A corpus has the share of its entry; where one entry names many (a folder, a pat
 has the entry's share, divided by their tokens or, for a blend, by its own shares: shares of nested blends multiply. The
 manifest is self-contained: nested blends and patterns are gone from it. All problems are reported in one error.
 Nothing is written here.
+
+Below a folder or among the matches of a pattern, every corpus manifest and every .idx counts, except pairs that a
+manifest there lists; hidden names, blends and other JSON files are skipped. Links are followed, and a folder that
+several names lead to is read once. Results are sorted by name, so every machine finds the same order.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +25,6 @@ import msgspec
 from msgspec import UNSET
 
 from mdata.blend.blend import OpenBlend, relative_path
-from mdata.blend.component_paths import blend_at, corpora_at
 from mdata.blend.data_path import BlendEntry, is_many
 from mdata.blend.duplicates import PlannedComponent, first_alike, merge_same
 from mdata.blend.overlap import ALLOW, check_apart, shared_documents, to_train_on
@@ -28,17 +33,20 @@ from mdata.blend.share_texts import weights_set_by
 from mdata.blend.spec import BlendSpec, SpecLike, read_spec
 from mdata.corpus.corpus import Corpus
 from mdata.corpus.open_part import open_part
-from mdata.errors import MdataError, UsageError, errors_wanted_by
+from mdata.corpus.paths import prefix_of
+from mdata.errors import MdataError, UsageError, errors_wanted_by, explain_os_error
 from mdata.indexed.reader import Mode
 from mdata.manifest.blend_schedule import schedules_of, stored_groups, stored_phase, stored_share
 from mdata.manifest.ids import sealed
-from mdata.manifest.types import FORMAT, VERSION, BlendComponent, BlendManifest, NamedSet, ShareText
+from mdata.manifest.io import load_manifest
+from mdata.manifest.types import FORMAT, VERSION, BlendComponent, BlendManifest, CorpusManifest, NamedSet, ShareText
 from mdata.mixing.schedule import Phase, blend_error, missing_lengths
 from mdata.mixing.shares import NOTHING, TEXT_LIMITS, TOKENS, WEIGHT, Share, as_text, by_tokens, integer_weights
 from mdata.util.option_synonyms import nearest
 
 if TYPE_CHECKING:
     from mdata.block_cache.cache_room import CachePlace
+
 
 Opener = Callable[[str], Corpus]
 
@@ -374,3 +382,84 @@ def _sets(sets: Mapping[str, str], folder: Path, open_one: Opener, *, problems: 
         except MdataError as error:
             problems.append(str(error))
     return list(made.values())
+
+
+_MARK = FORMAT.encode()
+
+
+def blend_at(path: str) -> BlendManifest | None:
+    """The blend if the path is a blend manifest; None for any other file."""
+    if not path.endswith(".json") or not Path(path).is_file():
+        return None
+    content = load_manifest(Path(path))
+    return content if isinstance(content, BlendManifest) else None
+
+
+def corpora_at(path: str) -> list[str]:
+    """Manifests and prefixes below a folder, or among the matches of a pattern; sorted.
+
+    Raises:
+        UsageError: there are none. DamageError: an incomplete manifest.
+    """
+    if not path:
+        raise UsageError("'' is not a corpus", expected="a manifest, a prefix, a folder or a pattern")
+    roots = [Path(path)] if Path(path).is_dir() else [Path(match) for match in glob(path, recursive=True)]  # noqa: PTH207
+    found: dict[Path, Path] = {}
+    try:
+        files = _below(roots)
+        spoken_for: set[Path] = set()
+        for file in files:
+            if file.suffix == ".json" and (shards := _shards(file)) is not None:
+                found[file] = file
+                spoken_for.update(shards)
+    except OSError as error:
+        raise explain_os_error(error, "looking for corpora") from error
+    for file in files:
+        if file.suffix == ".idx" and _real(prefix_of(file)) not in spoken_for:
+            found[file] = prefix_of(file)
+    if not found:
+        seen = f"{len(files)} files" if roots else "nothing"
+        raise UsageError(f"{path}: no corpus was found", found=seen, expected="manifests or .idx files")
+    return [str(found[file]) for file in sorted(found)]
+
+
+def _below(roots: Iterable[Path]) -> list[Path]:
+    """Every file once, under the first of its paths; sorted."""
+    found: dict[Path, Path] = {}
+    seen: set[Path] = set()
+    for root in sorted(roots):
+        for file in _files(root, seen):
+            found.setdefault(_real(file), file)
+    return sorted(found.values())
+
+
+def _files(root: Path, seen: set[Path]) -> Iterable[Path]:
+    """The files below a folder; `seen` collects visited folders, because a link may lead back to one."""
+    if not root.is_dir():
+        yield root
+        return
+    for folder, folders, names in os.walk(root, followlinks=True):
+        real = Path(folder).resolve()
+        # In this order a folder's own name comes before a link to it in the same folder.
+        folders[:] = sorted(
+            (name for name in folders if real not in seen and not name.startswith(".")),
+            key=lambda name: (Path(folder, name).is_symlink(), name),
+        )
+        if real in seen:
+            continue
+        seen.add(real)
+        yield from (Path(folder, name) for name in names if not name.startswith("."))
+
+
+def _shards(path: Path) -> list[Path] | None:
+    """The prefixes that a corpus manifest lists; None for any other file."""
+    if not path.is_file() or _MARK not in path.read_bytes():
+        return None
+    content = load_manifest(path)
+    if not isinstance(content, CorpusManifest):
+        return None
+    return [_real(path.parent / shard.path) for shard in content.shards]
+
+
+def _real(path: Path) -> Path:
+    return path.parent.resolve() / path.name
