@@ -14,8 +14,7 @@ from typing import Any
 import mdata
 from mdata.blend.blend import OpenBlend
 from mdata.blend.spec import BlendSpec
-from mdata.blend_planning.change import BlendEdits, change_blend
-from mdata.blend_planning.change_table import ChangeRow, change_table
+from mdata.blend_planning.change import BlendEdits, ChangeRow, change_blend, change_table
 
 from .text import table
 

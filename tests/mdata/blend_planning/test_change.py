@@ -10,8 +10,7 @@ import mdata
 from mdata import UsageError
 from mdata.blend.blend import OpenBlend
 from mdata.blend.compose import plan_blend
-from mdata.blend_planning.change import BlendEdits, change_blend
-from mdata.blend_planning.change_table import change_table
+from mdata.blend_planning.change import BlendEdits, change_blend, change_table
 from mdata.blend_planning.make_blend import save_blend
 from mdata.manifest.ids import blend_id, sealed
 from tests.helpers.corpora import write_pair
