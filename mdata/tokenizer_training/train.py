@@ -2,7 +2,7 @@
 
 The result depends only on the input and the options. The files are those that Megatron's options name, and
 `TrainedTokenizer.specs` names them for preprocess. Training holds its text in memory, so it uses a sample
-(text_sample.py), in a separate process (trainer_process.py). An output folder with another tokenizer is not changed.
+(text_sample.py), in a separate process (trainers.py). An output folder with another tokenizer is not changed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from mdata.tokenizer_training.train_options import (
     check_options,
     sentencepiece_options,
 )
-from mdata.tokenizer_training.trainer_process import train_in_process
-from mdata.tokenizer_training.trainers import BERT_TOKENS, Kind, Task, bert_engine
+from mdata.tokenizer_training.trainers import BERT_TOKENS, Kind, Task, bert_engine, train_in_process
 from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerSpec
 from mdata.tokenizers.base.tokenizer_folder import write_folder
 from mdata.tokenizers.registry import load_tokenizer

@@ -1,9 +1,13 @@
 """Training with the `tokenizers` and `sentencepiece` libraries: texts in, the files of a tokenizer out.
 
+It runs in a separate process, because the libraries ignore Ctrl-C for minutes and may use all memory: this module is
+also that program. The process gets options and texts over a pipe, so reading, sampling and errors of the input stay
+with the caller, and sends the files back. It ends when the caller stops for any reason. Its memory is limited only by
+the size of the sample.
+
 Each result depends only on the texts and the options. For this, sentencepiece runs with one thread (its result depends
 on their number), and WordPiece gets all characters, alone and with "##", as its first entries, because the library
-numbers the characters that it finds in the order of a hash table and breaks ties by number. The module is also a
-program, which mdata/tokenizer_training/trainer_process.py starts: options and texts on stdin, files on stdout.
+numbers the characters that it finds in the order of a hash table and breaks ties by number.
 """
 
 from __future__ import annotations
@@ -11,12 +15,80 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import chain
+from pathlib import Path
 from typing import Any, BinaryIO, Literal
+
+from mdata.errors import MdataError, ResourceError, UsageError, os_errors_named
+from mdata.progress import SILENT, Progress
+
+
+def train_in_process(task: Task, texts: Iterator[str], *, progress: Progress = SILENT) -> dict[str, bytes]:
+    """Train in a process; returns the files of the tokenizer.
+
+    Raises:
+        UsageError: the library cannot train on these texts, with its reason.
+        ResourceError: the process died.
+        MdataError: an error from reading the texts.
+    """
+    words = [sys.executable, "-m", "mdata.tokenizer_training.trainers"]
+    # The child must find the same mdata, however this process found it, and must not get our Ctrl-C.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+    with tempfile.TemporaryFile() as errors:
+        with os_errors_named("starting the training process"):
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+            child = subprocess.Popen(words, env=environment, start_new_session=True, **pipes)  # type: ignore[call-overload]
+        try:
+            with suppress(BrokenPipeError):  # it ended early and sent the reason
+                _feed(child.stdin, task, texts)
+            progress.begin("training", None, unit="s")
+            answer = next(received(child.stdout), None)
+            child.wait()
+            progress.end()
+        finally:
+            child.kill()
+            child.wait()
+            for stream in (child.stdin, child.stdout):
+                with suppress(BrokenPipeError):
+                    stream.close()
+        if answer is None:
+            raise _death(child.returncode, errors)
+    if isinstance(answer, str):
+        raise refusal(answer)
+    return dict(answer)
+
+
+def refusal(reason: str) -> UsageError:
+    """The error for a reason that sentencepiece gives."""
+    return UsageError(
+        "sentencepiece cannot train on these texts",
+        found=reason.strip().splitlines()[0][:300],
+        fix="more text, another vocab_size, or a smaller character_coverage",
+    )
+
+
+def _feed(stream: BinaryIO, task: Task, texts: Iterator[str]) -> None:
+    for message in chain([task], texts):
+        pickle.dump(message, stream)
+    stream.close()
+
+
+def _death(code: int, errors: BinaryIO) -> MdataError:
+    errors.seek(0)
+    said = errors.read().decode(errors="replace").strip().splitlines()
+    found = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if said:
+        found += f": {said[-1][:300]}"
+    return ResourceError("the training process died", found=found, fix="a smaller sample, or more memory")
+
 
 Kind = Literal["byte-bpe", "wordpiece", "sentencepiece-bpe", "sentencepiece-unigram"]
 

@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer as Engine
 
 import mdata
-from mdata.tokenizer_training import trainer_process
+from mdata.tokenizer_training import trainers
 from mdata.tokenizer_training.train import TrainedTokenizer, train_tokenizer
 from mdata.tokenizer_training.train_options import TrainOptions
 from mdata.tokenizer_training.trainers import Task, _sentences, train
@@ -44,7 +44,7 @@ def here(monkeypatch):
         try:
             return train(task, texts)
         except RuntimeError as error:
-            raise trainer_process.refusal(str(error)) from error
+            raise trainers.refusal(str(error)) from error
 
     monkeypatch.setattr(sys.modules["mdata.tokenizer_training.train"], "train_in_process", learn_here)
 
@@ -264,10 +264,10 @@ def test_long_lines_are_cut_where_no_piece_can_notice():
 
 def test_a_child_that_dies_is_told(monkeypatch):
     with pytest.raises(mdata.ResourceError, match=r"the training process died(.|\n)*exit code"):
-        trainer_process.train_in_process(Task(kind="byte-bpe", vocab_size=-1), iter(["a"]))
+        trainers.train_in_process(Task(kind="byte-bpe", vocab_size=-1), iter(["a"]))
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(mdata.ResourceError, match="exit code 1"):
-        trainer_process.train_in_process(Task(kind="wordpiece", vocab_size=10), iter(["a" * 10**6] * 10))
+        trainers.train_in_process(Task(kind="wordpiece", vocab_size=10), iter(["a" * 10**6] * 10))
 
 
 def test_an_error_of_the_input_ends_the_child():
@@ -276,14 +276,14 @@ def test_an_error_of_the_input_ends_the_child():
         raise mdata.BadInputError("this row")
 
     with pytest.raises(mdata.BadInputError, match="this row"):
-        trainer_process.train_in_process(Task(kind="byte-bpe", vocab_size=300), texts())
+        trainers.train_in_process(Task(kind="byte-bpe", vocab_size=300), texts())
 
 
 def test_the_child_gives_what_learn_gives(text):
     texts = [json.loads(line)["text"] for line in text.read_text().splitlines()]
     for kind in ("byte-bpe", "sentencepiece-bpe"):
         task = Task(kind=kind, vocab_size=300 if kind == "byte-bpe" else 80)
-        assert trainer_process.train_in_process(task, iter(texts)) == train(task, iter(texts))
+        assert trainers.train_in_process(task, iter(texts)) == train(task, iter(texts))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
