@@ -3,21 +3,26 @@
 A block is fetched by the holder of its claim, so once per node, and is present after it was compared with its hash,
 written and synced. Reading takes no lock: tokens are copied, and copied again if one of their blocks changed meanwhile.
 Blocks left by a killed process, or by earlier users of the cache, are used again if they match their hashes. A forked
-process cannot use its parent's connections: it starts a process that fetches for it (fetch_process.py). Not done
-here: which tokens are in which block, and making the cache's folder.
+process, such as a worker of torch's DataLoader, cannot use its parent's connections: the storage library has threads of
+its own, which do not survive a fork, and it would wait for them for ever. So it starts a new interpreter, which opens
+the same cache and receives the blocks to fetch through a pipe, and which ends when the pipe is closed, also if its
+parent was killed. Not done here: which tokens are in which block, and making the cache's folder.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
+import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from blake3 import blake3
@@ -26,7 +31,7 @@ from numpy.typing import NDArray
 from mdata.block_cache.block_layout import BlockLayout
 from mdata.block_cache.block_table import BLOCKS, PRESENT, STALE, WRITING, BlockTable
 from mdata.block_cache.cache_room import CacheRoom
-from mdata.errors import DamageError, os_errors_named
+from mdata.errors import DamageError, MdataError, ResourceError, os_errors_named
 from mdata.indexed.mapped_files import map_bytes
 from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.object_storage.address import Address
@@ -37,7 +42,6 @@ from mdata.util.background import ClosedError
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-    from mdata.block_cache.fetch_process import FetchProcess
 
 THREADS = 8
 HASH_BYTES = 32
@@ -162,7 +166,7 @@ class CorpusBlocks:
         return ThreadPoolExecutor(THREADS, thread_name_prefix="mdata-blocks")
 
     def _other_process(self) -> FetchProcess:
-        from mdata.block_cache.fetch_process import FetchProcess
+        from mdata.block_cache.corpus_blocks import FetchProcess
 
         if self._forked is None or self._forked[0] != os.getpid():
             self._forked = os.getpid(), FetchProcess(self)
@@ -225,3 +229,69 @@ def _not_as_written(address: Address, found: str, expected: str) -> DamageError:
     return DamageError(
         f"{address} does not match the manifest", found=found, expected=expected, fix="upload the corpus again"
     )
+
+
+class Bringing(Protocol):
+    """What fetches blocks: `CorpusBlocks`."""
+
+    def bring(self, blocks: Int64s) -> int:
+        """See there."""
+
+
+class FetchProcess:
+    """The other process; threads use it one after another.
+
+    Args:
+        blocks: the cache that it opens.
+    """
+
+    def __init__(self, blocks: Bringing) -> None:
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
+        self._process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._lock = threading.Lock()
+        assert self._process.stdin is not None and self._process.stdout is not None, "pipes were asked for"
+        self._to, self._from = self._process.stdin, self._process.stdout
+        weakref.finalize(self, self._to.close)
+        self._send(blocks)
+
+    def bring(self, blocks: list[int]) -> int:
+        """As `CorpusBlocks.bring`.
+
+        Raises:
+            as there. ResourceError: the process has ended.
+        """
+        with self._lock:
+            try:
+                self._send(blocks)
+                answer: int | MdataError = pickle.load(self._from)
+            except (OSError, EOFError, pickle.UnpicklingError) as error:
+                raise ResourceError(
+                    "the process that fetches blocks from storage has ended",
+                    found=f"exit code {self._process.poll()}",
+                    fix="run again; the messages of that process are above",
+                ) from error
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def _send(self, what: object) -> None:
+        pickle.dump(what, self._to, pickle.HIGHEST_PROTOCOL)
+        self._to.flush()
+
+
+def main() -> None:
+    """Answer requests until the pipe is closed."""
+    asked, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # libraries may print, which must not become an answer
+    blocks: Bringing = pickle.load(asked)
+    while True:
+        try:
+            numbers = pickle.load(asked)
+        except EOFError:
+            return
+        try:
+            answer: int | MdataError = blocks.bring(np.array(numbers, np.int64))
+        except MdataError as error:
+            answer = error
+        pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
+        answers.flush()
