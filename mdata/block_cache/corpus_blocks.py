@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from blake3 import blake3
@@ -166,8 +166,6 @@ class CorpusBlocks:
         return ThreadPoolExecutor(THREADS, thread_name_prefix="mdata-blocks")
 
     def _other_process(self) -> FetchProcess:
-        from mdata.block_cache.corpus_blocks import FetchProcess
-
         if self._forked is None or self._forked[0] != os.getpid():
             self._forked = os.getpid(), FetchProcess(self)
         return self._forked[1]
@@ -231,13 +229,6 @@ def _not_as_written(address: Address, found: str, expected: str) -> DamageError:
     )
 
 
-class Bringing(Protocol):
-    """What fetches blocks: `CorpusBlocks`."""
-
-    def bring(self, blocks: Int64s) -> int:
-        """See there."""
-
-
 class FetchProcess:
     """The other process; threads use it one after another.
 
@@ -245,8 +236,8 @@ class FetchProcess:
         blocks: the cache that it opens.
     """
 
-    def __init__(self, blocks: Bringing) -> None:
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
+    def __init__(self, blocks: CorpusBlocks) -> None:
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
         self._process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._lock = threading.Lock()
         assert self._process.stdin is not None and self._process.stdout is not None, "pipes were asked for"
@@ -274,16 +265,16 @@ class FetchProcess:
             raise answer
         return answer
 
-    def _send(self, what: object) -> None:
-        pickle.dump(what, self._to, pickle.HIGHEST_PROTOCOL)
+    def _send(self, message: object) -> None:
+        pickle.dump(message, self._to, pickle.HIGHEST_PROTOCOL)
         self._to.flush()
 
 
-def main() -> None:
+def serve() -> None:
     """Answer requests until the pipe is closed."""
     asked, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries may print, which must not become an answer
-    blocks: Bringing = pickle.load(asked)
+    blocks: CorpusBlocks = pickle.load(asked)
     while True:
         try:
             numbers = pickle.load(asked)
