@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from mdata import _core
 from mdata.errors import DamageError, MdataError, UsageError
-from mdata.indexed.index_checks import check_tables
-from mdata.indexed.index_tables import IndexTables, damaged_field, read_header, read_tables
+from mdata.indexed.index_tables import IndexTables, check_tables, damaged_field, read_header, read_tables
 from mdata.indexed.mapped_files import Identity, explain, hash_file, lies_at, look_at, map_bytes, pooled
 from mdata.indexed.pair_format import DTYPES, HEADER_BYTES, LENGTH_DTYPE, POINTER_DTYPE, bin_path, idx_path
 
