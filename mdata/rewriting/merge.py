@@ -3,25 +3,34 @@
 By reference the manifest names the pairs of the parts, and no token is read. A copy is one pair: its files, its
 manifest and its id are those of one run of the whole job. In both cases rows of sections become rows of their files,
 all results of the job get their names in one transaction, and the parts are not changed.
+
+The sections of an input must be contiguous from its beginning to its end; then their rows add up, their pieces give the
+hash that a single run would have computed, and the rows of each part become rows of the file. Inputs that parts found
+with different modification times are read again: if the size is the same, a file may only have been touched, or one row
+may have been corrected and one part made again. The times cannot decide this, so the pieces that each part recorded are
+compared with the file as it is now.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
+from msgspec import UNSET
 
 from mdata.corpus.corpus import Corpus, open_corpus
 from mdata.corpus.origins import OriginsWriter, open_origins
-from mdata.errors import os_errors_named
+from mdata.errors import UsageError, os_errors_named
 from mdata.manifest.contained_paths import files_inside
 from mdata.manifest.io import stage_manifest
 from mdata.manifest.sidecars import manifest_path
-from mdata.manifest.types import CorpusManifest, Origins, Provenance, Statistics
+from mdata.manifest.types import CorpusManifest, InputFile, Origins, Provenance, Statistics
 from mdata.object_storage.address import Address
 from mdata.preprocessing.bad_rows import check_manifest
 from mdata.preprocessing.corpus_writer import CorpusContent, CorpusWriter, origins_path
@@ -30,9 +39,12 @@ from mdata.preprocessing.joining import add_statistics, document_runs
 from mdata.preprocessing.placing import Staged
 from mdata.progress import SILENT, Progress
 from mdata.rewriting.found_parts import FoundPart, FoundResult, check_pairs, find_parts, max_errors_of
-from mdata.rewriting.joined_inputs import JoinedInputs, Placed, join_inputs
-from mdata.rewriting.reread import with_times_now
 from mdata.rewriting.rewritten import Rewriting, write_results
+from mdata.sources.chunk import chunk_digest, chunks, read_chunk
+from mdata.sources.input_files import Section, find_inputs
+from mdata.sources.record_batch import ReadSpec
+from mdata.sources.row_filter import parse_filter
+from mdata.sources.text_template import parse_template
 from mdata.util.canonical_json import hash_of
 
 
@@ -230,3 +242,142 @@ def _blocks(runs: npt.NDArray[np.int64], documents: int) -> Iterator[tuple[npt.N
 
 
 _RUNS_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The position of one part's inputs among those of the job: for each, its number and the rows before it."""
+
+    numbers: list[int] = field(default_factory=list)
+    rows_before: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class JoinedInputs:
+    """The inputs of a job, and the position of each part's inputs among them."""
+
+    files: list[InputFile]
+    placed: list[Placed]
+
+
+class _OpenFile:
+    """A file whose sections are being joined."""
+
+    def __init__(self, first: InputFile) -> None:
+        self.known = first
+        self.rows = self.reached = 0
+        self._hasher = blake3()
+
+    def take(self, file: InputFile, part: int) -> None:
+        """Add the next section."""
+        assert file.section, "a section is joined to sections"
+        if (file.path, file.bytes, file.section.start) != (self.known.path, self.known.bytes, self.reached):
+            raise _gap(self, f"part {part} goes on with {file.name}")
+        self._hasher.update(bytes.fromhex(file.section.pieces))
+        self.rows += file.rows
+        self.reached = file.section.stop
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.known.section) and self.reached == self.known.section.total  # type: ignore[union-attr]
+
+    def joined(self) -> InputFile:
+        return msgspec.structs.replace(self.known, rows=self.rows, hash=self._hasher.hexdigest(), section=UNSET)
+
+
+def join_inputs(parts: Sequence[Sequence[InputFile]]) -> JoinedInputs:
+    """Join the inputs that the parts of a job read, in order.
+
+    Raises:
+        UsageError: a section is missing.
+    """
+    files: list[InputFile] = []
+    placed = []
+    opened: _OpenFile | None = None
+    for number, inputs in enumerate(parts, 1):
+        here = Placed()
+        for file in inputs:
+            if opened is None and file.section:
+                opened = _OpenFile(file)
+            here.numbers.append(len(files))
+            here.rows_before.append(opened.rows if opened else 0)
+            if opened is None:
+                files.append(file)
+                continue
+            if not file.section:
+                raise _gap(opened, f"part {number} goes on with {file.path}")
+            opened.take(file, number)
+            if opened.is_whole:
+                files.append(opened.joined())
+                opened = None
+        placed.append(here)
+    if opened is not None:
+        raise _gap(opened, "the last part ends")
+    return JoinedInputs(files, placed)
+
+
+def _gap(opened: _OpenFile, then: str) -> UsageError:
+    section = opened.known.section
+    return UsageError(
+        f"{opened.known.path}: the parts do not make the whole of this input",
+        found=f"read up to {opened.reached}, then {then}",
+        expected=f"sections up to {section.total if section else opened.known.bytes}",
+        fix="make the parts again, from one and the same input",
+    )
+
+
+def with_times_now(
+    parts: Sequence[Sequence[InputFile]], options: dict[str, Any], *, progress: Progress
+) -> list[list[InputFile]]:
+    """The inputs of the parts, with one modification time for each file that they share.
+
+    Args:
+        parts: the inputs of each part, in order.
+        options: as the parts record them.
+        progress: receives a note on each file that is read again.
+
+    Raises:
+        UsageError: a file differs from what a part read; names the part.
+    """
+    times: dict[str, set[int]] = {}
+    for inputs in parts:
+        for file in inputs:
+            times.setdefault(file.path, set()).add(file.modified_ns)
+    now = {}
+    for path in (path for path, found in times.items() if len(found) > 1):
+        progress.note(f"reading {path} again: the parts found it with different times of change")
+        now[path] = _compared(path, _sections(parts, path), options)
+    return [
+        [msgspec.structs.replace(file, modified_ns=now.get(file.path, file.modified_ns)) for file in inputs]
+        for inputs in parts
+    ]
+
+
+def _sections(parts: Sequence[Sequence[InputFile]], path: str) -> Iterator[tuple[int, InputFile]]:
+    return ((number, file) for number, inputs in enumerate(parts, 1) for file in inputs if file.path == path)
+
+
+def _compared(path: str, read: Iterator[tuple[int, InputFile]], options: dict[str, Any]) -> int:
+    """The present modification time of the file."""
+    (source,) = find_inputs([path], format=options["input_format"]).files
+    spec = ReadSpec(
+        json_keys=tuple(options["json_keys"]),
+        text_documents=options["text_documents"],
+        max_record_bytes=options["max_record_bytes"],
+        template=parse_template(options["text_template"]) if "text_template" in options else None,
+        where=parse_filter(options["where"]) if "where" in options else None,
+    )
+    for number, file in read:
+        section = file.section or None
+        assert section is not None, "a whole file is read by one part"
+        part = replace(source, section=Section(section.start, section.stop, section.total, 0))
+        found = chunks([part], file.block_bytes, spec=spec)
+        pieces = "".join(chunk_digest(read_chunk(chunk, spec)).hex() for chunk in found)
+        if source.size_bytes != file.bytes or pieces != section.pieces:
+            raise UsageError(
+                f"{path} is not what part {number} read",
+                found=f"{source.size_bytes} bytes, with other text in {file.name}",
+                expected=f"{file.bytes} bytes, as part {number} found it",
+                fix=f"make part {number} again, with --overwrite; nothing was changed",
+            )
+    return source.modified_ns
