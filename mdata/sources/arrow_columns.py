@@ -1,16 +1,20 @@
-"""Text columns of Arrow data: which columns, and rows in chunks of about the same number of bytes.
+"""Text columns of Arrow data: which columns, rows in chunks of about the same number of bytes, and chunks to records.
 
 Shared by parquet and Arrow files. Columns of text are strings, bytes that hold UTF-8, or lists of these; a dotted name
 that is not a column is looked up in structs. A chunk ends with the row that fills it, by a sum that does not depend on
-how the file is divided or how much is decoded at once; it is passed on as an Arrow stream, which
-mdata/sources/arrow_rows.py parses. Text is decoded in batches of bounded size, however much a dictionary expands to.
+how the file is divided or how much is decoded at once. Text is decoded in batches of bounded size, however much a
+dictionary expands to.
+
+A chunk is passed on as an Arrow stream of one batch: the columns of text as bytes or lists of bytes, then the columns
+that only the filter needs. `parse_rows` turns it into text columns and bad rows: there UTF-8 is checked, and nulls and
+long rows become bad rows.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +27,19 @@ import pyarrow.compute as pc
 
 from mdata.errors import BadInputError, MdataError, UsageError, explain_os_error
 from mdata.sources.input_files import SourceFile
-from mdata.sources.record_batch import ChunkContent, ReadSpec
+from mdata.sources.jsonl import columns_of, parse_lines
+from mdata.sources.record_batch import (
+    BadRow,
+    ChunkContent,
+    Column,
+    ReadSpec,
+    RecordBatch,
+    Refused,
+    decoded,
+    list_refused,
+    too_long,
+)
+from mdata.sources.record_texts import filled_text, is_kept
 from mdata.sources.row_filter import Kind
 from mdata.util.arrays import ranges, running_sums
 from mdata.util.stop_signals import raise_pending_stop
@@ -429,3 +445,94 @@ def _to_bytes(batch: pa.RecordBatch) -> bytes:
 def _one_line(message: str) -> str:
     """The start of a message of the library, which may quote any bytes."""
     return "".join(c if c.isprintable() else " " for c in message.splitlines()[0][:200])
+
+
+def parse_rows(data: bytes, spec: ReadSpec) -> RecordBatch:
+    """The records of a chunk of parquet or Arrow, and the bad rows."""
+    batch = pa.ipc.open_stream(data).read_next_batch()
+    if spec.chat is not None:
+        return parse_lines(b"\n".join(batch.column(0).to_pylist()), spec)
+    if spec.template or spec.where:
+        return _row_by_row(batch, spec)
+    columns = [_all_good(column, spec) for column in batch.columns]
+    good = tuple(column for column in columns if column is not None)
+    return RecordBatch(len(batch), None, good, []) if len(good) == len(columns) else _row_by_row(batch, spec)
+
+
+def _all_good(array: pa.Array, spec: ReadSpec) -> Column | None:
+    """The column, or None if any row may be bad."""
+    is_list = pa.types.is_large_list(array.type)
+    values = array.flatten() if is_list else array
+    if is_list and not spec.sentence_lists:
+        return None
+    if array.null_count or values.null_count or bytes_of(array).max(initial=0) > spec.max_record_bytes:
+        return None
+    try:
+        # Checks UTF-8.
+        sentences = values.cast(pa.large_string()).to_pylist()
+    except pa.ArrowInvalid:
+        return None
+    return Column(sentences, np.cumsum(lengths_of(array)).tolist() if is_list else None)
+
+
+def _row_by_row(batch: pa.RecordBatch, spec: ReadSpec) -> RecordBatch:
+    names = list(dict.fromkeys((*spec.text_columns, *(name for name, _ in (spec.where.columns if spec.where else ())))))
+    kept: list[int] = []
+    values: list[tuple[Any, ...]] = []
+    bad_rows: list[BadRow] = []
+    for row in range(len(batch)):
+        contents = dict(zip(names, (column[row].as_py() for column in batch.columns), strict=True))
+        try:
+            value = _record(contents, spec)
+        except Refused as refusal:
+            shown = {name: contents[name] for name in spec.text_columns}
+            bad_rows.append(refusal.bad_row(row + 1, _as_line(shown), spec=spec))
+            continue
+        if value is not None:
+            values.append(value)
+            kept.append(row + 1)
+    return RecordBatch(len(batch), kept if len(kept) < len(batch) else None, columns_of(values, spec), bad_rows)
+
+
+def _record(contents: Mapping[str, Any], spec: ReadSpec) -> tuple[Any, ...] | None:
+    """The values of a row; None: it is filtered out."""
+
+    def look_up(name: str) -> Any:
+        content = contents[name]
+        if not isinstance(content, bytes):
+            return content
+        if len(content) > spec.max_record_bytes:
+            raise too_long(spec)
+        return decoded(content)
+
+    if not is_kept(look_up, spec):
+        return None
+    if spec.template:
+        return (filled_text(spec.template, look_up),)
+    return tuple(_content(key, contents[key], spec) for key in spec.json_keys)
+
+
+def _content(key: str, content: bytes | list[bytes | None] | None, spec: ReadSpec) -> str | list[str]:
+    sentences = content if isinstance(content, list) else [content]
+    texts = []
+    if isinstance(content, list) and not spec.sentence_lists:
+        raise list_refused(key)
+    if sum(len(sentence or b"") for sentence in sentences) > spec.max_record_bytes:
+        raise too_long(spec)
+    for sentence in sentences:
+        if sentence is None:
+            inside = " a list with" if isinstance(content, list) else ""
+            raise Refused("bad-value", f"key {key!r} holds{inside} null, not a string or a list of strings")
+        texts.append(decoded(sentence))
+    return texts if isinstance(content, list) else texts[0]
+
+
+def _as_line(contents: Mapping[str, Any]) -> bytes:
+    """A row as a readable line of JSON; bytes that are not UTF-8 are escaped."""
+
+    def shown(content: Any) -> Any:
+        if isinstance(content, Sequence) and not isinstance(content, bytes):
+            return [shown(sentence) for sentence in content]
+        return None if content is None else content.decode(errors="backslashreplace")
+
+    return orjson.dumps({name: shown(content) for name, content in contents.items()})

@@ -26,7 +26,7 @@ def parse(format: Format, data: bytes, *, spec: ReadSpec) -> RecordBatch:
         from mdata.sources.warc import parse_records
 
         return parse_records(data, spec)
-    from mdata.sources.arrow_rows import parse_rows
+    from mdata.sources.arrow_columns import parse_rows
 
     return parse_rows(data, spec)
 

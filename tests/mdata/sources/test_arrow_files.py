@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mdata.errors import BadInputError, UsageError
 from mdata.sources import arrow_columns
+from mdata.sources.arrow_columns import parse_rows
 from mdata.sources.arrow_files import batch_starts
-from mdata.sources.arrow_rows import parse_rows
 from mdata.sources.chunk import chunks
 from mdata.sources.record_batch import ReadSpec
 from mdata.sources.row_filter import parse_filter

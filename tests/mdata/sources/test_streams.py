@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import BadInputError
-from mdata.sources import decompress
+from mdata.sources import streams
 from tests.helpers.examples import examples
 from tests.mdata.sources.inputs import find_files, texts
 
@@ -57,8 +57,8 @@ def test_a_header_that_comes_in_parts_is_read_whole(size):
     header, window = FAR["dictionary"]
     frame = b"\x28\xb5\x2f\xfd" + header + b"\1\0\0"
     parts = [frame[at : at + size] for at in range(0, len(frame), size)]
-    with pytest.raises(decompress.TooLargeError, match=f"a window of {window:,} bytes"):
-        list(decompress.decompress(iter(parts), "zstd"))
+    with pytest.raises(streams.TooLargeError, match=f"a window of {window:,} bytes"):
+        list(streams.decompress(iter(parts), "zstd"))
 
 
 @examples(200)
@@ -69,11 +69,11 @@ def test_windows_are_those_that_the_library_tells(header):
         told = zstandard.get_frame_parameters(frame).window_size
     except zstandard.ZstdError:
         return
-    assert decompress._window(frame) == told
+    assert streams._window(frame) == told
 
 
 def test_an_xz_file_that_needs_too_much_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(decompress, "_XZ_MEMORY_BYTES", 1 << 20)
+    monkeypatch.setattr(streams, "_XZ_MEMORY_BYTES", 1 << 20)
     (tmp_path / "x.jsonl.xz").write_bytes(lzma.compress(LINE))
     (file,) = find_files([tmp_path / "x.jsonl.xz"])
     with pytest.raises(BadInputError, match=r"takes too much memory[\s\S]*more than the limit of 1,048,576 bytes"):
