@@ -7,9 +7,9 @@ that a journal uses to tell whether an earlier run was the same job.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,6 @@ from mdata.preprocessing.encode import HOLDOUT_BITS, EncodeSpec
 from mdata.preprocessing.partitions import Partitions
 from mdata.preprocessing.placing import RESULT_ENDINGS
 from mdata.preprocessing.preprocess_options import PreprocessOptions, content_options, template_and_filter
-from mdata.preprocessing.unused_options import unused_options
 from mdata.progress import Progress
 from mdata.sources.chunk import chunks, read_chunk
 from mdata.sources.folder_files import PathFilter, would_be_read
@@ -33,11 +32,12 @@ from mdata.sources.input_files import STDIN, SourceFile, endings_of
 from mdata.sources.parse import parse
 from mdata.sources.record_batch import ReadSpec
 from mdata.tokenizers.base.tokenizer import TextRefused, Tokenizer, TokenizerConfig, TokenizerSpec
-from mdata.tokenizers.registry import load_tokenizer
+from mdata.tokenizers.registry import FILES_OF, WITHOUT_FILES, load_tokenizer
 
 if TYPE_CHECKING:
     from mdata.preprocessing.encode_chat import ChatSpec
     from mdata.sentences.splitter import Splitter
+
 
 # How a user can choose an end-of-document token.
 _EOD_SETTINGS = MappingProxyType(
@@ -296,3 +296,48 @@ def _rows_per_partition(options: PreprocessOptions, files: Sequence[SourceFile],
         for chunk in found:
             rows += parse(chunk.source.format, read_chunk(chunk, read), spec=read).rows
     return max(1, -(-rows // options.partitions))
+
+
+@dataclass(frozen=True)
+class Need:
+    """What an option needs to have an effect: as text, and as a test."""
+
+    text: str
+    is_met: Callable[[PreprocessOptions, Sequence[SourceFile]], bool]
+
+
+def _tokenizer_file(field: str) -> Need:
+    def is_met(options: PreprocessOptions, files: Sequence[SourceFile]) -> bool:
+        # An unknown type is not judged here; the loader refuses it by name.
+        return field in FILES_OF.get(options.tokenizer_type, (field,))
+
+    return Need(f"a tokenizer type that reads it: {', '.join(t for t in FILES_OF if field in FILES_OF[t])}", is_met)
+
+
+_SENTENCES = Need("--split-sentences", lambda options, files: options.split_sentences)
+_CHAT = Need("--chat", lambda options, files: options.chat)
+_TEXT = Need("plain text in the input", lambda options, files: any(file.format == "text" for file in files))
+_FILES = Need("a tokenizer read from files", lambda options, files: options.tokenizer_type not in WITHOUT_FILES)
+NEEDS: Mapping[str, Need] = MappingProxyType(
+    {
+        "lang": _SENTENCES,
+        "keep_newlines": _SENTENCES,
+        "nltk_data": _SENTENCES,
+        "chat_template": _CHAT,
+        "chat_train_on": _CHAT,
+        "keep_sequential_samples": Need("--partitions above 1", lambda options, files: options.partitions > 1),
+        "text_documents": _TEXT,
+        "engine": _FILES,
+        **{field: _tokenizer_file(field) for field in ("tokenizer_model", "vocab_file", "merge_file")},
+    }
+)
+
+
+def unused_options(options: PreprocessOptions, files: Sequence[SourceFile]) -> list[str]:
+    """The options that differ from their defaults and have no effect on this input, with what they need."""
+    defaults = {field.name: field.default for field in fields(options)}
+    return [
+        f"--{name.replace('_', '-')} (needs {need.text})"
+        for name, need in NEEDS.items()
+        if getattr(options, name) != defaults[name] and not need.is_met(options, files)
+    ]

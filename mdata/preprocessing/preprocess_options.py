@@ -2,7 +2,7 @@
 
 Nothing here reads a file. `check_options` refuses invalid values, and `content_options` selects the options that decide
 what is written (others, such as workers, may change when a run is continued). Options without effect are found in
-mdata/preprocessing/unused_options.py; options of Megatron that mdata ignores are in cli/preprocess_options.py.
+mdata/preprocessing/plan.py; options of Megatron that mdata ignores are in cli/preprocess_options.py.
 """
 
 from __future__ import annotations

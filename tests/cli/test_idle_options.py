@@ -12,7 +12,7 @@ import mdata
 from cli import preprocess_options
 from cli.console import Parser
 from cli.mdata import COMMANDS, main
-from mdata.preprocessing.unused_options import NEEDS
+from mdata.preprocessing.plan import NEEDS
 from tests.helpers.corpora import write_pair
 from tests.helpers.notes import Notes
 
