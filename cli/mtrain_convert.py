@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mdata import UsageError
 from mdata.object_storage.address import address_of, is_address
-from mdata.util.sizes import parse_size
+from mdata.util.config_text import parse_size
 
 from .console import Console, Parser
 

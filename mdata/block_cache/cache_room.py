@@ -24,7 +24,7 @@ from mdata.block_cache.block_table import ABSENT, PRESENT, TABLE, WRITING, Block
 from mdata.errors import ResourceError, UsageError
 from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.util import atomic_io
-from mdata.util.sizes import parse_size
+from mdata.util.config_text import parse_size
 
 CachePlace = tuple[str | None, str | None]
 """A cache's folder, and the size that its blocks may have ("500 GiB")."""

@@ -2,7 +2,8 @@
 
 Python's parsers report deep nesting as RecursionError and numbers with thousands of digits as a ValueError, and accept
 numbers and depths that break later code. Here depth and size are limited; the caller adds the file name to the error.
-Not for the records of an input (mdata/sources/jsonl.py), which have their own rules.
+Not for the records of an input (mdata/sources/jsonl.py), which have their own rules. Sizes as people write them ("500
+GiB", "5GB", "2.5 TiB", or a number of bytes) become bytes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 MOST_LEVELS = 64
@@ -82,3 +84,15 @@ def _inside(value: Any) -> Any:
 
 _TOO_DEEP = f"nested more than {MOST_LEVELS} levels deep"
 _TOO_LARGE = "a whole number beyond 64 bits"
+
+
+_UNITS = ("", "K", "M", "G", "T", "P")
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGTP]?)(I?)B?")
+
+
+def parse_size(text: str) -> int | None:
+    """The bytes of a size; KB is 1,000 and KiB 1,024. None: not a size, or zero."""
+    found = _SIZE.fullmatch(text.strip().upper())
+    if found is None or (found[3] and not found[2]):
+        return None
+    return int(Fraction(found[1]) * (1024 if found[3] else 1000) ** _UNITS.index(found[2])) or None
