@@ -45,7 +45,7 @@ def plan_launch(
     check_options(options)
     planned = Uploads(options, progress).local_options if is_address(options.output_prefix) else options
     chosen = PathFilter(options.include, options.exclude)
-    files = find_inputs(options.input, format=options.input_format, filter=chosen, progress=progress).files
+    files = find_inputs(options.inputs, format=options.input_format, filter=chosen, progress=progress).files
     check_divisible(replace(options, shard=f"1/{num_parts}"), files)
     plan_job(replace(planned, workers=1), files, progress=progress)
     held_out = Fraction(options.holdout) > 0

@@ -77,7 +77,7 @@ def estimate(options: PreprocessOptions, progress: Progress = SILENT) -> Estimat
             fix="leave --shard out; each of N parts takes about an N-th of the time",
         )
     chosen = PathFilter(options.include, options.exclude)
-    inputs = find_inputs(options.input, format=options.input_format, filter=chosen, progress=progress)
+    inputs = find_inputs(options.inputs, format=options.input_format, filter=chosen, progress=progress)
     files = inputs.files
     if STDIN in (file.path for file in files):
         raise UsageError("standard input can be read only once, so it cannot be sampled", fix="name files")

@@ -255,7 +255,7 @@ def _check_names(job: Job) -> None:
     if path.resolve() in inputs:
         raise UsageError(f"quarantine={quarantine} is one of the inputs", fix="another file for the bad rows")
     chosen, endings = PathFilter(job.options.include, job.options.exclude), endings_of(job.options.input_format)[1]
-    for name in map(str, job.options.input):
+    for name in job.options.inputs:
         if would_be_read(path, name, endings=endings, filter=chosen):
             what = f"quarantine={quarantine} would be an input of the next run"
             raise UsageError(what, found=f"--input {name}", fix="a file in another folder")

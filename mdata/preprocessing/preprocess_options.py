@@ -8,6 +8,7 @@ mdata/preprocessing/plan.py; options of Megatron that mdata ignores are in cli/p
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -32,7 +33,8 @@ class PreprocessOptions:
     """Options of `preprocess`, by the names of Megatron's tool.
 
     Args:
-        input: files, folders or patterns of jsonl, parquet, Arrow, WARC or plain text, compressed or not; "-" is stdin.
+        input: files, folders or patterns of jsonl, parquet, Arrow, WARC or plain text, compressed or not, or one of
+            them; "-" is stdin.
         include, exclude: patterns for files in folders; see mdata/sources/folder_files.py.
         output_prefix: results are named `{output_prefix}_{key}_{level}.*`.
         tokenizer_type: Megatron's name of the tokenizer.
@@ -72,7 +74,7 @@ class PreprocessOptions:
         checkpoint_s: seconds between journal records.
     """
 
-    input: tuple[str, ...]
+    input: str | Path | Sequence[str | Path]
     output_prefix: str
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -112,6 +114,11 @@ class PreprocessOptions:
     checkpoint_s: float = 5.0
 
     @property
+    def inputs(self) -> tuple[str, ...]:
+        """`input` as texts."""
+        return (str(self.input),) if isinstance(self.input, str | Path) else tuple(map(str, self.input))
+
+    @property
     def level(self) -> Literal["document", "sentence", "chat"]:
         """The last part of the results' names."""
         return "chat" if self.chat else "sentence" if self.split_sentences else "document"
@@ -143,9 +150,10 @@ def _check_numbers(options: PreprocessOptions) -> None:
         value = getattr(options, name)
         if not isinstance(value, str) and (name, value) != ("max_errors", None):
             raise UsageError(f"{name}={value!r}", expected="text (for numbers too, such as '0.01')")
-    for name in ("input", "json_keys"):
-        if isinstance(getattr(options, name), str):
-            raise UsageError(f"{name}={getattr(options, name)!r}", expected="a sequence of texts, not a single text")
+    if not isinstance(options.input, str | Path | Sequence) or isinstance(options.input, bytes):
+        raise UsageError(f"input={options.input!r}", expected="a text or a Path, or a sequence of them")
+    if isinstance(options.json_keys, str):
+        raise UsageError(f"json_keys={options.json_keys!r}", expected="a sequence of texts, not a single text")
     if options.text_documents not in ("file", "paragraph"):
         raise UsageError(f"text_documents={options.text_documents!r}", expected="file or paragraph")
     if not _DECIMAL.fullmatch(options.holdout) or Fraction(options.holdout) > 1:
@@ -182,7 +190,7 @@ def _check_choices(options: PreprocessOptions) -> None:
             fix="one key, which names the result",
         )
     template_and_filter(options)
-    if options.keep_sequential_samples and options.input == ("-",) and options.partitions > 1:
+    if options.keep_sequential_samples and options.inputs == ("-",) and options.partitions > 1:
         raise UsageError("keep_sequential_samples must count the rows first, but stdin can be read only once")
 
 

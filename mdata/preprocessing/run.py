@@ -59,7 +59,7 @@ def _preprocess(
 ) -> PreprocessResult:
     """A run with results at a path; `elsewhere` says which results of the job are finished in object storage."""
     chosen = PathFilter(options.include, options.exclude)
-    files = find_inputs(options.input, format=options.input_format, filter=chosen, progress=progress).files
+    files = find_inputs(options.inputs, format=options.input_format, filter=chosen, progress=progress).files
     if options.shard is not None:
         from mdata.preprocessing.parts import part_of_job
 

@@ -133,6 +133,15 @@ def test_a_script_needs_no_guard(tmp_path):
     assert (done.stdout, done.stderr, done.returncode) == ("once\n", "", 0)
 
 
+def test_one_input_may_be_a_text_or_a_path(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "one"}\n')
+    for number, input in enumerate((path, str(path), [path])):
+        prefix = str(tmp_path / str(number))
+        (manifest,) = mdata.preprocess(options(tmp_path, input=input, output_prefix=prefix)).manifests.values()
+        assert manifest.provenance.records == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -146,7 +155,9 @@ def test_a_script_needs_no_guard(tmp_path):
         ({"output_prefix": Path("x")}, "output_prefix="),
         ({"max_record_bytes": 1e6}, "max_record_bytes=1000000.0"),
         ({"text_documents": "line"}, "text_documents='line'"),
-        ({"input": "x.jsonl"}, "input='x.jsonl'"),
+        ({"input": b"x.jsonl"}, "input=b'x.jsonl'"),
+        ({"input": 5}, "input=5"),
+        ({"json_keys": "text"}, "json_keys='text'"),
         ({"input": ("",)}, "an input has no name"),
     ],
 )
