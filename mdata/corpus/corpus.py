@@ -113,6 +113,10 @@ class Corpus:
         self.contiguous = all(reader.contiguous for reader in readers)
         self.mode = self.readers[0].mode
 
+    def __repr__(self) -> str:
+        size = f"{self.num_documents:,} documents, {self.num_tokens:,} tokens of {self.dtype}"
+        return f"<mdata.Corpus {str(self.path)!r}, {size}, id {self.id[:12]}>"
+
     @cached_property
     def manifest(self) -> CorpusManifest:
         """All that is known of the content.
@@ -240,7 +244,11 @@ class Corpus:
         return target
 
     def document(self, number: int) -> Int64s:
-        """All tokens of one document: int64[n]."""
+        """All tokens of one document: int64[n]; negative numbers count from the last document, as in a list.
+
+        Raises:
+            IndexError: no such document.
+        """
         return np.concatenate([np.empty(0, np.int64), *self.document_sequences(number)])
 
     def document_sequences(self, number: int) -> list[Int64s]:
@@ -278,8 +286,9 @@ class Corpus:
         return before + self.readers[shard].first_token(inside) if shard < len(self.readers) else before
 
     def _locate_document(self, number: int) -> tuple[int, int]:
-        assert 0 <= number < self.num_documents, f"document {number} of {self.num_documents}"
-        return locate(self.document_offsets, number)
+        if not -self.num_documents <= number < self.num_documents:
+            raise IndexError(f"document {number} of {self.num_documents}")
+        return locate(self.document_offsets, number % self.num_documents)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Provenance may list more files than there are documents, and no reader needs it.

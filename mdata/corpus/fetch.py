@@ -35,7 +35,7 @@ _THREADS = 8
 _HASH_BYTES = 32
 
 
-def fetch(corpus: str, folder: Path, *, progress: Progress) -> Path:
+def fetch(corpus: str, folder: str | Path, *, progress: Progress = SILENT) -> Path:
     """Copy a corpus to a folder; the path of its manifest there. What is there already is checked and kept.
 
     Args:
@@ -48,6 +48,7 @@ def fetch(corpus: str, folder: Path, *, progress: Progress) -> Path:
         DamageError: an object is not what the manifest says. ResourceError: the storage or the disk fails.
     """
     refuse_output_address(folder)
+    folder = Path(folder)
     address = _manifest_address(corpus)
     text = manifest_text(address)
     manifest = parse_manifest(text, str(address))

@@ -50,6 +50,17 @@ def test_shards_read_as_one_stream(tmp_path_factory, shards, data):
         assert corpus.document(number).tolist() == list(range(begins[number], begins[number] + length))
 
 
+def test_documents_are_counted_from_both_ends_as_in_a_list(tmp_path):
+    write_pair(tmp_path / "a", [[3], [2, 1], [4]])
+    corpus = mdata.open_corpus(tmp_path / "a")
+    assert corpus.document(-1).tolist() == corpus.document(2).tolist()
+    assert corpus.document(-3).tolist() == corpus.document(0).tolist()
+    for number in (3, -4):
+        with pytest.raises(IndexError, match=f"document {number} of 3"):
+            corpus.document(number)
+    assert repr(corpus).endswith(f"a', 3 documents, 10 tokens of int32, id {corpus.id[:12]}>")
+
+
 def test_paths_that_mean_the_same_pair(tmp_path):
     write_pair(tmp_path / "v1.5_text_document", [[3], [2]], code=8)
     names = ["v1.5_text_document", "v1.5_text_document.bin", "v1.5_text_document.idx"]
@@ -222,7 +233,7 @@ def test_tables_are_checked_at_opening_or_when_they_are_used(tmp_path):
     for wrong in (lambda: corpus.token_bounds(0, 1), lambda: corpus.lengths, lambda: corpus.document(0)):
         with pytest.raises(DamageError, match=r"a\.idx is not the one that a\.json describes"):
             wrong()
-    assert mdata.open(tmp_path / "a.json", sequence_length=2)[0]["tokens"].shape == (2,)
+    assert mdata.open_dataset(tmp_path / "a.json", sequence_length=2)[0]["tokens"].shape == (2,)
 
 
 def test_reading_by_pread_is_the_same(tmp_path):
