@@ -143,7 +143,7 @@ def main() -> None:
         write_pair(Path(folder) / "a", lengths, tokens=tokens)
         del tokens
         for threads in arguments.threads:
-            data = mdata.open(Path(folder) / "a", sequence_length=LENGTH, threads=threads)
+            data = mdata.open_dataset(Path(folder) / "a", sequence_length=LENGTH, threads=threads)
             for rows, parts in SHAPES:
                 found += compare(data, rows, parts)
     if arguments.json:

@@ -63,12 +63,12 @@ def make_corpus(folder, tokens):
 
 def measure(url, path, cache, *, rounds):
     """What is printed, by name."""
-    near = mdata.open(path, sequence_length=S)
+    near = mdata.open_dataset(path, sequence_length=S)
     size = path.with_suffix(".bin").stat().st_size
     found = {"server alone, MB/s": size / 1e6 / server_seconds(url.replace(".json", ".bin"), size, streams=THREADS)}
 
     def opened():
-        return mdata.open(url, sequence_length=S, cache=str(cache))
+        return mdata.open_dataset(url, sequence_length=S, cache=str(cache))
 
     blocks = opened().components[0].corpus.blocks
     begin = time.perf_counter()

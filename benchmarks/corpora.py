@@ -100,7 +100,7 @@ def measure(mix: Path, arguments: argparse.Namespace) -> None:
     from mdata.dataset import open_samples  # noqa: F401  imports are not counted
 
     start, cpu = time.perf_counter(), time.process_time()
-    data = mdata.open(mix, sequence_length=SEQUENCE, mode=arguments.mode, split_shares=arguments.split)
+    data = mdata.open_dataset(mix, sequence_length=SEQUENCE, mode=arguments.mode, split_shares=arguments.split)
     opened, cpu = time.perf_counter() - start, time.process_time() - cpu
     files, maps = held()
     print(

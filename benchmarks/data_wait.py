@@ -56,7 +56,7 @@ def opened(mix: Path, options: argparse.Namespace) -> mdata.Dataset:
     """The blend as a run opens it."""
     keys = {"document_masks": True} if options.document_masks else {}
     how = {"sequence_length": options.length, "threads": options.threads, "tokenizer_unknown": "ok", **keys}
-    return mdata.open_dataset(mix, mdata.options_from_keys(**how))
+    return mdata.Dataset.from_options(mix, mdata.DatasetOptions.from_keys(how))
 
 
 def sleeps() -> int:

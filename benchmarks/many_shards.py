@@ -36,7 +36,8 @@ begun = time.perf_counter()
 import mdata
 # Since the program began; a child's ru_maxrss begins with its parent's.
 peak_of = lambda: int(re.search("VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
-data = mdata.open_corpus(sys.argv[1]) if sys.argv[2] == "corpus" else mdata.open(sys.argv[1], sequence_length=4096)
+path, what = sys.argv[1:3]
+data = mdata.open_corpus(path) if what == "corpus" else mdata.open_dataset(path, sequence_length=4096)
 opened, peak = time.perf_counter() - begun, peak_of()
 begun = time.perf_counter()
 data.read(data.num_tokens // 2, 4096) if sys.argv[2] == "corpus" else data[12345]

@@ -57,7 +57,7 @@ if len(sys.argv) > 1:
     import mdata
     path, split, masks = sys.argv[1:]
     kind = mdata.Gpt(document_masks=masks == "masks")
-    data = mdata.open(path, sequence_length=4096, split_shares=split, kind=kind)
+    data = mdata.open_dataset(path, sequence_length=4096, split_shares=split, kind=kind)
     data[10**6]
 done = time.perf_counter()
 rollup = open("/proc/self/smaps_rollup").read()
@@ -145,9 +145,9 @@ def reading(gigabytes: float) -> list[dict[str, object]]:
         write_pair(Path(folder) / "a", lengths, tokens=tokens)
         del tokens
         options = {"sequence_length": LENGTH}
-        plain = mdata.open(Path(folder) / "a", **options)
-        masked = mdata.open(Path(folder) / "a", **options, kind=mdata.Gpt(document_masks=True))
-        two = mdata.open(Path(folder) / "a", **options, threads=2)
+        plain = mdata.open_dataset(Path(folder) / "a", **options)
+        masked = mdata.open_dataset(Path(folder) / "a", **options, kind=mdata.Gpt(document_masks=True))
+        two = mdata.open_dataset(Path(folder) / "a", **options, threads=2)
         each(touch, (plain, masked, two))
         for rows in (8, 512):
             found += compare(ways(plain, masked, two, rows=rows), random, rows)

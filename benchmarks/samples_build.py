@@ -58,7 +58,7 @@ def own(prefix: Path, epochs: int, *, what: str, folder: Path) -> dict[str, Any]
 
     num_samples = samples_of(prefix, epochs)
     if what == "first sample":
-        data = mdata.open(
+        data = mdata.open_dataset(
             f"{prefix}.json", sequence_length=LENGTH, seed=SEED, num_samples=num_samples, order=mdata.MegatronOrder()
         )
         return {"first": int(data[0]["tokens"].sum())}

@@ -93,25 +93,26 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
-    return mdata.options_from_keys(
-        sequence_length=arguments.sequence_length,
-        seed=arguments.seed,
-        split="whole" if arguments.whole else "train",
-        split_shares=arguments.split,
-        order=arguments.order,
-        kind=arguments.kind,
-        extra_token=not arguments.no_extra_token,
-        keep_partial=arguments.keep_partial,
-        blend_surplus=arguments.blend_surplus,
-        longer=arguments.longer,
-        decoder_length=arguments.decoder_length,
-        head=not arguments.no_head,
-        short_probability=arguments.short_probability,
-        tokenizer_unknown=arguments.tokenizer_unknown,
-        allow_outside=arguments.allow_outside,
-        cache=arguments.cache,
-        threads=arguments.threads,
-    )
+    keys = {
+        "sequence_length": arguments.sequence_length,
+        "seed": arguments.seed,
+        "split": "whole" if arguments.whole else "train",
+        "split_shares": arguments.split,
+        "order": arguments.order,
+        "kind": arguments.kind,
+        "extra_token": not arguments.no_extra_token,
+        "keep_partial": arguments.keep_partial,
+        "blend_surplus": arguments.blend_surplus,
+        "longer": arguments.longer,
+        "decoder_length": arguments.decoder_length,
+        "head": not arguments.no_head,
+        "short_probability": arguments.short_probability,
+        "tokenizer_unknown": arguments.tokenizer_unknown,
+        "allow_outside": arguments.allow_outside,
+        "cache": arguments.cache,
+        "threads": arguments.threads,
+    }
+    return mdata.DatasetOptions.from_keys(keys)
 
 
 def _told(result: BuildResult) -> str:

@@ -10,7 +10,7 @@ import argparse
 from typing import Any
 
 import mdata
-from mdata.dataset.flat_options import KEYS
+from mdata.dataset.dataset_options import OPTION_KEYS
 from mdata.loader.batch_sizes import BatchSizes, constant, ramp_up
 from mdata.tracing.cyclic_steps import CyclicSteps
 from mdata.tracing.run_folder import is_run
@@ -45,7 +45,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
         "--option",
         action="append",
         metavar="NAME=VALUE",
-        help="any other key of mdata.options_from_keys; VALUE as in TOML: 8, true, [5, 6, 7]",
+        help="any other key of mdata.DatasetOptions.from_keys; VALUE as in TOML: 8, true, [5, 6, 7]",
     )
     add_allow_outside(data, default=None)
     data.add_argument("--global-batch", type=int, metavar="N", help="samples per step")
@@ -78,7 +78,7 @@ def open_tracer(arguments: argparse.Namespace, console: Console) -> mdata.Tracer
             if getattr(arguments, name) is not None:
                 raise mdata.UsageError(f"{arguments.path} is not a run folder, so --{name} does not apply")
         options = _options(arguments)
-        dataset = mdata.open_dataset(arguments.path, options, progress=progress)
+        dataset = mdata.Dataset.from_options(arguments.path, options, progress=progress)
     sizes = _sizes(arguments)
     if arguments.dataloader_type == "cyclic":
         return mdata.Tracer(dataset, _shuffled(arguments, dataset, sizes))
@@ -103,12 +103,13 @@ def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
     given: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     for word in arguments.option or ():
         name, equals, value = word.partition("=")
-        if not equals or name not in KEYS:
-            close = nearest(name, KEYS)
+        if not equals or name not in OPTION_KEYS:
+            close = nearest(name, OPTION_KEYS)
             raise mdata.UsageError(f"--option {word}", expected="NAME=VALUE", fix=f"{close}=...?" if close else None)
         given[name] = _value(value)
     # Whether corpora may be read together is a matter of the run; here it is only told what is read.
-    return mdata.options_from_keys(sequence_length=arguments.sequence_length, **{"tokenizer_unknown": "ok", **given})
+    usual = {"sequence_length": arguments.sequence_length, "tokenizer_unknown": "ok"}
+    return mdata.DatasetOptions.from_keys(usual | given)
 
 
 def _value(text: str) -> Any:

@@ -60,12 +60,13 @@ def places(data: mdata.Dataset, count: int) -> list[tuple[str, int]]:
 
 def test_the_loader_restarts_on_the_second_resume(folder):
     """pytorch/torchtitan#3907, #3908: after a second resume the stream begins anew, its saved place being stale."""
-    data = mdata.open(folder / "a", sequence_length=S)
+    data = mdata.open_dataset(folder / "a", sequence_length=S)
     plan = BatchPlan(12, 1)
     whole = numbers(data, consumed=0, steps=12)
     state, found = plan.sampler(data, 0).state(), []
     for _ in range(4):  # each run goes on from what the run before saved, three steps at a time
-        resumed = plan.sampler(mdata.open(folder / "a", sequence_length=S), 0).restored(json.loads(json.dumps(state)))
+        again = mdata.open_dataset(folder / "a", sequence_length=S)
+        resumed = plan.sampler(again, 0).restored(json.loads(json.dumps(state)))
         found += numbers(data, consumed=resumed.consumed, steps=3)
         state = resumed.state(3)
     assert found == whole
@@ -73,7 +74,7 @@ def test_the_loader_restarts_on_the_second_resume(folder):
 
 def test_another_data_parallel_degree_is_refused_on_resume(folder):
     """pytorch/torchtitan#816, NVIDIA-NeMo/Megatron-Bridge#5637: it loses the places of the ranks that are gone."""
-    data = mdata.open(folder / "a", sequence_length=S)
+    data = mdata.open_dataset(folder / "a", sequence_length=S)
     whole = numbers(data, consumed=0, steps=8, ranks=4)
     assert whole == numbers(data, consumed=0, steps=8)
     for ranks in (1, 2, 3, 6, 12):
@@ -82,7 +83,7 @@ def test_another_data_parallel_degree_is_refused_on_resume(folder):
 
 def test_past_the_first_epoch_a_resumed_run_reads_the_first_epoch_again(folder):
     """huggingface/accelerate#2016, #3242: a run interrupted in its second epoch resumes in the order of the first."""
-    data = mdata.open(folder / "a", sequence_length=S)
+    data = mdata.open_dataset(folder / "a", sequence_length=S)
     size = data.components[0].samples.samples_per_epoch
     assert size == 100
     starts = [data.components[0].samples.token_range(k)[0] // S for k in range(3 * size)]
@@ -91,9 +92,10 @@ def test_past_the_first_epoch_a_resumed_run_reads_the_first_epoch_again(folder):
     assert all(len(set(epoch)) == size for epoch in epochs)
     whole = numbers(data, consumed=0, steps=25)
     for step in (9, 12, 20):  # in the second and third epoch
-        assert numbers(mdata.open(folder / "a", sequence_length=S), consumed=12 * step, steps=5) == whole[step:][:5]
+        reopened = mdata.open_dataset(folder / "a", sequence_length=S)
+        assert numbers(reopened, consumed=12 * step, steps=5) == whole[step:][:5]
         row = data.read(whole[step])
-        again = mdata.open(folder / "a", sequence_length=S).read(whole[step])
+        again = reopened.read(whole[step])
         assert (row.text == again.text).all()
 
 
@@ -114,8 +116,8 @@ def test_changing_the_length_of_training_reorders_all_data(folder):
 
 def test_nobody_says_what_another_sequence_length_does_to_the_order(folder):
     """NVIDIA/Megatron-LM#1002, unanswered: here a run's state and checkpoint refuse it, and name both numbers."""
-    short = mdata.open(folder / "a", sequence_length=S)
-    longer = mdata.open(folder / "a", sequence_length=2 * S)
+    short = mdata.open_dataset(folder / "a", sequence_length=S)
+    longer = mdata.open_dataset(folder / "a", sequence_length=2 * S)
     changed = [name for name in short.identity if short.identity[name] != longer.identity[name]]
     assert changed == ["sequence_length"]
     state = BatchPlan(12, 1).sampler(short, 0).state(3)
@@ -126,7 +128,7 @@ def test_nobody_says_what_another_sequence_length_does_to_the_order(folder):
 def test_ranks_disagree_at_the_tail_of_an_epoch(folder):
     """modelscope/ms-swift#10141, NVIDIA/Megatron-LM#7299: 2, 1 and 1 batches of 10 samples on 3 ranks."""
     write_pair(folder / "tail", [[81]])
-    data = mdata.open(folder / "tail", sequence_length=S, split="whole", num_samples=10)
+    data = mdata.open_dataset(folder / "tail", sequence_length=S, split="whole", num_samples=10)
     assert len(data) == 10
     counts = {len(list(Loader(data, BatchPlan(6, 2, dp_rank=r, dp_size=3)))) for r in range(3)}
     assert counts == {1}
@@ -210,7 +212,7 @@ def test_how_many_epochs_is_this(folder, capsys):
     words = ["0.7", str(folder / "a"), "0.2", str(folder / "b"), "0.1", str(folder / "c"), "-o", str(folder / "m.json")]
     assert main(["blend", *words, "--json", "--samples", "500", "--sequence-length", "8"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["components"]}
-    data = mdata.open(folder / "m.json", sequence_length=S)
+    data = mdata.open_dataset(folder / "m.json", sequence_length=S)
     read = places(data, 500)
     for component in data.components:
         mine = [inside for name, inside in read if name == component.name]
@@ -227,7 +229,7 @@ def held():
 mdata.DatasetOptions(sequence_length=8)
 import mdata.dataset.dataset, mdata.loader.loader
 before = held()
-data = mdata.open(sys.argv[1], sequence_length=8)
+data = mdata.open_dataset(sys.argv[1], sequence_length=8)
 steps = iter(mdata.Loader(data, mdata.loader.loader.BatchPlan(500, 50)))
 seen = {int(c) for _ in range(20) for batch in next(steps) for c in data.locate(batch.samples)[0]}
 print(json.dumps([before, held(), len(seen)]))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -25,16 +25,26 @@ from mdata.blend.open_blend import open_blend
 from mdata.blend.same_tokenizer import OK, REFUSE, may_be_unknown
 from mdata.corpus.corpus import Corpus
 from mdata.dataset.component import Component, facts_in_short
-from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder
+from mdata.dataset.dataset_options import (
+    DatasetOptions,
+    KindName,
+    MegatronOrder,
+    NativeOrder,
+    OrderName,
+    Split,
+    named_kind,
+    named_order,
+)
 from mdata.dataset.open_samples import bounds_of, open_samples, tokens_in
 from mdata.errors import UsageError
+from mdata.indexed.reader import Mode
 from mdata.manifest.types import TokenizerFacts
-from mdata.mixing.selection import MOST_SAMPLES, Concatenation, SelectionMap, chosen, sample_numbers
+from mdata.mixing.selection import MOST_SAMPLES, Concatenation, SelectionMap, chosen, from_start, sample_numbers
 from mdata.progress import SILENT, Progress
 from mdata.samples.base import RowSamples, Samples
 from mdata.samples.gpt import GptSamples
-from mdata.samples.rows import Gathered, Rows, Sample, empty_rows, finish, in_order, room_in
-from mdata.samples.sample_options import MaskedKind
+from mdata.samples.rows import FieldRows, Gathered, Rows, Sample, empty_rows, finish, in_order, room_in
+from mdata.samples.sample_options import MaskedKind, TextKind
 from mdata.util.arrays import Int64s
 from mdata.util.canonical_json import hash_of
 from mdata.util.gc_pause import gc_paused
@@ -45,33 +55,62 @@ if TYPE_CHECKING:
 
 
 def open_dataset(
-    path: str | Path, options: DatasetOptions, *, progress: Progress = SILENT, evaluation: bool = False
+    path: str | Path,
+    *,
+    sequence_length: int,
+    seed: int = 1234,
+    split: Split = "train",
+    split_shares: str = "100,0,0",
+    num_samples: int | None = None,
+    kind: KindName | TextKind | MaskedKind = "gpt",
+    order: OrderName | NativeOrder | MegatronOrder = "native",
+    cache: str | Path | None = None,
+    cache_size: str | None = None,
+    tokenizer_unknown: Literal["refuse", "ok"] = "refuse",
+    allow_outside: bool = False,
+    mode: Mode = "mmap",
+    threads: int = 1,
+    progress: Progress = SILENT,
 ) -> Dataset:
     """Open a blend manifest, a corpus manifest, a bare prefix, or Megatron's "0.7 a 0.3 b".
 
+    `open_dataset("a.json", sequence_length=4096, kind=Packed(longer="drop"))`; docs/samples.md describes the options.
+
     Args:
         path: one of these.
-        options: kind, order, split and so on.
+        sequence_length: tokens of a sample; of T5: of the encoder.
+        seed: keys every draw.
+        split: "train", "valid", "test" by `split_shares`, or "whole": all of it (native: in file order, once).
+        split_shares: shares of training, validation and test, as in Megatron's --split.
+        num_samples: Megatron's order: decides the epochs (None: one). Native: only the length of a training set.
+        kind: `Gpt`, `Document`, `Packed`, `Chat`, `Bert` or `T5`; or the name of one, with its default options.
+        order: `NativeOrder` or `MegatronOrder`, or its name.
+        cache, cache_size: where arrays that are built, and blocks of corpora in object storage, are kept; their limit.
+        tokenizer_unknown: "ok": a corpus without a recorded tokenizer may be mixed with one that has it.
+        allow_outside: manifests of corpora may name files outside their folders; for those of people whom you trust.
+        mode: "mmap" or "pread": how token files are read. threads: that read and build.
         progress: receives notes on arrays that are built, and on corpora of a folder that are left out.
-        evaluation: the dataset is for evaluation: nothing in a folder is left out.
 
     Raises:
         UsageError: nothing at the path, a corpus or split shorter than one sample, two tokenizers, conflicting options.
         DamageError: a file does not match its manifest.
     """
-    with gc_paused():
-        opened = open_blend(path, **options.opening, evaluation=evaluation)
-        opened.tell_left_out(progress)
-        return Dataset(opened, options, cache=_cache_of(options, progress))
-
-
-def open(path: str | Path, *, sequence_length: int, **options: Any) -> Dataset:
-    """Open a dataset by the fields of `DatasetOptions`: `mdata.open("a.json", sequence_length=4096, kind=Packed())`.
-
-    Raises:
-        UsageError, DamageError: as `open_dataset`. TypeError: no such option.
-    """
-    return open_dataset(path, DatasetOptions(sequence_length=sequence_length, **options))
+    options = DatasetOptions(
+        sequence_length=sequence_length,
+        seed=seed,
+        split=split,
+        split_shares=split_shares,
+        num_samples=num_samples,
+        kind=named_kind(kind),
+        order=named_order(order),
+        cache=None if cache is None else str(cache),
+        cache_size=cache_size,
+        tokenizer_unknown=tokenizer_unknown,
+        allow_outside=allow_outside,
+        mode=mode,
+        threads=threads,
+    )
+    return Dataset.from_options(path, options, progress=progress)
 
 
 class Dataset:
@@ -118,6 +157,20 @@ class Dataset:
         if any(getattr(component.samples, "keeps_ids_around", False) for component in self.components):
             self.identity["fim"] = {**self.identity["fim"], "ids_around": "kept"}
         self.data_id = hash_of(self.identity)
+
+    @classmethod
+    def from_options(
+        cls, path: str | Path, options: DatasetOptions, *, progress: Progress = SILENT, evaluation: bool = False
+    ) -> Dataset:
+        """`open_dataset`, for options that are one object; `evaluation`: nothing in a folder is left out.
+
+        Raises:
+            UsageError, DamageError: as `open_dataset`.
+        """
+        with gc_paused():
+            opened = open_blend(path, **options.opening, evaluation=evaluation)
+            opened.tell_left_out(progress)
+            return cls(opened, options, cache=_cache_of(options, progress))
 
     def _open_components(self, cache: Cache) -> tuple[list[Samples | None], MegatronBlend | None, dict[str, Any]]:
         """The samples of each corpus (None if it has none and none are needed), Megatron's mix and its identity."""
@@ -180,15 +233,15 @@ class Dataset:
     def __getitem__(self, sample: int | slice) -> Sample | list[Sample]:
         """One sample: tokens int64[S], labels int64[S], loss_mask float32[S]; masks and positions as the options say.
 
-        For the kinds bert and t5: the fields of `BertSamples` and `T5Samples`. A slice gives a list of samples, as for
-        a Python list; negative indices are refused.
+        For the kinds bert and t5: the fields of `BertSamples` and `T5Samples`. Slices and negative indices are those of
+        a Python list; a dataset without end has no negative indices.
 
         Raises:
-            IndexError: a number below 0 or past the end. TypeError: not an integer, or a slice without an end.
+            IndexError: past either end. TypeError: not an integer, or a slice without an end.
         """
         if isinstance(sample, slice):
             return self.__getitems__(chosen(sample, self.num_samples))
-        (component,), (inside,) = self.locate([sample])
+        (component,), (inside,) = self.locate([from_start(sample, self.num_samples)])
         part = self.components[component]
         with part.damage_check:
             found: Sample = part.samples.sample(int(inside))
@@ -198,29 +251,30 @@ class Dataset:
 
     def __getitems__(self, samples: Sequence[int]) -> list[Sample]:
         """Several samples, each equal to `self[k]`, read in one call; torch's DataLoader uses this."""
+        samples = [from_start(k, self.num_samples) for k in samples]
         if self.row_options.document_masks or self.row_options.attention_mask:
             return [self[k] for k in samples]  # rows know the lengths of all their documents, and no dense masks
-        rows = self.read(samples)
-        fields = rows.fields if isinstance(rows, Rows) else rows
+        fields = self.read(samples).fields
         if self._dataset_id_dtype is not None:
             components, _ = self.locate(samples)
             fields = {"dataset_id": components.astype(self._dataset_id_dtype), **fields}
         return [{name: array[row, ...] for name, array in fields.items()} for row in range(len(samples))]
 
-    def empty_rows(self, num_rows: int) -> Rows | Sample:
-        """A buffer for `read` that can be reused; a dict for the kinds bert and t5."""
+    def empty_rows(self, num_rows: int) -> Rows:
+        """A buffer for `read` that can be reused."""
         if isinstance(self.options.kind, MaskedKind):
-            return self._masked(0).allocate(num_rows)
+            return FieldRows(self._masked(0).allocate(num_rows))
         return empty_rows(num_rows, self.row_options)
 
-    def read(self, samples: npt.ArrayLike, *, out: Rows | Int64s | Sample | None = None) -> Rows | Sample:
+    def read(self, samples: npt.ArrayLike, *, out: Rows | Int64s | None = None) -> Rows:
         """Read many samples at once, in the given order; the GIL is released while tokens are read.
+
+        `rows["labels"]` and `rows.fields` have the fields of a sample by name, for all kinds.
 
         Args:
             samples: integer[n], sample numbers.
-            out: from `empty_rows`, or int64[n, S + 1]; it is filled in. None: a new buffer. Masks and positions are in
-                the rows that are returned; dense attention masks are made for single samples only. For the kinds bert
-                and t5: a dict of the fields of a sample, each with one more leading dimension.
+            out: from `empty_rows`, or int64[n, S + 1] for rows of text; it is filled in. None: a new buffer. Masks and
+                positions are in the rows that are returned; dense attention masks are made for single samples only.
 
         Raises:
             IndexError: a number below 0, past the end, or 2^62 and above. UsageError: `out` does not fit the samples.
@@ -229,10 +283,10 @@ class Dataset:
         numbers = sample_numbers(samples)
         if isinstance(self.options.kind, MaskedKind):
             return self._read_fields(numbers, out)
-        if isinstance(out, dict):
+        if isinstance(out, FieldRows):
             raise UsageError(
-                "out is a dict, but these samples are rows of text",
-                found=", ".join(out),
+                "out is for samples of bert or t5, but these samples are rows of text",
+                found=", ".join(out.fields),
                 expected="what empty_rows gives",
             )
         options = self.row_options
@@ -247,24 +301,25 @@ class Dataset:
         self._check_range(numbers)  # only now: for eight rows it costs a tenth, and C++ checks each number anyway
         return finish(rows, self._gather(numbers, rows.text), options=options)
 
-    def _read_fields(self, numbers: Int64s, out: Rows | Int64s | Sample | None) -> Sample:
+    def _read_fields(self, numbers: Int64s, out: Rows | Int64s | None) -> FieldRows:
         """`read` for kinds whose samples are several fields (bert, t5), not rows of text."""
-        if out is not None and not isinstance(out, dict):
-            raise UsageError("these samples are read into a dict", expected="what empty_rows gives")
+        if out is not None and not isinstance(out, FieldRows):
+            raise UsageError("out is for rows of text, not for these samples", expected="what empty_rows gives")
         if self._alone:
             self._check_range(numbers)
             with self.components[0].damage_check:
-                return self._masked(0).read(numbers, out)
+                fields = self._masked(0).read(numbers, None if out is None else out.fields)
+            return FieldRows(fields)
         components, inside = self.locate(numbers)
         first = self._masked(0)
-        fields = first.allocate(len(numbers)) if out is None else first.checked(out, len(numbers))
+        rows = FieldRows(first.allocate(len(numbers)) if out is None else first.checked(out.fields, len(numbers)))
         for number in np.unique(components).tolist():
-            rows = np.flatnonzero(components == number)
+            places = np.flatnonzero(components == number)
             with self.components[number].damage_check:
-                found = self._masked(number).read(inside[rows])
-            for name, part in found.items():
-                fields[name][rows] = part
-        return fields
+                part = self._masked(number).read(inside[places])
+            for name, values in part.items():
+                rows.fields[name][places] = values
+        return rows
 
     def _masked(self, number: int) -> MaskedSamples:
         return cast("MaskedSamples", self.components[number].samples)

@@ -1,15 +1,17 @@
 """How a run reads its data: one frozen set of options, checked when it is made, and what of it decides the data id.
 
 Kinds of samples and orders are types of their own (`kind=Packed(longer="drop")`, `order=MegatronOrder(pad=0)`), so
-that what one does not have cannot be given to it. Options that are not used leave the identity of a dataset as it is:
-a new option changes no existing data id. How files are read (`mode`, `threads`), where arrays are kept (`cache`) and,
+that what one does not have cannot be given to it; `DatasetOptions.from_keys` makes them from the flat keys of a
+configuration. Options that are not used leave the identity of a dataset as it is: a new option changes no existing
+data id. How files are read (`mode`, `threads`), where arrays are kept (`cache`) and,
 in native order, the number of samples are no part of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, Literal
 
 from mdata.blend.same_tokenizer import REFUSE, TOKENIZER_UNKNOWN
 from mdata.errors import UsageError
@@ -21,7 +23,11 @@ from mdata.samples.rows import RowOptions, effective_pad
 from mdata.samples.sample_options import (
     LONGEST,
     PACKING_VERSION,
+    T5,
+    Bert,
     Chat,
+    Document,
+    Fim,
     Gpt,
     MaskedKind,
     Packed,
@@ -31,7 +37,10 @@ from mdata.samples.sample_options import (
     check_one_of,
 )
 
-WHOLE = "whole"
+Split = Literal["train", "valid", "test", "whole"]
+KindName = Literal["gpt", "document", "packed", "chat", "bert"]
+OrderName = Literal["native", "megatron"]
+WHOLE: Literal["whole"] = "whole"
 LARGEST_BLOCK = 1 << 20  # of shuffle_block; mdata_cpp/block_shuffle.hpp
 _MEGATRON_VERSION = 1
 _BY_EOD = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask")
@@ -125,6 +134,40 @@ class DatasetOptions:
 
             most_blocks(self.cache_size)
         _check_order(self.kind, self.order)
+
+    @classmethod
+    def from_keys(cls, keys: Mapping[str, object]) -> DatasetOptions:
+        """From flat keys, as configurations and command lines give them; None counts as not given.
+
+        `kind` and `order` are names. The fields of the kind and of the order are keys at the same level, those of
+        `Fim` as fim_rate (0: none) and so on. A key of another kind or order must be left out or have its default.
+
+        Raises:
+            UsageError: conflicting keys, or values out of range. TypeError: an unknown key.
+        """
+        kind, order = keys.get("kind") or Gpt.name, keys.get("order") or NativeOrder.name
+        check_one_of("kind of samples", kind, known=KINDS)
+        check_one_of("order", order, known=ORDERS)
+        kind_type, order_type = KINDS[str(kind)], ORDERS[str(order)]
+        values: dict[Any, dict[str, Any]] = {cls: {}, kind_type: {}, order_type: {}}
+        values |= {Fim: {}} if kind_type is Gpt else {}
+        for key, value in keys.items():
+            if key not in OPTION_KEYS:
+                raise TypeError(f"no option {key!r} of a dataset")
+            if value is None or key in ("kind", "order"):
+                continue
+            owner = next((owner for owner in values if key in _FIELDS[owner]), None)
+            if owner is not None:
+                values[owner][_FIELDS[owner][key].name] = value
+            elif value != _default_of(key):
+                of_order = any(key in _FIELDS[owner] for owner in ORDERS.values())
+                whose = f"the {order} order has" if of_order else f"samples of kind {kind!r} have"
+                raise UsageError(f"{whose} no {key}", found=f"{key}={value!r}")
+        if kind_type is T5 and "decoder_length" not in values[T5]:
+            raise UsageError("samples of kind 't5' need the decoder's length", fix="decoder_length=128")
+        if values.get(Fim, {}).get("rate"):
+            values[Gpt]["fim"] = Fim(**values[Fim])
+        return cls(**values[cls], kind=kind_type(**values[kind_type]), order=order_type(**values[order_type]))
 
     @property
     def opening(self) -> dict[str, Any]:
@@ -220,6 +263,62 @@ class DatasetOptions:
             found |= {"num_samples": self.num_samples, "pad": order.pad}
             found |= {"allow_ambiguous_pad": order.allow_ambiguous_pad, "keep_partial": self.keeps_partial}
         return found
+
+
+KINDS: Mapping[str, type[TextKind | MaskedKind]] = {kind.name: kind for kind in (Gpt, Document, Packed, Chat, Bert, T5)}
+ORDERS: Mapping[str, type[NativeOrder | MegatronOrder]] = {order.name: order for order in (NativeOrder, MegatronOrder)}
+_FIELDS: Mapping[type, Mapping[str, Any]] = {
+    owner: {
+        f"fim_{field.name}" if owner is Fim else field.name: field
+        for field in fields(owner)
+        if field.name != "fim"  # flat keys have its fields
+    }
+    for owner in (DatasetOptions, *KINDS.values(), *ORDERS.values(), Fim)
+}
+OPTION_KEYS = tuple(dict.fromkeys(key for of_owner in _FIELDS.values() for key in of_owner))
+"""The keys of `DatasetOptions.from_keys`."""
+
+
+def _default_of(key: str) -> object:
+    default = next(of_owner[key].default for of_owner in _FIELDS.values() if key in of_owner)
+    return None if default is MISSING else default
+
+
+def named_kind(kind: str | TextKind | MaskedKind) -> TextKind | MaskedKind:
+    """A kind of samples by its name, with its default options.
+
+    Raises:
+        UsageError: no such kind, or one that has no defaults.
+    """
+    if not isinstance(kind, str):
+        return kind
+    check_one_of("kind of samples", kind, known=KINDS)
+    if kind == T5.name:
+        raise UsageError("kind 't5' needs the decoder's length", fix="kind=mdata.T5(decoder_length=128)")
+    return KINDS[kind]()
+
+
+def named_order(order: str | NativeOrder | MegatronOrder) -> NativeOrder | MegatronOrder:
+    """An order by its name, with its default options.
+
+    Raises:
+        UsageError: no such order.
+    """
+    if not isinstance(order, str):
+        return order
+    check_one_of("order", order, known=ORDERS)
+    return ORDERS[order]()
+
+
+def document_mask_keys(*, order: str, wanted: bool) -> dict[str, bool]:
+    """The keys that keep documents apart in a training run.
+
+    These are the documents of the index, or in Megatron's order what its --reset-position-ids and
+    --reset-attention-mask do, using the id that ends a document.
+    """
+    if order == MegatronOrder.name:
+        return {"reset_position_ids": wanted, "reset_attention_mask": wanted}
+    return {"document_masks": wanted}
 
 
 def _check_order(kind: TextKind | MaskedKind, order: NativeOrder | MegatronOrder) -> None:

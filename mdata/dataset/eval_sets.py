@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mdata.blend.overlap import check_apart
 from mdata.blend.same_tokenizer import REFUSE, way_out
-from mdata.dataset.dataset import Dataset, open_dataset
+from mdata.dataset.dataset import Dataset
 from mdata.dataset.dataset_options import MegatronOrder
 from mdata.errors import DamageError, UsageError, errors_wanted_by
 from mdata.order.data_split import parse_split
@@ -59,7 +59,7 @@ def evaluation_sets(
     unknown = train.tokenizer_unknown
     whole = replace(train.options, split="whole", num_samples=asked, order=order, tokenizer_unknown=unknown)
     if paths:
-        found = [(Path(path), open_dataset(path, whole, progress=progress, evaluation=True)) for path in paths]
+        found = [(Path(path), Dataset.from_options(path, whole, progress=progress, evaluation=True)) for path in paths]
         sets = _by_path(found, split)
         if not allow_overlap:
             trained = [part.corpus for part in train.components]
@@ -70,7 +70,7 @@ def evaluation_sets(
         sets = {}
         for name, (path, _) in of_blend.items():
             with errors_wanted_by(f"{_KINDS[split]} set {name} of the blend"):
-                sets[name] = open_dataset(path, whole, progress=progress)
+                sets[name] = Dataset.from_options(path, whole, progress=progress)
         _check_ids(sets, of_blend, split=split)
     if not sets and parse_split(train.options.split_shares)[1 + _SPLITS.index(split)] > 0:
         sets = {split: train.read_as(replace(whole, split=split), progress=progress)}

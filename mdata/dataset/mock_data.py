@@ -16,8 +16,8 @@ from mdata.blend.blend import OpenBlend
 from mdata.dataset.dataset import Dataset
 from mdata.dataset.dataset_options import DatasetOptions
 from mdata.manifest.types import BlendManifest
-from mdata.mixing.selection import chosen, sample_numbers
-from mdata.samples.rows import Gathered, Rows, Sample, empty_rows, finish, room_in
+from mdata.mixing.selection import chosen, from_start, sample_numbers
+from mdata.samples.rows import Gathered, Rows, empty_rows, finish, room_in
 from mdata.util.arrays import Int64s
 from mdata.util.canonical_json import hash_of
 from mdata.util.random_keys import derive_key
@@ -75,14 +75,14 @@ class MockDataset(Dataset):
 
     def __getitem__(self, sample: int | slice) -> Any:
         """See `Dataset.__getitem__`."""
-        found = self.__getitems__(chosen(sample, None) if isinstance(sample, slice) else [sample])
+        numbers = chosen(sample, None) if isinstance(sample, slice) else [from_start(sample, None)]
+        found = self.__getitems__(numbers)
         return found if isinstance(sample, slice) else found[0]
 
-    def read(self, samples: npt.ArrayLike, *, out: Rows | Int64s | Sample | None = None) -> Rows:
+    def read(self, samples: npt.ArrayLike, *, out: Rows | Int64s | None = None) -> Rows:
         """See `Dataset.read`."""
         numbers, options = sample_numbers(samples), self.row_options
         self._check_range(numbers)
-        assert not isinstance(out, dict), "rows of tokens are no dict"
         rows = empty_rows(len(numbers), options) if out is None else room_in(out, len(numbers), options=options)
         for row, number in zip(rows.text, numbers.tolist(), strict=True):
             row[:] = self._tokens(number)

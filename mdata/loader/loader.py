@@ -133,7 +133,6 @@ def collate(dataset: Dataset, samples: npt.ArrayLike, *, empty: Empty = np.empty
         )
     numbers = np.ascontiguousarray(samples, np.int64)
     rows = dataset.read(numbers, out=empty_rows(len(numbers), dataset.row_options, empty=empty))
-    assert isinstance(rows, Rows), "a kind whose samples are rows"
     return Batch(numbers, rows)
 
 
@@ -202,6 +201,13 @@ class Loader:
         self._sampler = batches.sampler(dataset, consumed)  # sizes that do not fit are refused here, not in the thread
         self._next, self._returned = self._sampler, StepCount()
         self._latest = self._sampler
+
+    def __repr__(self) -> str:
+        sampler = self._sampler
+        first, last = sampler.sizes.sizes[0], sampler.sizes.sizes[-1]
+        sizes = f"{first:,}" if first == last else f"{first:,} to {last:,}"
+        rank = f"rank {sampler.dp_rank} of {sampler.dp_size}, from sample {self._next.consumed:,}"
+        return f"<mdata.Loader global batch {sizes}, microbatch {sampler.micro_batch}, {rank}, {self._dataset!r}>"
 
     def state_dict(self) -> dict[str, int | str]:
         """What is needed to go on behind the last step that the newest iterator gave: JSON, the same on all ranks.

@@ -8,6 +8,7 @@ component after another, for validation and test. They work on numbers only and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Protocol
 
 import numpy as np
@@ -36,17 +37,37 @@ def sample_numbers(samples: ArrayLike) -> Int64s:
     return np.ascontiguousarray(found, np.int64)
 
 
-def chosen(samples: slice, num_samples: int | None) -> range:
-    """The sample numbers of a slice, cut at the number of samples as for a list; None: endless.
+def from_start(index: int, num_samples: int | None) -> int:
+    """The sample number of an index, which may count from the end; None: endless.
 
     Raises:
-        IndexError: a negative index. TypeError: a slice without end.
+        IndexError: a negative index that has no sample. TypeError: not an integer.
     """
-    if any(place is not None and place < 0 for place in (samples.start, samples.stop)):
-        raise IndexError(f"samples {samples.start} to {samples.stop}: sample numbers must be 0 or more")
-    if num_samples is None and (samples.stop is None or (samples.step or 1) < 0):
+    if not isinstance(index, Integral):
+        raise TypeError(f"sample numbers are integers, not {index!r}")
+    if index >= 0:
+        return index
+    if num_samples is None:
+        raise IndexError(f"sample {index}: this dataset has no end to count from; set num_samples for one")
+    if index < -num_samples:
+        raise IndexError(f"sample {index} of {num_samples}")
+    return index + num_samples
+
+
+def chosen(samples: slice, num_samples: int | None) -> range:
+    """The sample numbers of a slice, as of a list of that length; None: endless.
+
+    Raises:
+        IndexError: a negative place without an end. TypeError: a slice without end.
+    """
+    if num_samples is not None:
+        return range(num_samples)[samples]
+    for place in (samples.start, samples.stop):
+        if place is not None:
+            from_start(place, None)
+    if samples.stop is None or (samples.step or 1) < 0:
         raise TypeError("a slice without a stop, but the dataset has no end: give a stop, or set num_samples")
-    return range(*samples.indices(MOST_SAMPLES if num_samples is None else num_samples))
+    return range(MOST_SAMPLES)[samples]
 
 
 class SelectionMap(Protocol):

@@ -196,6 +196,13 @@ class Rows:
         found: Sample = {"tokens": self.tokens, "labels": self.labels, "loss_mask": self.loss_mask}
         return found if self.position_ids is None else found | {"position_ids": self.position_ids}
 
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """One of `fields`."""
+        return self.fields[name]
+
     def split(self, num_parts: int) -> list[Rows]:
         """The rows in this many parts of equal size, as views of the same memory."""
         options, gathered = self._read
@@ -222,6 +229,52 @@ class Rows:
         rows, places = np.divmod(self.documents[0][:-1], self.text.shape[1] - 1)
         inside = places > 0
         return np.cumsum(np.bincount(rows[inside], minlength=len(self.text))), places[inside]
+
+
+class FieldRows(Rows):
+    """n samples of bert or t5, whose `fields` are those of `BertSamples` and `T5Samples`.
+
+    `text` and `tokens` are what the (encoder's) model reads, int64[n, S], without a further token.
+    """
+
+    def __init__(self, fields: Sample) -> None:
+        super().__init__(next(iter(fields.values())))
+        self._fields = fields
+
+    @property
+    def fields(self) -> Sample:
+        """The arrays with one row per sample, by their names in a sample."""
+        return self._fields
+
+    @property
+    def tokens(self) -> Int64s:
+        """The (encoder's) inputs, int64[n, S]."""
+        return self.text
+
+    @property
+    def labels(self) -> Int64s:
+        """The tokens to predict, int64[n, S]; of T5 the decoder's, int64[n, decoder_length]."""
+        return self._fields["labels"]
+
+    @property
+    def unmasked(self) -> bool:
+        """Never: only the masked tokens have a loss."""
+        return False
+
+    @cached_property
+    def loss_mask(self) -> npt.NDArray[np.float32]:
+        """float32 of the labels' shape, 1 where a label counts."""
+        return self._fields["loss_mask"].astype(np.float32)
+
+    @cached_property
+    def position_ids(self) -> None:
+        """These samples have none."""
+
+    def split(self, num_parts: int) -> list[Rows]:
+        """The rows in this many parts of equal size, as views of the same memory."""
+        size = len(self.text) // num_parts
+        places = [slice(first, first + size) for first in range(0, size * num_parts, size)]
+        return [FieldRows({name: array[rows] for name, array in self._fields.items()}) for rows in places]
 
 
 def empty_rows(num_rows: int, options: RowOptions, *, empty: Empty = np.empty) -> Rows:

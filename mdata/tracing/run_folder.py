@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mdata.dataset.dataset import Dataset, open_dataset
-from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder, NativeOrder
+from mdata.dataset.dataset import Dataset
+from mdata.dataset.dataset_options import OPTION_KEYS, DatasetOptions, MegatronOrder, NativeOrder, document_mask_keys
 from mdata.dataset.eval_sets import EvaluationSplit, evaluated_samples, evaluation_sets, samples_asked
-from mdata.dataset.flat_options import KEYS, data_found, document_mask_keys, options_from_keys
 from mdata.dataset.mock_data import MOCK
+from mdata.dataset.run_paths import data_found
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.loader.batch_sizes import BatchSizes, by_steps, constant, read_ramp
 from mdata.progress import SILENT, Progress
@@ -96,7 +96,7 @@ def trace_run(
     if not isinstance(path, str):
         raise DamageError(f"{folder / 'config.toml'}: data.blend is not a path", found=repr(path))
     try:
-        dataset = open_dataset(path, options, progress=progress)
+        dataset = Dataset.from_options(path, options, progress=progress)
     except UsageError as error:
         if blend or Path(path).exists():
             raise
@@ -140,7 +140,7 @@ def _trace_set(
 def _options(run: _Run) -> DatasetOptions:
     """The options with which the run read its data."""
     data = dict(run.config.get("data", {}))
-    _check_keys(run, "data", [*KEYS, *_OTHER_DATA])
+    _check_keys(run, "data", [*OPTION_KEYS, *_OTHER_DATA])
     _check_keys(run, "train", _TRAIN)
     given: dict[str, Any] = {key: data[key] for key in data if key not in _OTHER_DATA}
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
@@ -155,7 +155,7 @@ def _options(run: _Run) -> DatasetOptions:
     of_run["split_shares"] = str(data.get("split", "100,0,0"))
     given["cache"] = given.get("cache") or None
     given["tokenizer_unknown"] = "ok"  # a trace only reads; the run has already checked whether corpora may be mixed
-    return options_from_keys(**{**of_run, **given})
+    return DatasetOptions.from_keys(of_run | given)
 
 
 def _steps_asked(run: _Run) -> int:

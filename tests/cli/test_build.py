@@ -41,7 +41,7 @@ def test_packed_rows_are_built_once_and_found_by_a_run(folder, capsys, monkeypat
     assert again["peak_bytes"] > 1 << 20
     monkeypatch.setattr(packed, "packed", None)
     for split in ("train", "valid"):
-        dataset = mdata.open("a", sequence_length=8, split=split, split_shares="80,20", kind=mdata.Packed())
+        dataset = mdata.open_dataset("a", sequence_length=8, split=split, split_shares="80,20", kind=mdata.Packed())
         assert dataset.num_samples == again["samples"][split]
 
 
@@ -72,7 +72,7 @@ def test_a_blends_surplus_is_given_as_the_run_gives_it(folder, capsys, monkeypat
     assert all(more["rows"] > few["rows"] for few, more in zip(usual[:2], larger[:2], strict=True))
     assert not any(part["built"] for part in built(capsys, *flags, "--mid-level-dataset-surplus", "1.5")["arrays"])
     monkeypatch.setattr(megatron_gpt, "build", None)
-    data = mdata.open(
+    data = mdata.open_dataset(
         "0.7 a 0.3 b", sequence_length=8, num_samples=200, cache="kept", order=mdata.MegatronOrder(blend_surplus=1.5)
     )
     assert data.components[0].samples.request.num_samples == 350
@@ -89,9 +89,8 @@ def test_what_is_computed_needs_nothing(folder, capsys):
 def test_the_whole_is_one_set(folder, capsys):
     made = built(capsys, "b", "-S", "8", "--kind", "packed", "--whole")
     assert [part["split"] for part in made["arrays"]] == ["whole"]
-    assert (
-        mdata.open("b", sequence_length=8, split="whole", kind=mdata.Packed()).num_samples == made["samples"]["whole"]
-    )
+    dataset = mdata.open_dataset("b", sequence_length=8, split="whole", kind="packed")
+    assert dataset.num_samples == made["samples"]["whole"]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_json_of_a_token_is_that_of_its_sample(trace, made):
     _, out, _ = trace("mix.json", *READ, "--token", "1000", "--json", "--tokens", "--text", "--length", "3")
     facts = json.loads(out)
     assert (facts["token"], facts["in_sample"], facts["sample"], facts["step"]) == (1000, 8, 31, None)
-    dataset = mdata.open(made / "mix.json", sequence_length=32)
+    dataset = mdata.open_dataset(made / "mix.json", sequence_length=32)
     ids = dataset[31]["tokens"].tolist()
     for part in facts["parts"]:
         assert part["ids"] == ids[part["first"] : part["first"] + min(3, part["tokens"])]
@@ -139,7 +139,7 @@ def test_options_by_hand(trace, made):
     words = ("--order", "megatron", "--num-samples", "40", "--seed", "3")
     _, out, _ = trace("mix.json", *READ, *words, "--sample", "7", "--tokens", "--length", "0", "--json")
     facts = json.loads(out)
-    dataset = mdata.open(made / "mix.json", sequence_length=32, num_samples=40, seed=3, order=mdata.MegatronOrder())
+    dataset = mdata.open_dataset(made / "mix.json", sequence_length=32, num_samples=40, seed=3, order="megatron")
     assert [id for part in facts["parts"] for id in part["ids"]][:32] == dataset[7]["tokens"].tolist()
     assert facts["epoch"] is None
     _, out, _ = trace(

@@ -9,5 +9,5 @@ import mdata
 
 
 def open_by_keys(path: str | Path, **keys: Any) -> mdata.Dataset:
-    """Open a dataset as a run or a command does; see `mdata.options_from_keys`."""
-    return mdata.open_dataset(path, mdata.options_from_keys(**keys))
+    """Open a dataset as a run or a command does; see `DatasetOptions.from_keys`."""
+    return mdata.Dataset.from_options(path, mdata.DatasetOptions.from_keys(keys))

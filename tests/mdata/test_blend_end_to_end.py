@@ -63,7 +63,7 @@ def blend(folder: Path, *words: str, cap: str = "") -> int:
 def test_achieved_shares_are_within_one_sample_at_the_end_of_each_of_three_phases(folder, capsys):
     assert blend(folder, "--json", "--sequence-length", str(S), "--samples", "3000") == 0
     told = json.loads(capsys.readouterr().out)
-    data = mdata.open(folder / "mix.json", sequence_length=S)
+    data = mdata.open_dataset(folder / "mix.json", sequence_length=S)
     loaders = [iter(Loader(data, BatchPlan(BATCH, 5, dp_rank=r, dp_size=RANKS))) for r in range(RANKS)]
     corpus = np.full(3000, -1)
     for _ in range(3000 // BATCH):
@@ -85,12 +85,12 @@ def test_achieved_shares_are_within_one_sample_at_the_end_of_each_of_three_phase
 def test_a_cap_that_cannot_be_met_fails_with_numbers_before_and_at_opening(folder, capsys):
     assert blend(folder, "--sequence-length", str(S), cap="max_epochs = 4") == 2
     early = capsys.readouterr().err
-    per_epoch = mdata.open(folder / "a", sequence_length=S).components[0].samples.samples_per_epoch
+    per_epoch = mdata.open_dataset(folder / "a", sequence_length=S).components[0].samples.samples_per_epoch
     for number in (4, 800, 4 * per_epoch):
         assert re.search(rf"\b{number}\b", early), (number, early)
     assert not (folder / "mix.json").exists()
     # Made without the length of a sample nothing can be said yet; then opening says it.
     mdata.make_blend("mix.toml", folder / "mix.json")
     with pytest.raises(mdata.UsageError, match=rf"\b{4 * per_epoch}\b"):
-        mdata.open(folder / "mix.json", sequence_length=S)
+        mdata.open_dataset(folder / "mix.json", sequence_length=S)
     assert blend(folder, "--sequence-length", str(S), cap="max_epochs = 8") == 0

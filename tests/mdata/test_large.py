@@ -75,7 +75,7 @@ def test_the_end_of_a_bin_past_two_to_the_31_tokens_is_read(tmp_path, mode, code
 def test_one_document_a_row_at_the_end_of_a_large_bin(tmp_path, mode):
     lengths = [2**30, 2**30, 2, 3, 5]
     sparse_pair(tmp_path / "x", lengths, code=4, written={sum(lengths) - 10: list(range(1, 11))})
-    data = mdata.open(tmp_path / "x", sequence_length=4, split="whole", mode=mode, kind=mdata.Document())
+    data = mdata.open_dataset(tmp_path / "x", sequence_length=4, split="whole", mode=mode, kind=mdata.Document())
     assert data.read([2, 3, 4]).text.tolist() == [[1, 2, 0, 0, 0], [3, 4, 5, 0, 0], [6, 7, 8, 9, 10]]
 
 

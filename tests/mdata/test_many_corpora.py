@@ -22,7 +22,7 @@ SEQUENCE = 32
 
 def main(mix, mode, method):
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-    data = mdata.open(mix, sequence_length=SEQUENCE, mode=mode)
+    data = mdata.open_dataset(mix, sequence_length=SEQUENCE, mode=mode)
     check(data, np.arange(0, 9000, 3))
     if method:
         context = multiprocessing.get_context(method)

@@ -65,7 +65,7 @@ DOORS = {
     "make_blend": lambda path, **how: mdata.make_blend([str(path)], path.with_name("mix.json"), **how),
     "open": read,
     "report": lambda path, **how: mdata.report(path, path.with_name("x.html"), **how),
-    "build": lambda path, **how: build(path, mdata.options_from_keys(sequence_length=8, kind="packed", **how)),
+    "build": lambda path, **how: build(path, mdata.DatasetOptions(sequence_length=8, kind=mdata.Packed(), **how)),
 }
 
 
@@ -93,7 +93,7 @@ def test_leave_goes_with_the_corpus(elsewhere, honest):
 
 
 def test_leave_is_no_part_of_the_data_id(honest):
-    ids = {mdata.open(honest, sequence_length=8, allow_outside=allow).data_id for allow in (False, True)}
+    ids = {mdata.open_dataset(honest, sequence_length=8, allow_outside=allow).data_id for allow in (False, True)}
     assert len(ids) == 1
 
 

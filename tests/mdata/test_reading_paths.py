@@ -26,7 +26,7 @@ class Path(NamedTuple):
 
 
 OPENING = """
-dataset = mdata.open("x.json", sequence_length=16)
+dataset = mdata.open_dataset("x.json", sequence_length=16)
 sample, rows = dataset[0], dataset.read([1, 2])
 assert len(sample["tokens"]) == 16 and rows.text.shape == (2, 17)
 """
@@ -38,7 +38,7 @@ options = mdata.PreprocessOptions(
 assert manifest.provenance.records == 3
 """
 PATHS = [
-    Path("from `mdata.open` to tokens", "open", OPENING),
+    Path("from `mdata.open_dataset` to tokens", "open_dataset", OPENING),
     Path("from a line of JSON to .bin", "preprocess", PREPROCESSING),
 ]
 TRACED = """

@@ -44,7 +44,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def opened(folder: Path) -> mdata.Dataset:
-    return mdata.open(folder / "mix.json", sequence_length=LENGTH, seed=SEED, num_samples=200_000)
+    return mdata.open_dataset(folder / "mix.json", sequence_length=LENGTH, seed=SEED, num_samples=200_000)
 
 
 def plan(rank: int, ranks: int, sizes: BatchSizes = SIZES) -> BatchPlan:

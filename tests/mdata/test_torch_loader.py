@@ -74,7 +74,8 @@ def test_a_sampler_of_torch_takes_its_length(folder):
 def test_neither_opening_nor_reading_imports_torch(tmp_path):
     write_pair(tmp_path / "a", [[9]] * 30)
     code = (
-        "import sys, pickle, mdata; data = mdata.open(sys.argv[1], sequence_length=8); data[3]; data.read([1, 2]);"
+        "import sys, pickle, mdata; data = mdata.open_dataset(sys.argv[1], sequence_length=8);"
+        "data[3]; data.read([1, 2]);"
         "pickle.loads(pickle.dumps(data))[3];"
         "sys.exit(f'imported: {sorted(sys.modules)}' if 'torch' in sys.modules else 0)"
     )

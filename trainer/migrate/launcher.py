@@ -71,7 +71,7 @@ def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
         if not found and other:
             fix = f"mtrain trains the models of {SCRIPT}"
             if kind := _SAMPLES.get(other):
-                fix += f"; mdata makes the samples: mdata.open(..., kind={kind}())"
+                fix += f"; mdata makes the samples: mdata.open_dataset(..., kind={kind}())"
             raise UsageError(f"{other} cannot be converted", found=f"mtrain lacks {_OTHERS[other]}", fix=fix)
         seen = f"{len(found)} such commands" if found else ", ".join(others[:3]) or "no Python script"
         sourced = [" ".join(command[:2]) for command in commands if command[0] in (".", "source")]

@@ -22,8 +22,8 @@ import mdata
 from mdata import MdataError, UsageError
 from mdata.blend_planning.preview import blend_table
 from mdata.dataset.eval_sets import evaluated_samples
-from mdata.dataset.flat_options import data_found
 from mdata.dataset.mock_data import MOCK
+from mdata.dataset.run_paths import data_found
 from mdata.util import atomic_io
 from mdata.util.regular_files import regular_file
 from trainer.config.parse import load_config

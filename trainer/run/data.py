@@ -16,8 +16,8 @@ import torch
 
 import mdata
 from mdata import DamageError, MdataError, UsageError
+from mdata.dataset.dataset_options import document_mask_keys
 from mdata.dataset.eval_sets import evaluation_sets, samples_asked
-from mdata.dataset.flat_options import document_mask_keys
 from mdata.dataset.mock_data import MOCK, MockDataset
 from mdata.loader.loader import BatchPlan, collate
 from mdata.progress import SILENT, Progress
@@ -227,23 +227,23 @@ def _moved(values: np.ndarray, device: torch.device) -> torch.Tensor:
 
 def _open_training(config: RunConfig, progress: Progress) -> mdata.Dataset:
     data, train = config.data, config.train
-    options = mdata.options_from_keys(
-        sequence_length=train.sequence_length,
-        seed=config.run.seed,
-        split="train",
-        split_shares=data.split,
-        order=data.order,
-        num_samples=training_samples(config) if data.order == "megatron" else None,
-        kind=data.kind,
+    keys = {
+        "sequence_length": train.sequence_length,
+        "seed": config.run.seed,
+        "split": "train",
+        "split_shares": data.split,
+        "order": data.order,
+        "num_samples": training_samples(config) if data.order == "megatron" else None,
+        "kind": data.kind,
         **document_mask_keys(order=data.order, wanted=data.document_masks),
-        shuffle_block=data.shuffle_block,
-        blend_surplus=data.blend_surplus,
-        tokenizer_unknown=data.tokenizer_unknown,
-        allow_outside=data.allow_outside,
-        cache=data.cache or None,
-        cache_size=data.cache_size or None,
-    )
-    return mdata.open_dataset(data.blend, options, progress=progress)
+        "shuffle_block": data.shuffle_block,
+        "blend_surplus": data.blend_surplus,
+        "tokenizer_unknown": data.tokenizer_unknown,
+        "allow_outside": data.allow_outside,
+        "cache": data.cache or None,
+        "cache_size": data.cache_size or None,
+    }
+    return mdata.Dataset.from_options(data.blend, mdata.DatasetOptions.from_keys(keys), progress=progress)
 
 
 def _document_lengths(train: mdata.Dataset, config: RunConfig) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from mdata import __version__
-from mdata.dataset.flat_options import STARTED_IN
+from mdata.dataset.run_paths import STARTED_IN
 from mdata.errors import os_errors_named
 from mdata.object_storage.address import address_of, is_address
 from mdata.util import atomic_io, file_lock

@@ -105,7 +105,7 @@ def test_nothing_comes_again_before_all_was_read(folder):
         folder, [{"path": f"web/{n}_text_document", "weight": w} for n, w in (("a", 2), ("b", 1), ("a", 1))]
     )
     save_blend(blend, folder / "pass.json")
-    data = mdata.open(folder / "pass.json", sequence_length=8)
+    data = mdata.open_dataset(folder / "pass.json", sequence_length=8)
     assert blend.names == ("a", "b")
     components, inside = data.locate(np.arange(100))
     mine = inside[components == 0]

@@ -133,7 +133,7 @@ def test_a_weight_that_equals_the_tokens_is_a_weight(corpora):
     assert len(set(ids)) == 1
     assert check(["a", "b"], 100, per_split=False, folder=corpora)[0] != ids[0]
     saved = mdata.make_blend("120 a 60 b", "mix.json")
-    data = mdata.open("mix.json", sequence_length=S, num_samples=100, order=mdata.MegatronOrder())
+    data = mdata.open_dataset("mix.json", sequence_length=S, num_samples=100, order=mdata.MegatronOrder())
     assert data.data_id == ids[0]
     assert [(part.share, part.set_by) for part in saved.manifest.components] == [("120", "user"), ("60", "user")]
 

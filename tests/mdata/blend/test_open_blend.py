@@ -60,7 +60,7 @@ def test_one_corpus_is_the_blend_that_is_composed_of_it(corpora, path, tokenizer
 
 def test_one_corpus_needs_no_module_that_composes_blends(corpora):
     prefix = corpora / "a" / "a_text_document"
-    code = f"import sys, mdata; mdata.open({str(prefix)!r}, sequence_length=2); print(*sys.modules)"
+    code = f"import sys, mdata; mdata.open_dataset({str(prefix)!r}, sequence_length=2); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "mdata.blend.open_blend" in loaded
     assert not {"mdata.blend.compose", "mdata.blend.spec", "mdata.blend.duplicates", "mdata.blend.overlap"} & {*loaded}
@@ -288,7 +288,7 @@ def test_what_is_gone_is_named_with_its_blend_and_component(tmp_path, gone):
     messages = set(verified)
     for act in (
         lambda: mdata.open_blend(mix),
-        lambda: mdata.open(mix, sequence_length=1),
+        lambda: mdata.open_dataset(mix, sequence_length=1),
         lambda: mdata.make_blend([str(mix), str(tmp_path / "a/a_text_document")], tmp_path / "outer.json"),
     ):
         with pytest.raises(UsageError) as caught:

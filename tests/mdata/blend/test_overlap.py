@@ -207,7 +207,7 @@ def test_what_is_left_out_is_in_the_manifest_and_said(made):
     assert list(mix.manifest.notes["left_out"]) == ["split/x_holdout_text_document.json"]
     assert [part.path for part in mix.manifest.components] == ["split/x_text_document.json", "key/x_b_document.json"]
     notes = Notes()
-    mdata.open_dataset(made / "split", mdata.DatasetOptions(sequence_length=4), progress=notes)
+    mdata.open_dataset(made / "split", sequence_length=4, progress=notes)
     why = "the held-out part (--holdout 0.25) of text"
     assert notes.lines == [f"split/x_holdout_text_document.json is left out: {why}"]
 
@@ -282,7 +282,7 @@ SETS = [
 def test_nothing_is_measured_on_what_is_trained_on(made, split, train, valid, refused):
     (trained,), (measured,) = (named(made / folder, part) for folder, part in (train, valid))
     tables = {"component": [{"path": trained}], split: {"set": measured}}
-    data = mdata.open(trained, sequence_length=4)
+    data = mdata.open_dataset(trained, sequence_length=4)
     if refused:
         with pytest.raises(UsageError, match=r"set: (.|\n)*--holdout(.|\n)*--allow-overlap"):
             plan_blend(tables, made)
@@ -295,7 +295,7 @@ def test_nothing_is_measured_on_what_is_trained_on(made, split, train, valid, re
 
 
 def test_a_folder_is_measured_on_with_its_held_out_part(made):
-    data = mdata.open(made / "other" / "x_text_document.json", sequence_length=4)
+    data = mdata.open_dataset(made / "other" / "x_text_document.json", sequence_length=4)
     (one,) = evaluation_sets(data, "valid", paths=[made / "key"]).values()
     with pytest.raises(UsageError, match="x_text_document"):
         evaluation_sets(data, "valid", paths=[made / "other"])

@@ -64,20 +64,20 @@ def replaced(folder, allowed):
 
 
 def evaluated(_folder, allowed):
-    train = mdata.open(KNOWN, sequence_length=8, tokenizer_unknown=allowed)
+    train = mdata.open_dataset(KNOWN, sequence_length=8, tokenizer_unknown=allowed)
     return evaluation_sets(train, "valid", paths=[FOREIGN])
 
 
 def evaluated_otherwise(_folder, allowed):
-    train = mdata.open(FOREIGN, sequence_length=8, tokenizer_unknown=allowed)
+    train = mdata.open_dataset(FOREIGN, sequence_length=8, tokenizer_unknown=allowed)
     return evaluation_sets(train, "valid", paths=[KNOWN])
 
 
 WAYS = {
     "words": lambda folder, allowed: mdata.make_blend(WORDS, "mix.json", tokenizer_unknown=allowed),
     "words without weights": lambda folder, allowed: mdata.open_blend([KNOWN, FOREIGN], tokenizer_unknown=allowed),
-    "a string": lambda folder, allowed: mdata.open(" ".join(WORDS), sequence_length=8, tokenizer_unknown=allowed),
-    "a folder": lambda folder, allowed: mdata.open("web", sequence_length=8, tokenizer_unknown=allowed),
+    "a string": lambda folder, allow: mdata.open_dataset(" ".join(WORDS), sequence_length=8, tokenizer_unknown=allow),
+    "a folder": lambda folder, allowed: mdata.open_dataset("web", sequence_length=8, tokenizer_unknown=allowed),
     "a folder as a component": lambda folder, allowed: plan_blend(
         {"component": [component("web")], "tokenizer_unknown": allowed}, folder
     ),
@@ -108,7 +108,7 @@ def test_every_way_in_refuses_by_name_and_can_be_allowed(corpora, way):
 
 def test_corpora_that_all_do_not_say_are_read_together(corpora):
     assert mdata.open_blend(["0.5", FOREIGN, "0.5", OTHER]).weights == (1, 1)
-    train = mdata.open(FOREIGN, sequence_length=8)
+    train = mdata.open_dataset(FOREIGN, sequence_length=8)
     assert list(evaluation_sets(train, "valid", paths=[OTHER])) == ["other"]
 
 
@@ -116,7 +116,7 @@ def test_a_manifest_says_that_it_was_allowed_and_changes_of_it_inherit_that(corp
     mdata.make_blend(WORDS, "mix.json", tokenizer_unknown="ok")
     assert_valid(corpora / "mix.json")
     assert json.loads((corpora / "mix.json").read_text())["tokenizer_unknown"] == "ok"
-    train = mdata.open("mix.json", sequence_length=8)
+    train = mdata.open_dataset("mix.json", sequence_length=8)
     assert list(evaluation_sets(train, "valid", paths=[OTHER])) == ["other"]
     old = mdata.open_blend("mix.json")
     new = change_blend(old, 3, folder=corpora, sequence_length=8, edits=BlendEdits(shares={"known": "0.25"}))
@@ -130,5 +130,6 @@ def test_it_is_no_part_of_what_decides_the_order(corpora):
     words = ["0.5", KNOWN, "0.5", "web/foreign.json"]
     blends = [plan_blend(words, corpora, tokenizer_unknown=allowed) for allowed in ("refuse", "ok")]
     assert len({blend.manifest.id for blend in blends}) == 1
-    ids = {mdata.open(" ".join(words), sequence_length=8, tokenizer_unknown=one).data_id for one in ("refuse", "ok")}
+    path, allowed = " ".join(words), ("refuse", "ok")
+    ids = {mdata.open_dataset(path, sequence_length=8, tokenizer_unknown=value).data_id for value in allowed}
     assert len(ids) == 1

@@ -36,7 +36,7 @@ PHASES = [{"samples": 40}, {"tokens": 160, "shares": {"c": 1}}, {"shares": {"a":
 def test_the_table_is_what_a_dataset_reads(corpora, split):
     blend = made(*THREE, phase=PHASES)
     preview = mdata.preview_blend(blend, sequence_length=8, samples=150, split=split)
-    data = mdata.open("mix.json", sequence_length=8, split="train", split_shares=split)
+    data = mdata.open_dataset("mix.json", sequence_length=8, split="train", split_shares=split)
     components, inside = data.locate(np.arange(150))
     for number, row in enumerate(preview.rows):
         mine = np.flatnonzero(components == number)
@@ -71,7 +71,7 @@ def test_a_blend_that_ends_is_told_to_its_end(corpora):
     preview = mdata.preview_blend(blend, sequence_length=8)
     assert [row.epochs for row in preview.rows] == pytest.approx([1, 2, 0.5], abs=0.02)
     assert preview.num_samples == sum(row.samples for row in preview.rows)
-    data = mdata.open("mix.json", sequence_length=8)
+    data = mdata.open_dataset("mix.json", sequence_length=8)
     assert data.num_samples == len(data) == preview.num_samples
     for read in (data.locate, data.read, lambda k: data[k[0]]):
         with pytest.raises(IndexError, match=str(preview.num_samples)):
@@ -86,7 +86,7 @@ def test_a_training_of_less_than_nothing_is_refused(corpora, length):
 
 def test_one_corpus_read_once_ends_too(corpora):
     made({"path": "c_text_document"}, exhaustive=True)
-    data = mdata.open("mix.json", sequence_length=8)
+    data = mdata.open_dataset("mix.json", sequence_length=8)
     assert data.num_samples == data.components[0].samples.samples_per_epoch
     data.read([data.num_samples - 1])
     with pytest.raises(IndexError, match=str(data.num_samples)):
@@ -98,7 +98,7 @@ def test_caps_end_the_blend_and_say_whose(corpora):
     blend = made(*capped)
     preview = mdata.preview_blend(blend, sequence_length=8)
     assert preview.rows[0].epochs == 2 and preview.blend.num_samples == preview.num_samples
-    data = mdata.open("mix.json", sequence_length=8)
+    data = mdata.open_dataset("mix.json", sequence_length=8)
     assert data.num_samples == preview.num_samples
     with pytest.raises(UsageError, match=r"found: [0-9]+ samples .*; a is at 2 of 2 epochs\n.*expected: 1,000 samples"):
         mdata.preview_blend(blend, sequence_length=8, samples=1000)
@@ -128,7 +128,7 @@ def test_redistribution_is_recorded_in_samples(corpora):
     assert spread.manifest.phases[1].shares == ["0", str(b.samples - 25), str(125 - b.samples)]
     assert spread.manifest.notes["redistributed"]["sequence_length"] == 8
     save_blend(spread, corpora / "spread.json")
-    assert mdata.open("spread.json", sequence_length=8).num_samples == 200
+    assert mdata.open_dataset("spread.json", sequence_length=8).num_samples == 200
 
 
 def test_a_spec_that_asks_for_redistribution(corpora):
@@ -161,4 +161,4 @@ def test_megatrons_order_knows_weights_alone(corpora, change):
     entries = [{"path": entry["path"]} for entry in THREE] if "exhaustive" in change else THREE
     made(*entries, **change)
     with pytest.raises(UsageError, match="Megatron's order supports only weights"):
-        mdata.open("mix.json", sequence_length=8, num_samples=5, order=mdata.MegatronOrder())
+        mdata.open_dataset("mix.json", sequence_length=8, num_samples=5, order=mdata.MegatronOrder())

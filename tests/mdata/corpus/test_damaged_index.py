@@ -157,7 +157,7 @@ def test_in_a_blend_and_in_the_second_shard(tmp_path, name):
         lambda path: [mdata.open_corpus(path, checked=False).sequences_of(k) for k in (0, 9)],
         lambda path: [mdata.open_corpus(path, checked=False).length_of(k) for k in (0, 9)],
         lambda path: [mdata.open_corpus(path, checked=False).token_bounds(k, 9) for k in (0, 5)],
-        lambda path: mdata.Tracer(mdata.open(path, sequence_length=8)).sample(2),
+        lambda path: mdata.Tracer(mdata.open_dataset(path, sequence_length=8)).sample(2),
     ],
     ids=["cat", "document", "document of", "sequences of", "length of", "token bounds", "trace"],
 )
@@ -196,7 +196,7 @@ def test_both_pages_say_the_same_words():
 
 def test_another_process_compares_no_hash_of_files_that_are_as_they_were(tmp_path, monkeypatch):
     path = write_corpus(tmp_path)
-    data = mdata.open(path, sequence_length=8, kind=mdata.Gpt(document_masks=True))
+    data = mdata.open_dataset(path, sequence_length=8, kind=mdata.Gpt(document_masks=True))
     data.read(range(4))
     hashed = []
     monkeypatch.setattr("mdata.indexed.reader.hash_file", lambda *_: hashed.append(1) or "")
@@ -213,12 +213,12 @@ def test_each_index_is_hashed_once_an_opening(tmp_path, monkeypatch):
 
     path, hashed, hash_file = write_corpus(tmp_path), [], reader.hash_file
     monkeypatch.setattr(reader, "hash_file", lambda *given: hashed.append(given[0].name) or hash_file(*given))
-    data = mdata.open(path, sequence_length=8, split_shares="50,30,20", kind=mdata.Gpt(document_masks=True))
+    data = mdata.open_dataset(path, sequence_length=8, split_shares="50,30,20", kind=mdata.Gpt(document_masks=True))
     for numbers in ([0, 1], [2], [3]):
         data.read(numbers)
         data[numbers[0]]
     assert hashed == ["c.idx"]
-    mdata.open(path, sequence_length=8).read([0])
+    mdata.open_dataset(path, sequence_length=8).read([0])
     assert hashed == ["c.idx"]
 
 

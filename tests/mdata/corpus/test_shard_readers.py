@@ -52,7 +52,7 @@ def test_it_reads_as_one_of_few_shards_does(corpus, many, monkeypatch):
     for name in ("num_documents", "num_sequences", "num_tokens", "contiguous", "dtype", "id"):
         assert getattr(opened, name) == getattr(plain, name), name
     assert [list(opened.document(n)) for n in range(18)] == [list(plain.document(n)) for n in range(18)]
-    one, other = (mdata.open(corpus, sequence_length=8) for _ in range(2))
+    one, other = (mdata.open_dataset(corpus, sequence_length=8) for _ in range(2))
     assert (one[3]["tokens"] == other[3]["tokens"]).all()
 
 

@@ -86,7 +86,7 @@ def test_of_a_blend_it_is_the_component_that_is_named(tmp_path):
 
 def test_tracing_says_so_too(tmp_path):
     path = written(tmp_path / "c", [[5, 3]] * 20)
-    dataset = mdata.open(path, sequence_length=8, kind=mdata.Document(longer="drop"))
+    dataset = mdata.open_dataset(path, sequence_length=8, kind=mdata.Document(longer="drop"))
     tracer = mdata.Tracer(dataset)
     overwrite(tmp_path / "c", BOUNDARIES + 8, "<q", 0)
     with pytest.raises(DamageError, match=NAMED):
@@ -94,7 +94,7 @@ def test_tracing_says_so_too(tmp_path):
 
 
 def test_an_index_that_is_gone_is_named(tmp_path):
-    dataset = mdata.open(written(tmp_path / "c", [[5, 3]] * 20), sequence_length=8, order=mdata.MegatronOrder())
+    dataset = mdata.open_dataset(written(tmp_path / "c", [[5, 3]] * 20), sequence_length=8, order=mdata.MegatronOrder())
     overwrite(tmp_path / "c", LENGTHS, "<i", 0)
     (tmp_path / "c.idx").unlink()
     with pytest.raises(DamageError, match=r"c\.idx is not the one(.|\n)*No such file"):
@@ -102,7 +102,7 @@ def test_an_index_that_is_gone_is_named(tmp_path):
 
 
 def test_with_files_as_they_were_the_error_is_ours(tmp_path, monkeypatch):
-    dataset = mdata.open(written(tmp_path / "c", [[5, 3]] * 20), sequence_length=8, order=mdata.MegatronOrder())
+    dataset = mdata.open_dataset(written(tmp_path / "c", [[5, 3]] * 20), sequence_length=8, order=mdata.MegatronOrder())
     fault = IndexError("a fault of ours")
 
     def failing(*_, **__):

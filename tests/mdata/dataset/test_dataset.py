@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mdata
-from mdata import DatasetOptions, UsageError, options_from_keys
+from mdata import DatasetOptions, UsageError
 from mdata.loader.loader import BatchPlan, collate
 from mdata.order.data_split import parse_split
 from tests.helpers.corpora import write_pair
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 
 def opened(folder, name="mix.json", **options) -> mdata.Dataset:
-    return mdata.open_dataset(folder / name, options_from_keys(**{"sequence_length": 16, **options}))
+    return mdata.Dataset.from_options(folder / name, DatasetOptions.from_keys({"sequence_length": 16, **options}))
 
 
 def test_a_training_sample_is_a_run_of_its_component(folder):
@@ -50,6 +50,19 @@ def test_a_training_sample_is_a_run_of_its_component(folder):
         assert BASE[name] <= start <= BASE[name] + SIZES[name] - 17
         expected = dataset.components[components[sample]].samples.sample(int(inside[sample]))
         assert row["tokens"].tolist() == expected["tokens"].tolist()
+
+
+def test_a_kind_and_an_order_may_be_given_by_name(folder):
+    for kind, order in (("document", "native"), ("packed", "native"), ("gpt", "megatron")):
+        by_name = mdata.open_dataset(folder / "a", sequence_length=16, kind=kind, order=order)
+        keys = {"sequence_length": 16, "kind": kind, "order": order}
+        assert by_name.options == DatasetOptions.from_keys(keys)
+        assert by_name.data_id == opened(folder, "a", **keys).data_id
+    for wrong, said in (("t5", "decoder_length=128"), ("gtp", "no kind of samples 'gtp'")):
+        with pytest.raises(UsageError, match=said):
+            mdata.open_dataset(folder / "a", sequence_length=16, kind=wrong)
+    with pytest.raises(UsageError, match="no order 'nativ'"):
+        mdata.open_dataset(folder / "a", sequence_length=16, order="nativ")
 
 
 def test_shares_are_met(folder):
@@ -80,8 +93,9 @@ def test_validation_is_each_token_once_in_file_order(folder):
     assert labels == [token for part in parts for token in part[1:]]
     with pytest.raises(IndexError, match=str(len(dataset))):
         dataset[len(dataset)]
-    with pytest.raises(IndexError, match="-1"):
-        dataset[-1]
+    assert dataset[-1]["tokens"].tolist() == dataset[len(dataset) - 1]["tokens"].tolist()
+    with pytest.raises(IndexError, match=str(-len(dataset) - 1)):
+        dataset[-len(dataset) - 1]
 
 
 def test_whole_is_everything(folder):
@@ -126,7 +140,7 @@ def test_the_order_does_not_change_between_versions_of_this_code(folder):
 
 
 def test_words_open_the_same_data(folder):
-    dataset = mdata.open_dataset(f"7 {folder / 'a'} 3 {folder / 'b'}", DatasetOptions(sequence_length=16))
+    dataset = mdata.open_dataset(f"7 {folder / 'a'} 3 {folder / 'b'}", sequence_length=16)
     assert dataset.data_id == opened(folder).data_id
 
 

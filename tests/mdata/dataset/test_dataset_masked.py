@@ -65,9 +65,13 @@ def test_a_mixture_deals_the_samples_of_its_corpora(folder, kind):
     numbers = np.random.default_rng(1).permutation(60)
     whole = dataset.read(numbers)
     room = dataset.empty_rows(60)
-    assert dataset.read(numbers, out=room) is room
-    for fields in (whole, room, pickle.loads(pickle.dumps(dataset)).read(numbers)):
-        assert all(same({n: a[i] for n, a in fields.items()}, singles[k]) for i, k in enumerate(numbers))
+    assert dataset.read(numbers, out=room).fields is room.fields
+    for rows in (whole, room, pickle.loads(pickle.dumps(dataset)).read(numbers)):
+        assert all(same({n: a[i] for n, a in rows.fields.items()}, singles[k]) for i, k in enumerate(numbers))
+    assert isinstance(whole, mdata.Rows) and len(whole) == 60 and whole.labels is whole["labels"]
+    assert whole.tokens is whole["text" if kind == "bert" else "text_enc"] and not whole.unmasked
+    assert whole.loss_mask.dtype == np.float32 and np.array_equal(whole.loss_mask, whole["loss_mask"])
+    assert np.array_equal(whole.split(3)[1]["labels"], whole.labels[20:40])
     batch = dataset.__getitems__(numbers)
     assert all(same(sample, singles[k]) for sample, k in zip(batch, numbers, strict=True))
 
@@ -81,7 +85,7 @@ def test_validation_is_every_row_of_its_documents_once(folder, kind):
     assert len(dataset) == len(expected)
     assert all(same(dataset[k], sample) for k, sample in enumerate(expected))
     one = opened(folder, kind, "b_text_sentence", **shares)
-    assert same(one.read(range(len(one))), kinds[1].read(range(kinds[1].num_samples)))
+    assert same(one.read(range(len(one))).fields, kinds[1].read(range(kinds[1].num_samples)))
     with pytest.raises(IndexError, match=str(len(dataset))):
         dataset[len(dataset)]
 
@@ -108,7 +112,7 @@ def test_megatrons_order_of_a_mixture(folder):
         sample = dataset[k]
         assert same(dataset.__getitems__([0, k])[1], sample)
         assert sample.pop("dataset_id") == components[k]
-        assert same(sample, expected) and same({n: a[k] for n, a in whole.items()}, expected)
+        assert same(sample, expected) and same({n: a[k] for n, a in whole.fields.items()}, expected)
 
 
 def test_the_data_id_covers_what_decides_the_samples(folder):
@@ -141,10 +145,10 @@ def test_what_does_not_go_together_is_refused(folder, kind, options, said):
 
 
 def test_rows_and_fields_are_not_mixed_up(folder):
-    bert, gpt = opened(folder, "bert"), mdata.open(folder / "mix.json", sequence_length=32)
-    with pytest.raises(UsageError, match="are read into a dict"):
+    bert, gpt = opened(folder, "bert"), mdata.open_dataset(folder / "mix.json", sequence_length=32)
+    with pytest.raises(UsageError, match="out is for rows of text"):
         bert.read([0], out=gpt.empty_rows(1))
-    with pytest.raises(UsageError, match="is a dict, but these samples are rows of text"):
+    with pytest.raises(UsageError, match="out is for samples of bert or t5"):
         gpt.read([0], out=bert.empty_rows(1))
     with pytest.raises(UsageError, match="are not rows of tokens and labels"):
         collate(bert, [0])

@@ -149,8 +149,13 @@ def test_a_batch_of_a_data_loader_is_what_single_samples_are(folder, options):
         for name, array in dataset[k].items():
             assert (sample[name].dtype, sample[name].shape) == (array.dtype, array.shape), name
             assert np.array_equal(sample[name], array), name
-    with pytest.raises(IndexError, match="-1"):
-        dataset.__getitems__([0, -1])
+    if dataset.num_samples is None:
+        with pytest.raises(IndexError, match="-1"):
+            dataset.__getitems__([0, -1])
+    else:
+        assert np.array_equal(dataset.__getitems__([0, -1])[1]["tokens"], dataset[-1]["tokens"])
+        with pytest.raises(IndexError, match=str(dataset.num_samples)):
+            dataset.__getitems__([0, -dataset.num_samples - 1])
 
 
 def test_rows_that_span_epochs_are_freed_when_they_are_dropped(folder):
@@ -247,9 +252,12 @@ def test_a_native_training_set_has_the_length_that_was_asked_for(folder):
     short, endless = opened(folder, num_samples=55), opened(folder)
     assert (short.num_samples, endless.num_samples, short.data_id) == (55, None, endless.data_id)
     assert np.array_equal(short[54]["tokens"], endless[54]["tokens"])
-    for past in (lambda: short[55], lambda: short.read([3, 55]), lambda: short.locate([55]), lambda: short[-1]):
-        with pytest.raises(IndexError, match=r"samples .* of 55"):
+    for past in (lambda: short[55], lambda: short.read([3, 55]), lambda: short.locate([55]), lambda: short[-56]):
+        with pytest.raises(IndexError, match=r"samples? .* of 55"):
             past()
+    assert np.array_equal(short[-1]["tokens"], endless[54]["tokens"])
+    with pytest.raises(IndexError, match="no end to count from"):
+        endless[-1]
     assert len(list(itertools.islice(short, 60))) == 55
     assert len(list(itertools.islice(endless, 9))) == 9
 
@@ -271,10 +279,12 @@ def test_a_slice_is_that_of_a_list(folder, ended):
         slice(4, 10**9),
         slice(6, 2),
         slice(None, None, -1),
+        slice(-3, None),
+        slice(-5, -1, 2),
+        slice(None, -(10**9)),
     ):
         assert [sample["tokens"].tolist() for sample in dataset[places]] == every[places]
-    with pytest.raises(IndexError, match="sample numbers must be 0 or more"):
-        dataset[-3:]
+    assert dataset[-2]["tokens"].tolist() == every[-2]
 
 
 def test_a_slice_of_what_has_no_end_says_where_it_ends(folder):
@@ -284,6 +294,9 @@ def test_a_slice_of_what_has_no_end_says_where_it_ends(folder):
     ]
     for wrong in (slice(3, None), slice(None), slice(9, 3, -1)):
         with pytest.raises(TypeError, match="give a stop, or set num_samples"):
+            endless[wrong]
+    for wrong in (slice(-3, None), slice(3, -1)):
+        with pytest.raises(IndexError, match="no end to count from"):
             endless[wrong]
 
 
@@ -314,7 +327,7 @@ def test_megatron_deals_its_samples_in_their_order(folder):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_file_cut_while_it_is_open_is_named(tmp_path, mode, threads):
     write_pair(tmp_path / "c", [[40000]])
-    dataset = mdata.open(tmp_path / "c", sequence_length=16, mode=mode, threads=threads)
+    dataset = mdata.open_dataset(tmp_path / "c", sequence_length=16, mode=mode, threads=threads)
     dataset.read(range(2000))
     os.truncate(tmp_path / "c.bin", 10)
     told = r"c\.bin: it is shorter than when it was opened\n  found: its end at byte 10\n"

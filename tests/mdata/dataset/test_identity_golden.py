@@ -12,7 +12,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from mdata import UsageError, options_from_keys
+from mdata import DatasetOptions, UsageError
 from mdata.samples.sample_options import MaskingOptions
 from mdata.samples.special_tokens import MaskedVocabulary
 
@@ -93,7 +93,7 @@ def combinations() -> dict[str, dict[str, object]]:
 def hash_of(flat: dict[str, object]) -> str | None:
     """Of the identity's text, keys in their order; None where it is refused."""
     try:
-        identity = options_from_keys(**flat).identity(BLEND)
+        identity = DatasetOptions.from_keys(flat).identity(BLEND)
     except UsageError:
         return None
     return blake3(json.dumps(identity).encode()).hexdigest()[:16]

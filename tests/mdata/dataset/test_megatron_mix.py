@@ -35,7 +35,8 @@ def corpora(tmp_path, monkeypatch):
 
 
 def opened(words, **options):
-    return Dataset(open_blend(words.split()), mdata.options_from_keys(sequence_length=8, order="megatron", **options))
+    keys = {"sequence_length": 8, "order": "megatron", **options}
+    return Dataset(open_blend(words.split()), mdata.DatasetOptions.from_keys(keys))
 
 
 def test_shares_are_dealt_as_the_twin_deals_them(corpora):

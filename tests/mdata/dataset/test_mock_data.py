@@ -80,5 +80,7 @@ def test_it_is_a_dataset_without_end_components_and_tokenizer():
     assert [len(row["tokens"]) for row in data[2:4]] == [64, 64]
     with pytest.raises(IndexError):
         data.read([-1])
+    with pytest.raises(IndexError, match="no end to count from"):
+        data[-1]
     with pytest.raises(UsageError, match="out cannot take 2 samples"):
         data.read([0, 1], out=data.empty_rows(3))

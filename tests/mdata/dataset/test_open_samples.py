@@ -35,7 +35,7 @@ USED = {
 OPEN = """
 import sys
 import mdata
-data = mdata.open({path!r}, sequence_length=4, {options})
+data = mdata.open_dataset({path!r}, sequence_length=4, {options})
 data[0]
 data.read([0, 1])
 print(*sys.modules)

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mdata
-from mdata import DatasetOptions, Loader, UsageError
+from mdata import Loader, UsageError
 from mdata.loader.batch_sizes import by_steps
 from mdata.loader.loader import BatchPlan, Buffers, PrefetchIterator, Reading, describe_places
 from mdata.progress import Silent
@@ -36,7 +36,14 @@ from tests.helpers.open_by_keys import open_by_keys
 def dataset(tmp_path):
     wait_for_no_threads()  # those of other tests are about to end
     write_pair(tmp_path / "a", [[50]] * 10)
-    return mdata.open_dataset(tmp_path / "a", DatasetOptions(sequence_length=8))
+    return mdata.open_dataset(tmp_path / "a", sequence_length=8)
+
+
+def test_what_a_loader_looks_like(dataset):
+    shown = repr(Loader(dataset, BatchPlan(8, 2, dp_rank=1, dp_size=2), consumed=16))
+    assert shown.startswith("<mdata.Loader global batch 8, microbatch 2, rank 1 of 2, from sample 16, <mdata.Dataset ")
+    growing = BatchPlan(0, 1, sizes=by_steps("0:2 4:6"))
+    assert "global batch 2 to 6," in repr(Loader(dataset, growing))
 
 
 def threads() -> int:
@@ -100,7 +107,7 @@ def test_at_most_prefetch_steps_are_read_ahead(dataset, monkeypatch):
 
 def test_a_finite_dataset_ends_with_its_last_whole_step(tmp_path):
     write_pair(tmp_path / "a", [[50]])
-    dataset = mdata.open_dataset(tmp_path / "a", DatasetOptions(sequence_length=8, split="whole"))
+    dataset = mdata.open_dataset(tmp_path / "a", sequence_length=8, split="whole")
     assert dataset.num_samples == 7
     steps = list(Loader(dataset, BatchPlan(3, 3)))
     assert sorted(np.concatenate([batch.samples for step in steps for batch in step]).tolist()) == list(range(6))
@@ -125,9 +132,9 @@ def test_sizes_that_do_not_fit_are_refused_at_once(dataset, plan, options, text)
 
 ENDS_AT_ONCE = """
 import sys
-from mdata import DatasetOptions, Loader, open_dataset
+from mdata import Loader, open_dataset
 from mdata.loader.loader import BatchPlan
-dataset = open_dataset(sys.argv[1], DatasetOptions(sequence_length=512))
+dataset = open_dataset(sys.argv[1], sequence_length=512)
 batches = iter(Loader(dataset, BatchPlan(global_batch=4096, micro_batch=4096), prefetch=1000))
 next(batches)
 """
@@ -161,7 +168,7 @@ def test_steps_grow_by_the_plan_and_a_loader_goes_on_where_one_stopped(dataset):
 def test_it_ends_where_the_samples_that_were_asked_for_do(tmp_path):
     wait_for_no_threads()
     write_pair(tmp_path / "a", [[50]] * 10)
-    data = mdata.open(tmp_path / "a", sequence_length=8, num_samples=21)
+    data = mdata.open_dataset(tmp_path / "a", sequence_length=8, num_samples=21)
     numbers = [[batch.samples.tolist() for batch in step] for step in Loader(data, BatchPlan(6, 3))]
     assert len(numbers) == 3 and sorted(n for step in numbers for batch in step for n in batch) == list(range(18))
     assert list(Loader(data, BatchPlan(6, 3), consumed=18)) == []
@@ -218,7 +225,7 @@ def blend(tmp_path) -> mdata.Dataset:
     write_pair(tmp_path / "web", [[50]] * 10)
     write_pair(tmp_path / "code", [[40]] * 10)
     mdata.make_blend(["3", str(tmp_path / "web"), "1", str(tmp_path / "code")], tmp_path / "mix.json")
-    return mdata.open(tmp_path / "mix.json", sequence_length=8)
+    return mdata.open_dataset(tmp_path / "mix.json", sequence_length=8)
 
 
 def until(condition) -> None:
@@ -409,7 +416,7 @@ def test_nor_that_of_torch(blend):
 PARENT = """
 import sys, threading, time
 import mdata, mdata.loader.loader
-data = mdata.open(sys.argv[1], sequence_length=8, num_samples=4000)
+data = mdata.open_dataset(sys.argv[1], sequence_length=8, num_samples=4000)
 steps = iter(mdata.Loader(data, mdata.loader.loader.BatchPlan(4, 2), prefetch=2))
 next(steps)
 if int(sys.argv[2]):
@@ -468,7 +475,7 @@ def test_ctrl_c_ends_a_process_whose_disk_stands_still_once_the_read_is_over(tmp
     code = (
         "import sys, time, threading, mdata, mdata.loader.loader\n"
         "mdata.Dataset.read = lambda self, samples, out: (print('reading', flush=True), time.sleep(1))\n"
-        "data = mdata.open(sys.argv[1], sequence_length=8)\n"
+        "data = mdata.open_dataset(sys.argv[1], sequence_length=8)\n"
         "next(iter(mdata.Loader(data, mdata.loader.loader.BatchPlan(1 << 20, 1))))\n"
     )
     write_pair(tmp_path / "a", [[50]] * 10)
@@ -498,7 +505,7 @@ def test_ranks_of_one_node_that_share_rows_read_them_from_the_disk_once(tmp_path
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     reads = []
     for _ in range(2):
-        dataset = mdata.open(tmp_path / "a", sequence_length=1000, mode=mode)
+        dataset = mdata.open_dataset(tmp_path / "a", sequence_length=1000, mode=mode)
         before = read_from_disk()
         steps = iter(Loader(dataset, BatchPlan(100, 50)))
         for _ in range(20):
@@ -643,7 +650,7 @@ def test_of_other_orders_numbers_are_told(tmp_path, options, expected):
 def test_nothing_is_read_for_it(tmp_path):
     """Where the disk is what is waited for, a word about it must not wait too: the files are gone."""
     write_pair(tmp_path / "a", [[50]] * 6)
-    dataset = mdata.open(tmp_path / "a", sequence_length=8, mode="pread")
+    dataset = mdata.open_dataset(tmp_path / "a", sequence_length=8, mode="pread")
     for end in (".bin", ".idx"):
         (tmp_path / f"a{end}").unlink()
     dataset.components[0].corpus.readers[0].file = None

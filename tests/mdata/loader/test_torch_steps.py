@@ -33,7 +33,7 @@ def steps(tmp_path):
     write_pair(tmp_path / "a", [[9]] * 30)
 
     def make():
-        data = mdata.open(tmp_path / "a", sequence_length=8, num_samples=STEPS * BATCH + 3)
+        data = mdata.open_dataset(tmp_path / "a", sequence_length=8, num_samples=STEPS * BATCH + 3)
         return names["Steps"](data, PLAN)
 
     return make

@@ -71,7 +71,7 @@ def far(bucket, uploaded):
 def opened(far, near, cache, *, size=None, **options):
     """The dataset in storage, and that of the disk."""
     given = {"sequence_length": S, **options}
-    return mdata.open(far, cache=str(cache), cache_size=size, **given), mdata.open(near, **given)
+    return mdata.open_dataset(far, cache=str(cache), cache_size=size, **given), mdata.open_dataset(near, **given)
 
 
 def some(dataset, count, seed=1):
@@ -114,10 +114,10 @@ def test_blends_at_addresses_and_of_addresses(far, near, tmp_path, monkeypatch):
     assert main(["blend", "0.7", "c/a.json", "0.3", "c/b.json", "--allow-overlap", "-o", "c/mix.json"]) == 0
     put_file(tmp_path / "c/mix.json", parse_address(f"{BUCKET}/c/mix.json"), file_hash=None)
     manifest = json.loads((tmp_path / "c/mix.json").read_text())
-    local = mdata.open("c/mix.json", sequence_length=S)
+    local = mdata.open_dataset("c/mix.json", sequence_length=S)
     numbers = some(local, 50)
-    check_same(mdata.open(f"{BUCKET}/c/mix.json", sequence_length=S, cache="cache"), local, numbers)
-    words = mdata.open(f"0.7 {BUCKET}/c/a.json 0.3 {BUCKET}/c/b", sequence_length=S, cache="cache")
+    check_same(mdata.open_dataset(f"{BUCKET}/c/mix.json", sequence_length=S, cache="cache"), local, numbers)
+    words = mdata.open_dataset(f"0.7 {BUCKET}/c/a.json 0.3 {BUCKET}/c/b", sequence_length=S, cache="cache")
     check_same(words, local, numbers)
     for part in manifest["components"]:
         part["path"] = f"{BUCKET}/c/{part['path']}"
@@ -127,7 +127,7 @@ def test_blends_at_addresses_and_of_addresses(far, near, tmp_path, monkeypatch):
     from mdata.manifest.types import BlendManifest
 
     save_manifest(msgspec.convert(manifest, BlendManifest), tmp_path / "named.json")
-    named = mdata.open("named.json", sequence_length=S, cache="cache")
+    named = mdata.open_dataset("named.json", sequence_length=S, cache="cache")
     check_same(named, local, numbers)
     assert named.data_id == local.data_id == words.data_id
     monkeypatch.setenv("MDATA_CACHE", "cache")
@@ -140,7 +140,7 @@ def test_blends_at_addresses_and_of_addresses(far, near, tmp_path, monkeypatch):
 def test_without_a_cache_the_message_names_both_ways(far, tmp_path, monkeypatch):
     monkeypatch.delenv("MDATA_CACHE", raising=False)
     with pytest.raises(UsageError, match=r"data.cache of a run(.|\n)*mdata fetch s3://blockcache/c/whole.json"):
-        mdata.open(far, sequence_length=S)
+        mdata.open_dataset(far, sequence_length=S)
     with pytest.raises(UsageError, match="mdata fetch"):
         mdata.open_corpus(far)
 
@@ -148,14 +148,14 @@ def test_without_a_cache_the_message_names_both_ways(far, tmp_path, monkeypatch)
 @pytest.mark.parametrize("size", ["much", "1 MiB", "0"])
 def test_a_size_that_is_none_is_refused(far, tmp_path, size):
     with pytest.raises(UsageError, match="cache_size"):
-        mdata.open(far, sequence_length=S, cache=str(tmp_path), cache_size=size)
+        mdata.open_dataset(far, sequence_length=S, cache=str(tmp_path), cache_size=size)
 
 
 READING = """
 import sys, numpy as np, mdata
 far, near, cache, size, seed = sys.argv[1:]
-here = mdata.open(far, sequence_length=512, cache=cache, cache_size=size)
-there = mdata.open(near, sequence_length=512)
+here = mdata.open_dataset(far, sequence_length=512, cache=cache, cache_size=size)
+there = mdata.open_dataset(near, sequence_length=512)
 random = np.random.default_rng(int(seed))
 for _ in range(10):
     numbers = random.integers(0, 9000, random.choice([1, 4, 12]))
@@ -330,7 +330,7 @@ def test_a_damaged_small_file_in_the_cache_is_fetched_again(far, near, tmp_path,
     data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
     path.write_bytes(data)
     here, _ = opened(far, near, tmp_path, kind=mdata.Gpt(document_masks=True))
-    there = mdata.open(near, sequence_length=S, kind=mdata.Gpt(document_masks=True))
+    there = mdata.open_dataset(near, sequence_length=S, kind=mdata.Gpt(document_masks=True))
     check_same(here, there, some(there, 20))
 
 
@@ -392,8 +392,8 @@ def test_the_least_recently_read_go_first(far, near, tmp_path):
 
 
 def test_two_corpora_share_the_room(far, near, tmp_path):
-    first = mdata.open(f"{BUCKET}/c/a", sequence_length=S, cache=str(tmp_path), cache_size="16 MiB")
-    second = mdata.open(f"{BUCKET}/c/b", sequence_length=S, cache=str(tmp_path), cache_size="16 MiB")
+    first = mdata.open_dataset(f"{BUCKET}/c/a", sequence_length=S, cache=str(tmp_path), cache_size="16 MiB")
+    second = mdata.open_dataset(f"{BUCKET}/c/b", sequence_length=S, cache=str(tmp_path), cache_size="16 MiB")
     for one in (first, second, first):
         corpus = one.components[0].corpus
         corpus.read(0, corpus.num_tokens)
@@ -530,7 +530,7 @@ def test_a_manifest_of_a_stranger_writes_nothing_outside(bucket, near, tmp_path)
     save_manifest(replace(manifest, shards=[replace(manifest.shards[0], path="../../../out/x")]), tmp_path / "m.json")
     put_file(tmp_path / "m.json", parse_address(f"{bucket}/m.json"), file_hash=None)
     with pytest.raises(UsageError, match="lies outside"):
-        mdata.open(f"{bucket}/m.json", sequence_length=S, cache=str(tmp_path / "cache"))
+        mdata.open_dataset(f"{bucket}/m.json", sequence_length=S, cache=str(tmp_path / "cache"))
     assert not (tmp_path / "out").exists()
 
 

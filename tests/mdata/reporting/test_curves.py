@@ -23,7 +23,7 @@ def test_curves_are_what_a_dataset_reads(corpora):
     phases = [{"samples": 40}, {"samples": 400, "ramp": True, "shares": {"c": 1}}, {"shares": {"a": 1, "b": 3}}]
     blend = mdata.make_blend({"component": entries, "phase": phases}, "mix.json")
     curves = curves_of(mdata.preview_blend(blend, sequence_length=8, samples=700))
-    data = mdata.open("mix.json", sequence_length=8, split="train", split_shares="100,0,0")
+    data = mdata.open_dataset("mix.json", sequence_length=8, split="train", split_shares="100,0,0")
     components, _ = data.locate(np.arange(700))
     assert curves.phases == ((0, False), (40, True), (440, False))
     assert (curves.edges[0], curves.edges[-1]) == (0, 700)

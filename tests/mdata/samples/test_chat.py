@@ -36,7 +36,7 @@ def test_a_golden_row(tmp_path):
     make_corpus(
         tmp_path, "x", [[("user", "a"), ("assistant", "bc"), ("user", "d")], [("user", "e"), ("assistant", "")]]
     )
-    data = mdata.open(tmp_path / "x_messages_chat.json", sequence_length=64, split="whole", kind=mdata.Chat())
+    data = mdata.open_dataset(tmp_path / "x_messages_chat.json", sequence_length=64, split="whole", kind=mdata.Chat())
     row = data[0]
     # The longer conversation comes first. "Assistant:" is context, what it says and the end of it are trained on.
     text = [

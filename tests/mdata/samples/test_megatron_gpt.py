@@ -66,7 +66,7 @@ def options_of(case: dict) -> mdata.DatasetOptions:
 
 @pytest.mark.parametrize("case", sets(), ids=lambda case: case["id"])
 def test_samples_are_megatrons(oracles, corpora, case):
-    dataset = mdata.open_dataset(corpora / case["corpus"], options_of(case))
+    dataset = mdata.Dataset.from_options(corpora / case["corpus"], options_of(case))
     kind = dataset.components[0].samples
     assert (len(dataset), dataset.row_options.pad) == (case["length"], case["effective_pad"])
     rows = [dataset[k] for k in case["indices"]]
@@ -170,10 +170,10 @@ def test_sequences_in_any_order_on_disk_and_over_shards_are_served(tmp_path):
     index = bytearray((tmp_path / "a.idx").read_bytes())
     index[42:58] = np.array([12, 0], "<i8").tobytes()  # three tokens at 0 belong to the second
     (tmp_path / "a.idx").write_bytes(index)
-    dataset = mdata.open_dataset(tmp_path / "a", mdata.DatasetOptions(sequence_length=4, order=mdata.MegatronOrder()))
+    dataset = mdata.open_dataset(tmp_path / "a", sequence_length=4, order=mdata.MegatronOrder())
     assert sorted(dataset[0]["tokens"].tolist() + dataset[0]["labels"].tolist()[-1:]) == [0, 1, 2, 3, 4]
     with pytest.raises(UsageError, match=r"are not contiguous in \.bin"):
-        mdata.open_dataset(tmp_path / "a", mdata.DatasetOptions(sequence_length=4))
+        mdata.open_dataset(tmp_path / "a", sequence_length=4)
 
 
 def test_arrays_are_kept_and_found_again(tmp_path, monkeypatch):

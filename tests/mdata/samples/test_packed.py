@@ -128,16 +128,16 @@ def test_rows_are_kept_and_found_again(tmp_path):
     write_pair(tmp_path / "x", [[5, 4], [3], [20]] * 10)
     options = mdata.DatasetOptions(sequence_length=8, cache=str(tmp_path / "cache"), kind=mdata.Packed())
     heard = [Heard(), Heard()]
-    opened = [mdata.open_dataset(tmp_path / "x", options, progress=listener) for listener in heard]
+    opened = [mdata.Dataset.from_options(tmp_path / "x", options, progress=listener) for listener in heard]
     assert [listener.begun for listener in heard] == [[("packing", 30)], []]
     assert len(list((tmp_path / "cache").glob("packed-*"))) == 1
-    plain = mdata.open(tmp_path / "x", sequence_length=8, kind=mdata.Packed())
+    plain = mdata.open_dataset(tmp_path / "x", sequence_length=8, kind=mdata.Packed())
     copies = [*opened, plain, pickle.loads(pickle.dumps(opened[1]))]
     rows = [dataset.read(range(40)) for dataset in copies]
     assert all(np.array_equal(rows[0].text, other.text) for other in rows)
     assert all(np.array_equal(rows[0].loss_mask, other.loss_mask) for other in rows)
     assert {dataset.data_id for dataset in copies} == {plain.data_id}
-    shorter = mdata.open(tmp_path / "x", sequence_length=7, cache=options.cache, kind=mdata.Packed())
+    shorter = mdata.open_dataset(tmp_path / "x", sequence_length=7, cache=options.cache, kind=mdata.Packed())
     assert shorter.data_id != plain.data_id
     assert len(list((tmp_path / "cache").glob("packed-*"))) == 2
 

@@ -42,7 +42,7 @@ def test_labels_for_transformers_are_those_that_its_models_shift(tmp_path):
             append_eod=True, workers=1,
         )
     )  # fmt: skip
-    data = mdata.open(str(tmp_path / "a_text_document.json"), sequence_length=4, kind=mdata.Document())
+    data = mdata.open_dataset(str(tmp_path / "a_text_document.json"), sequence_length=4, kind=mdata.Document())
     rows = data.read(list(range(4)))
     names = {"rows": rows, "np": np}
     exec(code, names)

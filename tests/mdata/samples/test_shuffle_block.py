@@ -207,7 +207,7 @@ def test_known_answers(tmp_path):
 
 def test_pickled_it_stays_the_same(tmp_path):
     write_pair(tmp_path / "x", [[n] for n in (3, 0, 5, 1, 4, 2, 7, 0, 6, 3, 8, 2, 1)])
-    data = mdata.open(tmp_path / "x", sequence_length=4, order=mdata.NativeOrder(shuffle_block=3))
+    data = mdata.open_dataset(tmp_path / "x", sequence_length=4, order=mdata.NativeOrder(shuffle_block=3))
     again = pickle.loads(pickle.dumps(data))
     assert again.components[0].samples.shuffle_block == 3
     assert all((again[k]["tokens"] == data[k]["tokens"]).all() for k in range(40))
@@ -215,8 +215,8 @@ def test_pickled_it_stays_the_same(tmp_path):
 
 def test_the_option_is_part_of_the_identity_only_where_it_is_used(tmp_path):
     write_pair(tmp_path / "x", [[n] for n in range(30)])
-    plain = mdata.open(tmp_path / "x", sequence_length=4)
-    blocks = mdata.open(tmp_path / "x", sequence_length=4, order=mdata.NativeOrder(shuffle_block=5))
+    plain = mdata.open_dataset(tmp_path / "x", sequence_length=4)
+    blocks = mdata.open_dataset(tmp_path / "x", sequence_length=4, order=mdata.NativeOrder(shuffle_block=5))
     assert "shuffle_block" not in plain.identity and blocks.identity["shuffle_block"] == 5
     assert plain.data_id != blocks.data_id
     assert any((plain[k]["tokens"] != blocks[k]["tokens"]).any() for k in range(20))
@@ -230,9 +230,9 @@ def test_the_option_is_part_of_the_identity_only_where_it_is_used(tmp_path):
 )
 def test_what_means_nothing_is_refused(tmp_path, options):
     with pytest.raises(UsageError, match=f"shuffle_block {options['shuffle_block']}"):
-        mdata.options_from_keys(sequence_length=4, **options)
+        mdata.DatasetOptions.from_keys({"sequence_length": 4, **options})
     with pytest.raises(UsageError, match="the megatron order has no shuffle_block"):
-        mdata.options_from_keys(sequence_length=4, order="megatron", shuffle_block=2)
+        mdata.DatasetOptions.from_keys({"sequence_length": 4, "order": "megatron", "shuffle_block": 2})
 
 
 @pytest.mark.parametrize("block, first, last", [(0, 0, 3), (2**20 + 1, 0, 3), (2, -1, 3), (2, 2, 1), (2, 0, 4)])

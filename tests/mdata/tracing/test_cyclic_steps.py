@@ -104,7 +104,7 @@ WORDS = ["--sequence-length", "8", "--order", "megatron", "--num-samples", "30",
 
 
 def test_documents_and_their_steps(prefix):
-    data = mdata.open(prefix, sequence_length=8, num_samples=30, order=mdata.MegatronOrder())
+    data = mdata.open_dataset(prefix, sequence_length=8, num_samples=30, order=mdata.MegatronOrder())
     span = StepSpan(sizes=constant(8), micro_batch=2, dp_size=2)
     tracer = mdata.Tracer(data, CyclicSteps(span, num_samples=data.num_samples, total=11))
     read: dict[int, list[tuple[int, int]]] = {}
@@ -132,7 +132,7 @@ def test_the_trace_command_knows_steps_of_shuffled_epochs(prefix, capsys):
     assert ", again step " in capsys.readouterr().out.splitlines()[0]
     assert main(["trace", str(prefix), *WORDS, "--token", str(8 * 33), "--json"]) == 0
     traced = json.loads(capsys.readouterr().out)
-    data = mdata.open(prefix, sequence_length=8, num_samples=30, order=mdata.MegatronOrder())
+    data = mdata.open_dataset(prefix, sequence_length=8, num_samples=30, order=mdata.MegatronOrder())
     steps = CyclicSteps(StepSpan(sizes=constant(8), micro_batch=2, dp_size=2), num_samples=data.num_samples)
     assert traced["sample"] == steps.sample_at(33) == int(steps.rows(5)[1])
     assert main(["trace", str(prefix), *WORDS, "--document", "7"]) == 0

@@ -187,7 +187,7 @@ def test_tokens_of_conversations_lead_back_to_their_documents(tmp_path):
     facts = {"tokenizer_type": "ByteTokenizer", "json_keys": ("messages",), "chat_template": "plain", "workers": 1}
     facts |= {"input": (str(tmp_path / "x.jsonl"),), "output_prefix": str(tmp_path / "x"), "chat": True}
     mdata.preprocess(mdata.PreprocessOptions(**facts))
-    tracer = Tracer(mdata.open(tmp_path / "x_messages_chat.json", sequence_length=50, kind=mdata.Chat()))
+    tracer = Tracer(mdata.open_dataset(tmp_path / "x_messages_chat.json", sequence_length=50, kind=mdata.Chat()))
     text = tracer.dataset.read(np.arange(30)).text
     for k in range(30):
         parts = tracer.sample(k).parts
@@ -202,7 +202,7 @@ def test_tokens_of_conversations_lead_back_to_their_documents(tmp_path):
 def test_fill_in_the_middle_reads_what_its_samples_read(folder):
     ids = {"fim_tokens": (901, 902, 903, 904), "fim_level": "token", "eod": 900}
     dataset = open_by_keys(folder / "b", sequence_length=S, fim_rate=1.0, **ids)
-    plain = Tracer(mdata.open(folder / "b", sequence_length=S))
+    plain = Tracer(mdata.open_dataset(folder / "b", sequence_length=S))
     tracer = Tracer(dataset)
     assert not tracer.exact and plain.exact
     assert [tracer.sample(k).parts for k in range(40)] == [plain.sample(k).parts for k in range(40)]
@@ -210,7 +210,7 @@ def test_fill_in_the_middle_reads_what_its_samples_read(folder):
 
 
 def test_a_token_of_the_training(folder):
-    tracer = Tracer(mdata.open(folder / "mix.json", sequence_length=S))
+    tracer = Tracer(mdata.open_dataset(folder / "mix.json", sequence_length=S))
     for number in (0, 7, 8, 401):
         traced, place = tracer.token(number)
         part = traced.part_at(place)
@@ -221,14 +221,14 @@ def test_a_token_of_the_training(folder):
 
 
 def test_readers_without_an_end_are_those_of_three_epochs(folder):
-    tracer = Tracer(mdata.open(folder / "b", sequence_length=S))
+    tracer = Tracer(mdata.open_dataset(folder / "b", sequence_length=S))
     end = 3 * tracer.dataset.components[0].samples.samples_per_epoch
     assert {one.epoch for one in tracer.readers(0, 13)} == {0, 1, 2}
     assert [one.sample for one in tracer.readers(0, 13)] == [one.sample for one in tracer.readers(0, 13, until=end)]
 
 
 def test_what_is_not_there_is_said(folder):
-    tracer = Tracer(mdata.open(folder / "mix.json", sequence_length=S, split_shares="50,50,0"))
+    tracer = Tracer(mdata.open_dataset(folder / "mix.json", sequence_length=S, split_shares="50,50,0"))
     with pytest.raises(UsageError, match="the dataset has no sample -1"):
         tracer.sample(-1)
     with pytest.raises(UsageError, match="b has no document 99"):
@@ -291,7 +291,7 @@ def test_spans_of_several_starts(data):
 
 
 def test_a_step_of_one_rank(folder):
-    dataset = mdata.open(folder / "mix.json", sequence_length=S)
+    dataset = mdata.open_dataset(folder / "mix.json", sequence_length=S)
     tracer = Tracer(dataset, Steps([StepSpan(sizes=constant(8), micro_batch=2, dp_size=2)], seed=1234, total=9))
     for rank in range(2):
         plan = BatchPlan(global_batch=8, micro_batch=2, dp_rank=rank, dp_size=2)

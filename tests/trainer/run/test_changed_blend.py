@@ -99,9 +99,9 @@ def test_a_mixture_that_changes_in_mid_run(corpora, tmp_path, reads):
     first, second = mdata.open_blend(corpora.folder / "old.json").selection([1, 1], LENGTH), {"a": 0.7, "c": 0.3}
     before = dict(zip("ab", first.counts(500), strict=True))
     assert before == {"a": 350, "b": 150}
-    datasets = {name: mdata.open(made[name], sequence_length=LENGTH, seed=7) for name in "abc"}
+    datasets = {name: mdata.open_dataset(made[name], sequence_length=LENGTH, seed=7) for name in "abc"}
     found = {name: [] for name in "abc"}
-    mixed = mdata.open(corpora.folder / "new.json", sequence_length=LENGTH, seed=7)
+    mixed = mdata.open_dataset(corpora.folder / "new.json", sequence_length=LENGTH, seed=7)
     for sample in rng.permutation(1200)[:1000].tolist():
         (component,), (inside,) = mixed.locate([sample])
         name = mixed.components[component].name
@@ -156,7 +156,7 @@ def test_counts_trace_and_source_texts_agree_on_a_thousand_samples(corpora, tmp_
         assert inside == sorted(set(inside)) and inside[-1] < expected[name]
 
     # Whose share did not change reads on in the order of a run whose mixture never changed.
-    never = mdata.open(corpora.folder / "first.json", sequence_length=LENGTH, seed=7)
+    never = mdata.open_dataset(corpora.folder / "first.json", sequence_length=LENGTH, seed=7)
     for name in ("a", "held"):
         now = [reads[k] for k in range(1200) if tracer.sample(k).name == name]
         number = [component.name for component in never.components].index(name)

@@ -19,7 +19,8 @@ from cli.mdata import main
 from mdata import DamageError, UsageError
 from mdata.blend_planning.change import BlendEdits, change_blend
 from mdata.blend_planning.make_blend import save_blend
-from mdata.dataset.flat_options import KEYS, STARTED_IN, data_found
+from mdata.dataset.dataset_options import OPTION_KEYS
+from mdata.dataset.run_paths import STARTED_IN, data_found
 from mdata.tracing.run_folder import _OTHER_DATA, _TRAIN
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_mix
@@ -354,7 +355,7 @@ def test_a_run_of_another_version_is_refused_by_name(copied):
 
 def test_every_key_of_a_configuration_is_known_here():
     """A key that is added to [data] or [train] has to be thought of: it may decide what is read."""
-    assert {field.name for field in dataclasses.fields(DataSection)} <= {*KEYS, *_OTHER_DATA}
+    assert {field.name for field in dataclasses.fields(DataSection)} <= {*OPTION_KEYS, *_OTHER_DATA}
     assert {field.name for field in dataclasses.fields(TrainSection)} <= set(_TRAIN)
 
 

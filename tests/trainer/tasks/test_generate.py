@@ -309,9 +309,9 @@ def test_the_corpus_that_names_its_tokenizer_answers_for_a_blend(kinds, tmp_path
     corpus = _run(kinds["byte"][1], tmp_path / "own")
     write_pair(tmp_path / "bare", [[40]] * 9)
     options = mdata.DatasetOptions(sequence_length=32, tokenizer_unknown="ok")
-    dataset = mdata.open_dataset(f"0.5 {tmp_path}/bare 0.5 {corpus.path}", options)
+    dataset = mdata.Dataset.from_options(f"0.5 {tmp_path}/bare 0.5 {corpus.path}", options)
     assert dataset.tokenizer.type == "ByteTokenizer" and dataset.tokenizer_files == {}
-    alone = mdata.open_dataset(tmp_path / "bare", mdata.DatasetOptions(sequence_length=32))
+    alone = mdata.open_dataset(tmp_path / "bare", sequence_length=32)
     assert alone.tokenizer is None and alone.tokenizer_files == {}
 
 
