@@ -8,7 +8,7 @@ INSTALL = $(PYTHON) scripts/install.py $(if $(TORCH_INDEX),--torch-index $(TORCH
 IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
 # A file's tests stay in one process, which makes what they share once.
 PYTEST = python -m pytest -n $(JOBS) --dist loadfile
-SOURCES = mdata trainer cli tests benchmarks scripts fuzz
+SOURCES = mdata trainer cli tests benchmarks scripts fuzz examples
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help

@@ -11,7 +11,7 @@ parallelism), D hidden, V local vocabulary rows.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, cast
 
@@ -34,12 +34,10 @@ from trainer.layers.recompute import keep_input, recomputed
 from trainer.layers.recompute_chunks import Chunk, chunks
 from trainer.layers.rope import Rotation, rotation
 from trainer.models.gpt_shape import GPTShape, attention_shape, mlp_shape
-from trainer.models.stage import Microbatch, Tensors, only_tokens, summed
+from trainer.models.stage import LossFunction, Microbatch, Tensors, only_tokens, summed
 from trainer.parallel.collectives import Group
 from trainer.parallel.conjugates import gather_columns
 from trainer.parallel.params import Place
-
-LossFunction = Callable[[Tensor, Microbatch], Tensor]
 
 
 class Context(NamedTuple):

@@ -8,7 +8,7 @@ Shapes: B rows, S tokens of a row, N = B * S, batch-major.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -74,12 +74,16 @@ def only_tokens(tokens_BS: Tensor) -> Microbatch:
     return Microbatch(tokens_BS=tokens_BS, labels_BS=nothing, loss_mask_BS=nothing)
 
 
+LossFunction = Callable[[Tensor, Microbatch], Tensor]
+"""A user's loss: (logits [B, S, vocab_size], microbatch) -> the sum of the loss, or the losses of all tokens [B, S]."""
+
+
 class Stage(Protocol):
     """One pipeline stage of a model on one rank; an nn.Module whose parameters are those of its table."""
 
     kernels: Kernels
     hooks: BlockHooks
-    loss_function: Any  # a user's; None: the model's own
+    loss_function: LossFunction | None  # a user's; None: the model's own
 
     @property
     def hooked(self) -> range:
@@ -99,6 +103,10 @@ class Stage(Protocol):
 
     def given(self, batch: Microbatch) -> Tensors:
         """Empty tensors like those that this stage sends to the next; none at the last stage."""
+        ...
+
+    def whole_logits(self, batch: Microbatch) -> Tensor:
+        """Of a stage that is the whole model: logits [B, S, vocab_size], complete on each tp rank, differentiable."""
         ...
 
     def modules(self) -> Iterator[nn.Module]: ...

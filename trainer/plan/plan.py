@@ -83,11 +83,12 @@ class Plan:
 
 
 def make_plan(
-    config: RunConfig, world_size: int, *, facts: DataFacts | None, done_steps: int = 0, done_samples: int = 0
+    config: RunConfig, world_size: int, *, facts: DataFacts | None = None, done_steps: int = 0, done_samples: int = 0
 ) -> Plan:
     """The derived numbers of a run on `world_size` ranks.
 
     Args:
+        facts: of the training data (`open_data(config).facts`); None: unknown.
         done_steps, done_samples: already done by a run that continues; its end may depend on them.
 
     Raises:

@@ -8,7 +8,7 @@ either, but there is nothing wrong with the state then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,9 +30,11 @@ from trainer.run.metrics import MetricsWriter, read_metrics
 from trainer.run.resume import Done
 from trainer.run.run_folder import tokenizer_files, versions
 from trainer.run.saving import Saver, SaveSchedule
-from trainer.run.signals import StopRequests, stop
+from trainer.run.signals import StopRequests, StopVotes, stop
 from trainer.run.skipped_steps import SkippedSteps, diverged
-from trainer.run.step_report import StepReport
+from trainer.run.step_report import FinishedStep, StepReport, Votes
+
+Callback = Callable[[FinishedStep], bool | None]
 
 
 class AfterStep:
@@ -41,6 +43,7 @@ class AfterStep:
     Args:
         log: of rank 0; None on the others.
         last: the step after which this start of the run ends; later where no checkpoint can be written there.
+        callbacks: see `train`.
     """
 
     def __init__(
@@ -52,21 +55,32 @@ class AfterStep:
         log: MetricsWriter | None,
         progress: Progress,
         last: int,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.config, self.plan, self.data, self.engine = config, engine.plan, data, engine
         self.log, self.progress, self.last = log, progress, last
+        self.callbacks, self.end_asked = callbacks, False
         batch = f"{self.plan.global_batch} samples a step, of data.kind={config.data.kind}"
         smallest = config.precision.min_loss_scale
         self.skipped = SkippedSteps(engine.most_overflows, smallest_scale=smallest, batch=batch)
-        self.asked = (0.0, 0.0)  # requests to stop that no step was ended for yet
+        self.asked = StopVotes()  # requests to stop that no step was ended for yet
         names = [component.name for component in data.train.components]
         self.measuring = Measuring(self.plan, engine, dtype=config.precision.dtype, components=names)
         self.schedule = SaveSchedule(config.checkpoint, keeps_time=engine.world.is_main)
         self.saver = Saver(config, engine, extras=tokenizer_files(data), tell=self._tell)
 
-    def votes(self, stops: StopRequests) -> tuple[float, ...]:
-        """What this rank asks all ranks for; `settle` is given the sums."""
-        return (self.schedule.vote(), *stops.votes(), self.saver.vote())
+    def votes(self, stops: StopRequests) -> Sequence[float]:
+        """This rank's `Votes`; `settle` is given the sums."""
+        votes = Votes(self.schedule.vote(), *stops.votes(), self.saver.vote(), float(self.end_asked))
+        # The rounding of sums over ranks depends on how many there are: a run without callbacks keeps its four.
+        return votes if self.callbacks else votes[:-1]
+
+    def end_after(self, step: int) -> None:
+        """A callback ends the run; this step has begun."""
+        if step < self.last:
+            self.last = step
+            if self.log is not None:
+                self.log.event("ended by a callback", {"step": step})
 
     def is_due_after(self, steps: Sequence[int]) -> bool:
         """Whether these steps, which have begun, have to end before the next begins."""
@@ -97,16 +111,18 @@ class AfterStep:
         self.progress.advance(1, **self.measuring.shown(step, report), tokens=tokens)
         if records and not evaluated:
             self._record(step, measured, {})
-        self.schedule.add_votes(report.votes[:3])
+        votes = report.votes
+        self.schedule.add_votes((votes.save, votes.sigterm, votes.ctrl_c))
         self.saver.poll()
-        if report.votes[3]:
+        if votes.save_failed:
             self.saver.finish()
-        self.asked = (self.asked[0] + report.votes[1], self.asked[1] + report.votes[2])
+        self.asked = StopVotes(self.asked.sigterm + votes.sigterm, self.asked.ctrl_c + votes.ctrl_c)
         saved = is_newest and self._save_if_due(now, report, measured)
         ends = any(self.asked) or step == self.last
         if saved and (ends or not self.config.checkpoint.background):
             self.saver.finish(needed=ends)
         if is_newest and any(self.asked):
+            self._call_back(FinishedStep(step, now.samples, report))
             self._stop(step, saved)
         losses: dict[str, dict[str, float]] = {}
         if evaluated:
@@ -118,7 +134,12 @@ class AfterStep:
                 raise diverged(f"no checkpoint was written for the last step, {step}", report)
             self.last += 1  # train.exit_interval: the run ends after the next sound step
         self._keep_the_best(step)
+        self._call_back(FinishedStep(step, now.samples, report, losses))
         return losses
+
+    def _call_back(self, finished: FinishedStep) -> None:
+        for callback in self.callbacks:
+            self.end_asked |= callback(finished) is True
 
     def record_missing(self, run: RunState) -> dict[str, dict[str, float]]:
         """Evaluate and record a step that was saved, but whose run ended before it was recorded."""

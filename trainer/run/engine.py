@@ -11,21 +11,23 @@ import functools
 import itertools
 import math
 import os
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mdata import UsageError
+from mdata import Batch, Dataset, UsageError
 from trainer.checkpoint.background import HostCopies
 from trainer.checkpoint.folder import run_state
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import load_into
 from trainer.checkpoint.location import Location, location_of
 from trainer.checkpoint.rank_file import Shard
-from trainer.checkpoint.save import together
+from trainer.checkpoint.save import Target, save_checkpoint, together
+from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
 from trainer.convert.convert import open_model
 from trainer.convert.first_state import read_owned
@@ -33,13 +35,13 @@ from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.kernels.recording import CudaLane, Recorder
 from trainer.models.family import family_of
 from trainer.models.float8_layers import use_float8
-from trainer.models.stage import Microbatch, joined
+from trainer.models.stage import LossFunction, Microbatch, joined
 from trainer.models.symmetric_layers import use_symmetric_products
 from trainer.optim.buffers import Buffers
 from trainer.optim.layout import make_layout
 from trainer.optim.optimizer import Optimizer, owned_runs
 from trainer.optim.scaler import LossScaler, scale_rule
-from trainer.parallel.collectives import all_reduce_
+from trainer.parallel.collectives import all_reduce_, gather_objects
 from trainer.parallel.init import Run, initialize_
 from trainer.parallel.params import Place
 from trainer.parallel.world import World
@@ -47,6 +49,8 @@ from trainer.pipeline.executor import Executor
 from trainer.pipeline.graphs import StageGraphs
 from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_parameters
+from trainer.run.data import to_device
+from trainer.run.run_folder import versions
 from trainer.run.step_report import PendingReport, mean, numbers_beside
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -61,13 +65,21 @@ class Engine:
         fresh: whether to draw the initial weights, or to read the state of checkpoint.init_from (a checkpoint is
             loaded otherwise).
         first: which folder of checkpoint.init_from that is; None: the newest.
+        loss: replaces the model's own.
     """
 
     @out_of_memory_in("setting up the model and its optimizer", fix=MORE_RANKS)
     def __init__(
-        self, config: RunConfig, plan: Plan, *, world: World, fresh: bool = True, first: Location | None = None
+        self,
+        config: RunConfig,
+        plan: Plan,
+        *,
+        world: World,
+        fresh: bool = True,
+        first: Location | None = None,
+        loss: LossFunction | None = None,
     ) -> None:
-        self.plan, self.world, self.loss_average = plan, world, config.train.loss_average
+        self.config, self.plan, self.world, self.loss_average = config, plan, world, config.train.loss_average
         self.tp, self.cp, self.dp, self.everyone = (world.groups[axis] for axis in ("tp", "cp", "dp", "world"))
         tp, sequence_parallel = self.tp, config.mesh.sequence_parallel
         like = Place(tp_rank=tp.rank, tp_size=tp.size, sequence_parallel=sequence_parallel)
@@ -105,7 +117,7 @@ class Engine:
             self.buffers, config.optimizer, groups=world.groups, kernels=stages[0].kernels, recorder=recorder
         )
         for stage in stages:
-            stage.hooks = self.optimizer.hooks
+            stage.hooks, stage.loss_function = self.optimizer.hooks, loss
         self.copies = HostCopies()
         # A scale that is 1 has no place in the arithmetic of other precisions.
         self.scaler = LossScaler(scale_rule(config.precision), world.device) if dtype == torch.float16 else None
@@ -128,6 +140,32 @@ class Engine:
         """Steps in a row that may be skipped while the loss scale is on its way down."""
         return self.scaler.rule.most_overflows if self.scaler is not None else 0
 
+    def microbatch(self, batch: Batch, *, components: np.ndarray | None = None) -> Microbatch:
+        """A batch of a loader on this rank's device.
+
+        Args:
+            components: int64[B], the blend component of each row, if the report of the step should have their losses.
+
+        Raises:
+            UsageError: an id is outside the model's vocabulary (possible only in a foreign corpus).
+        """
+        model = self.config.model
+        return to_device(
+            batch,
+            self.world.device,
+            vocab_size=self.plan.vocab_size,
+            numbered=bool(model.hidden_dropout or model.attention_dropout),
+            cp=self.cp,
+            components=components,
+        )
+
+    def whole_logits(self, batch: Microbatch) -> Tensor:
+        """Logits [B, S, vocab_size] without a step, complete on each tp rank, differentiable; not with mesh.pp > 1."""
+        if self.plan.pp > 1:
+            raise UsageError("whole_logits needs all layers on one rank", found=f"mesh.pp={self.plan.pp}")
+        logits: Tensor = self.executor.stages[0].whole_logits(batch)
+        return logits
+
     def step(
         self,
         microbatches: Sequence[Microbatch],
@@ -135,7 +173,7 @@ class Engine:
         *,
         embedding_rate: float | None = None,
         weight_decay: float | None = None,
-        votes: Callable[[], tuple[float, ...]] = tuple,
+        votes: Callable[[], Sequence[float]] = tuple,
         num_components: int = 0,
     ) -> PendingReport:
         """Train on this rank's microbatches of one global batch; does not wait for the device.
@@ -143,14 +181,15 @@ class Engine:
         Args:
             embedding_rate: of the token embedding and the output head, under optimizer.embedding_lr; None: the same.
             weight_decay: of this step; None: optimizer.weight_decay.
-            votes: what this rank asks all ranks for, as small whole numbers; asked late, summed with the loss.
+            votes: gives the first of this rank's `Votes`, or all; asked late, summed with the loss.
             num_components: of the blend, where the microbatches say of which one each row is: the report then has the
                 loss of each.
         """
         own_means = self.loss_average == "megatron"
         scale, gradient_scale = self._scales(len(microbatches), own_means=own_means)
-        how = {"own_means": own_means, "scale": gradient_scale, "num_components": num_components}
-        found = self.add_gradients(microbatches, **how)
+        found = self.add_gradients(
+            microbatches, own_means=own_means, scale=gradient_scale, num_components=num_components
+        )
         has_loss = self.plan.pipeline.stage_ranks[-1] == self.world.groups["pp"].rank
         means = torch.full_like(found[1:2], len(microbatches) * has_loss)
         divisor = means if own_means else found[1:2]
@@ -172,9 +211,19 @@ class Engine:
         return PendingReport(numbers, (learning_rate, decay), num_components=num_components)
 
     @out_of_memory_in("the forward and backward passes", fix=FEWER_TOKENS)
-    def add_gradients(self, microbatches: Sequence[Microbatch], **options: Any) -> Tensor:
+    def add_gradients(
+        self,
+        microbatches: Sequence[Microbatch],
+        *,
+        own_means: bool = False,
+        scale: Tensor | None = None,
+        num_components: int = 0,
+    ) -> Tensor:
         """Forward and backward of all microbatches by the schedule; see Executor.run."""
-        return self.executor.run(self._training(len(microbatches)), microbatches, **options)
+        schedule = self._training(len(microbatches))
+        return self.executor.run(
+            schedule, microbatches, own_means=own_means, scale=scale, num_components=num_components
+        )
 
     def _scales(self, num_microbatches: int, *, own_means: bool) -> tuple[Tensor, Tensor | None]:
         """(loss scale of this step, what gradients are multiplied by).
@@ -222,9 +271,36 @@ class Engine:
             run = replace(run, scaler=self.scaler.to_numbers())
         return run if self.float8 is None else replace(run, float8=self.float8.to_numbers())
 
+    def save(
+        self, root: str | Location, *, step: int, consumed_samples: int = 0, data: Dataset | None = None
+    ) -> Location:
+        """Write a checkpoint that any layout can load, on all ranks together; its folder, {root}/step-{step}.
+
+        Args:
+            root: the folder of the checkpoints, seen by all ranks, or an address.
+            step: finished steps. consumed_samples: training samples that they read.
+            data: the training data; recorded, so that a run that continues can refuse other data.
+
+        Raises:
+            MdataError: a rank could not write; no rank goes on, nothing that looks finished is left.
+        """
+        run = RunState(
+            step=step,
+            consumed_samples=consumed_samples,
+            data_id="" if data is None else data.data_id,
+            data={} if data is None else data.identity,
+            optimizer_steps=self.optimizer.steps,
+            config=dump_config(self.config),
+            versions=versions(self.world),
+        )
+        attempt = gather_objects(secrets.token_hex(4), self.everyone)[0]
+        target = Target(_location(root), self.with_scale(run), attempt)
+        return save_checkpoint(target, self.shard, state=self.optimizer.state, world=self.everyone)
+
     @out_of_memory_in("reading a checkpoint", fix=MORE_RANKS)
-    def load(self, folder: Location) -> RunState:
+    def load(self, folder: str | Location) -> RunState:
         """Continue from a checkpoint of any layout; an error of one rank is raised by all."""
+        folder = _location(folder)
         run, optimizer = run_state(folder), self.optimizer
         optimizer.gathers.release()  # of parameters, which may be the main weights
 
@@ -267,3 +343,7 @@ class Engine:
         )
         initialize_(runs, seed=seed, threads=max(1, len(os.sched_getaffinity(0)) // self.world.local_world_size))
         self.optimizer.publish()
+
+
+def _location(folder: str | Location) -> Location:
+    return location_of(folder) if isinstance(folder, str) else folder

@@ -14,12 +14,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from mdata import StoppedError
 
 SAME_REQUEST_S = 1.0  # between the signals of one request
 HEARD = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopVotes(NamedTuple):
+    """On one rank: 1.0 for a signal that it received; summed over all ranks: how many did."""
+
+    sigterm: float = 0.0
+    ctrl_c: float = 0.0
 
 
 class StopRequests:
@@ -62,9 +69,9 @@ class StopRequests:
             if watched:
                 self.__enter__()
 
-    def votes(self) -> tuple[float, float]:
-        """(1.0 if SIGTERM was received, 1.0 if Ctrl-C), otherwise 0.0: to be summed over all ranks."""
-        return float(signal.SIGTERM in self._first), float(signal.SIGINT in self._first)
+    def votes(self) -> StopVotes:
+        """The signals that were received, to be summed over all ranks."""
+        return StopVotes(float(signal.SIGTERM in self._first), float(signal.SIGINT in self._first))
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         first = self._first.setdefault(number, self._clock())
@@ -73,7 +80,7 @@ class StopRequests:
             signal.raise_signal(number)
 
 
-def stop(votes: tuple[float, float], *, where: str) -> NoReturn:
+def stop(votes: StopVotes, *, where: str) -> NoReturn:
     """End the run in the way of the received signal.
 
     Args:
@@ -83,6 +90,6 @@ def stop(votes: tuple[float, float], *, where: str) -> NoReturn:
     Raises:
         KeyboardInterrupt: Ctrl-C. StoppedError: SIGTERM.
     """
-    if votes[1]:
+    if votes.ctrl_c:
         raise KeyboardInterrupt
     raise StoppedError(f"stopped by SIGTERM {where}", fix="run the same command again to continue")

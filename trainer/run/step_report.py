@@ -7,11 +7,30 @@ Python numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Votes(NamedTuple):
+    """What a rank asks all ranks for with a step, 1 or 0 each; in a report: how many ranks ask for it.
+
+    Args:
+        save: a checkpoint is due by its clock. sigterm, ctrl_c: it received them. save_failed: it could not write its
+            part of a checkpoint. end: a callback ends the run; sent only where there are callbacks.
+    """
+
+    save: float = 0.0
+    sigterm: float = 0.0
+    ctrl_c: float = 0.0
+    save_failed: float = 0.0
+    end: float = 0.0
+
+
+_NO_VOTES = Votes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +41,7 @@ class StepReport:
         loss: mean over the step's loss tokens, nats per token; NaN without any. num_tokens: those tokens.
         grad_norm: before clipping. applied: False if the step was skipped because the norm is not finite (as it is
             without loss tokens).
-        votes: sums over all ranks of their stop requests.
+        votes: sums over all ranks of what they ask for.
         component_losses: for each component of the blend, like loss; empty if not requested.
         learning_rate, weight_decay, loss_scale: used in the step.
     """
@@ -31,11 +50,26 @@ class StepReport:
     num_tokens: int
     grad_norm: float
     applied: bool
-    votes: tuple[float, ...] = ()
+    votes: Votes = _NO_VOTES
     learning_rate: float = 0.0
     weight_decay: float = 0.0
     loss_scale: float = 1.0
     component_losses: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """What a callback of `train` is given after each step, the same on all ranks.
+
+    Args:
+        step: steps of the run that are finished, with this one. consumed_samples: training samples read.
+        report: of the step. losses: of its evaluation, by split ("valid", "test") and set; empty if it had none.
+    """
+
+    step: int
+    consumed_samples: int
+    report: StepReport
+    losses: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def reports_behind(device: torch.device) -> int:
@@ -69,7 +103,7 @@ class PendingReport:
         grad_norm, applied, scale, loss_sum, num_tokens, *rest = self._numbers.tolist()
         count = self._num_components
         losses = tuple(map(mean, rest[:count], rest[count : 2 * count]))
-        loss, votes = mean(loss_sum, num_tokens), tuple(rest[2 * count :])
+        loss, votes = mean(loss_sum, num_tokens), Votes(*rest[2 * count :])
         return StepReport(loss, int(num_tokens), grad_norm, bool(applied), votes, *self._rates, scale, losses)
 
 

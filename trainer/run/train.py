@@ -8,8 +8,10 @@ after_step.py.
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mdata import Batch
@@ -19,16 +21,18 @@ from trainer.checkpoint.format import RunState
 from trainer.checkpoint.location import Location, checkpoints_folder
 from trainer.checkpoint.save import check_target, together
 from trainer.config.sections import RunConfig
-from trainer.models.stage import Microbatch
+from trainer.models.stage import LossFunction, Microbatch
 from trainer.optim.schedules import rates
 from trainer.parallel.collectives import gather_objects
-from trainer.parallel.world import World, lost_ranks_named
+from trainer.parallel.mesh import mesh_of
+from trainer.parallel.world import Placement, World, find_placement, join_world, leave_world, lost_ranks_named
 from trainer.pipeline.actions import Action
 from trainer.plan.lengths import batch_sizes
 from trainer.plan.memory import explained
 from trainer.plan.plan import Plan, make_plan
-from trainer.run.after_step import AfterStep, unrecorded_step
-from trainer.run.data import RunData, open_data, to_device, training_batches
+from trainer.run.after_step import AfterStep, Callback, unrecorded_step
+from trainer.run.data import RunData, open_data, training_batches
+from trainer.run.determinism import make_deterministic
 from trainer.run.engine import Engine
 from trainer.run.log_text import device_text, header
 from trainer.run.metrics import MetricsWriter, held_parameters, write_ranks
@@ -57,14 +61,24 @@ class TrainResult:
 
 def train(
     config: RunConfig,
-    world: World,
+    world: World | None = None,
     *,
+    loss: LossFunction | None = None,
+    callbacks: Sequence[Callback] = (),
     progress: Progress = SILENT,
     watch: Callable[[Action | None], None] | None = None,
 ) -> TrainResult:
     """Train until the length of config.train is done, from the newest checkpoint in the run folder or from the start.
 
+    Every rank calls this with the same arguments.
+
     Args:
+        config: of the run.
+        world: this rank's place, if it has joined the others; None: join them now, as torchrun or Slurm says.
+        loss: replaces the built-in loss; see docs/custom_loss.md.
+        callbacks: each is called with every `FinishedStep`. One that returns True on any rank ends the run, as
+            train.exit_interval does: after the steps that have begun by the next report, with a checkpoint.
+        progress: receives the steps and notes.
         watch: is called with each action of a step before it is done, and with None behind the last (watchdog.py).
 
     Raises:
@@ -74,12 +88,30 @@ def train(
             has ended.
         StoppedError, KeyboardInterrupt: SIGTERM or Ctrl-C; a checkpoint of the last step was written before.
     """
-    with locked_folder(config, world), lost_ranks_named(world):
-        return _train(config, world, progress, watch)
+    with _joined(config, world) as world, locked_folder(config, world), lost_ranks_named(world):
+        return _train(config, world, loss, callbacks, progress, watch)
+
+
+@contextmanager
+def _joined(config: RunConfig, world: World | None) -> Iterator[World]:
+    if world is not None:
+        yield world
+        return
+    place = find_placement(os.environ) or Placement()
+    make_deterministic(config)
+    try:
+        yield join_world(mesh_of(config, place.world_size), placement=place)
+    finally:
+        leave_world()
 
 
 def _train(
-    config: RunConfig, world: World, progress: Progress, watch: Callable[[Action | None], None] | None
+    config: RunConfig,
+    world: World,
+    loss: LossFunction | None,
+    callbacks: Sequence[Callback],
+    progress: Progress,
+    watch: Callable[[Action | None], None] | None,
 ) -> TrainResult:
     data = open_data(config, progress=progress)
     start = find_start(config, data, found=found_by_all(config, world))
@@ -100,12 +132,14 @@ def _train(
         training_batches(data, config, plan=plan, dp=world.groups["dp"], consumed=done.samples, progress=progress)
     )
     with explained(config, plan, rank=world.rank):
-        engine = Engine(config, plan, world=world, fresh=newest is None, first=start.first)
+        engine = Engine(config, plan, world=world, fresh=newest is None, first=start.first, loss=loss)
         if newest:
             engine.load(newest)
         if watch is not None:
             engine.executor.watch = watch
-        return _go_on(start, unrecorded, data=data, batches=batches, engine=engine, progress=progress)
+        return _go_on(
+            start, unrecorded, data=data, batches=batches, engine=engine, callbacks=callbacks, progress=progress
+        )
 
 
 def _go_on(
@@ -115,6 +149,7 @@ def _go_on(
     data: RunData,
     batches: Iterator[list[Batch]],
     engine: Engine,
+    callbacks: Sequence[Callback],
     progress: Progress,
 ) -> TrainResult:
     config, done, newest, plan, world = start.config, start.done, start.folder, engine.plan, engine.world
@@ -125,7 +160,7 @@ def _go_on(
     }
     ranks = gather_objects(held, world.groups["world"])
     if not world.is_main:
-        return _Loop(start, data, batches, engine, log=None, progress=progress).run(unrecorded)
+        return _Loop(start, data, batches, engine, log=None, callbacks=callbacks, progress=progress).run(unrecorded)
     folder = write_run_files(config, plan, data=data)
     write_ranks(folder, ranks)
     for line in header(config, plan, start=start, device=device_text(world.device)):
@@ -138,7 +173,7 @@ def _go_on(
             text = f"metrics of later steps were moved to {log.put_aside}"
             log.event("note", {"text": text})
             progress.note(text)
-        return _Loop(start, data, batches, engine, log=log, progress=progress).run(unrecorded)
+        return _Loop(start, data, batches, engine, log=log, callbacks=callbacks, progress=progress).run(unrecorded)
 
 
 class _Loop:
@@ -156,13 +191,16 @@ class _Loop:
         engine: Engine,
         *,
         log: MetricsWriter | None,
+        callbacks: Sequence[Callback],
         progress: Progress,
     ) -> None:
         self.batches = batches
         self.config, self.done, self.data, self.engine, self.progress = start.config, start.done, data, engine, progress
         self.plan = engine.plan
         last = _last_step(self.done.steps, self.config, self.plan)
-        self.after = AfterStep(self.config, engine, data=data, log=log, progress=progress, last=last)
+        self.after = AfterStep(
+            self.config, engine, data=data, log=log, progress=progress, last=last, callbacks=callbacks
+        )
         # Whether the last step counts decides the learning rate of the next.
         self.behind = reports_behind(engine.world.device) if self.config.optimizer.count_skipped else 0
 
@@ -218,18 +256,19 @@ class _Loop:
                         continue
                 now, size, pending = running.popleft()
                 report = pending.read()
+                if report.votes.end:
+                    after.end_after(done.steps)
                 if not report.applied:
                     now, done = now.skipping(size), done.skipping(size)
                     running = deque((later.skipping(size), n, of_it) for later, n, of_it in running)
             yield now, report, not running
 
     def _moved(self, batch: Batch) -> Microbatch:
-        """A batch on the device, with what dropout and the losses by component need to know of its rows."""
-        numbered = bool(self.config.model.hidden_dropout or self.config.model.attention_dropout)
-        found = self.data.train.locate(batch.samples)[0] if self.after.measuring.components else None
-        engine, vocab_size = self.engine, self.plan.vocab_size
-        device, cp = engine.world.device, engine.cp
-        return to_device(batch, device, vocab_size=vocab_size, numbered=numbered, cp=cp, components=found)
+        """A batch on the device, with what the losses by component need to know of its rows."""
+        by_component = bool(self.after.measuring.components)
+        return self.engine.microbatch(
+            batch, components=self.data.train.locate(batch.samples)[0] if by_component else None
+        )
 
 
 def _last_step(done: int, config: RunConfig, plan: Plan) -> int:

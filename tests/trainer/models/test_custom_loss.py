@@ -66,13 +66,13 @@ def _own_step(context, config):
     exec(_programs()[1], page)
     engine = layouts(context, config)
     other = Engine(config, engine.plan, world=engine.world)
-    found = [page["step"](engine, other.model, microbatches(engine, n), 1e-2) for n in range(2)]
+    found = [page["step"](engine, other, microbatches(engine, n), 1e-2) for n in range(2)]
     return found, logical(engine.optimizer.owned, engine.optimizer.state["weight"])
 
 
 def test_the_pages_own_step_trains_alike_in_every_layout():
     _, program = _programs()
-    assert len(program.splitlines()) <= 30
+    assert len(program.splitlines()) <= 34
     ((expected, parts),) = run_ranks(_own_step, 1, _config({}))
     assert expected[1][0] != expected[0][0]
     results = run_ranks(_own_step, 4, _config({}, tp=2, sequence_parallel=True))
@@ -86,10 +86,11 @@ def test_the_pages_program_trains(tmp_path):
     assert len(program.splitlines()) <= 36
     (tmp_path / "run.toml").write_text(
         '[run]\nfolder = "x"\n[model]\nnum_layers = 1\nhidden_size = 16\nnum_heads = 2\nvocab_size = 64\n'
-        '[data]\nblend = "none"\n[train]\nsequence_length = 8\nglobal_batch = 8\nmicro_batch = 8\nsteps = 3\n'
+        '[data]\nblend = "mock"\n[train]\nsequence_length = 8\nglobal_batch = 8\nmicro_batch = 8\nsteps = 3\n'
         "[optimizer]\nlr = 0.01\n"
     )
     run = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     losses = [float(x) for x in re.findall(r"loss ([0-9.]+)", run.stdout)]
     assert len(losses) == 3 and np.isfinite(losses).all()
+    assert (tmp_path / "x" / "checkpoints" / "step-3").is_dir() and "stopped after step 3" in run.stdout

@@ -12,7 +12,7 @@ import pytest
 
 from mdata import StoppedError
 from mdata.util.stop_signals import raise_pending_stop, stop_requests
-from trainer.run.signals import StopRequests, stop
+from trainer.run.signals import StopRequests, StopVotes, stop
 
 
 class Clock:
@@ -120,6 +120,6 @@ def test_outside_the_main_thread_nothing_is_changed() -> None:
 
 def test_the_run_ends_as_the_signal_asks_for() -> None:
     with pytest.raises(StoppedError, match="stopped by SIGTERM after step 3"):
-        stop((2.0, 0.0), where="after step 3")
+        stop(StopVotes(2.0, 0.0), where="after step 3")
     with pytest.raises(KeyboardInterrupt):
-        stop((2.0, 1.0), where="after step 3")
+        stop(StopVotes(2.0, 1.0), where="after step 3")
