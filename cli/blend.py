@@ -92,7 +92,8 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(arguments, name) for name in ("sequence_length", "samples", "tokens", "split")}
+    given = {name: getattr(arguments, name) for name in ("sequence_length", "samples", "tokens")}
+    return {**given, "split": arguments.split_shares}
 
 
 def _spec(arguments: argparse.Namespace) -> BlendSpec | None:

@@ -21,7 +21,7 @@ from .text import table
 
 def add_change_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a change: which blend, from which sample, and how."""
-    change = parser.add_argument_group("change the rest of a run (give the run's --sequence-length and --split)")
+    change = parser.add_argument_group("change the rest of a run (give the run's --sequence-length and --split-shares)")
     add = change.add_argument
     add("--from", dest="from_blend", metavar="OLD.json", help="the run's blend")
     add("--at-sample", type=int, metavar="N", help="samples that the run reads before the change")
@@ -63,7 +63,7 @@ def changed(
         )
     how = {"tokenizer_unknown": arguments.tokenizer_unknown, "allow_outside": arguments.allow_outside}
     old = mdata.open_blend(arguments.from_blend, **how)
-    run = {"sequence_length": arguments.sequence_length, "split": arguments.split}
+    run = {"sequence_length": arguments.sequence_length, "split": arguments.split_shares}
     edited = any((edits.shares, edits.add, edits.remove, edits.replace))
     given = replace(edits, allow_overlap=arguments.allow_overlap) if edited else None
     blend = change_blend(old, arguments.at_sample, folder=folder, spec=spec, edits=given, **run)

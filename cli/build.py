@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="gpt",
         help="of samples; default gpt",
     )
-    add("--split", default=_ALL_TRAINING, metavar="SHARES", help="of training, validation and test; default 100,0,0")
+    add("--split-shares", default=_ALL_TRAINING, metavar="SHARES", help="of training, validation and test; default 100,0,0")
     add("--whole", action="store_true", help="all data as one set, as a run reads a corpus of data.valid")
     add("--seed", type=int, default=1234, metavar="N", help="default 1234")
     for split in _SPLITS:
@@ -66,21 +66,21 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     words = [*arguments.words, *arguments.data_path]
     if not words:
         raise mdata.UsageError("no data is given", expected="a manifest, a prefix, or pairs of weight and prefix")
-    if arguments.whole and arguments.split != _ALL_TRAINING:
+    if arguments.whole and arguments.split_shares != _ALL_TRAINING:
         raise mdata.UsageError(
-            "--whole reads all of it as one set", found=f"--split {arguments.split}", fix="one of them"
+            "--whole reads all of it as one set", found=f"--split-shares {arguments.split_shares}", fix="one of them"
         )
     asked = {split: getattr(arguments, f"{split}_samples") for split in _SPLITS}
     num_samples = {split: count for split, count in asked.items() if count is not None}
     if num_samples and arguments.order != "megatron":
         first = next(iter(num_samples))
         raise mdata.UsageError(f"the native order has no --{first}-samples", fix="leave it out, or --order megatron")
-    shares = dict(zip(_SPLITS, parse_split(arguments.split), strict=True))
+    shares = dict(zip(_SPLITS, parse_split(arguments.split_shares), strict=True))
     unread = [split for split in num_samples if arguments.whole or not shares[split]]
     if unread:
         raise mdata.UsageError(
             f"--{unread[0]}-samples is for a split that is not built",
-            found="--whole" if arguments.whole else f"--split {arguments.split}",
+            found="--whole" if arguments.whole else f"--split-shares {arguments.split_shares}",
             fix="leave it out, or give the split a share",
         )
     from mdata.dataset.prebuild import build
@@ -97,7 +97,7 @@ def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
         "sequence_length": arguments.sequence_length,
         "seed": arguments.seed,
         "split": "whole" if arguments.whole else "train",
-        "split_shares": arguments.split,
+        "split_shares": arguments.split_shares,
         "order": arguments.order,
         "kind": arguments.kind,
         "extra_token": not arguments.no_extra_token,

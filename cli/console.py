@@ -32,7 +32,7 @@ from mdata.errors import (
     install_command,
 )
 from mdata.progress import Progress
-from mdata.util.option_synonyms import nearest, synonym
+from mdata.util.option_synonyms import nearest, renamed_options, synonym
 from mdata.util.stop_signals import stop_requests
 from mdata.version import __version__
 
@@ -229,6 +229,9 @@ def _dispatch(console: Console, description: str, commands: Sequence[Command], w
     parser.add_argument("--json", action="store_true", help="results as JSON on stdout")
     module.add_arguments(parser)
     own, command = _parted(words[1:]) if getattr(module, "TAKES_COMMAND", False) else (words[1:], [])
+    own, renamed = renamed_options(parser.prog, own)
+    for line in renamed:
+        console.note(line)
     parser.words = own
     parser.set_defaults(command=command)
     try:

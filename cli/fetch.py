@@ -19,11 +19,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "corpus", metavar="ADDRESS", help="its manifest or prefix at s3://, gs:// or az://, or a dataset at hf://"
     )
-    parser.add_argument("--folder", type=Path, required=True, metavar="FOLDER", help="where the copy goes")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="where the copy goes")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `fetch` and print the path of the manifest."""
     with console.progress() as progress:
-        path = fetch(arguments.corpus, arguments.folder, progress=progress)
+        path = fetch(arguments.corpus, arguments.output, progress=progress)
     console.result(f"{path}: complete, and as its manifest says", {"manifest": str(path)})

@@ -1,6 +1,7 @@
 """Shared by the commands that take a run's configuration: their arguments, and reading them.
 
-Not a command itself. `mtrain COMMAND run.toml [section.key=value ...] [--nproc N]` has one form everywhere.
+Not a command itself. `mtrain COMMAND run.toml [section.key=value ...] [--nproc N]` has one form everywhere, except that
+`plan` starts nothing and has --ranks, the ranks of the whole run, instead of --nproc, those started on this machine.
 """
 
 from __future__ import annotations
@@ -16,18 +17,24 @@ from .console import Parser
 
 
 def add_run_arguments(parser: Parser) -> None:
-    """The configuration, its overrides, and the number of ranks."""
+    """The configuration, its overrides, and the number of ranks to start."""
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--nproc",
+        type=int,
+        metavar="N",
+        help="processes to start on this machine, one per rank (default: the visible GPUs; without any, "
+        "mesh.tp x mesh.cp x mesh.pp)",
+    )
+
+
+def add_config_arguments(parser: Parser) -> None:
+    """The configuration and its overrides."""
     parser.settings = key_names
     parser.no_option = "section.key=value, such as train.steps=100"
     parser.add_argument("config", metavar="run.toml", help="the run's TOML file")
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="section.key=value", help="settings that override the file"
-    )
-    parser.add_argument(
-        "--nproc",
-        type=int,
-        metavar="N",
-        help="ranks on this machine (default: the visible GPUs; without any, mesh.tp x mesh.cp x mesh.pp)",
     )
 
 

@@ -1,6 +1,6 @@
 """Print what follows from a run's configuration: layout, batches, model, learning rate, memory, kernels.
 
-  mtrain plan run.toml --nproc 8              the plan on eight ranks
+  mtrain plan run.toml --ranks 8              the plan on eight ranks
   mtrain plan run.toml --gpus 64 --nodes 8    the layouts that 64 GPUs could have, the fastest first
 
 The data is opened to find the vocabulary size; if it does not exist yet, set model.vocab_size. Speed and memory of
@@ -17,7 +17,7 @@ from mdata import UsageError
 from trainer.config.parse import load_config, problems_error
 
 from .console import Console, Parser
-from .mtrain_options import add_run_arguments, read_run_arguments
+from .mtrain_options import add_config_arguments, world_size
 
 if TYPE_CHECKING:
     from trainer.config.sections import RunConfig
@@ -28,8 +28,16 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     """See `mtrain plan --help`."""
-    add_run_arguments(parser)
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="ranks of the whole run, on all machines (default: the GPUs of this one; without any, "
+        "mesh.tp x mesh.cp x mesh.pp)",
+    )
     parser.add_argument("--gpus", type=int, metavar="N", help="list the possible layouts of N GPUs instead of one plan")
+    parser.add_argument("--layouts", action="store_true", help="with --ranks N: the same as --gpus N")
     parser.add_argument("--nodes", type=int, metavar="N", help="with --gpus: machines (default: one for each 8 GPUs)")
     parser.add_argument(
         "--device", metavar="NAME", help="with --gpus: kind of GPU (default: that of this machine, or H100)"
@@ -53,13 +61,21 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.plan.facts import plan_facts
     from trainer.plan.plan import make_plan
 
+    if arguments.layouts:
+        if (arguments.ranks is None) == (arguments.gpus is None):
+            raise UsageError("--layouts needs --ranks N or --gpus N", fix="mtrain plan run.toml --layouts --ranks 64")
+        arguments.gpus = arguments.ranks if arguments.gpus is None else arguments.gpus
+        arguments.ranks = None
     if arguments.gpus is not None:
         return _list_layouts(arguments, console)
     for name in ("nodes", "device", "memory", "link", "network"):
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name} needs --gpus N, which lists layouts", fix=f"add --gpus, or leave --{name} out")
-    config, world_size = read_run_arguments(arguments)
-    plan = make_plan(config, world_size, facts=_facts(config, console))
+    config = load_config(arguments.config, arguments.overrides)
+    if arguments.ranks is not None and arguments.ranks < 1:
+        raise UsageError("--ranks is too small", found=str(arguments.ranks), expected="1 or more, on all machines")
+    ranks = world_size(config, None) if arguments.ranks is None else arguments.ranks
+    plan = make_plan(config, ranks, facts=_facts(config, console))
     rows = [(name, f"{value:,}") for name, value in plan_rows(config, plan)] + _memory_rows(config, plan)
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value:>15}" for name, value in rows]
@@ -184,8 +200,8 @@ def _facts(config: RunConfig, console: Console) -> DataFacts | None:
 def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.plan.layouts import find_layouts, problems_of_every_layout
 
-    if arguments.nproc is not None:
-        raise UsageError("--nproc and --gpus exclude each other", fix="give --gpus alone to list layouts")
+    if arguments.ranks is not None:
+        raise UsageError("--ranks plans one layout, and --gpus lists all of them", fix="give one of them")
     _refuse_idle(arguments)
     config, hardware = load_config(arguments.config, arguments.overrides), _hardware(arguments)
     facts = _facts(config, console)
@@ -220,7 +236,7 @@ def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
 
 def _refuse_idle(arguments: argparse.Namespace) -> None:
     """Refuse options and settings that a list of layouts would ignore."""
-    one = f"plan one layout: mtrain plan {arguments.config} --nproc {arguments.gpus}"
+    one = f"plan one layout: mtrain plan {arguments.config} --ranks {arguments.gpus}"
     if arguments.schedule:
         fix = f"leave --schedule out, or {one} --schedule mesh.pp=2"
         raise UsageError("--schedule draws one layout, and --gpus lists all of them", fix=fix)

@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"steps of both runs; default {STEPS}")
     restart = f"step after which one is restarted; default {RESTART}"
     parser.add_argument("--restart", type=int, default=RESTART, metavar="K", help=restart)
-    parser.add_argument("--folder", type=Path, help="keep both runs there; default: a temporary folder")
+    parser.add_argument("--output", type=Path, help="keep both runs there; default: a temporary folder")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
@@ -53,10 +53,10 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if Path(arguments.config).is_dir():
         arguments.config = str(Path(arguments.config, "config.toml"))
     config, world_size = read_run_arguments(arguments)
-    if arguments.folder is not None and arguments.folder.exists() and any(arguments.folder.iterdir()):
-        raise UsageError(f"{arguments.folder} is not empty", fix="give a new folder")
+    if arguments.output is not None and arguments.output.exists() and any(arguments.output.iterdir()):
+        raise UsageError(f"{arguments.output} is not empty", fix="give a new folder")
     with tempfile.TemporaryDirectory(prefix="mtrain-prove-") as scratch:
-        folder = arguments.folder or Path(scratch)
+        folder = arguments.output or Path(scratch)
         first = dataclasses.replace(config, run=dataclasses.replace(config.run, folder=str(folder / "straight")))
         with console.progress() as progress:
             preflight(ReadConfig(first, []), world_size, where=arguments.config, progress=progress)

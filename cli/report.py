@@ -38,7 +38,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         sequence_length=arguments.sequence_length,
         samples=arguments.samples,
         tokens=arguments.tokens,
-        split=arguments.split,
+        split=arguments.split_shares,
         full=arguments.full,
         allow_outside=arguments.allow_outside,
     )

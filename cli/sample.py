@@ -18,7 +18,7 @@ def add_arguments(parser: Parser) -> None:
     """The corpus, how much of it, and where the result goes."""
     add = parser.add_argument
     add("corpus", metavar="CORPUS", help="its manifest or prefix")
-    add("--output-prefix", required=True, metavar="PREFIX", help="the result is PREFIX_document.*")
+    add("--output", required=True, metavar="PREFIX", help="the result is PREFIX_document.*")
     add("--tokens", type=count, required=True, metavar="N", help="at least this many; the last document may exceed it")
     add("--seed", type=int, default=0, metavar="S", help="another seed draws other documents; default 0")
 
@@ -28,7 +28,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     with console.progress() as progress:
         prefix, made = sample(
             arguments.corpus,
-            arguments.output_prefix,
+            arguments.output,
             tokens=arguments.tokens,
             seed=arguments.seed,
             progress=progress,

@@ -18,12 +18,12 @@ def add_arguments(parser: Parser) -> None:
     """The corpus, the seed and where the result goes."""
     add = parser.add_argument
     add("corpus", metavar="CORPUS", help="its manifest or prefix")
-    add("--output-prefix", required=True, metavar="PREFIX", help="the result is PREFIX_document.*")
+    add("--output", required=True, metavar="PREFIX", help="the result is PREFIX_document.*")
     add("--seed", type=int, default=0, metavar="S", help="another seed gives another order; default 0")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `shuffle` and print what was written."""
     with console.progress() as progress:
-        prefix, made = shuffle(arguments.corpus, arguments.output_prefix, seed=arguments.seed, progress=progress)
+        prefix, made = shuffle(arguments.corpus, arguments.output, seed=arguments.seed, progress=progress)
     console.result(*written_corpora({prefix: made}))

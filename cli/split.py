@@ -17,7 +17,7 @@ def add_arguments(parser: Parser) -> None:
     """The corpus, the shares and where the results go."""
     add = parser.add_argument
     add("corpus", metavar="CORPUS", help="its manifest or prefix")
-    add("--output-prefix", required=True, metavar="PREFIX", help="results are PREFIX_NAME_document.*")
+    add("--output", required=True, metavar="PREFIX", help="results are PREFIX_NAME_document.*")
     add("--shares", nargs="+", required=True, metavar="N", help="of the tokens, such as 98 1 1, relative to their sum")
     add("--names", nargs="+", metavar="NAME", help="one for each share, such as train valid test; default 1 2 ...")
 
@@ -27,7 +27,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     with console.progress() as progress:
         made = split(
             arguments.corpus,
-            arguments.output_prefix,
+            arguments.output,
             shares=arguments.shares,
             names=arguments.names,
             progress=progress,

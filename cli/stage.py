@@ -2,12 +2,12 @@
 
   mdata stage s3://corpora/mix.json --cache /scratch/cache --sequence-length 4096 --global-batch 512 --steps 1:501
   mdata stage mix.json --cache /scratch/cache --sequence-length 4096 --global-batch 512 --micro-batch 4 --dp 64
-      --ranks 8:16 --steps 1:5001
+      --dp-ranks 8:16 --steps 1:5001
   mdata stage mix.json --cache /scratch/cache --sequence-length 4096 --samples 0:100000
-  mdata stage runs/first --steps 5001:10001 --ranks 8:16
+  mdata stage runs/first --steps 5001:10001 --dp-ranks 8:16
 
 PATH is a corpus or blend with the options of the run, or a run folder, which has them. Ranges A:B end before B; steps
-are counted from 1, samples and ranks from 0. --ranks are the data-parallel ranks of the node. Blocks that the cache has
+are counted from 1, samples and ranks from 0. --dp-ranks are the data-parallel ranks of the node. Blocks that the cache has
 already are checked and not fetched again. docs/storage.md says how large a cache should be.
 """
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to fetch (either --steps or --samples)")
     what.add_argument("--steps", metavar="A:B", help="blocks of steps A to B - 1; the first step is 1")
     what.add_argument("--samples", metavar="A:B", help="blocks of samples A to B - 1; the first sample is 0")
-    what.add_argument("--ranks", metavar="A:B", help="with --steps: only the rows of data-parallel ranks A to B - 1")
+    what.add_argument("--dp-ranks", metavar="A:B", help="with --steps: only the rows of data-parallel ranks A to B - 1")
     parser.add_argument("--cache", metavar="FOLDER", help="the cache folder: data.cache of the run")
     parser.add_argument(
         "--cache-size", metavar="SIZE", help='limit on its blocks: data.cache_size of the run, such as "500 GiB"'
@@ -66,12 +66,12 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 def _refuse_idle(arguments: argparse.Namespace) -> None:
     """Refuse options that change nothing together with the others."""
-    needs = dict.fromkeys(("global_batch", "rampup_batch_size", "ranks", *_OF_RANKS, "dataloader_type"), "steps")
+    needs = dict.fromkeys(("global_batch", "rampup_batch_size", "dp_ranks", *_OF_RANKS, "dataloader_type"), "steps")
     if arguments.steps is not None:
-        needs = {} if arguments.dataloader_type == "cyclic" else dict.fromkeys(_OF_RANKS, "ranks")
+        needs = {} if arguments.dataloader_type == "cyclic" else dict.fromkeys(_OF_RANKS, "dp-ranks")
     needs |= {} if arguments.dataloader_type == "cyclic" else {"no_data_sharding": "dataloader-type cyclic"}
     for name, other in needs.items():
-        if getattr(arguments, name) is not None and getattr(arguments, other.partition("-")[0], None) is None:
+        if getattr(arguments, name) is not None and getattr(arguments, other.replace("-", "_"), None) is None:
             option = f"--{name.replace('_', '-')}"
             raise mdata.UsageError(f"{option} has no effect without --{other}", fix=f"leave it out, or give --{other}")
 
@@ -84,7 +84,7 @@ def _batches(arguments: argparse.Namespace, tracer: mdata.Tracer) -> Iterator[In
             yield np.arange(begin, min(begin + _SAMPLES_AT_ONCE, stop))
         return
     first, stop = _range("--steps", arguments.steps, least=1)
-    ranks = [None] if arguments.ranks is None else range(*_range("--ranks", arguments.ranks, least=0))
+    ranks = [None] if arguments.dp_ranks is None else range(*_range("--dp-ranks", arguments.dp_ranks, least=0))
     for step in range(first, stop):
         for rank in ranks:
             yield tracer.step(step, dp_rank=rank)

@@ -72,7 +72,7 @@ def add_training(parser: argparse.ArgumentParser, title: str) -> None:
     add("--tokens", type=count, metavar="N", help="its length in tokens (such as 1e9)")
     add("--samples", type=count, metavar="N", help="or in samples; needs --sequence-length")
     add("--sequence-length", "--seq-length", type=count, metavar="S", help="tokens per sample")
-    add("--split", default="100,0,0", metavar="A,B,C", help="Megatron's split string; default 100,0,0")
+    add("--split-shares", default="100,0,0", metavar="A,B,C", help="of training, validation and test; default 100,0,0")
 
 
 def written_corpora(made: Mapping[Path, CorpusManifest]) -> tuple[str, dict[str, Any]]:

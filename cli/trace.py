@@ -1,6 +1,6 @@
 """Say where a sample of training comes from, or which samples and steps read a document.
 
-  mdata trace runs/first --step 400                     all ranks; --rank 3: one data-parallel rank
+  mdata trace runs/first --step 400                     all ranks; --dp-rank 3: one data-parallel rank
   mdata trace runs/first --token 1234567890 --text      the document, file and row of one token of the training
   mdata trace runs/first --component web --document 17  who reads it, and when
   mdata trace mix.json --sequence-length 4096 --sample 812 --tokens
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--origin", metavar="FILE:ROW", help="the same, for the document of an input's row")
     shown = parser.add_argument_group("what to show")
     shown.add_argument("--component", metavar="NAME", help="the corpus of the document, if there are several")
-    shown.add_argument("--rank", type=int, metavar="R", help="of a step: only the rows of this data-parallel rank")
+    shown.add_argument("--dp-rank", type=int, metavar="R", help="of a step: only the rows of this data-parallel rank")
     shown.add_argument("--until-step", type=int, metavar="N", help="of a document: only steps up to this one")
     shown.add_argument("--until-sample", type=int, metavar="N", help="of a document: only samples below this one")
     shown.add_argument(
@@ -100,20 +100,20 @@ def _sample(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Consol
 
 
 def _step(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Console, *, shown: Shown) -> None:
-    samples = tracer.step(arguments.step, dp_rank=arguments.rank)
+    samples = tracer.step(arguments.step, dp_rank=arguments.dp_rank)
     counts = tracer.counts(samples)
-    rows = tracer.rows(arguments.step, dp_rank=arguments.rank)[: max(arguments.rows, 0)]
+    rows = tracer.rows(arguments.step, dp_rank=arguments.dp_rank)[: max(arguments.rows, 0)]
     traced = [tracer.row(arguments.step, row) for row in rows.tolist()]
     _note_missing(tracer, sorted({one.component for one in traced}), console)
     if not console.json:
         console.write(
-            step_table(tracer, arguments.step, samples=samples, counts=counts, traced=traced, rank=arguments.rank)
+            step_table(tracer, arguments.step, samples=samples, counts=counts, traced=traced, rank=arguments.dp_rank)
         )
         if shown.text or shown.tokens:
             console.write("".join("\n" + sample_text(tracer, one, shown=shown) for one in traced))
         return
     first, last = int(np.min(samples)), int(np.max(samples))
-    head = {"step": arguments.step, "rank": arguments.rank, "samples": len(samples), "first": first, "last": last}
+    head = {"step": arguments.step, "rank": arguments.dp_rank, "samples": len(samples), "first": first, "last": last}
     console.write(json.dumps({**head, "components": counts}, ensure_ascii=False) + "\n")
     for one in traced:
         console.write(json.dumps(sample_facts(tracer, one, shown=shown), ensure_ascii=False) + "\n")

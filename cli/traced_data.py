@@ -38,8 +38,8 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--seed", type=int)
     data.add_argument("--order", help="native or megatron")
     data.add_argument("--kind", help="kind of samples")
-    data.add_argument("--split", help="train, valid, test or whole")
-    data.add_argument("--split-shares", metavar="A,B,C")
+    data.add_argument("--split", metavar="NAME", help="set of samples: train, valid, test or whole; default train")
+    data.add_argument("--split-shares", metavar="A,B,C", help="of training, validation and test; default 100,0,0")
     data.add_argument("--num-samples", type=int, metavar="N", help="megatron: samples that the run was built for")
     data.add_argument(
         "--option",

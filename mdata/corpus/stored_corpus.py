@@ -130,7 +130,7 @@ def _cache_folder(path: str | Path, cache: CachePlace) -> str:
         raise UsageError(
             f"{address} is in object storage, and reading it needs a cache folder",
             expected="a folder on a disk of this node: data.cache of a run, cache= of mdata.open, or MDATA_CACHE",
-            fix=f"name a folder, or copy the corpus to a disk: mdata fetch {address} --folder FOLDER",
+            fix=f"name a folder, or copy the corpus to a disk: mdata fetch {address} --output FOLDER",
         )
     refuse_output_address(folder)
     return folder

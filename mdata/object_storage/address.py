@@ -97,7 +97,7 @@ def refuse_address(path: str | os.PathLike[str]) -> None:
             raise neither(path, address)
         raise UsageError(
             f"{address} is in object storage, but only a corpus on a disk can be read here",
-            fix=f"copy the corpus first: mdata fetch {address} --folder FOLDER",
+            fix=f"copy the corpus first: mdata fetch {address} --output FOLDER",
         )
 
 

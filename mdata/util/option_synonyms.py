@@ -1,12 +1,14 @@
 """Option names of Megatron-LM, Hugging Face and others that have another name here: hints for users who type them.
 
 One table for both command lines, for the configuration of a run and for tokenizer types. It only suggests; none of
-these names is accepted. Keys are in lower case, without leading dashes, with words joined by dashes.
+these names is accepted. Keys are in lower case, without leading dashes, with words joined by dashes. A second table
+has the options that were renamed in 0.1: their old names are accepted until 0.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 
 # Other projects' names -> our names; the first of ours that exists where the name was typed is suggested.
 _WORDS: tuple[tuple[str, str], ...] = (
@@ -25,8 +27,8 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("--input", "data-files input-files input-dir"),
     ("--include", "glob-pattern"),
     ("--exclude", "ignore"),
-    ("--output-prefix", "output output-path"),
-    ("--output-prefix run.folder", "output-dir"),
+    ("--output-prefix --output", "output output-path output-file out"),
+    ("--output-prefix --output run.folder", "output-dir output-folder"),
     ("--append-eod", "add-eos append-eos add-eos-token eos-token"),
     ("--on-error", "skip-errors ignore-errors"),
     ("--max-record-bytes", "max-line-length"),
@@ -34,7 +36,8 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("--partitions", "shards num-shards"),
     # The configuration of a run.
     ("mesh.tp", "tp tp-size tensor-parallel-size tensor-model-parallel-size"),
-    ("--nproc", "num-gpus gpus nproc-per-node"),
+    ("--nproc --ranks", "num-gpus gpus nproc-per-node"),
+    ("--ranks --nproc", "world-size"),
     ("optimizer.lr", "learning-rate lr max-lr"),
     ("optimizer.min_lr", "min-learning-rate"),
     ("optimizer.warmup_steps", "lr-warmup-iters lr-warmup-steps warmup num-warmup-steps"),
@@ -94,6 +97,37 @@ _WORDS: tuple[tuple[str, str], ...] = (
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
     word: tuple(names.split()) for names, words in _WORDS for word in words.split()
 }
+
+# Options before 0.1: command -> old name -> new name. Hidden from help, and accepted until 0.2 with a line on stderr.
+# Megatron's --split, in commands that replace its own, is no old name: it stays, as an abbreviation of --split-shares.
+RENAMED_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "mdata fetch": {"--folder": "--output"},
+    "mdata report": {"--split": "--split-shares"},
+    "mdata sample": {"--output-prefix": "--output"},
+    "mdata shuffle": {"--output-prefix": "--output"},
+    "mdata split": {"--output-prefix": "--output"},
+    "mdata stage": {"--ranks": "--dp-ranks"},
+    "mdata trace": {"--rank": "--dp-rank"},
+    "mtrain plan": {"--nproc": "--ranks"},
+    "mtrain prove": {"--folder": "--output"},
+}
+
+
+def renamed_options(command: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A command's words with old names of options replaced, and a line for each that names the new one.
+
+    Args:
+        command: the program and its subcommand, such as "mdata fetch".
+        words: the command line after that.
+    """
+    renamed = RENAMED_OPTIONS.get(command, {})
+    current, lines = list(words), []
+    for i, word in enumerate(takewhile("--".__ne__, words)):
+        name, equals, value = word.partition("=")
+        if name in renamed:
+            current[i] = f"{renamed[name]}{equals}{value}"
+            lines.append(f"{command} {name} is now {renamed[name]}; the old name works until 0.2")
+    return current, lines
 
 
 def normal(name: str) -> str:

@@ -129,7 +129,7 @@ def test_a_change_in_mid_run(corpora, capsys):
         (["web", "--add", "1", "books", "--at-sample", "3", "--dry-run"], "--at-sample and --add without --from"),
         (["web", "0.7", "books", "0.3", "--dry-run"], "write each weight before its prefix"),
         (["web", "--sequence-length", "5000", "--dry-run"], "the blend has 2 problems"),
-        (["web", "--split", "x", "--sequence-length", "8", "--dry-run"], "cannot be used\n  found: 'x'\n"),
+        (["web", "--split-shares", "x", "--sequence-length", "8", "--dry-run"], "cannot be used\n  found: 'x'\n"),
         (["1", "web/a_text_document", "--alpha", "0.5", "--dry-run"], "alpha has nothing to divide"),
     ],
 )

@@ -29,7 +29,7 @@ def built(capsys, *words: str) -> dict:
 
 
 def test_packed_rows_are_built_once_and_found_by_a_run(folder, capsys, monkeypatch):
-    words = ["a", "-S", "8", "--kind", "packed", "--split", "80,20"]
+    words = ["a", "-S", "8", "--kind", "packed", "--split-shares", "80,20"]
     assert main(["build", *words]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0].split() == ["split", "what", "of", "entries", "bytes", "seconds", "where"]

@@ -30,7 +30,7 @@ ALWAYS = {
         "--sample-bytes", "--seed",  # the size of the input decides, and a note says how much is learnt from
     },
     "blend": {
-        "--output", "--dry-run", "--sequence-length", "--split", "--tokens",
+        "--output", "--dry-run", "--sequence-length", "--split-shares", "--tokens",
         "--tokenizer-unknown", "--allow-overlap", "--allow-outside",  # they permit
     },
     "build": {
@@ -73,7 +73,7 @@ IDLE = {
         "--set": ["a=1", "--remove", "b"], "--add": ["1", "b"], "--remove": ["a"], "--replace": ["a=b"],
     },
     "build": {
-        "--split": ["9,1,0", "--whole"], "--train-samples": ["9"], "--valid-samples": ["9", "--order", "megatron"],
+        "--split-shares": ["9,1,0", "--whole"], "--train-samples": ["9"], "--valid-samples": ["9", "--order", "megatron"],
         "--test-samples": ["9", "--order", "megatron", "--whole"], "--blend-surplus": ["0.1"],
         "--no-extra-token": ["--kind", "bert"], "--keep-partial": [], "--longer": ["drop"], "--decoder-length": ["8"],
         "--no-head": [], "--short-probability": ["0.2"],
@@ -87,7 +87,7 @@ IDLE = {
         "--compat": ["megatron-2023"],
     },
     "stage": {
-        "--ranks": ["0:1"], "--global-batch": ["4"], "--rampup-batch-size": ["1", "1", "9"],
+        "--dp-ranks": ["0:1"], "--global-batch": ["4"], "--rampup-batch-size": ["1", "1", "9"],
         "--micro-batch": ["1"], "--dp": ["2"], "--dataloader-type": ["cyclic"],
         "--no-data-sharding": [], "--blend": ["b"], "--validation": ["b"], "--test": ["b"],
     },

@@ -187,14 +187,18 @@ def test_check_as_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> Non
     [
         (["train.stepps=3"], "there is no key train.stepps; did you mean steps?"),
         (["steps=3"], "'steps=3' is not an override"),
-        (["--nproc", "0"], "--nproc is too small\n  found: 0"),
-        (["--nrpoc", "2"], "--nproc?"),
+        (["--RANKS", "0"], "--RANKS is too small\n  found: 0"),
+        (["--RNAKS", "2"], "--RANKS?"),
         (["--steps", "3"], "unrecognized arguments: --steps 3\n  try: train.steps=VALUE?"),
     ],
 )
 def test_a_wrong_word_is_told_in_a_few_lines(
     run_file: str, capsys: pytest.CaptureFixture[str], command: str, words: list[str], text: str
 ) -> None:
+    option = "ranks" if command == "plan" else "nproc"
+    spelled = {"RANKS": option, "RNAKS": option[0] + option[2] + option[1] + option[3:]}
+    for name, spelling in spelled.items():
+        words, text = [word.replace(name, spelling) for word in words], text.replace(name, spelling)
     assert main([command, run_file, "data.blend=mock", *words]) == 2
     out, err = capsys.readouterr()
     assert out == "" and text in err and len(err.splitlines()) <= 4
@@ -221,7 +225,7 @@ def test_nproc_cannot_contradict_a_launcher(
 
 
 def test_a_plan_without_its_data_says_so(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", run_file, "--nproc", "2", "mesh.tp=2"]) == 0
+    assert main(["plan", run_file, "--ranks", "2", "mesh.tp=2"]) == 0
     out, err = capsys.readouterr()
     numbers, *kernels = out.split("\n\n")
     rows = dict(line.rsplit(maxsplit=1) for line in numbers.splitlines())
@@ -234,7 +238,7 @@ def test_a_plan_without_its_data_says_so(run_file: str, capsys: pytest.CaptureFi
 
 
 def test_a_plan_of_changing_batches(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", run_file, "--nproc", "2", "train.batch_schedule=0:4 256:8"]) == 0
+    assert main(["plan", run_file, "--ranks", "2", "train.batch_schedule=0:4 256:8"]) == 0
     numbers = capsys.readouterr().out.split("\n\n")[0]
     rows = dict(line.rsplit(maxsplit=1) for line in numbers.splitlines())
     names = ("samples per step", "  in the first step", "  number of sizes")
@@ -242,7 +246,7 @@ def test_a_plan_of_changing_batches(run_file: str, capsys: pytest.CaptureFixture
 
 
 def test_a_plan_as_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", run_file, "--json", "--nproc", "1"]) == 0
+    assert main(["plan", run_file, "--json", "--ranks", "1"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["num_microbatches"] == 4 and facts["shape"]["padded_vocab_size"] == 384
     assert facts["activation_bytes"] > 0 and facts["state_bytes"] > 0 and facts["kernels"]["cpu"]
@@ -291,7 +295,10 @@ def test_what_no_layout_mends_is_an_error_and_no_table(run_file: str, capsys: py
         (["--gpus", "8", "--network", "nan"], "--network is nan"),
         (["--gpus", "8", "--link", "0"], "--link is 0"),
         (["--link", "64"], "--link needs --gpus N"),
-        (["--gpus", "8", "--nproc", "8"], "--nproc and --gpus exclude each other"),
+        (["--gpus", "8", "--ranks", "8"], "--ranks plans one layout, and --gpus lists all of them"),
+        (["--layouts"], "--layouts needs --ranks N or --gpus N"),
+        (["--layouts", "--gpus", "0"], "--gpus is too small"),
+        (["--ranks", "0"], "--ranks is too small\n  found: 0"),
     ],
 )
 def test_hardware_that_cannot_be(
@@ -483,7 +490,7 @@ def test_a_damaged_checkpoint_is_exit_4(real_run: Path, tmp_path: Path, capsys: 
 
 
 def test_a_plan_draws_its_schedule(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", run_file, "--nproc", "2", "mesh.pp=2", "--schedule"]
+    words = ["plan", run_file, "--ranks", "2", "mesh.pp=2", "--schedule"]
     assert main(words) == 0
     out = capsys.readouterr().out
     lines = out.split("\n\n")[1].splitlines()

@@ -46,7 +46,7 @@ def test_a_rehearsal_needs_the_memory_that_the_plan_says(
     words = [run_file, "data.blend=mock", "model.num_layers=4", "model.vocab_size=2000", "mesh.pp=2", *settings]
     assert main(["check", *words, "--ranks", "8", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert main(["plan", *words, "--nproc", "8", "--json"]) == 0
+    assert main(["plan", *words, "--ranks", "8", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     planned, activations = plan["bytes_per_pipeline_rank"], plan["activation_bytes_per_stage"]
     states = [total - more for total, more in zip(planned, activations, strict=True)]

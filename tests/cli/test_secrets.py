@@ -40,12 +40,12 @@ COMMANDS = (
     "mdata verify URL",
     "mdata cat URL 0",
     "mdata blend 1 URL --output m.json",
-    "mdata fetch URL --folder f",
-    "mdata fetch s3://bucket/x --folder URL",
+    "mdata fetch URL --output f",
+    "mdata fetch s3://bucket/x --output URL",
     "mdata merge URL --output-prefix o",
-    "mdata split URL --output-prefix o",
-    "mdata sample URL --output-prefix o",
-    "mdata shuffle URL --output-prefix o",
+    "mdata split URL --output o",
+    "mdata sample URL --output o",
+    "mdata shuffle URL --output o",
     "mdata adopt URL",
     "mdata report URL",
     "mdata trace URL 0",
@@ -145,7 +145,7 @@ def test_no_secret_of_the_environment_is_left_from_text_to_checkpoint(bucket, tm
     corpus = next(name for name in names if name.endswith(".json"))
     words = ["launch", "local", "--parts", "2", "--", "preprocess", "--input", f"{bucket}/in/"]
     _run(said, environment, mdata, *words, "--output-prefix", f"{bucket}/parts/x", *common)
-    _run(said, environment, mdata, "fetch", corpus, "--folder", str(tmp_path / "fetched"))
+    _run(said, environment, mdata, "fetch", corpus, "--output", str(tmp_path / "fetched"))
     local = str(next((tmp_path / "fetched").glob("*.json")))
     _run(said, environment, mdata, "blend", "1", local, "--output", str(tmp_path / "mix.json"))
     words = ["--sequence-length", "16", "--samples", "0:10", "--cache", str(tmp_path / "cache")]

@@ -91,7 +91,7 @@ def test_a_step_is_counted_then_listed(trace, made):
     rows = table_of(out, "row  sample")
     assert [int(row[1]) for row in rows] == expected[:3]
     assert [(row[2].strip(), row[3].strip()) for row in rows] == [("0", "0"), ("0", "0"), ("1", "0")]
-    _, out, _ = trace("mix.json", *STEPS, "--step", "3", "--rank", "1", "--json")
+    _, out, _ = trace("mix.json", *STEPS, "--step", "3", "--dp-rank", "1", "--json")
     head, *samples = map(json.loads, out.splitlines())
     assert head == {"step": 3, "rank": 1, "samples": 4, "first": min(expected[2:4] + expected[6:]),
                     "last": max(expected[2:4] + expected[6:]), "components": head["components"]}  # fmt: skip
@@ -170,7 +170,7 @@ def test_gone_origins_are_said_and_documents_stay(trace, made, tmp_path):
         (["mix.json", *READ, "--micro-batch", "1", "--sample", "1"], "steps need --global-batch"),
         (["mix.json", *STEPS, "--step", "0"], "the run has no step 0"),
         (["mix.json", *STEPS, "--step", str(1 << 60)], f"the run has no step {1 << 60}\n"),
-        (["mix.json", *STEPS, "--step", "1", "--rank", "2"], "no rank 2 has rows of step 1"),
+        (["mix.json", *STEPS, "--step", "1", "--dp-rank", "2"], "no rank 2 has rows of step 1"),
         (["mix.json", *READ, "--sample", "-1"], "the dataset has no sample -1"),
         (["mix.json", *READ, "--document", "1"], "there are several\n  expected: web, code\n  try: --component"),
         (["mix.json", *READ, "--component", "wob", "--document", "1"], "no component wob\n  expected: web, code\n"),

@@ -446,7 +446,7 @@ def test_stage_fetches_what_the_ranks_of_a_node_read(far, near, server, tmp_path
         "--dp",
         "4",
     ]
-    words += ["--steps", "3:5", "--ranks", "0:1", "--json"]
+    words += ["--steps", "3:5", "--dp-ranks", "0:1", "--json"]
     assert main(["stage", *words]) == 0
     told = json.loads(capsys.readouterr().out)
     here, there = opened(far, near, tmp_path)
@@ -498,7 +498,7 @@ def test_stage_tells_of_blocks_that_others_evicted(far, near, tmp_path, monkeypa
         (["FAR", "--samples", "0:9"], "needs a cache folder"),
         (["FAR", "--cache", "C"], "either --steps or --samples"),
         (["FAR", "--cache", "C", "--samples", "9:3"], "--samples 9:3"),
-        (["FAR", "--cache", "C", "--samples", "0:9", "--ranks", "0:2"], "--ranks has no effect without --steps"),
+        (["FAR", "--cache", "C", "--samples", "0:9", "--dp-ranks", "0:2"], "--dp-ranks has no effect without --steps"),
         (["FAR", "--cache", "C", "--steps", "1:9"], "--global-batch"),
         (["FAR", "--cache", "C", "--cache-size", "16 MiB", "--samples", "0:999"], "too small for all blocks"),
         (["NEAR", "--cache", "C", "--samples", "0:9"], "none of these corpora is in object storage"),

@@ -208,13 +208,13 @@ def test_bad_addresses_on_the_command_line(bucket, corpus, made, tmp_path, capsy
     put_file(tmp_path / "blend.json", parse_address(f"{bucket}/blend.json"), file_hash=None)
     put_file(manifest.with_suffix(".idx"), parse_address(f"{bucket}/bare.idx"), file_hash=None)
     capsys.readouterr()
-    assert main(["fetch", address.replace("BUCKET", bucket), "--folder", str(tmp_path / "copy")]) == 2
+    assert main(["fetch", address.replace("BUCKET", bucket), "--output", str(tmp_path / "copy")]) == 2
     said = capsys.readouterr().err
     assert re.search(text, said) and said.count("\n") <= 4
 
 
 def test_no_secret_is_left_or_said(corpus, tmp_path, capsys):
-    assert main(["fetch", corpus, "--folder", str(tmp_path / "copy")]) == 0
+    assert main(["fetch", corpus, "--output", str(tmp_path / "copy")]) == 0
     said = "".join(capsys.readouterr())
     assert str(tmp_path / "copy") in said
     for secret in ("AKIDTOBEHIDDEN", "secrettobehidden"):

@@ -68,7 +68,7 @@ def test_by_reference_only_origins_and_manifests_are_written(bucket, parts, tmp_
     assert names(bucket) == before | added
     for each in merged:
         name = each.path.name
-        assert main(["fetch", str(each.path), "--folder", str(tmp_path / "copy")]) == 0
+        assert main(["fetch", str(each.path), "--output", str(tmp_path / "copy")]) == 0
         assert everything(tmp_path / "copy" / name) == everything(one.with_name(name))
         assert not mdata.verify(tmp_path / "copy" / name, full=True).problems
     received = {name: stored(f"{bucket}/{name}") for name in added}
@@ -212,7 +212,7 @@ def test_a_launched_job_writes_its_parts_and_the_merged_corpus_there(bucket, tex
     assert main(["status", "c.job"]) == 0
     assert "3 parts: 3 done; merged" in capsys.readouterr().out
     run(["in"], tmp_path / "one")
-    assert main(["fetch", f"{bucket}/out/c_text_document", "--folder", "copy"]) == 0
+    assert main(["fetch", f"{bucket}/out/c_text_document", "--output", "copy"]) == 0
     assert everything(tmp_path / "copy/c_text_document.json") == everything(tmp_path / "one_text_document.json")
     assert not [path for path in (tmp_path / "work").rglob("*") if path.is_file()]
     capsys.readouterr()

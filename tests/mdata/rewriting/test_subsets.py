@@ -225,11 +225,16 @@ def test_a_corpus_without_origins_is_not_taken_for_another_sample_split_or_shuff
 
 
 def test_the_command_line(made, tmp_path, capsys):
-    assert main(["split", str(made), "--output-prefix", str(tmp_path / "s"), "--shares", "3", "1", "--json"]) == 0
+    assert main(["split", str(made), "--output", str(tmp_path / "s"), "--shares", "3", "1", "--json"]) == 0
     assert [row["documents"] > 0 for row in json.loads(capsys.readouterr().out)["corpora"]] == [True, True]
-    assert main(["sample", str(made), "--output-prefix", str(tmp_path / "d"), "--tokens", "1e2"]) == 0
-    assert main(["shuffle", str(made), "--output-prefix", str(tmp_path / "m"), "--seed", "5"]) == 0
+    assert main(["sample", str(made), "--output", str(tmp_path / "d"), "--tokens", "1e2"]) == 0
+    assert main(["shuffle", str(made), "--output", str(tmp_path / "m"), "--seed", "5"]) == 0
     assert "m_document.json" in capsys.readouterr().out
+    assert main(["shuffle", str(made), "--output-prefix", str(tmp_path / "m"), "--seed", "5"]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("{")]
+    assert told == ["mdata shuffle --output-prefix is now --output; the old name works until 0.2"]
+    assert main(["shuffle", "--help"]) == 0
+    assert "--output-prefix" not in capsys.readouterr().out
 
 
 def test_an_address_is_no_place_for_results(tmp_path, monkeypatch):

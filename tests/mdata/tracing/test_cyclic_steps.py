@@ -122,7 +122,7 @@ def test_documents_and_their_steps(prefix):
 
 
 def test_the_trace_command_knows_steps_of_shuffled_epochs(prefix, capsys):
-    assert main(["trace", str(prefix), *WORDS, "--step", "5", "--rank", "1", "--json"]) == 0
+    assert main(["trace", str(prefix), *WORDS, "--step", "5", "--dp-rank", "1", "--json"]) == 0
     head, *rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (head["samples"], len(rows)) == (4, 4)
     assert {row["rank"] for row in rows} == {1} and {row["step"] for row in rows} == {5}

@@ -12,7 +12,7 @@ from cli.mdata import COMMANDS as MDATA
 from cli.mtrain import COMMANDS as MTRAIN
 from mdata.errors import UsageError
 from mdata.tokenizers.registry import _MODULES, load_tokenizer
-from mdata.util.option_synonyms import SYNONYMS, nearest, normal
+from mdata.util.option_synonyms import RENAMED_OPTIONS, SYNONYMS, nearest, normal, renamed_options
 from trainer.config.parse import key_names
 
 
@@ -32,6 +32,21 @@ def test_every_word_leads_to_a_name_that_exists():
     for word, names in SYNONYMS.items():
         assert word == normal(word) and names
         assert set(names) <= known, word
+
+
+def test_renamed_options_lead_to_options_of_their_commands():
+    commands = {f"{name} {one.name}": one for name, table in (("mdata", MDATA), ("mtrain", MTRAIN)) for one in table}
+    for command, renamed in RENAMED_OPTIONS.items():
+        there = parser_of(commands[command])._option_string_actions
+        assert set(renamed.values()) <= set(there) and not set(renamed) & set(there), command
+
+
+def test_old_options_are_replaced_and_told():
+    words = ["a", "--folder=b=c", "--folder", "d", "--", "--folder"]
+    current, lines = renamed_options("mdata fetch", words)
+    assert current == ["a", "--output=b=c", "--output", "d", "--", "--folder"]
+    assert lines == ["mdata fetch --folder is now --output; the old name works until 0.2"] * 2
+    assert renamed_options("mdata cat", words) == (words, [])
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,8 @@ def test_a_ramp_that_fits_no_layout_gets_no_proposal():
 def test_users_read_all_problems_and_one_way_out(tmp_path, capsys, command):
     path = tmp_path / "run.toml"
     path.write_text(dump_config(config_of(tmp_path)))
-    assert main([command, str(path), "--nproc", "8", "mesh.tp=3", "mesh.pp=8"]) == 2
+    ranks = "--ranks" if command == "plan" else "--nproc"
+    assert main([command, str(path), ranks, "8", "mesh.tp=3", "mesh.pp=8"]) == 2
     message = capsys.readouterr().err
     assert "not a multiple of mesh.tp=3" in message and "are more than model.num_layers" in message
     found = [line for line in message.splitlines() if "the nearest layout that works: " in line]
