@@ -36,7 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="gpt",
         help="of samples; default gpt",
     )
-    add("--split-shares", default=_ALL_TRAINING, metavar="SHARES", help="of training, validation and test; default 100,0,0")
+    add(
+        "--split-shares",
+        default=_ALL_TRAINING,
+        metavar="SHARES",
+        help="of training, validation and test; default 100,0,0",
+    )
     add("--whole", action="store_true", help="all data as one set, as a run reads a corpus of data.valid")
     add("--seed", type=int, default=1234, metavar="N", help="default 1234")
     for split in _SPLITS:

@@ -7,8 +7,8 @@
   mdata stage runs/first --steps 5001:10001 --dp-ranks 8:16
 
 PATH is a corpus or blend with the options of the run, or a run folder, which has them. Ranges A:B end before B; steps
-are counted from 1, samples and ranks from 0. --dp-ranks are the data-parallel ranks of the node. Blocks that the cache has
-already are checked and not fetched again. docs/storage.md says how large a cache should be.
+are counted from 1, samples and ranks from 0. --dp-ranks are the data-parallel ranks of the node. Blocks that the cache
+has already are checked and not fetched again. docs/storage.md says how large a cache should be.
 """
 
 from __future__ import annotations
