@@ -1,10 +1,15 @@
-"""Give a .bin/.idx pair of another program a manifest, so that it can be blended, verified and trained on.
+r"""Give a .bin/.idx pair of another program a manifest, so that it can be blended, verified and trained on.
 
 The pair is not changed. Name the tokenizer that made it with the options of preprocess, because a pair does not record
 it. With --full every token is read: ids that the tokenizer does not have are refused, and the hashes for mdata verify
 --full are recorded; an existing manifest is completed.
 
 A pair of an older format (TNTIDX; fairseq's) has to be converted: --convert NEWPREFIX.
+
+Examples:
+  mdata adopt other_text_document --full
+  mdata adopt gpt2_text_document --tokenizer-type GPT2BPETokenizer \
+      --vocab-file vocab.json --merge-file merges.txt
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""Mix corpora by shares: mdata blend 0.7 code_text_document.json 0.3 prose_text_document.json -o mix.json
+"""Mix corpora by shares.
 
 Give the mixture in Megatron's syntax (WEIGHT CORPUS WEIGHT CORPUS ..., or corpora alone, which are weighted by their
 tokens), or as a .toml file (amounts, groups, caps, phases: see configs/blend.toml) or .csv file. A corpus is a
 manifest, a prefix of .bin/.idx, a folder, a pattern, or another blend.
+
+Examples:
+  mdata blend 0.7 web_text_document.json 0.3 code_text_document.json -o mix.json
+  mdata blend web_text_document.json code_text_document.json --alpha 0.5 --tokens 1e9 --dry-run
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ from .text import table
 
 def add_change_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a change: which blend, from which sample, and how."""
-    change = parser.add_argument_group("change the rest of a run (give the run's --sequence-length and --split-shares)")
+    change = parser.add_argument_group(
+        "change the rest of a run", "Give the run's --sequence-length and --split-shares as well."
+    )
     add = change.add_argument
     add("--from", dest="from_blend", metavar="OLD.json", help="the run's blend")
     add("--at-sample", type=int, metavar="N", help="samples that the run reads before the change")

@@ -1,8 +1,12 @@
-"""Build offline what a run would build at its start: mdata build corpus.json --sequence-length 4096 --kind packed
+"""Build offline what a run would build at its start.
 
 Builds the arrays of Megatron's order and blends, the rows of packed samples, the mappings of BERT and T5, for each
 split that has a share; existing arrays are checked and listed. They are kept beside the corpus (or in --cache), where
 runs with the same data and options find them. Another seed, length or number of samples needs other arrays.
+
+Examples:
+  mdata build mix.json --sequence-length 4096 --order megatron --train-samples 100000
+  mdata build web_text_document.json --sequence-length 4096 --kind packed --split-shares 98,1,1
 """
 
 from __future__ import annotations
@@ -44,26 +48,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--whole", action="store_true", help="all data as one set, as a run reads a corpus of data.valid")
     add("--seed", type=int, default=1234, metavar="N", help="default 1234")
+    add_tokenizer_unknown(parser)
+    add_allow_outside(parser)
+    add("--cache", "--data-cache-path", metavar="FOLDER", help="folder for the arrays; default: beside the corpus")
+    add("--threads", type=int, default=1, metavar="N", help="processes that build; default 1")
+    add = parser.add_argument_group("Megatron's order").add_argument
     for split in _SPLITS:
-        add(f"--{split}-samples", type=int, metavar="N", help="megatron: samples to build for; default one epoch")
+        add(f"--{split}-samples", type=int, metavar="N", help="samples to build for; default one epoch")
     add(
         "--blend-surplus",
         "--mid-level-dataset-surplus",
         type=float,
         default=0.005,
         metavar="X",
-        help="megatron: extra samples to build for each corpus of a blend, as a fraction; default 0.005",
+        help="extra samples to build for each corpus of a blend, as a fraction; default 0.005",
     )
+    add("--keep-partial", action="store_true", help="the last partial sample of validation, --whole, counts")
+    add = parser.add_argument_group("kinds of samples").add_argument
     add("--no-extra-token", action="store_true", help="rows of S tokens, not S + 1")
-    add("--keep-partial", action="store_true", help="megatron: the last partial sample of validation, --whole, counts")
     add("--longer", choices=["cut", "drop"], default="cut", help="packed: what to do with documents longer than a row")
     add("--decoder-length", "--decoder-seq-length", type=int, metavar="S", help="t5: tokens of the decoder's sequence")
     add("--no-head", action="store_true", help="bert: one text per sample, without next-sentence prediction")
     add("--short-probability", "--short-seq-prob", type=float, default=0.1, metavar="P", help="bert, t5; default 0.1")
-    add_tokenizer_unknown(parser)
-    add_allow_outside(parser)
-    add("--cache", "--data-cache-path", metavar="FOLDER", help="folder for the arrays; default: beside the corpus")
-    add("--threads", type=int, default=1, metavar="N", help="processes that build; default 1")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:

@@ -1,10 +1,12 @@
 """Turn documents of a corpus back into text, with special tokens shown: all documents, or some by number or origin.
 
-mdata cat out_text_document --documents 0:10,42    mdata cat out_text_document --origin a.jsonl:17
-
 A single document is written unchanged; before each of several, a line gives its number and origin. A document of
 several sequences (sentences) has one line for each. With --json: one object per line. On a terminal, control characters
 in a text are shown as \\u001b, so that texts cannot control it; in pipes and files they are unchanged.
+
+Examples:
+  mdata cat web_text_document.json --documents 0:10,42
+  mdata cat web_text_document.json --origin web.jsonl:17
 """
 
 from __future__ import annotations

@@ -15,11 +15,12 @@ import errno
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from itertools import takewhile
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, NoReturn
 
 from mdata.errors import (
@@ -31,11 +32,12 @@ from mdata.errors import (
     hide_secrets,
     install_command,
 )
-from mdata.progress import Progress
+from mdata.progress import Progress, Silent
 from mdata.util.option_synonyms import nearest, renamed_options, synonym
 from mdata.util.stop_signals import stop_requests
 from mdata.version import __version__
 
+from .help import HelpFormatter, overview, split_examples
 from .start import INTERRUPTED, Command, InterruptsEndAtOnce, foreign_package
 from .terminal import forget_standard_output, say, standard_error, standard_output
 
@@ -66,7 +68,8 @@ class Parser(argparse.ArgumentParser):
     words: Sequence[str] = ()
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(**{"formatter_class": HelpFormatter, **options})
+        self.color = False  # Python 3.14 would colour the help
         self.register("type", int, _whole_number)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
@@ -100,7 +103,11 @@ class Parser(argparse.ArgumentParser):
         """The words that look like options but are neither options nor abbreviations."""
         words = [word.partition("=")[0] for word in takewhile("--".__ne__, self.words)]
         options = [word for word in words if word.startswith("--") or _ONE_DASH.match(word)]
-        return [one for one in options if one not in self._option_string_actions and not self._get_option_tuples(one)]
+        return [one for one in options if one not in self._option_string_actions and not self._may_mean(one)]
+
+    def _may_mean(self, word: str) -> bool:
+        """Whether a word is an abbreviation, or an option of one letter with its value (`-omix.json`)."""
+        return any(word.startswith("--") or match[0].nargs != 0 for match in self._get_option_tuples(word))
 
 
 def _whole_number(text: str) -> int:
@@ -117,11 +124,13 @@ class Console:
     Args:
         program: the name that begins an error line, "mdata" or "mtrain".
         json: results as one JSON document instead of text.
+        quiet: no progress and no notes, only results and errors.
+        verbose: progress every second; time and memory at the end.
     """
 
-    def __init__(self, program: str, *, json: bool = False) -> None:
+    def __init__(self, program: str, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
         self.program = program
-        self.json = json
+        self.json, self.quiet, self.verbose = json, quiet, verbose
 
     def result(self, text: str, facts: Mapping[str, Any]) -> None:
         """Print the result: `text`, or with --json `facts` (JSON types)."""
@@ -150,7 +159,12 @@ class Console:
             raise _ReaderGone from error
 
     def note(self, text: str) -> None:
-        """Print a line on stderr: progress or a warning."""
+        """Print a line on stderr, unless --quiet: progress or a warning."""
+        if not self.quiet:
+            self.tell(text)
+
+    def tell(self, text: str) -> None:
+        """Print a line on stderr even with --quiet: an error, or how the command ended."""
         # Writing may fail: a closed pipe, a full disk for the log, no stderr at all.
         stream = standard_error()
         with suppress(OSError, AttributeError):
@@ -159,14 +173,18 @@ class Console:
 
     def error(self, text: str) -> None:
         """Print an error in the common form."""
-        self.note(f"{self.program}: error: {text}")
+        self.tell(f"{self.program}: error: {text}")
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
         """A progress display on stderr for the block: a bar on a terminal, otherwise a JSON line every 10 s."""
-        from .progress import BarProgress, LineProgress
+        if self.quiet:
+            yield Silent()
+            return
+        from .progress import LINE_INTERVAL_S, BarProgress, ConsoleProgress, LineProgress
 
-        listener: BarProgress | LineProgress = LineProgress(self.note, program=self.program)
+        interval_s = 1.0 if self.verbose else LINE_INTERVAL_S
+        listener: ConsoleProgress = LineProgress(self.note, program=self.program, interval_s=interval_s)
         stream = standard_error()
         if stream is not None and stream.isatty():
             listener = BarProgress(stream, program=self.program)
@@ -186,16 +204,26 @@ def run(program: str, commands: Sequence[Command], *, description: str, argv: Se
         argv: the words after the program's name; default `sys.argv[1:]`.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    console = Console(program)
+    console, begun = Console(program), time.monotonic()
     try:
         _check_words(words)
         with stop_requests(_stopped):
             code = _dispatch(console, description, commands, words)
         console.flush()
+        if console.verbose:
+            console.note(f"{program}: {_used(time.monotonic() - begun)}")
         return code
     # Catch everything here: a user must never need to read a traceback.
     except BaseException as error:
         return _report(error, console, debug="--debug" in words)
+
+
+def _used(seconds: float) -> str:
+    """Time and memory of this process and of those that it waited for."""
+    import resource
+
+    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return f"{__version__}, {seconds:,.1f} s, {peak / 2**10:,.0f} MiB of memory at peak in one process"
 
 
 def _check_words(words: Sequence[str]) -> None:
@@ -211,7 +239,7 @@ def _check_words(words: Sequence[str]) -> None:
 
 def _dispatch(console: Console, description: str, commands: Sequence[Command], words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
-        console.result(_overview(console.program, description, commands), {})
+        console.result(overview(console.program, description, commands), {})
         return 0
     if words[0] == "--version":
         console.result(f"{console.program} {__version__}", {})
@@ -223,13 +251,10 @@ def _dispatch(console: Console, description: str, commands: Sequence[Command], w
         raise UsageError(f"no command {words[0]!r}", fix=f"{close}? See {hint}" if close else hint)
     with InterruptsEndAtOnce(console.program):
         module = import_module(chosen.module, __package__)
-    parser = Parser(prog=f"{console.program} {chosen.name}", description=module.__doc__ or chosen.summary)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.add_argument("--json", action="store_true", help="results as JSON on stdout")
-    module.add_arguments(parser)
+    parser = command_parser(console.program, chosen, module)
     own, command = _parted(words[1:]) if getattr(module, "TAKES_COMMAND", False) else (words[1:], [])
     own, renamed = renamed_options(parser.prog, own)
+    console.quiet = not {"-q", "--quiet"}.isdisjoint(own)
     for line in renamed:
         console.note(line)
     parser.words = own
@@ -238,22 +263,32 @@ def _dispatch(console: Console, description: str, commands: Sequence[Command], w
         arguments = parser.parse_intermixed_args(own)
     except SystemExit:  # --help has printed; argparse's errors never come here, see Parser.error
         return 0
-    console.json = arguments.json
+    console.json, console.quiet, console.verbose = arguments.json, arguments.quiet, arguments.verbose
     return int(module.main(arguments, console) or 0)
+
+
+def command_parser(program: str, command: Command, module: ModuleType) -> Parser:
+    """The parser of a command, with the options that all commands have."""
+    description, examples = split_examples(module.__doc__ or command.summary)
+    parser = Parser(prog=f"{program} {command.name}", description=description, add_help=False)
+    module.add_arguments(parser)
+    common = parser.add_argument_group("options of every command")
+    common.add_argument("-h", "--help", action="help", help="show this text")
+    common.add_argument("--json", action="store_true", help="results as JSON on stdout")
+    common.add_argument("-q", "--quiet", action="store_true", help="print only results and errors")
+    common.add_argument(
+        "-v", "--verbose", action="store_true", help="progress every second; at the end, time and memory"
+    )
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.second_choice |= {action.dest for action in common._group_actions}
+    parser.epilog = "\n\n".join(filter(None, [parser.epilog, examples])) or None
+    return parser
 
 
 def _parted(words: list[str]) -> tuple[list[str], list[str]]:
     """The words before "--", which belong to this command, and those after it, which belong to another."""
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
-
-
-def _overview(program: str, description: str, commands: Sequence[Command]) -> str:
-    width = max(len(command.name) for command in commands)
-    lines = [f"{program}: {description}", "", f"usage: {program} COMMAND [options]", "", "commands:"]
-    lines += [f"  {command.name:<{width}}  {command.summary}" for command in commands]
-    lines += ["", f"{program} COMMAND --help lists a command's options; {program} --version prints the version."]
-    return "\n".join(lines)
 
 
 def _stopped() -> StoppedError:
@@ -267,9 +302,9 @@ def _report(error: BaseException, console: Console, *, debug: bool) -> int:
     if debug:
         import traceback
 
-        console.note("".join(traceback.format_exception(error)))
+        console.tell("".join(traceback.format_exception(error)))
     if isinstance(error, KeyboardInterrupt):
-        console.note(f"{console.program}: interrupted")
+        console.tell(f"{console.program}: interrupted")
         return INTERRUPTED
     known = _as_known(error)
     if known is None:

@@ -2,6 +2,10 @@
 
 Also shows how it was made: inputs, rows left out, special tokens that occurred in the texts. Reads only manifests,
 indexes, origins and the first documents. Special tokens in them are shown as text.
+
+Examples:
+  mdata inspect web_text_document.json --documents 1
+  mdata inspect mix.json --json
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""Run a command of mdata in parts: on this machine, as Slurm array jobs, or on a Ray cluster.
-
-    mdata launch slurm --parts 64 --cpus 8 -- preprocess --input text --output-prefix out/corpus ...
+r"""Run a command of mdata in parts: on this machine, as Slurm array jobs, or on a Ray cluster.
 
 Run the same command again to start missing parts. State and logs are in PREFIX.job; see mdata status, mdata tail.
+
+Examples:
+  mdata launch local --parts 8 --at-once 2 -- preprocess --input web.jsonl --output-prefix big \
+      --tokenizer-type ByteTokenizer --append-eod
+  mdata launch slurm --parts 64 --cpus 8 --sbatch=--partition=long -- preprocess --input text \
+      --output-prefix out/text --tokenizer-type HuggingFaceTokenizer --tokenizer-model tok
 """
 
 from __future__ import annotations

@@ -13,30 +13,43 @@ TYPE_CHECKING = False  # see cli/start.py: nothing is imported before Ctrl-C is 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_MAKE, _PARTS, _STORED = "make a corpus", "make it in parts", "read from object storage"
+_REWRITE, _BLEND, _LOOK = "divide and reorder a corpus", "mix corpora for training", "look into data"
 COMMANDS = (
-    Command("train-tokenizer", "train a tokenizer on text", module=".train_tokenizer"),
-    Command("preprocess", "turn text into token files and their manifest", module=".preprocess"),
-    Command("merge", "join the parts that preprocess --shard made", module=".merge"),
-    Command("launch", "run preprocess in parts: here, on Slurm or on Ray", module=".launch"),
-    Command("status", "show how far a launched job is", module=".status"),
-    Command("tail", "print the last lines of a launched job's logs", module=".tail"),
-    Command("fetch", "copy a corpus from object storage to a disk, checked", module=".fetch"),
-    Command("stage", "fetch the blocks that a node will read from object storage", module=".stage"),
-    Command("split", "divide the documents of a corpus into several corpora", module=".split"),
-    Command("sample", "draw documents of a corpus at random, as a smaller corpus", module=".sample"),
-    Command("shuffle", "write the documents of a corpus in random order", module=".shuffle"),
-    Command("blend", "mix corpora by shares into one blend manifest", module=".blend"),
-    Command("build", "build the arrays that a run would build at its start", module=".build"),
-    Command("report", "write an HTML report of a blend: shares, epochs, lengths, vocabulary", module=".report"),
-    Command("inspect", "show what is in a token file, manifest or blend", module=".inspect"),
-    Command("verify", "check token files against their manifest", module=".verify"),
-    Command("cat", "print documents of a corpus as text", module=".cat"),
-    Command("trace", "find the documents of a training sample, and the samples of a document", module=".trace"),
-    Command("adopt", "write a manifest for token files of another program", module=".adopt"),
+    Command("train-tokenizer", "train a tokenizer on text", module=".train_tokenizer", group=_MAKE),
+    Command("preprocess", "turn text into token files and their manifest", module=".preprocess", group=_MAKE),
+    Command("adopt", "write a manifest for token files of another program", module=".adopt", group=_MAKE),
     Command(
         "tokenizers",
         "list the tokenizers and engines that work here, with their speed",
         module=".tokenizers",
+        group=_MAKE,
+    ),
+    Command("launch", "run preprocess in parts: here, on Slurm or on Ray", module=".launch", group=_PARTS),
+    Command("status", "show how far a launched job is", module=".status", group=_PARTS),
+    Command("tail", "print the last lines of a launched job's logs", module=".tail", group=_PARTS),
+    Command("merge", "join the parts that preprocess --shard made", module=".merge", group=_PARTS),
+    Command("fetch", "copy a corpus from object storage to a disk, checked", module=".fetch", group=_STORED),
+    Command("stage", "fetch the blocks that a node will read from object storage", module=".stage", group=_STORED),
+    Command("split", "divide the documents of a corpus into several corpora", module=".split", group=_REWRITE),
+    Command("sample", "draw documents of a corpus at random, as a smaller corpus", module=".sample", group=_REWRITE),
+    Command("shuffle", "write the documents of a corpus in random order", module=".shuffle", group=_REWRITE),
+    Command("blend", "mix corpora by shares into one blend manifest", module=".blend", group=_BLEND),
+    Command("build", "build the arrays that a run would build at its start", module=".build", group=_BLEND),
+    Command(
+        "report",
+        "write an HTML report of a blend: shares, epochs, lengths, vocabulary",
+        module=".report",
+        group=_BLEND,
+    ),
+    Command("inspect", "show what is in a token file, manifest or blend", module=".inspect", group=_LOOK),
+    Command("verify", "check token files against their manifest", module=".verify", group=_LOOK),
+    Command("cat", "print documents of a corpus as text", module=".cat", group=_LOOK),
+    Command(
+        "trace",
+        "find the documents of a training sample, and the samples of a document",
+        module=".trace",
+        group=_LOOK,
     ),
 )
 

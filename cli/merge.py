@@ -2,6 +2,10 @@
 
 PREFIX is the --output-prefix of the job. By default the manifest PREFIX_KEY_document.json names the pairs of the parts,
 which stay where they are. With --copy one pair is written, identical to that of a single run of the whole job.
+
+Examples:
+  mdata merge parts
+  mdata merge parts --copy --overwrite
 """
 
 from __future__ import annotations

@@ -11,20 +11,29 @@ TYPE_CHECKING = False  # see cli/start.py: nothing is imported before Ctrl-C is 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_BEFORE, _RUN, _MODEL = "before a run", "run", "use a model"
 COMMANDS = (
-    Command("train", "train a model; run the same command again to continue", module=".mtrain_train"),
-    Command("check", "print every problem of a run's configuration at once", module=".mtrain_check"),
     Command(
         "config",
         "print every setting, or turn a run of Megatron-LM into a run.toml",
         module=".mtrain_config",
+        group=_BEFORE,
     ),
-    Command("plan", "print what follows from a configuration: sizes, memory, kernels", module=".mtrain_plan"),
-    Command("generate", "continue prompts with a trained model", module=".mtrain_generate"),
-    Command("convert", "convert models from and to Hugging Face, merge or reshard", module=".mtrain_convert"),
-    Command("prove", "train twice, once interrupted, and compare every bit", module=".mtrain_prove"),
-    Command("report", "write report.html of a run", module=".mtrain_report"),
-    Command("inspect", "show what a checkpoint holds", module=".mtrain_inspect"),
+    Command(
+        "plan",
+        "print what follows from a configuration: sizes, memory, kernels",
+        module=".mtrain_plan",
+        group=_BEFORE,
+    ),
+    Command("check", "print every problem of a run's configuration at once", module=".mtrain_check", group=_BEFORE),
+    Command("train", "train a model; run the same command again to continue", module=".mtrain_train", group=_RUN),
+    Command("prove", "train twice, once interrupted, and compare every bit", module=".mtrain_prove", group=_RUN),
+    Command("report", "write report.html of a run", module=".mtrain_report", group=_RUN),
+    Command("generate", "continue prompts with a trained model", module=".mtrain_generate", group=_MODEL),
+    Command(
+        "convert", "convert models from and to Hugging Face, merge or reshard", module=".mtrain_convert", group=_MODEL
+    ),
+    Command("inspect", "show what a checkpoint holds", module=".mtrain_inspect", group=_MODEL),
 )
 
 

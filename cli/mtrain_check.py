@@ -5,6 +5,10 @@ settings that differ from the checkpoint's are printed. 2: it cannot start; each
 what to change. 4: the data or the checkpoint is damaged. 5: GPU memory or disk space is too small. With --ranks N, one
 step of N ranks, which need not exist, is run without a GPU: this checks every shape, message and collective, and the
 memory of each rank (--memory). Too little disk space is then only a note: the ranks may run on other machines.
+
+Examples:
+  mtrain check run.toml --nproc 8
+  mtrain check run.toml --ranks 1024 --memory 80 mesh.tp=8
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 `--from-megatron` takes the command line of pretrain_gpt.py, with torchrun or another launcher before it, or the name of
 its bash script and the script's arguments. Nothing is run. Exit code 2: some arguments are refused; all are named.
+
+Examples:
+  mtrain config --key optimizer.lr
+  mtrain config --from-megatron 'pretrain.sh 8' > run.toml
 """
 
 from __future__ import annotations

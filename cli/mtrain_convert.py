@@ -3,6 +3,10 @@
 The format of SOURCE is detected from its files. TARGET is a new folder. No GPU is needed. Tensors are converted in
 pieces of 64 MiB, so memory does not grow with the model. At the end the logits of both are compared if each model fits
 into memory in fp32 (--no-check: not compared). The result is written to conversion.json in TARGET.
+
+Examples:
+  mtrain convert runs/first hf --to hf
+  mtrain convert Llama-3.2-1B llama --to mtrain
 """
 
 from __future__ import annotations
@@ -26,8 +30,6 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--to", required=True, choices=("mtrain", "hf", "torch_dist", "mp_rank"), help="format of the target"
     )
-    parser.add_argument("--dtype", default="", choices=("fp32", "bf16", "fp16"), help="of stored weights (unchanged)")
-    parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of one file of weights (5GB)")
     parser.add_argument("--checkpoint", default="latest", metavar="NAME", help='of a run folder: "step-400" (latest)')
     parser.add_argument("--model-type", default="", metavar="TYPE", help="of config.json (the one that fits the model)")
     parser.add_argument("--tokenizer", default="", metavar="FOLDER", help="with the tokenizer (that of SOURCE)")
@@ -38,15 +40,19 @@ def add_arguments(parser: Parser) -> None:
         metavar="model.KEY=VALUE",
         help="what SOURCE does not state",
     )
-    parser.add_argument("--no-optimizer", action="store_true", help="leave the optimizer's state out")
-    parser.add_argument(
-        "--optimizer-form", default="distributed", choices=("distributed", "adam"), help="of torch_dist (distributed)"
-    )
-    parser.add_argument("--tp", type=int, default=1, metavar="N", help="mp_rank: tensor-parallel ranks (1)")
-    parser.add_argument("--pp", type=int, default=1, metavar="N", help="mp_rank: pipeline stages (1)")
     parser.add_argument(
         "--check", action=argparse.BooleanOptionalAction, default=True, help="compare logits of both sides (yes)"
     )
+    hf = parser.add_argument_group("for the weights that are written")
+    hf.add_argument("--dtype", default="", choices=("fp32", "bf16", "fp16"), help="of stored weights (unchanged)")
+    hf.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of one file of weights (5GB)")
+    megatron = parser.add_argument_group("for Megatron-LM (torch_dist, mp_rank)")
+    megatron.add_argument("--no-optimizer", action="store_true", help="leave the optimizer's state out")
+    megatron.add_argument(
+        "--optimizer-form", default="distributed", choices=("distributed", "adam"), help="of torch_dist (distributed)"
+    )
+    megatron.add_argument("--tp", type=int, default=1, metavar="N", help="mp_rank: tensor-parallel ranks (1)")
+    megatron.add_argument("--pp", type=int, default=1, metavar="N", help="mp_rank: pipeline stages (1)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:

@@ -2,6 +2,10 @@
 
 The same command gives the same text, on any number of ranks that torchrun or Slurm starts. Without --prompt the text
 begins like a document.
+
+Examples:
+  mtrain generate runs/first --prompt 'Once upon a time' --max-tokens 100
+  mtrain generate runs/first --prompt '1 + 1 =' --greedy --checkpoint step-400
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 Takes a checkpoint, or a run folder, which means the checkpoint from which it would continue. Reads only indexes; with
 --verify every byte is compared with its hash. --json also has the tensors of the optimizer's state, and the run's
 resolved configuration as TOML in "config". Exit code 4 if the checkpoint is damaged.
+
+Examples:
+  mtrain inspect runs/first
+  mtrain inspect runs/first/checkpoints/step-400 --verify
 """
 
 from __future__ import annotations

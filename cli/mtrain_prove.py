@@ -1,11 +1,12 @@
 """Check that an interrupted run ends with the same bits as an uninterrupted one.
 
-  mtrain prove runs/first                          10 steps, and 5 steps, a restart, and 5 more
-  mtrain prove run.toml --steps 40 --restart 15 mesh.tp=2
-
 Both runs are made in separate folders with the given configuration (for a run folder: its config.toml); the run itself
 is not changed. Losses, norms, counters and every slice of the last checkpoint are compared. Exit code 1 if
 anything differs. On GPUs this needs run.deterministic = true.
+
+Examples:
+  mtrain prove runs/first
+  mtrain prove run.toml --steps 40 --restart 15 mesh.tp=2
 """
 
 from __future__ import annotations

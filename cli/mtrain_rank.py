@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
             listen(folder, rank=rank)
             train_here(
                 load_config(folder / "config.toml"),
-                Console("mtrain", json="--json" in argv),
+                Console("mtrain", json="--json" in argv, quiet="--quiet" in argv, verbose="--verbose" in argv),
                 end=partial(_end, folder, rank=rank),
             )
     # Report any error to the parent.

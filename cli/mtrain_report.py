@@ -1,6 +1,10 @@
 """Write report.html of a run: its loss curves with n-gram baselines, throughput, what was read, some samples.
 
 The run may still be active; the page shows what has been measured so far.
+
+Examples:
+  mtrain report runs/first
+  mtrain report runs/first --json
 """
 
 from __future__ import annotations

@@ -1,13 +1,17 @@
 """Train a model on this machine's devices, or join the ranks that torchrun or srun started.
 
-  mtrain train run.toml                         one rank per GPU; without any, mesh.tp x mesh.cp
-  mtrain train run.toml --nproc 4 train.steps=100
+On several machines, start it on each rank:
+
   torchrun --nproc-per-node 8 --no-python mtrain train run.toml
   srun mtrain train run.toml
 
 Every problem of the configuration is found before a rank is started. Ctrl-C and SIGTERM end a run after the
 step that it is in, with a checkpoint (exit code 130 or 75); a second Ctrl-C ends it at once. A run that was
 stopped, killed or lost its machine continues from its last checkpoint when the same command is given again.
+
+Examples:
+  mtrain train run.toml
+  mtrain train run.toml --nproc 4 train.steps=100 mesh.tp=2
 """
 
 from __future__ import annotations
@@ -139,5 +143,6 @@ def _train_on_ranks(config: RunConfig, world_size: int, console: Console) -> Non
 
     with tempfile.TemporaryDirectory(prefix="mtrain-") as folder:
         Path(folder, "config.toml").write_text(dump_config(config), encoding="utf-8")
-        words = [*command_line("mtrain_rank"), folder, *(["--json"] if console.json else [])]
+        options = ("json", "quiet", "verbose")
+        words = [*command_line("mtrain_rank"), folder, *(f"--{name}" for name in options if getattr(console, name))]
         launch(words, nproc=world_size, reports=Path(folder))

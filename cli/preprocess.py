@@ -1,8 +1,14 @@
-"""Turn text into Megatron-format token files, with the options of Megatron's preprocess_data.py.
+r"""Turn text into Megatron-format token files, with the options of Megatron's preprocess_data.py.
 
 For each key the results are PREFIX_KEY_document.bin, .idx and .json (the manifest); with --split-sentences
 PREFIX_KEY_sentence.*, with --chat PREFIX_KEY_chat.*. They do not depend on --workers. A run that was stopped
 continues where it was when the same command is given again.
+
+Examples:
+  mdata preprocess --input web.jsonl --output-prefix web \
+      --tokenizer-type HuggingFaceTokenizer --tokenizer-model tok --append-eod
+  mdata preprocess --input code.jsonl --output-prefix code \
+      --tokenizer-type HuggingFaceTokenizer --tokenizer-model tok --append-eod --on-error skip
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ Megatron's.
 from __future__ import annotations
 
 import argparse
-import textwrap
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -48,16 +47,15 @@ def add_arguments(parser: Parser) -> None:
     parser.usage = f"{parser.prog} --input PATH ... --output-prefix PREFIX --tokenizer-type TYPE [options]"
     parser.set_defaults(ignored=())
     _add_megatron(parser.add_argument_group("options of preprocess_data.py"))
-    own = parser.add_argument_group("options that only mdata has")
-    _add_input(own)
-    _add_work(own)
-    names = textwrap.fill(" ".join(IGNORED), 78, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    parser.epilog = f"accepted but ignored (docs/migrate.md says why):\n{names}"
+    own = [parser.add_argument_group(f"options that only mdata has: {title}") for title in ("input", "output and work")]
+    _add_input(own[0])
+    _add_work(own[1])
+    parser.epilog = f"Accepted but ignored (docs/migrate.md says why): {' '.join(IGNORED)}"
     for name, nargs in IGNORED.items():
         parser.add_argument(name, action=_Ignore, nargs=nargs)
     for name in REFUSED:
         parser.add_argument(name, action=_Refuse)
-    parser.second_choice = frozenset(action.dest for action in own._group_actions) | {"json", "debug"}
+    parser.second_choice = frozenset(action.dest for group in own for action in group._group_actions)
 
 
 def _add_megatron(group: argparse._ArgumentGroup) -> None:
@@ -68,10 +66,10 @@ def _add_megatron(group: argparse._ArgumentGroup) -> None:
     add("--chat-template", metavar="T", help="with --chat: tokenizer, chatml, plain, or a Jinja file")
     add_tokenizer(group, required=True)
     add("--split-sentences", action="store_true", help="split texts into sentences: results are PREFIX_KEY_sentence.*")
-    add("--lang", default="english", metavar="NAME", help="language of the sentences, such as german; default english")
+    add("--lang", default="english", metavar="NAME", help="language of the sentences; default english")
     add("--keep-newlines", action="store_true", help="with --split-sentences: keep white space between sentences")
     add("--append-eod", action="store_true", help="append the end-of-document id to each document")
-    add("--workers", type=int, metavar="N", help="default: all available cores; does not change the output")
+    add("--workers", type=int, metavar="N", help="default: all cores; does not change the output")
     add("--partitions", type=int, default=1, metavar="P", help="also write the results in P parts; default 1")
     add("--keep-sequential-samples", action="store_true", help="parts are contiguous, not every P-th record")
     add("--dataset-impl", action=_Implementation, help="only mmap, the format that mdata writes")
@@ -104,7 +102,7 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     add("--shard", metavar="K/N", help="make part K of N; join them with mdata merge")
     add("--work-folder", metavar="FOLDER", help="where results for s3://, gs://, az:// are made first")
     add("--overwrite", action="store_true", help="replace results made from other input or options")
-    add("--dry-run", action="store_true", help="tokenize a sample, predict size and time, and write nothing")
+    add("--dry-run", action="store_true", help="predict size and time from a sample; write nothing")
 
 
 def add_filter(group: argparse._ArgumentGroup) -> None:

@@ -161,18 +161,25 @@ class BarProgress(ConsoleProgress):
 
 
 class LineProgress(ConsoleProgress):
-    """One JSON object per line: at most one every 10 s, and one when a piece of work is done.
+    """One JSON object per line: at most one every `interval_s`, and one when a piece of work is done.
 
     Args:
         write: takes a line.
         program: begins the line of a note, which is plain text.
         clock: seconds, never going back.
+        interval_s: seconds between lines.
     """
 
     def __init__(
-        self, write: Callable[[str], None], *, program: str, clock: Callable[[], float] = time.monotonic
+        self,
+        write: Callable[[str], None],
+        *,
+        program: str,
+        clock: Callable[[], float] = time.monotonic,
+        interval_s: float = LINE_INTERVAL_S,
     ) -> None:
         self._write = write
+        self._interval_s = interval_s
         self._program = program
         self._clock = clock
         self._facts: dict[str, Any] = {}
@@ -189,7 +196,7 @@ class LineProgress(ConsoleProgress):
         """See `Progress`."""
         now = self._clock()
         self._meter.advance(amount, totals, now=now)
-        if now - self._last >= LINE_INTERVAL_S:
+        if now - self._last >= self._interval_s:
             self._last = now
             self._say(now)
 

@@ -3,6 +3,10 @@
 Shows shares over training, epochs of each component, document lengths, how the vocabulary is used, and records that
 were left out. The page needs no network and runs no scripts. Without a length of the training, one is assumed that
 reads as many tokens as the corpora have.
+
+Examples:
+  mdata report mix.json
+  mdata report mix.json --tokens 1e9 --sequence-length 4096 -o mix.html
 """
 
 from __future__ import annotations

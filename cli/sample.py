@@ -2,6 +2,10 @@
 
 The result is PREFIX_document.*. A larger sample of the same seed contains the smaller one; every document keeps its
 file and row.
+
+Examples:
+  mdata sample web_text_document.json --output small --tokens 1e9
+  mdata sample web_text_document.json --output other --tokens 1e9 --seed 1
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 The result is PREFIX_document.*; every document keeps its file and row. The disk must have room for the corpus twice:
 for the result, and for temporary hidden files.
+
+Examples:
+  mdata shuffle web_text_document.json --output mixed
+  mdata shuffle web_text_document.json --output again --seed 1
 """
 
 from __future__ import annotations

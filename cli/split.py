@@ -1,6 +1,10 @@
 """Divide the documents of a corpus, in their order, into several corpora by shares of the tokens.
 
 The results are PREFIX_NAME_document.*; every document keeps its file and row.
+
+Examples:
+  mdata split web_text_document.json --output set --shares 98 1 1 --names train valid test
+  mdata split web_text_document.json --output half --shares 1 1
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ DISTRIBUTION = "mdata-mtrain"  # also in the first lines of both packages; mdata
 class Command:
     """One subcommand: `module` has `add_arguments(parser)` and `main(arguments, console) -> int | None`.
 
-    ".inspect" is a module of this package, whose name depends on where it is installed.
+    ".inspect" is a module of this package, whose name depends on where it is installed. `group`: the heading in --help.
     """
 
-    def __init__(self, name: str, summary: str, *, module: str) -> None:
-        self.name, self.summary, self.module = name, summary, module
+    def __init__(self, name: str, summary: str, *, module: str, group: str = "commands") -> None:
+        self.name, self.summary, self.module, self.group = name, summary, module, group
 
 
 class InterruptsEndAtOnce:

@@ -1,6 +1,10 @@
 """Show the progress of a job, from its files alone: parts done, running and failed, rate and time left.
 
 JOB is the folder PREFIX.job that mdata launch made, or PREFIX.
+
+Examples:
+  mdata status big
+  mdata status big.job --all
 """
 
 from __future__ import annotations

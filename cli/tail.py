@@ -1,6 +1,10 @@
 """Print the last lines of a job's logs: of the parts that failed or are running, or of the parts that you name.
 
 JOB is the folder PREFIX.job that mdata launch made, or PREFIX.
+
+Examples:
+  mdata tail big
+  mdata tail big --part 1 2 --lines 20
 """
 
 from __future__ import annotations

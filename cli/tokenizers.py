@@ -3,6 +3,10 @@
 Unless you name a tokenizer, small ones of each kind are trained first, on the sources of Python's standard library,
 which are also the text of the measurement (one thread). Every engine with a speed was checked to give the same ids as
 the exact engine. `mdata preprocess` uses the first one listed.
+
+Examples:
+  mdata tokenizers
+  mdata tokenizers --tokenizer-type HuggingFaceTokenizer --tokenizer-model tok
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ _TEXT = "sources of this Python's standard library"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that name a tokenizer."""
-    group = parser.add_argument_group("tokenizer to measure; default: small ones of each kind, trained here")
+    group = parser.add_argument_group("tokenizer to measure (default: small ones, trained here)")
     add_tokenizer(group, required=False)
     add_variants(group)
 

@@ -1,13 +1,11 @@
 """Say where a sample of training comes from, or which samples and steps read a document.
 
-  mdata trace runs/first --step 400                     all ranks; --dp-rank 3: one data-parallel rank
-  mdata trace runs/first --token 1234567890 --text      the document, file and row of one token of the training
-  mdata trace runs/first --component web --document 17  who reads it, and when
-  mdata trace mix.json --sequence-length 4096 --sample 812 --tokens
-  mdata trace web.json --sequence-length 4096 --global-batch 512 --origin a.jsonl:17 --until-step 1000
-
 PATH is a run folder of `mtrain train`, or data, for which options say how it is read. Samples, tokens and documents
 are counted from 0, steps from 1 as in metrics.jsonl. With --json: one object per line.
+
+Examples:
+  mdata trace runs/first --step 400 --dp-rank 3
+  mdata trace mix.json --sequence-length 4096 --global-batch 512 --origin web.jsonl:17 --until-step 10
 """
 
 from __future__ import annotations

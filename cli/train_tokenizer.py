@@ -4,6 +4,10 @@ kinds: byte-bpe (GPT2BPETokenizer, HuggingFaceTokenizer), wordpiece (BertWordPie
 BertWordPieceLowerCase), sentencepiece-bpe and sentencepiece-unigram (SentencePieceTokenizer; --preset llama2 for
 Llama2Tokenizer). Input is as for preprocess; of a large input, a random sample is used. The same input and options
 always give the same sample and files. At the end the options for preprocess are printed.
+
+Examples:
+  mdata train-tokenizer --input web.jsonl code.jsonl --vocab-size 32000 --output tok
+  mdata train-tokenizer --input web.jsonl --kind sentencepiece-unigram --vocab-size 32000 --output pieces
 """
 
 from __future__ import annotations

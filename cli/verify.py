@@ -2,6 +2,10 @@
 
 Every problem is reported, not just the first, with the damaged blocks and the documents in them. The exit code is 4 if
 anything is damaged; for a file that is missing or cannot be read it is 2, or 5.
+
+Examples:
+  mdata verify web_text_document.json
+  mdata verify mix.json --full
 """
 
 from __future__ import annotations

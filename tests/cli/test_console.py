@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -131,6 +133,57 @@ def test_result_is_text_or_json(command, capsys):
     assert capsys.readouterr().out == "two lines\n"
     assert main("work", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": 1}
+
+
+NOISY = """
+console.note("a note")
+with console.progress() as progress:
+    progress.begin("counting", 2, unit="x")
+    progress.note("a warning")
+    progress.end()
+console.result("done", {})
+if arguments.size == 2:
+    raise errors.UsageError("wrong")
+"""
+
+
+def test_quiet_leaves_results_and_errors(command, capsys):
+    main = command(NOISY)
+    assert main("work") == 0
+    assert "a note" in (err := capsys.readouterr().err) and "prog: a warning" in err and '"counting"' in err
+    for word in ("-q", "--quiet"):
+        assert main("work", word) == 0
+        assert capsys.readouterr() == ("done\n", "")
+        assert main("work", "--size", "2", word) == 2
+        assert capsys.readouterr() == ("done\n", "prog: error: wrong\n")
+    assert command("os.kill(os.getpid(), signal.SIGINT)")("work", "-q") == 130
+    assert capsys.readouterr().err == "prog: interrupted\n"
+
+
+def test_verbose_tells_time_and_memory_and_more_progress(command, capsys, monkeypatch):
+    body = 'with console.progress() as progress:\n    console.write(f"{progress._interval_s:g}\\n")'
+    assert command(body)("work", "-v") == 0
+    out, err = capsys.readouterr()
+    assert out == "1\n" and re.fullmatch(r"prog: \S+, [0-9.]+ s, [0-9,]+ MiB of memory at peak in one process\n", err)
+    assert command(body)("work") == 0
+    assert capsys.readouterr() == ("10\n", "")
+
+
+@pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}], ids=str)
+def test_nothing_is_coloured(variables):
+    """On a terminal: neither help nor errors. Python 3.14 and some libraries would, unless NO_COLOR is set."""
+    for words in (["verify", "--help"], ["verify", "nothing.json"], ["--help"]):
+        ours, theirs = os.openpty()
+        command = [sys.executable, "-m", "cli.mdata", *words]
+        environment = {**os.environ, "TERM": "xterm-256color", **variables}
+        subprocess.run(command, cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, check=False)
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # the end, on Linux
+            while part := os.read(ours, 1 << 16):
+                shown += part
+        os.close(ours)
+        assert b"mdata" in shown and b"\x1b" not in shown and b"u001b" not in shown
 
 
 MACHINE = "ENOSPC EDQUOT EMFILE ENFILE ENOMEM EIO EFBIG EAGAIN EINTR EBUSY ESTALE ETIMEDOUT ENOTCONN EHOSTDOWN ENOLCK"

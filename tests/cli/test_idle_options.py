@@ -74,7 +74,8 @@ IDLE = {
     },
     "build": {
         "--split-shares": ["9,1,0", "--whole"], "--train-samples": ["9"],
-        "--valid-samples": ["9", "--order", "megatron"], "--test-samples": ["9", "--order", "megatron", "--whole"], "--blend-surplus": ["0.1"],
+        "--valid-samples": ["9", "--order", "megatron"], "--test-samples": ["9", "--order", "megatron", "--whole"],
+        "--blend-surplus": ["0.1"],
         "--no-extra-token": ["--kind", "bert"], "--keep-partial": [], "--longer": ["drop"], "--decoder-length": ["8"],
         "--no-head": [], "--short-probability": ["0.2"],
     },

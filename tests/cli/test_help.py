@@ -1,0 +1,127 @@
+"""--help of every command: it fits the terminal, and its examples work."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from cli import mdata, mtrain
+from cli.console import command_parser
+from cli.help import EXAMPLES, examples_of, wrapped
+from tests.helpers.corpora import write_pair
+
+COMMANDS = [(main, command) for main in (mdata, mtrain) for command in main.COMMANDS]
+EVERY = pytest.mark.parametrize(("program", "command"), COMMANDS, ids=lambda one: getattr(one, "name", ""))
+# Not run: they need object storage, Slurm, files of others, a trained model, or a minute.
+NOT_RUN = {
+    "mdata fetch": 2, "mdata stage": 2, "mdata launch slurm": 1, "mdata adopt gpt2_text_document": 1,
+    "mdata trace runs/first": 1, "mdata tokenizers": 2, "mtrain check run.toml --ranks": 1, "mtrain train": 2,
+    "mtrain prove": 2, "mtrain report": 2, "mtrain generate": 2, "mtrain convert": 2, "mtrain inspect": 2,
+    "mtrain config --from-megatron": 1, "mtrain plan run.toml --gpus": 1,
+}  # fmt: skip
+RUN = """
+[run]
+folder = "runs/first"
+[model]
+num_layers = 2
+hidden_size = 16
+num_heads = 2
+vocab_size = 300
+[data]
+blend = "mock"
+[train]
+sequence_length = 16
+global_batch = 8
+micro_batch = 1
+steps = 3
+[optimizer]
+lr = 1e-3
+"""
+
+
+def examples(command) -> list[str]:
+    return examples_of(import_module(command.module, "cli").__doc__)
+
+
+@EVERY
+@pytest.mark.parametrize("columns", [72, 132])
+def test_help_fits_the_terminal_and_ends_with_two_examples(program, command, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert program.main([command.name, "--help"]) == 0
+    text, heading, shown = capsys.readouterr().out.partition(f"\n{EXAMPLES}")
+    assert max(map(len, text.splitlines())) <= columns
+    assert heading and examples_of(f"{EXAMPLES}{shown}") == examples(command)
+    assert len(examples(command)) == 2
+    assert "options of every command:\n  -h, --help" in text
+
+
+def test_an_overview_fits_the_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    for program in (mdata, mtrain):
+        assert program.main(["--help"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 60
+        assert [line.split()[0] for line in lines if line[:2] == "  " and line[2] != " "] == [
+            command.name for command in program.COMMANDS
+        ]
+
+
+def test_indented_lines_are_not_wrapped():
+    assert wrapped("one two\nthree\n\n  four five\nsix", 9) == ["one two", "three", "", "  four five", "six"]
+
+
+@EVERY
+def test_examples_are_command_lines(program, command):
+    module = import_module(command.module, "cli")
+    for example in examples(command):
+        name, given, *words = shlex.split(example.partition(" > ")[0])
+        assert (name, given) == (program.__name__.removeprefix("cli."), command.name)
+        parser = command_parser(name, command, module)
+        parser.parse_intermixed_args(words[: words.index("--")] if "--" in words else words)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """What the examples read; each writes what later ones read."""
+    monkeypatch.chdir(tmp_path)
+    for name, word in (("web", "river"), ("code", "return")):
+        lines = [json.dumps({"text": f"{word} {i} {chr(97 + i % 26) * 9} of {word}s"}) + "\n" for i in range(60)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    write_pair(tmp_path / "other_text_document", [[5], [6]])
+    (tmp_path / "run.toml").write_text(RUN)
+    words = ["preprocess", "--input", "web.jsonl", "--output-prefix", "parts", "--tokenizer-type", "ByteTokenizer"]
+    for shard in ("1/2", "2/2"):
+        assert mdata.main([*words, "--shard", shard]) == 0
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+def test_examples_work(capsys):
+    """In the order of the commands, but for smaller numbers; what is not run is counted."""
+    not_run = dict.fromkeys(NOT_RUN, 0)
+    smaller = {
+        "32000": "300",
+        "4096": "16",
+        "1e9": "1e2",
+        "100000": "20",
+        "98,1,1": "60,20,20",
+        "--nproc 8": "",
+        "--at-once 2": "--cpus 1",
+    }
+    for program, command in COMMANDS:
+        for example in examples(command):
+            skipped = [start for start in not_run if f"{example} ".startswith(f"{start} ")]
+            if skipped:
+                not_run[skipped[0]] += 1
+                continue
+            text = example
+            for large, small in smaller.items():
+                text = text.replace(large, small)
+            words = shlex.split(text)[1:]
+            assert program.main(words) == 0, (example, capsys.readouterr().err)
+            capsys.readouterr()
+    assert not_run == NOT_RUN
