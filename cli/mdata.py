@@ -51,6 +51,7 @@ COMMANDS = (
         module=".trace",
         group=_LOOK,
     ),
+    Command("completion", "print a script that completes commands in a shell", module=".completion", group="shell"),
 )
 
 

@@ -34,6 +34,7 @@ COMMANDS = (
         "convert", "convert models from and to Hugging Face, merge or reshard", module=".mtrain_convert", group=_MODEL
     ),
     Command("inspect", "show what a checkpoint holds", module=".mtrain_inspect", group=_MODEL),
+    Command("completion", "print a script that completes commands in a shell", module=".completion", group="shell"),
 )
 
 

@@ -79,7 +79,8 @@ def test_examples_are_command_lines(program, command):
     module = import_module(command.module, "cli")
     for example in examples(command):
         name, given, *words = shlex.split(example.partition(" > ")[0])
-        assert (name, given) == (program.__name__.removeprefix("cli."), command.name)
+        assert given == command.name
+        assert name == program.__name__.removeprefix("cli.") or given == "completion"  # of both programs
         parser = command_parser(name, command, module)
         parser.parse_intermixed_args(words[: words.index("--")] if "--" in words else words)
 
@@ -121,7 +122,7 @@ def test_examples_work(capsys):
             text = example
             for large, small in smaller.items():
                 text = text.replace(large, small)
-            words = shlex.split(text)[1:]
+            words = shlex.split(text.partition(" > ")[0])[1:]
             assert program.main(words) == 0, (example, capsys.readouterr().err)
             capsys.readouterr()
     assert not_run == NOT_RUN

@@ -9,7 +9,7 @@ import pytest
 
 import mdata
 from cli import preprocess, preprocess_options
-from cli.console import Parser
+from cli.console import Command, Parser, command_parser
 from cli.mdata import main
 from mdata.util.machine_limits import usable_cores
 
@@ -18,11 +18,7 @@ NEEDED = ("--input", "a.jsonl", "--output-prefix", "out", "--tokenizer-type", "G
 
 
 def parser() -> Parser:
-    made = Parser(prog="mdata preprocess")
-    made.add_argument("--debug", action="store_true")
-    made.add_argument("--json", action="store_true")
-    preprocess.add_arguments(made)
-    return made
+    return command_parser("mdata", Command("preprocess", "", module=".preprocess"), preprocess)
 
 
 def options(*words: str, needed: tuple[str, ...] = NEEDED) -> mdata.PreprocessOptions:
@@ -180,7 +176,9 @@ def test_the_page_and_the_parser_name_the_same_options():
     section = page.split("## preprocess_data.py")[1].split("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `--")]
     on_page = [name for row in rows for name in re.findall(r"`(--[a-z-]+)`", row)]
-    there = [name for action in parser()._actions for name in action.option_strings if name not in ("-h", "--help")]
+    there = [
+        name for action in parser()._actions for name in action.option_strings if name[:2] == "--" and name != "--help"
+    ]
     assert sorted(on_page) == sorted(there)
 
 

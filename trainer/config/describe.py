@@ -11,7 +11,7 @@ import inspect
 import re
 from typing import Any
 
-from trainer.config.parse import expected_value
+from trainer.config.parse import expected_value, listed_values
 from trainer.config.sections import RunConfig
 
 _HEADER = "Every setting of a run. A line without # has to be set; the others show the defaults."
@@ -26,12 +26,14 @@ class Key:
         default: None if the user has to set it.
         expected: its type and range, as text.
         comment: its description.
+        choices: its values, if they can be listed.
     """
 
     name: str
     default: Any
     expected: str
     comment: str
+    choices: tuple[str, ...]
 
 
 def describe() -> tuple[Key, ...]:
@@ -72,6 +74,7 @@ def _section_keys(name: str, section: type) -> list[Key]:
                 default=None if missing else field.default,
                 expected=expected_value(f"{name}.{field.name}"),
                 comment=_comment(source, field.name),
+                choices=listed_values(f"{name}.{field.name}"),
             )
         )
     return keys

@@ -164,6 +164,22 @@ def expected_value(name: str) -> str:
     return _expectation(_hints(_section_types()[section])[key])
 
 
+def listed_values(name: str) -> tuple[str, ...]:
+    """The values of section.key if they can be listed."""
+    section, _, key = name.partition(".")
+    return _listed_values(_hints(_section_types()[section])[key])
+
+
+def _listed_values(hint: Any) -> tuple[str, ...]:
+    if hint is bool:
+        return ("true", "false")
+    if get_origin(hint) is Literal:
+        return tuple(choice for choice in get_args(hint) if choice)
+    if get_origin(hint) in (Union, types.UnionType):
+        return tuple(value for one in get_args(hint) for value in _listed_values(one))
+    return ()
+
+
 def dump_config(config: RunConfig) -> str:
     """The configuration as TOML, with defaults and overrides; load_config reads the same configuration back."""
     import tomli_w
