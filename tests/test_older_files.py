@@ -107,7 +107,9 @@ def test_a_job_makes_the_part_that_it_lost(own, capfd, monkeypatch):
     assert cli.mdata.main(["status", "prose.job", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["counts"] == {"done": 2}
     job = json.loads(Path("lost.job/job.json").read_text())
-    assert cli.mdata.main(["launch", "local", "--parts", "2", "--cpus", "1", "--merge", "copy", "--", *job["words"]]) == 0
+    assert (
+        cli.mdata.main(["launch", "local", "--parts", "2", "--cpus", "1", "--merge", "copy", "--", *job["words"]]) == 0
+    )
     assert "1 of 2 parts were run" in capfd.readouterr().out
     for line in Path("lost.sha256").read_text().splitlines():
         digest, name = line.split()
@@ -136,7 +138,9 @@ def test_a_run_continues_from_a_checkpoint_of_another_layout(own, step):
     run = run_before(own, step - 2)
     ranks, settings = LAYOUTS[step]
     run_ranks(_continue, ranks, own, settings)
-    (start,) = [event for event in read_events(run)[-10:] if event["event"] == "start" and event["step"] == step - 2][-1:]
+    (start,) = [event for event in read_events(run)[-10:] if event["event"] == "start" and event["step"] == step - 2][
+        -1:
+    ]
     assert start["checkpoint"] == f"step-{step - 2}"
     expected, got = (
         {line["step"]: (line["loss"], line["grad_norm"]) for line in lines}
