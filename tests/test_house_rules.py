@@ -141,9 +141,16 @@ def test_exceptions_name_rules_and_reasons():
     assert all(len(reason) > 20 for reason in EXCEPTIONS.values())
 
 
-@pytest.mark.parametrize("statement", ["import mdata", "from cli.mdata import main; main(['--help'])"])
-def test_imports_stay_light(statement):
-    heavy = ["torch", "tokenizers", "safetensors", "trainer"]
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import mdata", ["torch", "tokenizers", "safetensors", "trainer"]),
+        ("from cli.mdata import main; main(['--help'])", ["torch", "tokenizers", "safetensors", "trainer"]),
+        # What each rank of a run imports: these would more than double the CPU time of its start.
+        ("import trainer.run.train, trainer.run.launch", ["torch._dynamo", "torch.distributed.checkpoint", "sympy"]),
+    ],
+)
+def test_imports_stay_light(statement, heavy):
     code = f"import sys\n{statement}\nprint([m for m in {heavy} if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=house.ROOT)
     assert answer.stdout.splitlines()[-1] == "[]"

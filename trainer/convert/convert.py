@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from blake3 import blake3
@@ -38,7 +38,9 @@ from trainer.convert.model_folder import Format, ModelFolder, boxes, check_new, 
 from trainer.convert.mp_rank import is_mp_rank, open_mp_rank, scratch_bytes, write_mp_rank
 from trainer.convert.native import is_native, open_native, write_native
 from trainer.convert.torch_dist import is_torch_dist, open_torch_dist
-from trainer.convert.torch_dist_write import OptimizerForm, write_torch_dist
+
+if TYPE_CHECKING:
+    from trainer.convert.torch_dist_write import OptimizerForm
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RESULT = "conversion.json"
@@ -212,6 +214,9 @@ def _write(
     if options.to == "mtrain":
         write_native(target, model, states=states, max_shard_bytes=limit, report=report)
     elif options.to == "torch_dist":
+        # torch.distributed.checkpoint loads FSDP and sympy: over a second that no training needs.
+        from trainer.convert.torch_dist_write import write_torch_dist
+
         write_torch_dist(target, model, states=states, dtype=dtype, form=form, report=report)
     elif options.to == "mp_rank":
         write_mp_rank(target, model, dtype=dtype, tp=options.tp, pp=options.pp, report=report)

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 from trainer.kernels.philox import keep
 from trainer.kernels.scores import ScoreShape
@@ -203,11 +202,19 @@ def _attend(q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scale: float | None)
     q_BHSK, k_BGTK, v_BGTK = (x.transpose(1, 2) for x in (q_BSHK, k_BTGK, v_BTGK))
     # SDPA's is_causal is top-left aligned: correct only for as many keys as queries.
     same, grouped = q_BHSK.shape[2] == k_BGTK.shape[2], q_BHSK.shape[1] != k_BGTK.shape[1]
-    mask = None if same else causal_lower_right(q_BHSK.shape[2], k_BGTK.shape[2])
+    mask = None if same else _lower_right(q_BHSK.shape[2], k_BGTK.shape[2])
     y_BHSK = F.scaled_dot_product_attention(
         q_BHSK, k_BGTK, v_BGTK, attn_mask=mask, is_causal=same, scale=scale, enable_gqa=grouped
     )
     return y_BHSK.transpose(1, 2)
+
+
+def _lower_right(num_queries: int, num_keys: int) -> Tensor:
+    """A causal mask that is aligned at the last query and the last key."""
+    # The module loads torch.compile's front end: over 3 s of CPU time, which training does not need.
+    from torch.nn.attention.bias import causal_lower_right
+
+    return causal_lower_right(num_queries, num_keys)
 
 
 class DocumentBounds(Protocol):
