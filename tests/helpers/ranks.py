@@ -1,10 +1,10 @@
 """`run_ranks(fn, world)`: a function on several ranks at once, for tests.
 
 A pool of up to 8 processes is created when first needed and kept for the whole session; each call joins the ranks it
-needs through its own file, and leaves again. The processes come from a fork server that has imported torch once, so
-that eight of them cost about as much as one. On gloo with one torch thread each; with MTRAIN_TEST_DEVICE=cuda the same
-body runs on nccl, rank i on GPU i, or all on the only GPU, which NCCL 2.30 and later can do with
-NCCL_MULTI_RANK_GPU_ENABLE=1.
+needs through its own file, and leaves again. The processes come from a fork server that has imported torch and the
+trainer once, so that eight of them cost about as much as one. On gloo with one torch thread each; with
+MTRAIN_TEST_DEVICE=cuda the same body runs on nccl, rank i on GPU i, or all on the only GPU, which NCCL 2.30 and later
+can do with NCCL_MULTI_RANK_GPU_ENABLE=1.
 
 An exception in a rank is raised with its rank and traceback and leaves the pool usable; a hang ends by a timeout, shows
 the position of every rank, and kills the pool, which the next call creates again.
@@ -168,7 +168,7 @@ class _Pool:
         if self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="ranks-"))
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed"])
+        context.set_forkserver_preload(["torch", "torch.distributed", "trainer.run.train"])
         while len(self.workers) < world:
             ours, theirs = context.Pipe()
             stack_file = self.folder / f"stack-{len(self.workers)}"
