@@ -12,7 +12,7 @@ SOURCES = mdata trainer cli tests benchmarks scripts fuzz examples
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check soak fuzz wheel clean install lint types cluster-test megatron-test cpp cpp-plain cpp-sanitized core-sanitized
+.PHONY: help quickstart test check soak fuzz wheel sdist clean install lint types cluster-test megatron-test cpp cpp-plain cpp-sanitized core-sanitized
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ fuzz: install ## fuzz each reader of foreign bytes for SECONDS
 wheel: install ## a wheel in dist/
 	$(IN_VENV) python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 	@ls dist/*.whl
+
+sdist: install ## a source archive in dist/, with docs and tests
+	$(IN_VENV) python -c "from scikit_build_core.build import build_sdist; print('dist/' + build_sdist('dist'))"
 
 clean: ## remove what building, testing and the quickstart made; .venv stays (rm -r .venv to start afresh)
 	rm -rf build dist quickstart *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache

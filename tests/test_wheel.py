@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,31 @@ def test_the_wheel_adds_the_packages_that_the_readme_names_and_no_cli(environmen
     assert named is not None
     information = f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info"
     assert added == {*re.findall(r"`(\w+)`", named[1]), information} and "cli" not in added
+
+
+def test_the_wheel_runs_on_other_machines(wheel):
+    """The extension links only against what every Linux of some age has."""
+    pytest.importorskip("auditwheel")
+    done = subprocess.run([sys.executable, "-m", "auditwheel", "show", wheel], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    tag = re.search(r'following platform tag:\s+"(\w+)"', done.stdout)
+    assert tag is not None and tag[1].startswith("manylinux_"), done.stdout
+
+
+def test_the_sdist_holds_docs_and_tests(tmp_path):
+    pytest.importorskip("scikit_build_core")
+    build = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, tmp_path], cwd=ROOT, check=True, capture_output=True)
+    (path,) = tmp_path.glob("*.tar.gz")
+    top = f"{DISTRIBUTION.replace('-', '_')}-{__version__}"
+    assert path.name == f"{top}.tar.gz"
+    with tarfile.open(path) as archive:
+        names = {name.removeprefix(f"{top}/") for name in archive.getnames()}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    assert {name for name in tracked if not name.startswith(".ci/")} <= names
+    kinds = ("docs/", "tests/", "mdata_cpp/", "fuzz/", "benchmarks/")
+    assert all(any(name.startswith(kind) for name in names) for kind in kinds)
+    assert not any(name.startswith((".venv/", "build/", ".git/")) for name in names)
 
 
 def test_commands_beside_modules_of_the_same_names(at_work, tmp_path):
