@@ -1,6 +1,6 @@
-"""The table of all settings in docs/config.md, written from the sections of trainer/config.
+"""The table of all settings in docs/reference/config.md, written from the sections of trainer/config.
 
-    python scripts/config_page.py > docs/config.md
+    python scripts/config_page.py > docs/reference/config.md
 
 tests/trainer/config/test_config_page.py holds the page to it.
 """
@@ -17,7 +17,7 @@ from trainer.config.describe import Key, describe, section_texts
 HEAD = """# All settings of a run
 
 Every key of the TOML file that `mtrain train` reads. `mtrain config` prints the same as a file with all keys and their
-defaults, `mtrain config --key KEY` explains one key, and [training.md](training.md) says what they do together.
+defaults, `mtrain config --key KEY` explains one key, and [training.md](../howto/training.md) says what they do together.
 """
 
 

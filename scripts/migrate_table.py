@@ -1,4 +1,4 @@
-"""The trainer's table of docs/migrate.md, made from the table of arguments; a test holds the two together.
+"""The trainer's table of docs/howto/migrate.md, made from the table of arguments; a test holds the two together.
 
 python scripts/migrate_table.py
 """
@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT))
 
 from trainer.migrate.flags import flag_table  # noqa: E402
 
-PAGE = ROOT / "docs" / "migrate.md"
+PAGE = ROOT / "docs" / "howto" / "migrate.md"
 BEGIN, END = "<!-- made by scripts/migrate_table.py -->\n", "<!-- end of what it makes -->\n"
 
 

@@ -1,4 +1,4 @@
-"""The command line of `mdata preprocess`: the effect of each option of Megatron's and of ours, and docs/migrate.md."""
+"""The command line of `mdata preprocess`: the effect of each option of Megatron's and of ours, and docs/howto/migrate.md."""
 
 from __future__ import annotations
 
@@ -171,8 +171,8 @@ def test_one_line_names_what_has_no_effect(capsys, monkeypatch):
 
 
 def test_the_page_and_the_parser_name_the_same_options():
-    """Every option of the parser stands in the first column of docs/migrate.md, and no other does."""
-    page = (ROOT / "docs" / "migrate.md").read_text()
+    """Every option of the parser stands in the first column of docs/howto/migrate.md, and no other does."""
+    page = (ROOT / "docs" / "howto" / "migrate.md").read_text()
     section = page.split("## preprocess_data.py")[1].split("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `--")]
     on_page = [name for row in rows for name in re.findall(r"`(--[a-z-]+)`", row)]

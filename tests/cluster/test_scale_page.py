@@ -1,4 +1,4 @@
-"""Every command of docs/scale.md is run: on this machine, on Slurm and on Ray, on clusters of two nodes."""
+"""Every command of docs/howto/scale.md is run: on this machine, on Slurm and on Ray, on clusters of two nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MDATA = f'mdata() {{ "{sys.executable}" -m mdata "$@"; }}\n'
 
 def lines(*sections):
     """The commands under these headings of the page."""
-    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "howto" / "scale.md").read_text(encoding="utf-8")
     found = []
     for section in sections:
         text = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]

@@ -1,4 +1,4 @@
-"""Pairs of the older formats, written with struct alone from docs/formats.md."""
+"""Pairs of the older formats, written with struct alone from docs/reference/formats.md."""
 
 from __future__ import annotations
 

@@ -395,7 +395,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "--load-main-params-from-ckpt",
     ),
     (
-        "mtrain reads text in order; mdata has other kinds of samples and samplers, see docs/samples.md",
+        "mtrain reads text in order; mdata has other kinds of samples and samplers, see docs/howto/samples.md",
         """--dataloader-type=single --sft --max-seqlen-per-dp-cp-rank= --hybrid-context-parallel --fim-data
         --fim-rate=0.5 --fim-spm-rate=0.5 --fim-split-sample= --fim-fragment-rate= --fim-no-prefix=
         --fim-prefix-token=<fim_prefix> --fim-middle-token=<fim_middle> --fim-suffix-token=<fim_suffix>

@@ -221,8 +221,12 @@ def test_verifying_what_is_not_there_is_a_usage_error(tmp_path, name):
 
 
 def rows_of_page() -> list[tuple[str, int, str]]:
-    """(pair, exit code, words of the message) of each row of docs/damage.md."""
-    cells = [line.split("|") for line in (ROOT / "docs/damage.md").read_text().splitlines() if line.startswith("| `")]
+    """(pair, exit code, words of the message) of each row of docs/reference/damage.md."""
+    cells = [
+        line.split("|")
+        for line in (ROOT / "docs/reference/damage.md").read_text().splitlines()
+        if line.startswith("| `")
+    ]
     return [(row[1].strip(" `"), int(row[3]), row[4].strip(" `")) for row in cells]
 
 

@@ -1,4 +1,4 @@
-"""The ten-line reader of docs/formats.md works as printed."""
+"""The ten-line reader of docs/reference/formats.md works as printed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from mdata.indexed.pair_format import DTYPES
 from mdata.indexed.writer import IndexedWriter
 
-PAGE = (Path(__file__).parents[3] / "docs/formats.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/reference/formats.md").read_text()
 
 
 @pytest.fixture

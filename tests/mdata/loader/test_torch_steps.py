@@ -1,4 +1,4 @@
-"""The IterableDataset of docs/samples.md, as it stands there, in the loaders of torch and torchdata.
+"""The IterableDataset of docs/howto/samples.md, as it stands there, in the loaders of torch and torchdata.
 
 torchdata is no dependency: `pip install torchdata`, seen with 0.11.0. What it asks for is checked without it too.
 """
@@ -26,7 +26,7 @@ PLAN = BatchPlan(BATCH, 2, dp_rank=0, dp_size=2)
 @pytest.fixture
 def steps(tmp_path):
     """Makes a fresh one."""
-    page = (ROOT / "docs/samples.md").read_text()
+    page = (ROOT / "docs/howto/samples.md").read_text()
     (code,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "IterableDataset" in code]
     names = {"mdata": mdata}
     exec(code, names)

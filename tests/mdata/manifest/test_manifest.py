@@ -102,7 +102,7 @@ def test_ids_do_not_change_between_versions_of_this_code():
 
 
 def test_an_id_is_what_the_page_says():
-    """docs/formats.md, in three lines of plain JSON and BLAKE3."""
+    """docs/reference/formats.md, in three lines of plain JSON and BLAKE3."""
     corpus = sealed(some_corpus())
     shards = [[shard.idx_hash, shard.blocks.hash] for shard in corpus.shards]
     content = {"format": "mdata-manifest", "version": 1, "kind": "corpus", "dtype": "uint16", "level": "document"}

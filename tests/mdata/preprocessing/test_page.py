@@ -1,4 +1,4 @@
-"""Every command of docs/preprocess.md is run, in order, and the page's statements about files are checked."""
+"""Every command of docs/howto/preprocess.md is run, in order, and the page's statements about files are checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mdata import errors
 from tests.mdata.preprocessing.test_preprocess import GOLDEN
 
 pytestmark = pytest.mark.slow  # it starts many processes
-PAGE = (GOLDEN.parents[1] / "docs" / "preprocess.md").read_text(encoding="utf-8")
+PAGE = (GOLDEN.parents[1] / "docs" / "howto" / "preprocess.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 # The console script's own code: what is installed may be elsewhere.
 MDATA = f'mdata() {{ "{sys.executable}" -c "from cli.mdata import main; raise SystemExit(main())" "$@"; }}\n'

@@ -1,4 +1,4 @@
-"""The examples of docs/samples.md run, on a corpus made here."""
+"""The examples of docs/howto/samples.md run, on a corpus made here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECTION = "## BERT and T5\n"
 
 
 def blocks() -> list[str]:
-    section = (ROOT / "docs/samples.md").read_text().split(SECTION)[1].split("\n## ")[0]
+    section = (ROOT / "docs/howto/samples.md").read_text().split(SECTION)[1].split("\n## ")[0]
     return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
 
 
@@ -34,7 +34,9 @@ def test_the_examples_run(tmp_path, monkeypatch):
 
 def test_labels_for_transformers_are_those_that_its_models_shift(tmp_path):
     """Such a model compares the logits of place t with labels[t + 1] (ForCausalLMLoss), and leaves out -100."""
-    (code,) = re.findall(r"```python\n(# for transformers.*?)```", (ROOT / "docs/samples.md").read_text(), re.DOTALL)
+    (code,) = re.findall(
+        r"```python\n(# for transformers.*?)```", (ROOT / "docs/howto/samples.md").read_text(), re.DOTALL
+    )
     (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n{"text": "defgh"}\n')
     mdata.preprocess(
         mdata.PreprocessOptions(
@@ -64,6 +66,11 @@ def test_the_page_has_every_field(kind, tmp_path):
         "BERT": lambda: BertSamples(corpus, (0, 9), options=Bert(), sequence_length=20),
         "T5": lambda: T5Samples(corpus, (0, 9), options=T5(decoder_length=9), sequence_length=20),
     }
-    page = (ROOT / "docs/samples.md").read_text().split(f"| field of {kind} | what |\n|---|---|\n")[1].split("\n\n")[0]
+    page = (
+        (ROOT / "docs/howto/samples.md")
+        .read_text()
+        .split(f"| field of {kind} | what |\n|---|---|\n")[1]
+        .split("\n\n")[0]
+    )
     told = {name for row in page.split("\n") for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert told == set(made[kind]().sample(0))

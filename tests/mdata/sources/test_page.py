@@ -1,4 +1,4 @@
-"""docs/input.md: every hostile file has the documented outcome, and every one is documented."""
+"""docs/reference/input.md: every hostile file has the documented outcome, and every one is documented."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mdata.sources import input_files, record_batch
 from tests.conftest import ROOT
 from tests.mdata.sources.outcomes import outcome
 
-PAGE = Path(ROOT / "docs" / "input.md").read_text()
+PAGE = Path(ROOT / "docs" / "reference" / "input.md").read_text()
 ROW = re.compile(r"^\| (\S+\.\S+) \| [^|]+ \| ([\d,]+) \| ([^|]+) \|$", re.MULTILINE)
 STATED = {name: (int(documents.replace(",", "")), bad) for name, documents, bad in ROW.findall(PAGE)}
 

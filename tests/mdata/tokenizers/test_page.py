@@ -1,4 +1,4 @@
-"""docs/tokenizers.md: every hostile tokenizer file has the documented outcome, as in the reference."""
+"""docs/reference/tokenizers.md: every hostile tokenizer file has the documented outcome, as in the reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.tokenizers.registry import available, load_tokenizer
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs" / "tokenizers.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "tokenizers.md").read_text()
 ROW = re.compile(r"^\| `((?:good|hf|merges|sp|tik|vocab|wordpiece)_\S+)` \| [^|]+ \| (.+) \|$", re.MULTILINE)
 STATED = dict(ROW.findall(PAGE))
 REFERENCE = re.compile(

@@ -1,4 +1,4 @@
-"""docs/config.md is what scripts/config_page.py writes from the sections."""
+"""docs/reference/config.md is what scripts/config_page.py writes from the sections."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from trainer.config.describe import describe
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "config.md").read_text(encoding="utf-8")
 
 
 def test_the_page_is_written_by_the_script():
     made = subprocess.run(
         [sys.executable, "scripts/config_page.py"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert made.stdout == PAGE, "python scripts/config_page.py > docs/config.md"
+    assert made.stdout == PAGE, "python scripts/config_page.py > docs/reference/config.md"
 
 
 def test_every_setting_has_a_row():

@@ -1,4 +1,4 @@
-"""docs/training.md names every key of [train] and [optimizer], with its default."""
+"""docs/howto/training.md names every key of [train] and [optimizer], with its default."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from trainer.config.sections import OptimizerSection, TrainSection
 
-PAGE = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "training.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("section", [TrainSection, OptimizerSection])

@@ -18,7 +18,7 @@ from tests.trainer.engines import assemble, check_same_gradients, layouts, logic
 from tests.trainer.models.test_options import _config
 from trainer.run.engine import Engine
 
-PAGE = Path(__file__).parents[3] / "docs" / "custom_loss.md"
+PAGE = Path(__file__).parents[3] / "docs" / "howto" / "custom_loss.md"
 
 
 def _loss(logits_BSV, batch):
