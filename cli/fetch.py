@@ -1,11 +1,7 @@
 """Copy a corpus from object storage to a folder on a disk, where training and all other commands can open it.
 
 Every file is checked against the hashes in the manifest. After a stop or kill, the same command continues; on a
-complete copy, it checks the files. docs/storage.md says how credentials are found.
-
-Examples:
-  mdata fetch s3://corpora/web_text_document.json --output corpora
-  mdata fetch hf://datasets/owner/name --output name
+complete copy, it checks the files. docs/howto/storage.md says how credentials are found.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The command line of `mdata preprocess`: every option of Megatron's preprocess_data.py, of today's and of the
-older versions, and our own. docs/migrate.md goes through them one by one; a test holds the two together.
+older versions, and our own. docs/howto/migrate.md goes through them one by one; a test holds the two together.
 
 An option of Megatron's is accepted, ignored with one line because it does not change the output, or refused by name
 because it would. Abbreviations mean the same as in Megatron: if one fits an option of Megatron's and one of ours, it is
@@ -47,10 +47,11 @@ def add_arguments(parser: Parser) -> None:
     parser.usage = f"{parser.prog} --input PATH ... --output-prefix PREFIX --tokenizer-type TYPE [options]"
     parser.set_defaults(ignored=())
     _add_megatron(parser.add_argument_group("options of preprocess_data.py"))
-    own = [parser.add_argument_group(f"options that only mdata has: {title}") for title in ("input", "output and work")]
-    _add_input(own[0])
-    _add_work(own[1])
-    parser.epilog = f"Accepted but ignored (docs/migrate.md says why): {' '.join(IGNORED)}"
+    own = parser.add_argument_group("options that only mdata has")
+    _add_input(own)
+    _add_work(own)
+    names = textwrap.fill(" ".join(IGNORED), 78, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    parser.epilog = f"accepted but ignored (docs/howto/migrate.md says why):\n{names}"
     for name, nargs in IGNORED.items():
         parser.add_argument(name, action=_Ignore, nargs=nargs)
     for name in REFUSED:

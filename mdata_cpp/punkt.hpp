@@ -1,4 +1,4 @@
-// Sentence splitting by Punkt: the rules of docs/sentences.md with a language's tables, in linear time for any text.
+// Sentence splitting by Punkt: the rules of docs/reference/sentences.md with a language's tables, in linear time for any text.
 // Twin: mdata/sentences/punkt_reference.py; the reference is NLTK 3.10.
 //
 // A text is a span of code points of 1, 2 or 4 bytes, as Python stores them. Every position that may end a sentence is

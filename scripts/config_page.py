@@ -17,7 +17,7 @@ from trainer.config.describe import Key, describe, section_texts
 HEAD = """# All settings of a run
 
 Every key of the TOML file that `mtrain train` reads. `mtrain config` prints the same as a file with all keys and their
-defaults, `mtrain config --key KEY` explains one key, and [training.md](../howto/training.md) says what they do together.
+defaults, `mtrain config --key KEY` explains one key. [training.md](../howto/training.md) says what they do together.
 """
 
 

@@ -2,8 +2,8 @@
 
 Documents are written in the order of the input, so their rows mostly count up. A run records its first document, the
 file (its number in the manifest's inputs) and the row (from 1); each further document of the run lies `step` rows on.
-All runs of a file share one step: 1, or P for a part that takes every P-th row. docs/formats.md, "Origins", describes
-every byte.
+All runs of a file share one step: 1, or P for a part that takes every P-th row. docs/reference/formats.md,
+"Origins", describes every byte.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """Reading and writing .bin/.idx pairs, the token files of Megatron.
 
-docs/formats.md describes the bytes. Hashes of files and ids belong to the manifest.
+docs/reference/formats.md describes the bytes. Hashes of files and ids belong to the manifest.
 """

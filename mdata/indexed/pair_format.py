@@ -1,4 +1,4 @@
-"""The bytes of a .bin/.idx pair: names, header, dtype codes. The whole layout is in docs/formats.md.
+"""The bytes of a .bin/.idx pair: names, header, dtype codes. The whole layout is in docs/reference/formats.md.
 
 Everything on disk is little endian without padding. Nothing here opens a file.
 """

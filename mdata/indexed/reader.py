@@ -1,14 +1,14 @@
 """Reads a .bin/.idx pair, by memory maps or by pread, after checking that the two files fit each other.
 
 The .idx is read once at opening, in blocks, and errors that would give wrong tokens are refused: every byte of .bin
-belongs to exactly one sequence and every sequence to exactly one document (docs/formats.md lists each check). If a
-manifest describes the pair, only the header is read at opening, and the .idx is compared with its hash before the first
-use of any table: a stream of tokens needs no table, so such a corpus opens at once. The .bin is not read. Maps are not
-copied: if a file is truncated under a map, C++ readers raise an error, but Python code that reads the arrays dies with
-SIGBUS. Mode "pread" maps nothing: tokens are read on demand through a few open files, and tables are kept in memory
-after their first use. Unusual: the tables are not aligned (they begin at byte 34), so blocks are copied before C++
-checks them; with `facts` another process can continue without opening or reading anything first. Not done here: hashes
-of .bin, multimodal files.
+belongs to exactly one sequence and every sequence to exactly one document (docs/reference/formats.md lists each check).
+If a manifest describes the pair, only the header is read at opening, and the .idx is compared with its hash before the
+first use of any table: a stream of tokens needs no table, so such a corpus opens at once. The .bin is not read. Maps
+are not copied: if a file is truncated under a map, C++ readers raise an error, but Python code that reads the arrays
+dies with SIGBUS. Mode "pread" maps nothing: tokens are read on demand through a few open files, and tables are kept in
+memory after their first use. Unusual: the tables are not aligned (they begin at byte 34), so blocks are copied before
+C++ checks them; with `facts` another process can continue without opening or reading anything first. Not done here:
+hashes of .bin, multimodal files.
 """
 
 from __future__ import annotations

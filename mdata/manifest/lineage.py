@@ -1,11 +1,11 @@
 """Which documents of which input a corpus holds, according to its manifest: all, a part, or the held-out ones. Pure.
 
 The provenance in every manifest that `mdata preprocess` writes says so: inputs by the hash of their text, the options,
-and the name of the result ("text", "text/part0", "text/holdout"). A text is held out by its own hash (docs/formats.md,
-"Records"), so held-out shares are intervals [0, share) of the same line in every run, and training gets the rest. Parts
-are disjoint if they are different parts of one division: of the same input or corpus, in the same way. What was made
-from a part (by a further split, a sample, a shuffle) is within that part. Nothing is known of a corpus without such a
-provenance.
+and the name of the result ("text", "text/part0", "text/holdout"). A text is held out by its own hash
+(docs/reference/formats.md, "Records"), so held-out shares are intervals [0, share) of the same line in every run, and
+training gets the rest. Parts are disjoint if they are different parts of one division: of the same input or corpus, in
+the same way. What was made from a part (by a further split, a sample, a shuffle) is within that part. Nothing is known
+of a corpus without such a provenance.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fields of a manifest, version 1. docs/formats.md is the page for readers.
+"""The fields of a manifest, version 1. docs/reference/formats.md is the page for readers.
 
 There are two kinds with common fields: a corpus (written by `preprocess`) and a blend (corpora with shares). Counts are
 integers of 64 bits, hashes are BLAKE3 in lower-case hex, paths are relative to the manifest's folder with `/`. There

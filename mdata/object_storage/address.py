@@ -144,7 +144,7 @@ def parse_address(text: str) -> Address:
         raise UsageError(
             f"a {scheme}:// address has a user name, query or fragment",
             expected="a plain address, because addresses are written into manifests and messages",
-            fix="give credentials as for the storage's own tools (docs/storage.md)",
+            fix="give credentials as for the storage's own tools (docs/howto/storage.md)",
         )
     if scheme == "hf":
         return _of_hub(text, rest)

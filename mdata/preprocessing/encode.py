@@ -1,10 +1,10 @@
 """Encodes a chunk of the input as arrays: the stateless part of the work, done by workers.
 
-Documents are those of Megatron's tool (docs/formats.md): a sentence without ids is dropped; with append_eod the
-end-of-document id follows the last id of a document and is part of its last sequence; a document without ids gets none
-and remains as an empty document. If texts are split into sentences, each becomes a sequence; byte counts and hashes are
-still those of the whole text. A record is used under all keys or under none: a text that the tokenizer refuses, or an
-id that does not fit the token type, makes the row a bad row.
+Documents are those of Megatron's tool (docs/reference/formats.md): a sentence without ids is dropped; with append_eod
+the end-of-document id follows the last id of a document and is part of its last sequence; a document without ids gets
+none and remains as an empty document. If texts are split into sentences, each becomes a sequence; byte counts and
+hashes are still those of the whole text. A record is used under all keys or under none: a text that the tokenizer
+refuses, or an id that does not fit the token type, makes the row a bad row.
 """
 
 from __future__ import annotations

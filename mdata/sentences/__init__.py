@@ -2,5 +2,5 @@
 
     load_splitter("english").split_batch(["One. Two."])     # (["One.", "Two."], [2])
 
-NLTK's pickle is never loaded, and nothing is downloaded. docs/sentences.md explains the rules.
+NLTK's pickle is never loaded, and nothing is downloaded. docs/reference/sentences.md explains the rules.
 """

@@ -221,7 +221,7 @@ class _Parser:
             f"--where cannot be understood at character {at + 1}",
             found=f"{here} in {self._text[:200]}",
             expected=expected,
-            fix="docs/input.md has the grammar; such as language = 'en' and score >= 0.8",
+            fix="docs/reference/input.md has the grammar; such as language = 'en' and score >= 0.8",
         )
 
     def refuse(self, expected: str) -> NoReturn:

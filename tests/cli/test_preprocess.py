@@ -1,4 +1,4 @@
-"""The command line of `mdata preprocess`: the effect of each option of Megatron's and of ours, and docs/howto/migrate.md."""
+"""The command line of `mdata preprocess`: the effect of each option, and docs/howto/migrate.md."""
 
 from __future__ import annotations
 

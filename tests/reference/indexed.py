@@ -1,6 +1,6 @@
 """Twin of mdata/indexed: a whole .bin/.idx pair as lists, and the checks of a valid pair as one predicate.
 
-The layout is in docs/formats.md.
+The layout is in docs/reference/formats.md.
 """
 
 from __future__ import annotations

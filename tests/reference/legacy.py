@@ -1,6 +1,6 @@
 """Twin of mdata/indexed/legacy.py: a whole pair of an older format as lists, or None if it is invalid.
 
-The layouts are in docs/formats.md, "Older formats".
+The layouts are in docs/reference/formats.md, "Older formats".
 """
 
 from __future__ import annotations

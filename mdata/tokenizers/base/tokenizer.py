@@ -37,7 +37,7 @@ class TokenizerSpec:
         vocab_file, merge_file: vocab.json and merges.txt, or only BERT's vocab.txt.
         options: further options of the type, as (name, value) pairs: `special_tokens` (a list),
             `special_in_text` ("special" or "plain"), `compat` ("megatron-2023"), and those of single types
-            (docs/tokenizers.md): `include_special_tokens`, `vocab_size`, `eod_id`, `pattern`, `legacy` ...
+            (docs/reference/tokenizers.md): `include_special_tokens`, `vocab_size`, `eod_id`, `pattern`, `legacy` ...
         engine: the library that computes the ids, or "auto" for the fastest that gives the exact ids.
     """
 

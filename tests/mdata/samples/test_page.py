@@ -11,11 +11,12 @@ import mdata
 from tests.conftest import ROOT
 from tests.mdata.samples.test_special_tokens import preprocessed
 
+PAGE = (ROOT / "docs/howto/samples.md").read_text()
 SECTION = "## BERT and T5\n"
 
 
 def blocks() -> list[str]:
-    section = (ROOT / "docs/howto/samples.md").read_text().split(SECTION)[1].split("\n## ")[0]
+    section = PAGE.split(SECTION)[1].split("\n## ")[0]
     return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
 
 
@@ -34,9 +35,7 @@ def test_the_examples_run(tmp_path, monkeypatch):
 
 def test_labels_for_transformers_are_those_that_its_models_shift(tmp_path):
     """Such a model compares the logits of place t with labels[t + 1] (ForCausalLMLoss), and leaves out -100."""
-    (code,) = re.findall(
-        r"```python\n(# for transformers.*?)```", (ROOT / "docs/howto/samples.md").read_text(), re.DOTALL
-    )
+    (code,) = re.findall(r"```python\n(# for transformers.*?)```", PAGE, re.DOTALL)
     (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n{"text": "defgh"}\n')
     mdata.preprocess(
         mdata.PreprocessOptions(
