@@ -12,7 +12,7 @@ SOURCES = mdata trainer cli tests benchmarks scripts fuzz examples
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check soak fuzz wheel sdist clean install lint types cluster-test megatron-test cpp cpp-plain cpp-sanitized core-sanitized
+.PHONY: help quickstart test check soak fuzz docs wheel clean install lint types cluster-test megatron-test cpp cpp-plain cpp-sanitized core-sanitized
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,10 @@ SECONDS ?= 600
 fuzz: install ## fuzz each reader of foreign bytes for SECONDS
 	$(IN_VENV) pip install --quiet -c constraints.txt atheris
 	$(IN_VENV) python fuzz/run.py --seconds $(SECONDS) --jobs $(JOBS)
+
+docs: ## the docs site in build/site; a broken link is an error
+	@$(INSTALL) train docs
+	$(IN_VENV) NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --quiet
 
 wheel: install ## a wheel in dist/
 	$(IN_VENV) python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .

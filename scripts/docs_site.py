@@ -1,0 +1,227 @@
+"""A hook of mkdocs: the generated pages of the docs site, and its drawing of the rooms.
+
+mkdocs.yml names this file. Nothing is written into docs/: `on_files` adds the pages to the site while it is built, from
+the sections of trainer/config, the command tables and the public names, so that no page can be out of date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import io
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+
+def config_page() -> str:
+    """Every key of a run's TOML file, one table a section."""
+    from trainer.config.describe import describe, section_texts
+
+    lines = [
+        "# Settings of a run",
+        "",
+        "Every key of the TOML file that `mtrain train` reads. `mtrain config` prints all of them as a file with their",
+        "defaults; `mtrain config --key KEY` explains one.",
+    ]
+    for section, text in section_texts().items():
+        lines += ["", f"## `[{section}]`", "", text, "", "| key | default | values | meaning |", "|---|---|---|---|"]
+        for key in describe():
+            if key.name.startswith(f"{section}."):
+                comment = key.comment[:1].upper() + key.comment[1:]
+                lines.append(_row(f"`{key.name.partition('.')[2]}`", _default(key.default), key.expected, comment))
+    return "\n".join(lines) + "\n"
+
+
+def commands_page() -> str:
+    """The help of every command."""
+    lines = ["# Commands", "", "What each command prints with `--help`."]
+    for program in ("mdata", "mtrain"):
+        module = importlib.import_module(f"cli.{program}")
+        lines += ["", f"## {program}"]
+        for command in module.COMMANDS:
+            lines += ["", f"### {program} {command.name}", "", "```text", _help(module.main, command.name), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def python_page() -> str:
+    """The public names of the packages, with their signatures and docstrings."""
+    lines = ["# Python", "", "The public names of each package, with their docstrings."]
+    for package in ("mdata", "trainer"):
+        module = importlib.import_module(package)
+        names = [name for name in getattr(module, "__all__", ()) if not name.startswith("__")]
+        if names:
+            lines += ["", f"## {package}", "", inspect.getdoc(module) or ""]
+        for name in sorted(names, key=str.lower):
+            lines += _entry(package, name, getattr(module, name))
+    return "\n".join(lines) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/config.md": config_page,
+    "reference/commands.md": commands_page,
+    "reference/python.md": python_page,
+}
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add the generated pages to the site."""
+    from mkdocs.structure.files import File
+
+    for name, page in PAGES.items():
+        files.append(File.generated(config, name, content=page()))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace the mark of the drawing by the drawing."""
+    return markdown.replace(DRAWING, rooms_svg()) if DRAWING in markdown else markdown
+
+
+def _help(main: Callable[[list[str]], int], command: str) -> str:
+    before, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "100"
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            code = main([command, "--help"])
+    finally:
+        os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
+    assert code == 0, f"{command} --help ends with exit code {code}"
+    return printed.getvalue().rstrip()
+
+
+def _entry(package: str, name: str, value: object) -> list[str]:
+    """The lines about one public name."""
+    code = f"{package}.{name}"
+    if callable(value):
+        with contextlib.suppress(ValueError):  # a protocol has no signature
+            parameters = [str(parameter) for parameter in inspect.signature(value).parameters.values()]
+            code += _call([re.sub(r"'|<mdata\S* object at \w+>", _quoted, parameter) for parameter in parameters])
+    lines = ["", f"### {name}", "", "```python", code, "```", "", *_docstring(inspect.getdoc(value) or "")]
+    for method_name, method in vars(value).items() if isinstance(value, type) else ():
+        documented = inspect.isfunction(method) and method.__doc__ and not method_name.startswith("_")
+        if documented:
+            lines.append(f"- `.{method_name}`: {(inspect.getdoc(method) or '').split(chr(10) * 2)[0]}")
+    return lines
+
+
+def _quoted(match: re.Match[str]) -> str:
+    return "" if match[0] == "'" else "..."
+
+
+def _call(parameters: list[str]) -> str:
+    """The parameters in one line, or one a line where that is too long."""
+    line = f"({', '.join(parameters)})"
+    return line if len(line) < 90 else "(\n    " + ",\n    ".join(parameters) + ",\n)"
+
+
+def _docstring(text: str) -> list[str]:
+    """Markdown of a docstring; its indented sections (Args, Raises ...) become lists."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if re.fullmatch(r"(Args|Attributes|Raises|Returns):", line):
+            lines += [f"**{line}**", ""]
+        elif line.startswith("    ") and not line.startswith("     "):
+            lines.append(f"- {line.strip()}")
+        else:
+            lines.append(f"  {line.strip()}" if line.startswith("     ") else line)
+    return lines
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _default(value: object) -> str:
+    if value is None:
+        return "required"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, str):
+        return f'`"{value}"`'
+    return f"`{value:g}`" if isinstance(value, float) else f"`{list(value) if isinstance(value, tuple) else value}`"
+
+
+# The drawing: what is done, the rooms that do it, and what they hand on. Rooms that no longer exist are left out, and
+# those that are not named here are listed at the end.
+DRAWING = "<!-- drawing of the rooms -->"
+STATIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("text: jsonl, parquet, Arrow, WARC, plain text", "mdata preprocess", (
+        "mdata/sources", "mdata/sentences", "mdata/chat", "mdata/tokenizers", "mdata/tokenizer_training",
+        "mdata/preprocessing", "mdata/launching")),
+    ("corpus: .bin, .idx, manifest", "mdata verify, inspect, merge, split ...", (
+        "mdata/indexed", "mdata/manifest", "mdata/corpus", "mdata/rewriting")),
+    ("corpora, whole or divided", "mdata blend, mdata report", (
+        "mdata/mixing", "mdata/blend", "mdata/blend_planning", "mdata/reporting")),
+    ("mix.json: corpora and their shares", "mdata.open_dataset, mdata trace", (
+        "mdata/order", "mdata/samples", "mdata/dataset", "mdata/array_cache", "mdata/block_cache",
+        "mdata/object_storage", "mdata/tracing")),
+    ("sample k = f(seed, k): numpy arrays", "mdata.Loader", ("mdata/loader",)),
+    ("microbatches of each rank", "mtrain train", (
+        "trainer/config", "trainer/migrate", "trainer/plan", "trainer/parallel", "trainer/kernels", "trainer/layers",
+        "trainer/models", "trainer/pipeline", "trainer/optim", "trainer/run")),
+    ("run folder: metrics, checkpoints", "mtrain generate, report, convert", (
+        "trainer/checkpoint", "trainer/convert", "trainer/tasks", "trainer/report")),
+)  # fmt: skip
+WIDTH, LINE, CHARACTERS = 480, 20, 52
+
+
+def rooms() -> list[str]:
+    """The folders of both packages that hold code, without those inside of another room."""
+    return [
+        f"{package}/{path.name}"
+        for package in ("mdata", "trainer")
+        for path in sorted((ROOT / package).iterdir())
+        if (path / "__init__.py").exists()
+    ]
+
+
+def rooms_svg() -> str:
+    """The way of the data as one column, readable on a telephone."""
+    left, parts, y = set(rooms()), [], 10
+    for handed_on, command, names in STATIONS:
+        present = [name for name in names if name in left]
+        left -= set(present)
+        parts.append(_text(WIDTH / 2, y + 14, handed_on, "form"))
+        parts.append(f'<path d="M{WIDTH / 2} {y + 22}v16m-5 -6l5 6l5 -6" class="arrow"/>')
+        y += 42
+        box, y = _box(y, command, present)
+        parts.append(box)
+    parts.append(_text(WIDTH / 2, y + 14, "text that the model writes; a model in another format", "form"))
+    box, y = _box(y + 34, "used by all", sorted(left))
+    parts.append(box)
+    style = (
+        ".box{fill:none;stroke:currentColor;stroke-opacity:.5}.arrow{fill:none;stroke:currentColor}"
+        "text{fill:currentColor;font:14px sans-serif}.form{text-anchor:middle;font-style:italic}"
+        ".name{font-weight:bold}.rooms{font:13px monospace}"
+    )
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {y}" style="width:100%;max-width:600px" role="img" '
+        f'aria-label="The rooms of the code and the way of the data"><style>{style}</style>{"".join(parts)}</svg>'
+    )
+
+
+def _box(y: int, title: str, names: list[str]) -> tuple[str, int]:
+    """A station and where it ends."""
+    lines = textwrap.wrap("  ".join(names), CHARACTERS, break_on_hyphens=False) or [""]
+    height = 32 + LINE * len(lines)
+    parts = [f'<rect x="8" y="{y}" width="{WIDTH - 16}" height="{height}" rx="6" class="box"/>']
+    parts.append(_text(20, y + 20, title, "name"))
+    parts += [_text(20, y + 22 + LINE * number, line, "rooms") for number, line in enumerate(lines, 1)]
+    return "".join(parts), y + height + 8
+
+
+def _text(x: float, y: float, text: str, kind: str) -> str:
+    return f'<text x="{x:g}" y="{y}" class="{kind}">{escape(text)}</text>'

@@ -1,0 +1,74 @@
+"""The docs site: its generated pages are complete, its navigation has every page, and what cites a page names one."""
+
+from __future__ import annotations
+
+import re
+import runpy
+
+import pytest
+
+import mdata
+from cli import mdata as mdata_command
+from cli import mtrain as mtrain_command
+from tests.helpers.house_rules import ROOT, texts
+from trainer.config.describe import describe
+
+SITE = runpy.run_path(str(ROOT / "scripts" / "docs_site.py"))
+PAGES = {name: page() for name, page in SITE["PAGES"].items()}
+CITED = re.compile(r"\bdocs/[\w/-]+\.md\b")
+
+
+def test_every_setting_has_a_row():
+    sections = re.split(r"^## `\[(\w+)\]`$", PAGES["reference/config.md"], flags=re.MULTILINE)[1:]
+    rows = {
+        f"{section}.{line.split('`')[1]}"
+        for section, text in zip(sections[::2], sections[1::2], strict=True)
+        for line in text.splitlines()
+        if line.startswith("| `")
+    }
+    assert rows == {key.name for key in describe()}
+
+
+def test_every_command_has_its_help():
+    page = PAGES["reference/commands.md"]
+    for program in (mdata_command, mtrain_command):
+        name = program.__name__.rpartition(".")[2]
+        for command in program.COMMANDS:
+            assert f"\n### {name} {command.name}\n\n```text\nusage: {name} {command.name}" in page
+
+
+def test_every_public_name_has_its_docstring():
+    page = PAGES["reference/python.md"]
+    for name in mdata.__all__:
+        if not name.startswith("__"):
+            entry = page.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
+            assert len(entry.partition("\n```\n")[2].strip()) > 10, name
+
+
+def test_the_navigation_has_every_page_once():
+    listed = re.findall(r"[\w/-]+\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert sorted(listed) == sorted(pages | PAGES.keys())
+
+
+def test_every_room_is_drawn_once():
+    drawing = SITE["rooms_svg"]()
+    for room in SITE["rooms"]():
+        assert len(re.findall(rf"(?<![\w/]){room}(?![\w/])", drawing)) == 1, room
+
+
+def test_stations_are_rooms():
+    named = [room for _, _, rooms in SITE["STATIONS"] for room in rooms]
+    assert set(named) <= set(SITE["rooms"]()) and len(named) == len(set(named))
+
+
+@pytest.mark.parametrize("source", [source for source in texts() if CITED.search(source.text)], ids=lambda s: s.path)
+def test_pages_that_are_cited_exist(source):
+    if source.path in ("CHANGELOG.md", "tests/test_docs_site.py"):
+        return
+    missing = {
+        page
+        for page in CITED.findall(source.text)
+        if not (ROOT / page).exists() and page.removeprefix("docs/") not in PAGES
+    }
+    assert not missing
