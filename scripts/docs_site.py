@@ -200,7 +200,7 @@ def rooms_svg() -> str:
         box, y = _box(y, command, present)
         parts.append(box)
     parts.append(_text(WIDTH / 2, y + 14, "text that the model writes; a model in another format", "form"))
-    box, y = _box(y + 34, "used by all", sorted(left))
+    box, y = _box(y + 34, "also", sorted(left))
     parts.append(box)
     style = (
         ".box{fill:none;stroke:currentColor;stroke-opacity:.5}.arrow{fill:none;stroke:currentColor}"
@@ -215,7 +215,7 @@ def rooms_svg() -> str:
 
 def _box(y: int, title: str, names: list[str]) -> tuple[str, int]:
     """A station and where it ends."""
-    lines = textwrap.wrap("  ".join(names), CHARACTERS, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(" ".join(names), CHARACTERS, break_on_hyphens=False) or [""]
     height = 32 + LINE * len(lines)
     parts = [f'<rect x="8" y="{y}" width="{WIDTH - 16}" height="{height}" rx="6" class="box"/>']
     parts.append(_text(20, y + 20, title, "name"))

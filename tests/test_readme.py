@@ -126,22 +126,6 @@ def test_files_that_are_named_exist(name):
     assert not missing, f"{name} names {missing}"
 
 
-def test_the_tour_names_every_module():
-    tour = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
-    commands = {command.module.split(".")[1] for command in (*mdata_command.COMMANDS, *mtrain_command.COMMANDS)}
-    missing = []
-    for package in ("mdata", "trainer", "cli"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            short = path.relative_to(ROOT).as_posix()
-            hidden = path.name in ("__init__.py", "version.py")
-            hidden = hidden or (package == "cli" and path.stem in commands)
-            # Of mdata's many rooms several have files of one name.
-            wanted = f"`{short}`" if package == "mdata" else f"{path.name}`"
-            if not hidden and wanted not in tour:
-                missing.append(short)
-    assert not missing
-
-
 def test_every_exit_code_is_in_the_table():
     ours = [kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "exit_code")]
     for code in {0, 130, *(kind.exit_code for kind in ours)}:
