@@ -1,5 +1,5 @@
 """The command line of `mdata preprocess`: every option of Megatron's preprocess_data.py, of today's and of the
-older versions, and our own. docs/howto/migrate.md goes through them one by one; a test holds the two together.
+older versions, and our own. docs/reference/megatron_preprocess.md lists them; a test holds the two together.
 
 An option of Megatron's is accepted, ignored with one line because it does not change the output, or refused by name
 because it would. Abbreviations mean the same as in Megatron: if one fits an option of Megatron's and one of ours, it is
@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
     _add_input(own)
     _add_work(own)
     names = textwrap.fill(" ".join(IGNORED), 78, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    parser.epilog = f"accepted but ignored (docs/howto/migrate.md says why):\n{names}"
+    parser.epilog = f"accepted but ignored (docs/reference/megatron_preprocess.md says why):\n{names}"
     for name, nargs in IGNORED.items():
         parser.add_argument(name, action=_Ignore, nargs=nargs)
     for name in REFUSED:

@@ -1,7 +1,8 @@
 """A hook of mkdocs: the generated pages of the docs site, and its drawing of the rooms.
 
 mkdocs.yml names this file. Nothing is written into docs/: `on_files` adds the pages to the site while it is built, from
-the sections of trainer/config, the command tables and the public names, so that no page can be out of date.
+the sections of trainer/config, the command tables, the public names and the table of Megatron-LM's arguments, so that
+no page can be out of date.
 """
 
 from __future__ import annotations
@@ -70,10 +71,37 @@ def python_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def megatron_page() -> str:
+    """What becomes of every argument of Megatron-LM's training: mapped, not needed, refused."""
+    from trainer.migrate.flags import flag_table
+
+    flags = flag_table()
+    lines = [
+        "# Arguments of pretrain_gpt.py",
+        "",
+        "What [`mtrain config --from-megatron`](../howto/migrate.md#training) does with each argument of Megatron-Core",
+        "0.12 to 0.20: mapped, not needed, or refused.",
+        "",
+        "| mapped | here | how |",
+        "|---|---|---|",
+    ]
+    for flag in flags.values():
+        if flag.use == "mapped" and not flag.same_as:
+            names = [flag.name, *(other.name for other in flags.values() if other.same_as == flag.name)]
+            lines.append(_row(_code(names), f"`{flag.key}`", flag.note))
+    for use in ("not needed", "refused"):
+        lines += ["", f"| {use} | why |", "|---|---|"]
+        for reason in dict.fromkeys(flag.note for flag in flags.values() if flag.use == use):
+            names = [flag.name for flag in flags.values() if flag.use == use and flag.note == reason]
+            lines.append(_row(_code(names), reason))
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "reference/config.md": config_page,
     "reference/commands.md": commands_page,
     "reference/python.md": python_page,
+    "reference/megatron_training.md": megatron_page,
 }
 
 
@@ -138,6 +166,10 @@ def _docstring(text: str) -> list[str]:
         else:
             lines.append(f"  {line.strip()}" if line.startswith("     ") else line)
     return lines
+
+
+def _code(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _row(*cells: str) -> str:

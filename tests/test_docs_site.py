@@ -12,6 +12,7 @@ from cli import mdata as mdata_command
 from cli import mtrain as mtrain_command
 from tests.helpers.house_rules import ROOT, texts
 from trainer.config.describe import describe
+from trainer.migrate.flags import flag_table
 
 SITE = runpy.run_path(str(ROOT / "scripts" / "docs_site.py"))
 PAGES = {name: page() for name, page in SITE["PAGES"].items()}
@@ -43,6 +44,12 @@ def test_every_public_name_has_its_docstring():
         if not name.startswith("__"):
             entry = page.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
             assert len(entry.partition("\n```\n")[2].strip()) > 10, name
+
+
+def test_every_argument_of_megatron_is_in_the_table():
+    page = PAGES["reference/megatron_training.md"]
+    assert "| `--num-layers`, `--encoder-num-layers` | `model.num_layers` |  |" in page
+    assert set(re.findall(r"`(--[\w-]+)`", page)) >= set(flag_table())
 
 
 def test_the_navigation_has_every_page_once():

@@ -1,4 +1,4 @@
-"""The command line of `mdata preprocess`: the effect of each option, and docs/howto/migrate.md."""
+"""The command line of `mdata preprocess`: the effect of each option, and docs/reference/megatron_preprocess.md."""
 
 from __future__ import annotations
 
@@ -171,10 +171,9 @@ def test_one_line_names_what_has_no_effect(capsys, monkeypatch):
 
 
 def test_the_page_and_the_parser_name_the_same_options():
-    """Every option of the parser stands in the first column of docs/howto/migrate.md, and no other does."""
-    page = (ROOT / "docs" / "howto" / "migrate.md").read_text()
-    section = page.split("## preprocess_data.py")[1].split("\n## ")[0]
-    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `--")]
+    """Every option of the parser stands in the first column of the page, and no other does."""
+    page = (ROOT / "docs" / "reference" / "megatron_preprocess.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `--")]
     on_page = [name for row in rows for name in re.findall(r"`(--[a-z-]+)`", row)]
     there = [
         name for action in parser()._actions for name in action.option_strings if name[:2] == "--" and name != "--help"
