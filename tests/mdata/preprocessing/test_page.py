@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import mdata
-from mdata import errors
 from tests.mdata.preprocessing.test_preprocess import GOLDEN
 
 pytestmark = pytest.mark.slow  # it starts many processes
@@ -65,10 +64,3 @@ def test_what_the_page_says_of_rows_and_parts_is_so(folder):
     assert counts(folder, "split") + counts(folder, "split_holdout") == 10
     assert counts(folder, "stdin") == 10
     assert "continuing an earlier run" not in (folder / "said").read_text().split("mixed")[0]
-
-
-def test_the_exit_codes_are_all_of_them():
-    ours = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "exit_code")}
-    assert ours >= {errors.StoppedError.exit_code, errors.DamageError.exit_code}
-    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
-    assert codes == {0, 130, *ours}
