@@ -1,4 +1,4 @@
-"""The examples of docs/howto/samples.md run, on a corpus made here."""
+"""The examples of docs/howto/bert_t5.md and samples.md run, on a corpus made here."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import mdata
 from tests.conftest import ROOT
 from tests.mdata.samples.test_special_tokens import preprocessed
 
-PAGE = (ROOT / "docs/howto/samples.md").read_text()
-SECTION = "## BERT and T5\n"
+PAGE = (ROOT / "docs/howto/bert_t5.md").read_text()
 
 
 def blocks() -> list[str]:
-    section = PAGE.split(SECTION)[1].split("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_examples_run(tmp_path, monkeypatch):
@@ -35,7 +33,8 @@ def test_the_examples_run(tmp_path, monkeypatch):
 
 def test_labels_for_transformers_are_those_that_its_models_shift(tmp_path):
     """Such a model compares the logits of place t with labels[t + 1] (ForCausalLMLoss), and leaves out -100."""
-    (code,) = re.findall(r"```python\n(# for transformers.*?)```", PAGE, re.DOTALL)
+    page = (ROOT / "docs/howto/samples.md").read_text()
+    (code,) = re.findall(r"```python\n(# for transformers.*?)```", page, re.DOTALL)
     (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n{"text": "defgh"}\n')
     mdata.preprocess(
         mdata.PreprocessOptions(
@@ -65,11 +64,6 @@ def test_the_page_has_every_field(kind, tmp_path):
         "BERT": lambda: BertSamples(corpus, (0, 9), options=Bert(), sequence_length=20),
         "T5": lambda: T5Samples(corpus, (0, 9), options=T5(decoder_length=9), sequence_length=20),
     }
-    page = (
-        (ROOT / "docs/howto/samples.md")
-        .read_text()
-        .split(f"| field of {kind} | what |\n|---|---|\n")[1]
-        .split("\n\n")[0]
-    )
+    page = PAGE.split(f"| field of {kind} | what |\n|---|---|\n")[1].split("\n\n")[0]
     told = {name for row in page.split("\n") for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert told == set(made[kind]().sample(0))
