@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mdata.dataset.dataset import Dataset
 from mdata.dataset.dataset_options import OPTION_KEYS, DatasetOptions, MegatronOrder, NativeOrder, document_mask_keys
@@ -235,13 +235,12 @@ def _spans(run: _Run) -> list[StepSpan]:
     """The spans of the run with their sizes: from the starts in events.jsonl, and the counters in metrics.jsonl."""
     sizes = _sizes(run)
     micro_batch = run.number("train", "micro_batch")
-    mesh = run.config.get("mesh", {})
-    of_replica = math.prod(mesh.get(axis, 1) for axis in ("tp", "cp", "pp"))  # ranks that read the same rows
     planned = run.plan.get("dp")
-    starts = _starts(run.folder) or [(0, None)]
+    starts = _starts(run.folder) or [_RunStart(0, None, {})]
+    replicas = _replica_sizes(run, starts)
     counters = _counters(run.folder)
     spans: list[StepSpan] = []
-    for number, (step, world_size) in enumerate(starts):
+    for number, (step, world_size, _) in enumerate(starts):
         before = sum(Steps(spans, seed=0).bounds(step)) if spans else 0
         end = starts[number + 1][0] if number + 1 < len(starts) else None
         span = StepSpan(
@@ -249,7 +248,7 @@ def _spans(run: _Run) -> list[StepSpan]:
             steps_before=step,
             samples_before=before,
             micro_batch=micro_batch,
-            dp_size=world_size // of_replica if world_size else planned,
+            dp_size=world_size // replicas[number] if world_size else planned,
         )
         # The last start has the sizes of config.toml; an earlier one may have had others.
         seen = next((s for s in counters if s > step and end is not None and s <= end), None)
@@ -265,15 +264,37 @@ def _counters(folder: Path) -> dict[int, int]:
     return {step: samples for step, samples in lines if type(step) is int and type(samples) is int}
 
 
-def _starts(folder: Path) -> list[tuple[int, int | None]]:
-    """(finished steps, ranks) of each start that still counts: a later start from an earlier step replaces others."""
-    found: list[tuple[int, int | None]] = []
+class _RunStart(NamedTuple):
+    """A start of a run: finished steps, ranks, and the settings that differ from the checkpoint's, with both values."""
+
+    step: int
+    world_size: int | None
+    changed: Mapping[str, Any]
+
+
+def _starts(folder: Path) -> list[_RunStart]:
+    """Each start that still counts: a later start from an earlier step replaces others."""
+    starts: list[_RunStart] = []
     for event in _lines(folder / "events.jsonl"):
         if event.get("event") != "start" or not isinstance(event.get("step"), int):
             continue
-        found = [start for start in found if start[0] < event["step"]]
-        found.append((event["step"], event.get("world_size")))
-    return found if found and found[0][0] == 0 else []
+        starts = [start for start in starts if start.step < event["step"]]
+        changed = event.get("changed")
+        starts.append(_RunStart(event["step"], event.get("world_size"), changed if isinstance(changed, dict) else {}))
+    return starts if starts and starts[0].step == 0 else []
+
+
+def _replica_sizes(run: _Run, starts: Sequence[_RunStart]) -> list[int]:
+    """How many ranks read the same rows in each start: config.toml has the mesh of the last one."""
+    mesh = {axis: run.config.get("mesh", {}).get(axis, 1) for axis in ("tp", "cp", "pp")}
+    sizes: list[int] = []
+    for start in reversed(starts):
+        sizes.append(math.prod(mesh.values()))
+        for axis in mesh:
+            match start.changed.get(f"mesh.{axis}"):
+                case {"before": int(before)} if before > 0:
+                    mesh[axis] = before
+    return sizes[::-1]
 
 
 def _toml(path: Path) -> dict[str, Any]:

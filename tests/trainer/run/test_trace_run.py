@@ -117,6 +117,26 @@ def test_relative_paths_of_a_run_start_where_it_was_started(made, tmp_path, monk
     assert mdata.trace_run("runs/x").step(2).tolist() == expected
 
 
+def test_a_run_that_continued_with_another_mesh_has_the_ranks_of_each_start(made, tmp_path):
+    run = tmp_path / "run"
+    run_ranks(trained, 1, config_of(made, run))
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("tp = 1", "tp = 2"))
+    mesh = {"mesh.tp": {"before": 1, "now": 2}}
+    starts = [{"step": 0, "world_size": 2}, {"step": 2, "world_size": 2, "changed": mesh}]
+    (run / "events.jsonl").write_text("".join(json.dumps({"event": "start", **start}) + "\n" for start in starts))
+    tracer = mdata.trace_run(run)
+    ranks = [{tracer.sample(number).place.dp_rank for number in tracer.step(step).tolist()} for step in (1, 2, 3, 4)]
+    assert ranks == [{0, 1}, {0, 1}, {0}, {0}]
+    (run / "events.jsonl").write_text(
+        json.dumps({"event": "start", **starts[0], "world_size": 1})
+        + "\n"
+        + json.dumps({"event": "start", **starts[1]})
+        + "\n"
+    )
+    assert mdata.trace_run(run).sample(0).place.dp_rank == 0
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
