@@ -59,7 +59,7 @@ fuzz: install ## fuzz each reader of foreign bytes for SECONDS
 
 docs: ## the docs site in build/site; a broken link is an error
 	@$(INSTALL) train docs
-	$(IN_VENV) NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --quiet
+	$(IN_VENV) NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict
 
 wheel: install ## a wheel in dist/
 	$(IN_VENV) python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
