@@ -12,7 +12,7 @@ SOURCES = mdata trainer cli tests benchmarks scripts fuzz examples
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check soak fuzz docs wheel clean install lint types cluster-test megatron-test cpp cpp-plain cpp-sanitized core-sanitized
+.PHONY: help quickstart test check soak fuzz docs wheel sdist clean install lint types cluster-test megatron-test cpp cpp-plain cpp-sanitized core-sanitized
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

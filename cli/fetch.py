@@ -2,6 +2,10 @@
 
 Every file is checked against the hashes in the manifest. After a stop or kill, the same command continues; on a
 complete copy, it checks the files. docs/howto/storage.md says how credentials are found.
+
+Examples:
+  mdata fetch s3://corpora/web_text_document.json --output corpora
+  mdata fetch hf://datasets/owner/name --output name
 """
 
 from __future__ import annotations

@@ -47,11 +47,10 @@ def add_arguments(parser: Parser) -> None:
     parser.usage = f"{parser.prog} --input PATH ... --output-prefix PREFIX --tokenizer-type TYPE [options]"
     parser.set_defaults(ignored=())
     _add_megatron(parser.add_argument_group("options of preprocess_data.py"))
-    own = parser.add_argument_group("options that only mdata has")
-    _add_input(own)
-    _add_work(own)
-    names = textwrap.fill(" ".join(IGNORED), 78, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    parser.epilog = f"accepted but ignored (docs/reference/megatron_preprocess.md says why):\n{names}"
+    own = [parser.add_argument_group(f"options that only mdata has: {title}") for title in ("input", "output and work")]
+    _add_input(own[0])
+    _add_work(own[1])
+    parser.epilog = f"Accepted but ignored (docs/reference/megatron_preprocess.md says why): {' '.join(IGNORED)}"
     for name, nargs in IGNORED.items():
         parser.add_argument(name, action=_Ignore, nargs=nargs)
     for name in REFUSED:

@@ -1,8 +1,13 @@
 r"""Fetch the blocks that a node will read from object storage into its cache, before the job or while it runs.
 
 PATH is a corpus or blend with the options of the run, or a run folder, which has them. Ranges A:B end before B; steps
-are counted from 1, samples and ranks from 0. --ranks are the data-parallel ranks of the node. Blocks that the cache has
-already are checked and not fetched again. docs/howto/storage.md says how large a cache should be.
+are counted from 1, samples and ranks from 0. --dp-ranks are the data-parallel ranks of the node. Blocks that the cache
+has already are checked and not fetched again. docs/howto/storage.md says how large a cache should be.
+
+Examples:
+  mdata stage runs/first --steps 5001:10001 --dp-ranks 8:16
+  mdata stage s3://corpora/mix.json --cache /scratch/cache --sequence-length 4096 --global-batch 512 \
+      --steps 1:501
 """
 
 from __future__ import annotations

@@ -194,8 +194,8 @@ class CorpusCopy:
 
 def _manifest_address(corpus: str) -> Address:
     if not is_address(corpus):
-        if address := address_of(corpus):
-            raise neither(corpus, address)
+        if meant := address_of(corpus):
+            raise neither(corpus, meant)
         raise UsageError(f"{corpus} is a path", expected="a corpus at s3://, gs:// or az://, which is copied to a disk")
     address = manifest_address(parse_address(corpus))
     if address.scheme in ("http", "https"):

@@ -1,10 +1,10 @@
-"""The tables of an .idx and its header: read, and checked that they fit each other and the .bin.
+"""The tables of an .idx and its header: read, and compared with each other and the .bin.
 
-Format and file size are checked when the tables are read. `check_tables` checks their content (docs/reference/formats.md lists
-each check): every byte of .bin belongs to exactly one sequence, and every sequence to exactly one document. Sequences
-may be stored in another order than they are numbered, without overlaps and holes. Whether the tables are the ones that
-were written is not checked here: only a hash shows that. Single entries are also checked by the C++ code that uses
-them.
+Format and file size are checked when the tables are read. `check_tables` checks their content, as listed in
+docs/reference/formats.md: every byte of .bin belongs to exactly one sequence, and every sequence to exactly one
+document. Sequences may be stored in another order than they are numbered, without overlaps and holes. Whether the
+tables are the ones that were written is not checked here: only a hash shows that. Single entries are also checked by
+the C++ code that uses them.
 
 Tables are views of a map, or of memory if nothing may be mapped. They are not aligned, as they begin at byte 34, so
 blocks of them are copied before C++ checks them. `IndexTables.documents_touching` finds the documents in a damaged

@@ -151,7 +151,7 @@ class KernelsSection:
         "auto"  # on: passes of stages and the update are launched as CUDA graphs, so that GPUs do not wait for the host
     )
     overlap_passes: Literal["auto", "off", "on"] = (
-        "auto"  # on: a forward pass runs beside the backward pass before it; hides communication, holds one more microbatch
+        "auto"  # on: a forward pass runs beside the backward pass before it, which hides communication
     )
 
 

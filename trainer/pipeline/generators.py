@@ -47,9 +47,7 @@ def impossible(name: str, *, num_ranks: int, chunks: int, num_microbatches: int)
     return "" if num_microbatches > 0 else "a step needs at least 1 microbatch"
 
 
-def make_schedule(
-    name: str, *, num_ranks: int, num_microbatches: int, chunks: int = 0, ahead: int = 0
-) -> Schedule:
+def make_schedule(name: str, *, num_ranks: int, num_microbatches: int, chunks: int = 0, ahead: int = 0) -> Schedule:
     """A schedule of computations.
 
     Args:

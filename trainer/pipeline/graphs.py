@@ -182,6 +182,7 @@ class ReplayedPass:
 
     def weight_gradients(self) -> None:
         """See Pass.weight_gradients."""
+
         def call() -> list[Given]:
             if self._weights is None:
 

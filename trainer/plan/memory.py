@@ -200,11 +200,10 @@ def activation_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]
     # A pass that is not recorded as a graph (pipeline/graphs.py) needs separate memory.
     separate = config.kernels.cuda_graphs == "on" and plan.dp * plan.cp > 1
     computed = (
-        separate * sum(of_stage[stage] for stage in stages_of(plan.pipeline.stage_ranks, rank)) for rank in range(plan.pp)
+        separate * sum(of_stage[stage] for stage in stages_of(plan.pipeline.stage_ranks, rank))
+        for rank in range(plan.pp)
     )
-    return tuple(
-        peak_live(actions, of_stage) + own for actions, own in zip(schedule.actions, computed, strict=True)
-    )
+    return tuple(peak_live(actions, of_stage) + own for actions, own in zip(schedule.actions, computed, strict=True))
 
 
 def _steady(plan: Plan) -> int:

@@ -75,7 +75,7 @@ def train(
     Args:
         config: of the run.
         world: this rank's place, if it has joined the others; None: join them now, as torchrun or Slurm says.
-        loss: replaces the built-in loss; see docs/custom_loss.md.
+        loss: replaces the built-in loss; see docs/howto/custom_loss.md.
         callbacks: each is called with every `FinishedStep`. One that returns True on any rank ends the run, as
             train.exit_interval does: after the steps that have begun by the next report, with a checkpoint.
         progress: receives the steps and notes.
