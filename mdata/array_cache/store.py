@@ -71,12 +71,17 @@ def cached(
 def find(folder: Path, key: Mapping[str, Any], *, progress: Progress = SILENT, mapped: bool = True) -> Arrays | None:
     """The arrays of a key if the folder has a complete entry; nothing is written.
 
+    A lock that a builder left, killed just before its end, is removed.
+
     Args:
         folder, key, mapped: as for `cached`.
         progress: receives a note on problems with an existing entry.
     """
     entry = entry_path(folder, key)
-    return _opened(entry, key, progress=progress, mapped=mapped) if entry.is_dir() else None
+    found = _opened(entry, key, progress=progress, mapped=mapped) if entry.is_dir() else None
+    if found is not None:
+        file_lock.remove_left(_lock_path(entry))
+    return found
 
 
 def entry_path(folder: Path, key: Mapping[str, Any]) -> Path:
@@ -211,11 +216,15 @@ def _build_lock(entry: Path) -> Iterator[None]:
     """Lock for one builder of an entry on this node, or on all that share locks; removes files of killed ones."""
     import shutil
 
-    with file_lock.wait_for(entry.with_name(f".{entry.name}.building")):
+    with file_lock.wait_for(_lock_path(entry)):
         for left in entry.parent.glob(f".{entry.name}.*-*-*"):
             if _is_dead(left):
                 shutil.rmtree(left, ignore_errors=True)
         yield
+
+
+def _lock_path(entry: Path) -> Path:
+    return entry.with_name(f".{entry.name}.building")
 
 
 def _temporary(entry: Path) -> Path:

@@ -26,8 +26,9 @@ from mdata.tokenizer_training.train_options import (
 )
 from mdata.tokenizer_training.trainers import BERT_TOKENS, Kind, Task, bert_engine, train_in_process
 from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerSpec
-from mdata.tokenizers.base.tokenizer_folder import write_folder
+from mdata.tokenizers.base.tokenizer_folder import lock_path, write_folder
 from mdata.tokenizers.registry import load_tokenizer
+from mdata.util import file_lock
 
 _OUR_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model")
 
@@ -162,6 +163,7 @@ def _write(output: Path, made: Mapping[str, bytes], options: TrainOptions) -> bo
     with os_errors_named(f"writing the tokenizer to {output}"):
         there = {name: (output / name).read_bytes() for name in _OUR_FILES if (output / name).is_file()}
         if there == made:
+            file_lock.remove_left(lock_path(output))
             return True
         foreign = sorted(set(there) - set(made))
         if foreign or (not options.overwrite and any(there[name] != made[name] for name in there)):

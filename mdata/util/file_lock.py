@@ -138,6 +138,13 @@ def wait_for(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
+def remove_left(path: Path) -> None:
+    """Remove the lock file of a process that was killed in `wait_for`, for callers who need no lock themselves."""
+    if path.exists():
+        with suppress(OSError, UsageError), wait_for(path):  # a folder that cannot be written keeps it
+            pass
+
+
 def _on_this_node(path: Path) -> Path | None:
     """The lock with this name among the node's temporary files; None if that is impossible."""
     import tempfile  # also imports random, which slows down the start

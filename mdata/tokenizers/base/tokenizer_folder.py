@@ -26,6 +26,11 @@ def folder_name(files: Mapping[str, bytes]) -> str:
     return f"tokenizer-{content.hexdigest(length=8)}"
 
 
+def lock_path(folder: Path) -> Path:
+    """The lock of a tokenizer's folder while it is written."""
+    return folder.with_name(f".{folder.name}.lock")
+
+
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write the files that differ from existing ones; on an error, a folder that was created here is removed again.
 
@@ -34,7 +39,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Runs that end at the same time share the folder: one writes, the others wait and then find it.
-    with file_lock.wait_for(folder.with_name(f".{folder.name}.lock")):
+    with file_lock.wait_for(lock_path(folder)):
         made = not folder.exists()
         folder.mkdir(exist_ok=True)
         try:

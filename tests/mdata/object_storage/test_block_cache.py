@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import multiprocessing
 import os
@@ -34,6 +35,7 @@ from mdata.loader.look_ahead import looked_ahead
 from mdata.object_storage import reading
 from mdata.object_storage.address import parse_address
 from mdata.object_storage.uploading import put_file
+from tests.helpers.failures import crash_at
 from tests.helpers.house_rules import ROOT
 from tests.mdata.object_storage.stored_corpora import KINDS, S, check_same, make_corpus
 from tests.mdata.object_storage.test_preprocess_objects import put_folder
@@ -459,6 +461,44 @@ def test_stage_fetches_what_the_ranks_of_a_node_read(far, near, server, tmp_path
     server.cut_at = None
     assert main(["stage", *words]) == 0
     assert json.loads(capsys.readouterr().out) == told | {"fetched_bytes": 0}
+
+
+def stage_killed(words, cache, step, ended):
+    """Kill `mdata stage` before its n-th call and give it again; in a process that has not used storage before a fork.
+
+    Two commands with one cache that is too small for both come one after the other, so that blocks are evicted.
+    """
+
+    def staged():
+        for samples in ("0:3", "50:53"):
+            assert main(["stage", *words, "--cache", str(cache), "--cache-size", "20 MiB", "--samples", samples]) == 0
+
+    def contents():
+        files = {str(path.relative_to(cache)): path for path in sorted(cache.rglob("*")) if path.is_file()}
+        small = {name: path.read_bytes() for name, path in files.items() if "blocks." not in name}
+        return [*files], {name: data for name, data in small.items() if name != "room.count"}
+
+    assert not crash_at(1 << 30, staged)
+    expected = contents()
+    for number, start in enumerate(itertools.count(0, step)):
+        n = start + number % step
+        shutil.rmtree(cache)
+        killed = crash_at(n, staged, removals=True)
+        assert not killed or not crash_at(1 << 30, staged)
+        assert contents() == expected, n
+        if not killed:
+            ended.put(n)
+            return
+
+
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])
+def test_stage_killed_before_any_call_is_completed_by_itself(far, tmp_path, step):
+    spawn = multiprocessing.get_context("spawn")
+    ended, words = spawn.SimpleQueue(), [far, "--sequence-length", str(S)]
+    process = spawn.Process(target=stage_killed, args=(words, tmp_path / "cache", step, ended))
+    process.start()
+    process.join()
+    assert process.exitcode == 0 and ended.get() > 20
 
 
 def test_stage_refuses_what_the_disk_cannot_hold(far, near, tmp_path, monkeypatch):
