@@ -100,6 +100,7 @@ class AfterStep:
             tokens: read since the run was started, for the progress display.
         """
         step = now.steps
+        self.saver.poll()  # the checkpoint of an earlier step, before any line of this one
         if self.log is not None and not report.applied:
             numbers = {"loss": report.loss, "grad_norm": report.grad_norm, "loss_tokens": report.num_tokens}
             self.log.event("skipped", {"step": step, **numbers})
@@ -113,7 +114,6 @@ class AfterStep:
             self._record(step, measured, {})
         votes = report.votes
         self.schedule.add_votes((votes.save, votes.sigterm, votes.ctrl_c))
-        self.saver.poll()
         if votes.save_failed:
             self.saver.finish()
         self.asked = StopVotes(self.asked.sigterm + votes.sigterm, self.asked.ctrl_c + votes.ctrl_c)
@@ -128,6 +128,7 @@ class AfterStep:
         if evaluated:
             with stops.at_once() if saved else nullcontext():
                 losses = self._evaluate(step)
+                self.saver.poll()  # an earlier save may have ended in the meantime
                 self._record(step, measured, losses)
         if step == self.last and not saved:
             if step == self.plan.steps:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import mdata
+from tests.helpers.notes import Notes
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_config, make_mix
 from tests.trainer.run.one_rank import alone, curve, events
@@ -22,6 +23,8 @@ from trainer.checkpoint import background
 from trainer.checkpoint.folder import latest_checkpoint, step_of, whole_checkpoints
 from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunConfig
 from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import Placement, join_world
+from trainer.run import after_step
 from trainer.run.engine import Engine
 from trainer.run.metrics import read_metrics
 from trainer.run.train import train
@@ -88,6 +91,44 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_saved_is_told_when_i
     assert seen == [([], [])]
     assert [event["step"] for event in events(config, "saved")] == [2, 4, 6]
     assert steps_saved(config) == [2, 4, 6]
+
+
+class Lines(Notes):
+    """Notes and progress in one list, as a log shows them."""
+
+    def advance(self, amount: int, **totals: float) -> None:
+        if amount:
+            self.lines.append(f"step {totals['step']:.0f} of the progress")
+
+
+@pytest.mark.parametrize("interval", [0, 3])
+def test_a_checkpoint_is_told_before_the_lines_of_later_steps(config_of, tmp_path, held_back, monkeypatch, interval):
+    """That of step 2, which is written while step 4 runs, or while step 3 is evaluated."""
+    config = config_of(tmp_path / "run", interval=2)
+    config = replace(config, train=replace(config.train, steps=4, eval_interval=interval))
+
+    saves, real_save = list[Any](), background.BackgroundSave.__init__
+
+    def save(self: Any, *args: Any, **options: Any) -> None:
+        saves.append(self)
+        real_save(self, *args, **options)
+
+    def written() -> None:
+        held_back.set()
+        while not saves[0].committed:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(background.BackgroundSave, "__init__", save)
+    if interval:
+        real = after_step.evaluate_sets
+        monkeypatch.setattr(after_step, "evaluate_sets", lambda *args, **more: (written(), real(*args, **more))[1])
+    else:
+        at_step(monkeypatch, 4, written)
+    log = Lines()
+    train(config, join_world(Mesh(1), placement=Placement()), progress=log)
+    (told,) = [place for place, line in enumerate(log.lines) if line.startswith("step 2: checkpoint step-2")]
+    later = "step 3: validation" if interval else "step 4 of the progress"
+    assert told < next(place for place, line in enumerate(log.lines) if line.startswith(later))
 
 
 def test_what_is_saved_is_the_state_of_its_step(config_of, tmp_path, held_back, monkeypatch) -> None:
