@@ -5,7 +5,7 @@ A row of the GPT kind is split after each end of a document and rearranged by Me
 generator; here the draws of sample k come from its own stream, keyed by (seed, corpus id), so workers and resuming
 change no row. Positions are drawn between characters (each part is tokenized again: Megatron's way) or between tokens
 (in C++, no tokenizer). Ids that the tokenizer puts around every text, such as BOS, stay around a rearranged document;
-Megatron puts them around each part. Slow twin: mdata/reference/fim.py.
+Megatron puts them around each part. Slow twin: tests/reference/fim.py.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ from blake3 import blake3
 
 import mdata
 from mdata import DamageError, MdataError, UsageError
-from mdata.errors import few
+from mdata.errors import few, os_errors_named
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers.registry import build_tokenizer
-from mdata.util import atomic_io
+from mdata.util import atomic_io, file_lock
 from mdata.util.canonical_json import hash_of
 from mdata.util.config_text import load_toml
 from trainer.checkpoint.location import Location
@@ -100,8 +100,8 @@ def convert(source: Location, target: Path, *, options: Options, progress: Progr
 
     Raises:
         UsageError: a folder of no known format, a model that the target's format cannot express, or a target that
-            exists. DamageError: files that are missing, do not fit, or were not what was written. ResourceError: too
-            little room.
+            exists or that another process is writing. DamageError: files that are missing, do not fit, or were not what
+            was written. ResourceError: too little room.
     """
     there = _earlier_result(target)
     if there is None:
@@ -113,6 +113,7 @@ def convert(source: Location, target: Path, *, options: Options, progress: Progr
         if there.get("job") != job:
             check_new(target)
         progress.note(f"{target} is finished and made of the same source; nothing is left to do")
+        file_lock.remove_left(_lock_path(target))
         return there
     model = _with_tokenizer(model, options.tokenizer)
     for note in model.notes:
@@ -126,10 +127,28 @@ def convert(source: Location, target: Path, *, options: Options, progress: Progr
     scratch = scratch_bytes(model, dtype=dtype, tp=options.tp, pp=options.pp) if options.to == "mp_rank" else 0
     fix = "free some space, choose another disk, or a smaller --dtype"
     check_room(target, total + scratch + SPARE_BYTES, what="the converted model", fix=fix)
+    with os_errors_named("making the target's folder"):
+        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with file_lock.hold(_lock_path(target), remove=True):
+        return _write_target(target, model, job=job, states=states, dtype=dtype, options=options, progress=progress)
+
+
+def _write_target(
+    target: Path,
+    model: ModelFolder,
+    *,
+    job: str,
+    states: tuple[str, ...],
+    dtype: torch.dtype,
+    options: Options,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Write, compare and rename; returns what conversion.json says."""
     partial = atomic_io.partial_path(target)
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
+        partial.mkdir()
+        total = _written_bytes(model, states, dtype=dtype, options=options)
         progress.begin("convert", total, unit="B")
         watched = Watched(model.source)
         watched_model = dataclasses.replace(model, source=watched)
@@ -151,6 +170,10 @@ def convert(source: Location, target: Path, *, options: Options, progress: Progr
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return result
+
+
+def _lock_path(target: Path) -> Path:
+    return target.with_name(f".{target.name}.lock")
 
 
 def open_model(path: Location, *, checkpoint: str = "latest", settings: Sequence[str] = ()) -> ModelFolder:

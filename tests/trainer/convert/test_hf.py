@@ -694,6 +694,21 @@ def test_the_same_conversion_finds_its_own_result(tmp_path):
         convert(folder, tmp_path / "ours", options=options)
 
 
+def test_a_second_conversion_into_the_same_folder_is_told_of_the_first(tmp_path, monkeypatch):
+    folder, options, told = save("llama2", tmp_path / "theirs", tokens=False), replace(NATIVE, check=False), []
+    real = converting.write_native
+
+    def meanwhile(*args, **more):
+        with pytest.raises(UsageError, match=r"another run is writing there(.|\n)*found: process") as caught:
+            convert(folder, tmp_path / "ours", options=options)
+        told.append(caught.value)
+        real(*args, **more)
+
+    monkeypatch.setattr(converting, "write_native", meanwhile)
+    convert(folder, tmp_path / "ours", options=options)
+    assert told and sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
+
+
 def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
     folder = save("llama2", tmp_path / "theirs", tokens=False)
     usage = shutil.disk_usage(tmp_path)
