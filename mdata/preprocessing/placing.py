@@ -34,6 +34,7 @@ from mdata.util import atomic_io, file_lock
 
 RESULT_ENDINGS = (".bin", ".idx", ".json", ".origins", *HASHES_ENDINGS)
 _SPOOLS = (".lengths", ".boundaries", ".hashes")  # of mdata/indexed/writer.py
+_BEGINNING = ".mdata-runs.lock"
 _FileMark = list[int]  # inode and size: JSON types
 
 
@@ -209,8 +210,13 @@ def beginning(folder: Path) -> Iterator[None]:
 
     Otherwise two that begin at the same time, with one result in common, would see neither the other's job, or both.
     """
-    with file_lock.wait_for(folder / ".mdata-runs.lock"):
+    with file_lock.wait_for(folder / _BEGINNING):
         yield
+
+
+def nothing_begins(folder: Path) -> None:
+    """For runs that find their results finished: remove the lock of `beginning` that another could not remove."""
+    file_lock.remove_left(folder / _BEGINNING)
 
 
 def other_runs(journal: Journal, outputs: Iterable[str]) -> Iterator[tuple[Journal, dict[str, Any]]]:

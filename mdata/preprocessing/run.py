@@ -18,7 +18,7 @@ from mdata.object_storage.address import is_address
 from mdata.preprocessing.finalize import finalize_all
 from mdata.preprocessing.finished import PreprocessResult, check_replaced, finished_before, stale_partitions
 from mdata.preprocessing.journal import Journal
-from mdata.preprocessing.placing import beginning, complete_all, discard_run
+from mdata.preprocessing.placing import beginning, complete_all, discard_run, nothing_begins
 from mdata.preprocessing.plan import Job, plan_job, useful_workers
 from mdata.preprocessing.preprocess_options import PreprocessOptions, check_options
 from mdata.preprocessing.resume import EarlierRun, read_earlier_run, resume_or_restart, start_over
@@ -74,6 +74,7 @@ def _preprocess(
         # that died at its very end are removed under the lock.
         found = (elsewhere and elsewhere(job)) or finished_before(job)
         if found and not any(job.beside(ending).exists() for ending in ("journal", "lock")):
+            nothing_begins(job.beside("lock").parent)
             progress.note(_ALREADY_FINISHED)
             return found
         with os_errors_named("taking the run's lock"):

@@ -25,6 +25,7 @@ from mdata.preprocessing.placing import (
     complete_all,
     discard_others,
     discard_run,
+    nothing_begins,
     place,
     remove_leftovers,
 )
@@ -79,6 +80,7 @@ def write_results(rewriting: Rewriting, progress: Progress) -> dict[Path, Writte
     if not path.exists() and not lock.exists():
         there = _finished(rewriting)
         if len(there) == len(rewriting.prefixes):
+            nothing_begins(path.parent)
             return there
     with os_errors_named(f"writing {first}"):
         first.parent.mkdir(parents=True, exist_ok=True)
