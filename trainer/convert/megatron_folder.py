@@ -67,7 +67,7 @@ def training_of(common: Any, *, where: Path) -> Training:
     if arguments is None:
         raise DamageError(
             f"{where} has no args",
-            found=", ".join(map(str, common))[:120] if isinstance(common, dict) else type(common).__name__,
+            found=", ".join(map(str, common))[:120] if isinstance(common, dict) else repr(common)[:120],
             expected="a checkpoint of Megatron-LM, which holds its arguments",
         )
     values = arguments.state if isinstance(arguments, Made) else arguments

@@ -36,6 +36,7 @@ from trainer.parallel.params import Place
 Format = Literal["mtrain", "hf", "torch_dist", "mp_rank"]
 Report = Callable[[int], None]  # is told how many bytes were written
 CHUNK_BYTES = 64 << 20  # of one tensor that are held at a time
+MOST_JSON = 128 << 20  # bytes of a file; an index of 10,000 shards has a few
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,10 +204,15 @@ def read_json(path: Path, *, what: str) -> dict[str, Any]:
     """A JSON object in a file.
 
     Raises:
-        DamageError: it is none. UsageError: the file cannot be read.
+        DamageError: it is none, or larger than MOST_JSON. UsageError: the file cannot be read.
     """
     with os_errors_named(f"reading {what}"):
-        raw = regular_file(path).read_bytes()
+        if (size := regular_file(path).stat().st_size) > MOST_JSON:
+            found, expected = f"{size:,} bytes", f"at most {MOST_JSON:,}"
+            raise DamageError(
+                f"{path} is too large for a table of settings", found=found, expected=expected, fix="restore the file"
+            )
+        raw = path.read_bytes()
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:

@@ -97,6 +97,9 @@ class StoredTensor:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
+    def __repr__(self) -> str:
+        return f"a tensor of shape {list(self.shape)}, {self.dtype}"
+
     def read(self, box: Rectangle | None = None) -> Tensor:
         """A copy of the elements of one rectangle, or of all.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import pickle
 import random
@@ -17,6 +18,7 @@ from mdata import DamageError, UsageError
 from tests.helpers.examples import SOAK
 from tests.trainer.convert.test_links import Held
 from trainer.convert.convert import Options, convert
+from trainer.convert.hf_folder import write_hf
 from trainer.convert.hf_names import logical_shapes
 from trainer.convert.model_folder import ModelFolder, no_run
 from trainer.convert.model_keys import model_config
@@ -43,6 +45,7 @@ def sound(tmp_path_factory):
     )
     write_mp_rank(folder / "mp_rank", model, dtype=torch.float32, tp=1, pp=1, report=lambda n: None)
     write_mp_rank(folder / "ranks", model, dtype=torch.float32, tp=2, pp=1, report=lambda n: None)
+    write_hf(folder / "hf", model, dtype=torch.float32, max_shard_bytes=1 << 30, model_type="", report=lambda n: None)
     return folder
 
 
@@ -51,7 +54,7 @@ def converted(folder, target):
     try:
         convert(folder, target, options=Options(to="mtrain", check=False))
     except (DamageError, UsageError) as error:
-        assert len(str(error)) < 2000
+        assert len(str(error)) < 2000 and len(str(error).splitlines()) <= 4
         return f"{type(error).__name__}: {error}"
     finally:
         shutil.rmtree(target, ignore_errors=True)
@@ -350,3 +353,83 @@ def test_any_wrong_bytes_are_an_error_or_change_nothing(form, sound, tmp_path):
         converted(folder, tmp_path / "out")
         path.write_bytes(before)
     assert converted(folder, tmp_path / "out") == ""
+
+
+NUMBERS = (1 << 31, 1 << 40, 1 << 63, 1 << 100, -1, 0, math.nan, math.inf, 1.5, True)
+OTHERS = (
+    None,
+    "",
+    "x" * 5000,
+    [],
+    {},
+    [[[]]],
+    b"\xff",
+    (1, (2,)),
+    torch.ones(2),
+    size((1 << 40,)),
+    argparse.Namespace(x=1),
+)
+
+
+def attacked(value, chance, depth=0):
+    """The value with something else at a random place."""
+    if depth < 8 and chance.random() > 0.12:
+        if isinstance(value, (dict, list)) and value:
+            key = chance.choice(list(value)) if isinstance(value, dict) else chance.randrange(len(value))
+            value[key] = attacked(value[key], chance, depth + 1)
+            return value
+        if type(value) in (tuple, size) and value:
+            at = chance.randrange(len(value))
+            inner = attacked(value[at], chance, depth + 1)
+            return (*value[:at], inner, *value[at + 1 :])
+        if isinstance(value, torch.Tensor) and value.dim():
+            views = (value[:0], value.reshape(-1), value[:1].clone().expand(value.shape), value.to(torch.complex64))
+            return chance.choice([*views, value.to(torch.int8), value.to_sparse()])
+        if getattr(value, "__dict__", None) and not isinstance(value, torch.Tensor):
+            key = chance.choice(list(vars(value)))
+            object.__setattr__(value, key, attacked(vars(value)[key], chance, depth + 1))
+            return value
+    return chance.choice(NUMBERS if chance.random() < 0.4 else OTHERS)
+
+
+def save_header(path, change):
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    text = json.dumps(change(json.loads(data[8:end])), default=str).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+
+
+STORED = {
+    ".metadata": (
+        "torch_dist",
+        lambda path, change: path.write_bytes(pickle.dumps(change(pickle.loads(path.read_bytes())))),
+    ),
+    "common.pt": ("torch_dist", lambda path, change: torch.save(change(load(path)), path)),
+    "model_optim_rng.pt": ("ranks", lambda path, change: torch.save(change(load(path)), path)),
+    "config.json": (
+        "hf",
+        lambda path, change: path.write_text(json.dumps(change(json.loads(path.read_text())), default=str)),
+    ),
+    "model.safetensors": ("hf", save_header),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_any_value_at_any_place_is_read_or_named(name, sound, tmp_path):
+    chance, (form, save_changed) = random.Random(name), STORED[name]
+    folder = shutil.copytree(sound / form, tmp_path / "c")
+    path = sorted(folder.rglob(name))[-1]
+    before, told = path.read_bytes(), 0
+    for _ in range(12 * SOAK):
+        save_changed(path, lambda value: attacked(value, chance))
+        told += bool(converted(folder, tmp_path / "out"))
+        path.write_bytes(before)
+    assert told >= 3 * SOAK
+
+
+def test_a_table_as_large_as_no_model_has_is_refused_unread(sound, tmp_path):
+    folder = shutil.copytree(sound / "hf", tmp_path / "c")
+    with (folder / "config.json").open("ab") as file:
+        file.truncate(1 << 40)  # takes no space on the disk
+    message = converted(folder, tmp_path / "out")
+    assert "config.json is too large for a table of settings" in message
