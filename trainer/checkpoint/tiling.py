@@ -33,8 +33,11 @@ def cut(box: Rectangle, most: int) -> Iterator[Rectangle]:
         )
 
 
+MOST_CUT = 8  # no tensor of ours or of Megatron-LM has more than four dims
+
+
 def tiles_exactly(shape: Sequence[int], boxes: Sequence[Rectangle]) -> bool:
-    """Whether rectangles cover every element of a tensor exactly once.
+    """Whether rectangles cover every element of a tensor exactly once; False if cut along more than MOST_CUT dims.
 
     Args:
         shape: of the tensor, every size at least 1. boxes: each inside it and not empty.
@@ -46,6 +49,8 @@ def tiles_exactly(shape: Sequence[int], boxes: Sequence[Rectangle]) -> bool:
     dims = [dim for dim in range(len(shape)) if (edges[1:, :, dim] != edges[0, :, dim]).any()]  # all span the others
     if not dims:
         return len(boxes) == 1
+    if len(dims) > MOST_CUT:
+        return False  # a box has 2^dims corners, and shapes come from files
     corners, signs = [], []
     for ends in itertools.product((0, 1), repeat=len(dims)):
         corners.append(edges[:, ends, dims])

@@ -248,6 +248,17 @@ def test_tiles_exactly_equals_its_twin(tiling: Any, data: st.DataObject) -> None
     assert tiles_exactly(shape, others) == once
 
 
+def test_slices_along_many_dims_do_not_take_work_for_each_corner() -> None:
+    """2^32 corners for a tensor that a file says has 32 dims."""
+    for dims, expected in ((3, True), (9, False), (32, False)):
+        halves = [((0,) * dims, (1,) + (2,) * (dims - 1)), ((1,) + (0,) * (dims - 1), (1,) + (2,) * (dims - 1))]
+        corner = ((0,) * dims, (1,) * dims)
+        assert tiles_exactly((2,) * dims, halves)
+        assert not tiles_exactly((2,) * dims, [corner, corner])
+        units = [(start, (1,) * dims) for start in itertools.product((0, 1), repeat=dims)] if dims < 10 else [corner]
+        assert tiles_exactly((2,) * dims, units) == expected
+
+
 def test_many_slices_side_by_side_and_one_above_the_other_are_compared_in_one_pass() -> None:
     """A comb: a check that looks at all teeth for each step would take minutes."""
     teeth = 50_000
