@@ -4,5 +4,5 @@ pyproject.toml reads the version from this file, and the commands and manifests 
 source tree that was never installed. On the package index, "mdata" is another project.
 """
 
-__version__ = "0.0.1"
+__version__ = "0.1.0"
 DISTRIBUTION = "mdata-mtrain"

@@ -84,3 +84,7 @@ def test_the_citation_is_that_of_the_project():
     citation = load("CITATION.cff")
     assert citation["version"] == __version__ and citation["license"] == PROJECT["license"]
     assert citation["authors"] == [{"name": "the mdata developers"}] == PROJECT["authors"]
+
+
+def test_the_changelog_has_the_version():
+    assert re.search(rf"^## {re.escape(__version__)}$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
