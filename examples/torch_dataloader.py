@@ -20,7 +20,9 @@ BATCH, STEPS = 8, 5
 def main(path: str, *, consumed: int = 0) -> None:
     """Train a small model on the samples after the consumed ones."""
     data = mdata.open_dataset(path, sequence_length=64, seed=1234)
-    batches = DataLoader(data, batch_size=BATCH, sampler=range(consumed, BATCH * STEPS), num_workers=2)
+    numbers = range(consumed, BATCH * STEPS)
+    # A map-style dataset, but no subclass of torch's: mdata does not import torch.
+    batches: DataLoader[mdata.Sample] = DataLoader(data, BATCH, sampler=numbers, num_workers=2)  # type: ignore[arg-type]
 
     torch.manual_seed(0)
     vocab_size = data.vocab_size or 1 + (data.largest_id or 0)

@@ -48,6 +48,7 @@ from .samples.sample_options import Fim as Fim
 from .samples.sample_options import Gpt as Gpt
 from .samples.sample_options import Packed as Packed
 from .tokenizer_training.train import train_tokenizer as train_tokenizer
+from .tokenizer_training.train_options import TrainOptions as TrainOptions
 from .tokenizers.base.tokenizer import Tokenizer as Tokenizer
 from .tokenizers.registry import load_tokenizer as load_tokenizer
 from .tracing.run_folder import trace_run as trace_run

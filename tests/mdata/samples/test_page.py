@@ -34,7 +34,7 @@ def test_the_examples_run(tmp_path, monkeypatch):
 def test_labels_for_transformers_are_those_that_its_models_shift(tmp_path):
     """Such a model compares the logits of place t with labels[t + 1] (ForCausalLMLoss), and leaves out -100."""
     page = (ROOT / "docs/howto/samples.md").read_text()
-    (code,) = re.findall(r"```python\n(# for transformers.*?)```", page, re.DOTALL)
+    (code,) = re.findall(r"```python\n(import numpy as np\n\n# for transformers.*?)```", page, re.DOTALL)
     (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n{"text": "defgh"}\n')
     mdata.preprocess(
         mdata.PreprocessOptions(
