@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mdata import UsageError
 from mdata.util.regular_files import regular_file
 
 from .console import Console, Parser
+
+if TYPE_CHECKING:
+    from trainer.config.describe import Key
 
 MOST_BYTES = 1 << 20  # of a script
 
@@ -56,14 +60,24 @@ def _explain(name: str, console: Console) -> int:
         near = near or [known for known in every if nearest(name, [known.partition(".")[2]])]
         fix = f"did you mean {' or '.join(near[:3])}?" if near else "mtrain config lists every setting"
         raise UsageError(f"there is no setting {name!r}", fix=fix)
-    lines = [line for key in keys for line in _lines(key.name, key.comment, key.expected, key.default)]
-    console.result("\n".join(lines), {key.name: {"default": key.default, "comment": key.comment} for key in keys})
+    lines = [line for key in keys for line in (f"{key.name}: {key.comment}", f"  {key.expected}{_default(key)}")]
+    facts = {
+        key.name: {
+            "default": key.default,
+            "required": key.required,
+            "not_set": key.not_set,
+            "comment": key.comment,
+        }
+        for key in keys
+    }
+    console.result("\n".join(lines), facts)
     return 0
 
 
-def _lines(name: str, comment: str, expected: str, default: object) -> list[str]:
-    shown = "must be set" if default is None else f"default {default!r}"
-    return [f"{name}: {comment}", f"  {expected}; {shown}"]
+def _default(key: Key) -> str:
+    if key.required:
+        return ", required"
+    return f"; default: {key.not_set or repr(key.default)}"
 
 
 def _from_megatron(text: str, console: Console) -> int:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
+    from trainer.config.describe import Key
+
 
 def config_page() -> str:
     """Every key of a run's TOML file, one table a section."""
@@ -43,7 +45,7 @@ def config_page() -> str:
         for key in describe():
             if key.name.startswith(f"{section}."):
                 comment = key.comment[:1].upper() + key.comment[1:]
-                lines.append(_row(f"`{key.name.partition('.')[2]}`", _default(key.default), key.expected, comment))
+                lines.append(_row(f"`{key.name.partition('.')[2]}`", _default(key), key.expected, comment))
     return "\n".join(lines) + "\n"
 
 
@@ -176,9 +178,10 @@ def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _default(value: object) -> str:
+def _default(key: Key) -> str:
+    value = key.default
     if value is None:
-        return "required"
+        return "required" if key.required else key.not_set or "not set"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, str):

@@ -38,7 +38,7 @@ def test_every_setting_and_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, "--key", "norm")[1].startswith(out) and "kernels.norm: " in told(capsys, "--key", "norm")[1]
     assert told(capsys, "--key", "num_heads")[1] == told(capsys, "--key", "model.num_heads")[1]
     assert "model.bias" in told(capsys, "--key", "model")[1]
-    assert told(capsys, "--key", "model.family")[1].endswith("'gpt'; default 'gpt'\n")
+    assert told(capsys, "--key", "model.family")[1].endswith("'gpt'; default: 'gpt'\n")
     code, out, err = told(capsys, "--key", "model.norm", "--from-megatron", RUN)
     assert code == 2 and not out and "--key and --from-megatron are given together" in err
     code, out, err = told(capsys, "--key", "model.nrm")

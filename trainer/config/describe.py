@@ -1,7 +1,7 @@
 """Describes the settings of a run from their fields: type and range, default, and comment.
 
 The comments are read from the source of `sections.py`. `describe` gives all of them in order; `default_toml` is a
-configuration with every key and its comment; keys without a default are left for the user to set.
+configuration with every key and its comment. A key without a default is required, or may be left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from trainer.config.parse import expected_value, listed_values
 from trainer.config.sections import RunConfig
 
-_HEADER = "Every setting of a run. A line without # has to be set; the others show the defaults."
+_HEADER = "Every setting of a run. A line without # is required; the others show the defaults."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +23,9 @@ class Key:
 
     Args:
         name: section.key.
-        default: None if the user has to set it.
+        default: None if there is none.
+        required: whether the user has to set it.
+        not_set: what applies if it is not set; None if it has a default or is required.
         expected: its type and range, as text.
         comment: its description.
         choices: its values, if they can be listed.
@@ -31,6 +33,8 @@ class Key:
 
     name: str
     default: Any
+    required: bool
+    not_set: str | None
     expected: str
     comment: str
     choices: tuple[str, ...]
@@ -59,7 +63,7 @@ def default_toml() -> str:
             lines += ["", f"# {texts.pop(section)}", f"[{section}]"]
         lines.append(f"# {key.comment[:1].upper()}{key.comment[1:]}: {key.expected}.")
         value = "..." if key.default is None else tomli_w.dumps({"x": key.default})[4:].strip()
-        lines.append(f"{name} = {value}" if key.default is None else f"# {name} = {value}")
+        lines.append(f"{'' if key.required else '# '}{name} = {value}")
     return "\n".join(lines)
 
 
@@ -68,12 +72,15 @@ def _section_keys(name: str, section: type) -> list[Key]:
     keys = []
     for field in dataclasses.fields(section):
         missing = field.default is dataclasses.MISSING
+        comment, _, otherwise = _comment(source, field.name).partition("; not set: ")
         keys.append(
             Key(
                 name=f"{name}.{field.name}",
                 default=None if missing else field.default,
+                required=missing,
+                not_set=None if missing or field.default is not None else otherwise or "not set",
                 expected=expected_value(f"{name}.{field.name}"),
-                comment=_comment(source, field.name),
+                comment=comment,
                 choices=listed_values(f"{name}.{field.name}"),
             )
         )

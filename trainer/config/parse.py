@@ -127,12 +127,12 @@ def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]
 
 def _with_preset(table: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """The [model] section, completed with the values of its preset; the problem with the preset's name, if any."""
-    preset = table.get("preset", "")
+    preset = table.get("preset")
     if not isinstance(preset, str) or not preset:
         return table, []
     if preset not in PRESETS:
         problem = f"model.preset is {_shown(preset)}, which does not exist{_suggestion(preset, PRESETS)}"
-        return {**PRESETS["gpt2"], **table, "preset": ""}, [problem]  # nothing else is missing
+        return {**PRESETS["gpt2"], **table, "preset": None}, [problem]  # nothing else is missing
     return {**PRESETS[preset], **table}, []
 
 
@@ -184,7 +184,14 @@ def dump_config(config: RunConfig) -> str:
     """The configuration as TOML, with defaults and overrides; load_config reads the same configuration back."""
     import tomli_w
 
-    return tomli_w.dumps(dataclasses.asdict(config))
+    tables = {
+        name: {key: value for key, value in section.items() if value is not None}
+        for name, section in dataclasses.asdict(config).items()
+    }
+    # A key that is absent would have the preset's value.
+    of_preset = PRESETS.get(config.model.preset or "", {})
+    tables["model"] |= {key: 0 for key in of_preset if getattr(config.model, key) is None}
+    return tomli_w.dumps(tables)
 
 
 def problems_error(
@@ -237,7 +244,12 @@ def _apply_override(tables: dict[str, Any], text: str) -> str | None:
 
 
 def _override_value(text: str, hint: Any) -> Any:
-    """Parse a TOML value; text that is not TOML, and every unquoted value of a string field, is the string itself."""
+    """Parse a TOML value; text that is not TOML, and every unquoted value of a string field, is the string itself.
+
+    `none` means not set, for a key that may be not set.
+    """
+    if of_values := _if_set(hint):
+        return None if text == "none" else _override_value(text, of_values)
     try:
         parsed = load_toml(f"value = {text}")
     except ValueError:
@@ -282,8 +294,21 @@ def _suggestion(name: str, known: Mapping[str, Any]) -> str:
     return f"; did you mean {near}?" if near else f"; expected {one_of}{', '.join(known)}"
 
 
+def _if_set(hint: Any) -> Any | None:
+    """The type of a key's values when it is set; None for a key that always has a value."""
+    if get_origin(hint) not in (Union, types.UnionType) or types.NoneType not in get_args(hint):
+        return None
+    (of_values,) = (one for one in get_args(hint) if one is not types.NoneType)
+    return of_values
+
+
 def _converted(value: Any, hint: Any) -> Any:
-    """A TOML value as the field stores it: integers are accepted as floats, arrays become tuples."""
+    """A TOML value as the field stores it: integers are accepted as floats, arrays become tuples.
+
+    For "not set", files before 0.1 have 0 or "", which a key that may be not set cannot have as a value.
+    """
+    if of_values := _if_set(hint):
+        return None if value is None or (value in (0, "") and value is not False) else _converted(value, of_values)
     base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if base is float and _fits(value, int):
         return float(value)
@@ -294,6 +319,11 @@ def _value_problem(where: str, value: Any, hint: Any) -> str | None:
     if _fits(value, hint):
         return None
     return f"{where} is {_shown(value)}; expected {_expectation(hint)}"
+
+
+def value_text(value: Any) -> str:
+    """The value of a key for a message: as Python writes it, or "not set"."""
+    return "not set" if value is None else repr(value)
 
 
 def _shown(value: Any) -> str:
@@ -317,7 +347,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return _fits(value, base) and bool(allowed.low <= value < allowed.below)
     if origin is Literal:
         return type(value) is str and value in get_args(hint)
-    if origin is Union:
+    if origin in (Union, types.UnionType):
         return any(_fits(value, one) for one in get_args(hint))
     if origin is tuple:
         return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
@@ -336,8 +366,8 @@ def _expectation(hint: Any) -> str:
     if origin is Literal:
         choices = [repr(choice) for choice in get_args(hint)]
         return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
-    if origin is Union:
-        return " or ".join(_expectation(one) for one in get_args(hint))
+    if origin in (Union, types.UnionType):
+        return " or ".join(_expectation(one) for one in get_args(hint) if one is not types.NoneType)
     if origin is tuple:
         return (
             'a list of strings, such as ["a", "b"]'

@@ -1,8 +1,9 @@
 """The configuration of a run: one frozen tree of dataclasses, one class per section.
 
 The range of a field is in its type (`Annotated[int, Range(1)]`), and its comment is its documentation: `mtrain config`
-prints both. A 0 that means "derive it" stays a 0 here; derived numbers are in `plan.Plan`, and rules between sections
-in `plan/check.py`. Imports no torch.
+prints both. A key that is not set is None, and its comment says after "not set:" what then applies; files before 0.1 have
+0 or "" there, which is read as None. Derived numbers are in `plan.Plan`, and rules between sections in `plan/check.py`.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from typing import Annotated, Literal
+
+
+ABOVE_0 = math.ulp(0.0)  # the smallest number above 0, as the lower end of a range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +25,10 @@ class Range:
 
     def __str__(self) -> str:
         end = "" if self.below == math.inf else f" and below {self.below:g}"
-        return f"of at least {self.low:g}{end}"
+        return f"above 0{end}" if self.low == ABOVE_0 else f"of at least {self.low:g}{end}"
 
 
 Preset = Literal[
-    "",
     "gpt2",
     "gpt2-medium",
     "gpt2-large",
@@ -50,10 +53,11 @@ Preset = Literal[
     "qwen3-8b",
     "qwen3-14b",
     "qwen3-32b",
-]  # "" and those of presets.py
+]  # those of presets.py
 Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
 Amount = Annotated[float, Range(0)]
+PositiveAmount = Annotated[float, Range(ABOVE_0)]
 Fraction = Annotated[float, Range(0, 1)]
 Small = Annotated[float, Range(1e-30, 1)]
 
@@ -72,25 +76,35 @@ class ModelSection:
     """The shape of the model; sizes are logical, whatever the layout."""
 
     family: Literal["gpt"] = "gpt"  # kind of model; gpt: decoder only, as GPT-2 and Llama
-    preset: Preset = ""  # a published model, such as llama2-7b, whose values are used for keys that are not set
+    preset: Preset | None = (
+        None  # a published model, such as llama2-7b, whose values are used for keys that are not set
+    )
     num_layers: Annotated[int, Range(1, 1 << 16)]  # transformer blocks
     hidden_size: Positive  # features of the residual stream
     num_heads: Positive  # query heads
-    num_kv_heads: Count = 0  # key and value heads; 0: num_heads
-    head_dim: Count = 0  # size of a head; 0: hidden_size / num_heads
-    ffn_hidden_size: Count = 0  # hidden size of the MLP; 0: 4 (swiglu: 8/3) x hidden_size
-    vocab_size: Count = 0  # rows of the embedding, padding not counted; 0: the tokenizer's
-    max_position: Count = 0  # rows of learned positions, in tokens; 0: train.sequence_length
+    num_kv_heads: Positive | None = None  # key and value heads; not set: derived from num_heads
+    head_dim: Positive | None = None  # size of a head; not set: derived from hidden_size / num_heads
+    ffn_hidden_size: Positive | None = (
+        None  # hidden size of the MLP; not set: derived from 4 (swiglu: 8/3) x hidden_size
+    )
+    vocab_size: Positive | None = (
+        None  # rows of the embedding, padding not counted; not set: derived from the tokenizer
+    )
+    max_position: Positive | None = (
+        None  # rows of learned positions, in tokens; not set: derived from train.sequence_length
+    )
     position: Literal["rope", "learned", "alibi", "none"] = "rope"  # position encoding; alibi: Press et al. 2022
     rope_theta: Annotated[float, Range(1)] = 10000.0  # base of the rotary frequencies
     rope_fraction: Annotated[float, Range(0.01, 1.000001)] = 1.0  # share of a head's features that are rotated
     rope_interleaved: bool = False  # rotated pairs are neighbours (2i, 2i + 1), and not halves apart
-    rope_interval: Count = 0  # every k-th layer (k, 2k, ...) has no rotary positions; 0: all layers have them
+    rope_interval: Positive | None = (
+        None  # every k-th layer (k, 2k, ...) has no rotary positions; not set: all have them
+    )
     rope_scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = (
         "none"  # how frequencies are lowered for longer sequences; llama3: as in Llama 3.1
     )
     rope_factor: Annotated[float, Range(1)] = 1.0  # how many times longer sequences may be than rope_original_length
-    rope_original_length: Count = 0  # tokens of a sequence before rope_scaling; yarn and llama3 need it
+    rope_original_length: Positive | None = None  # tokens of a sequence before rope_scaling; yarn and llama3 need it
     rope_low_freq_factor: Annotated[float, Range(1e-3)] = 1.0  # llama3: pairs with fewer rotations than this are scaled
     rope_high_freq_factor: Annotated[float, Range(1e-3)] = 4.0  # llama3: pairs with more rotations than this are kept
     rope_beta_fast: Annotated[float, Range(1e-3)] = 32.0  # yarn: pairs with more rotations than this are kept
@@ -100,18 +114,22 @@ class ModelSection:
     activation: Literal["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_erf", "relu", "squared_relu"] = (
         "swiglu"  # nonlinearity of the MLP; gelu: tanh approximation, as in GPT-2; gelu_erf, geglu: exact
     )
-    activation_clamp: Amount = 0.0  # gated: largest gate, and largest absolute value of the other factor; 0: off
+    activation_clamp: PositiveAmount | None = (
+        None  # gated: largest gate, and largest absolute value of the other factor; not set: no limit
+    )
     activation_offset: float = 0.0  # gated: added to the factor beside the gate
     bias: bool | Literal["qkv"] = False  # biases in the linear layers; "qkv": only of queries, keys and values
     qk_norm: bool = False  # each head of queries and keys is normalized
-    window: Count = 0  # number of last tokens that a token attends to, itself included; 0: all
-    window_interval: Count = 0  # every k-th layer (k, 2k, ...) attends to all tokens; 0: none
-    attention_scale: Amount = 0.0  # factor of attention scores; 0: 1 / sqrt(head_dim)
-    attention_softcap: Amount = 0.0  # attention scores are c tanh(score / c); 0: off
+    window: Positive | None = None  # number of last tokens that a token attends to, itself included; not set: all
+    window_interval: Positive | None = None  # every k-th layer (k, 2k, ...) attends to all tokens; not set: none does
+    attention_scale: PositiveAmount | None = (
+        None  # factor of attention scores; not set: derived from 1 / sqrt(head_dim)
+    )
+    attention_softcap: PositiveAmount | None = None  # attention scores are c tanh(score / c); not set: off
     attention_sinks: Literal["none", "zero", "learned"] = (
         "none"  # one more logit in the softmax of attention: 0, or learned for each head
     )
-    logit_softcap: Amount = 0.0  # output logits are c tanh(logit / c); 0: off
+    logit_softcap: PositiveAmount | None = None  # output logits are c tanh(logit / c); not set: off
     attention_dropout: Fraction = 0.0  # share of attention weights that are dropped; holds all scores in memory
     hidden_dropout: Fraction = 0.0  # share of dropped features, in the embedding and in what each layer adds
     tie_embeddings: bool = True  # the output head shares the embedding's weights

@@ -125,14 +125,14 @@ def open_hf(path: Path) -> ModelFolder:
     check_layers(config.model.num_layers, len(source.tensors), where=path)
     bare = "wte.weight" in source.tensors
     tied = hf_name("embedding.weight", model_type=model_type, bare=bare)
-    size = config.model.vocab_size, config.model.hidden_size
+    size = config.model.vocab_size or 0, config.model.hidden_size
     both = config.model.tie_embeddings and {HEAD, tied} <= source.tensors.keys()
     if both and not equal_tensors(source, (HEAD, tied), size=size):
         # As transformers 5 does.
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, tie_embeddings=False))
         what = f"config.json says tie_word_embeddings, but {HEAD} and {tied} differ"
         notes.append(f"{what}: both are used, and model.tie_embeddings is false")
-    shape = gpt_shape(config, config.model.vocab_size)
+    shape = gpt_shape(config, config.model.vocab_size or 0)
     links = list(hf_links(shape, model_type=model_type, bare=bare))
     check_tensors(source.tensors, {one.theirs.tensor: one.theirs.shape for one in links}, where=path)
     buffers = {name for name in source.tensors if _BUFFERS[model_type == "gpt2"].fullmatch(name)}

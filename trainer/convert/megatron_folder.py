@@ -184,7 +184,7 @@ def check_rows(config: RunConfig, padded_rows: int, *, where: Path) -> None:
     Raises:
         UsageError: it is larger.
     """
-    if config.model.vocab_size > padded_rows:
+    if (config.model.vocab_size or 0) > padded_rows:
         raise UsageError(
             f"the embedding of {where} is too small",
             found=f"{padded_rows} rows",

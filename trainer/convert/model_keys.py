@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mdata import UsageError
-from trainer.config.parse import parse_config, problems_error
+from trainer.config.parse import parse_config, problems_error, value_text
 from trainer.config.sections import ModelSection, RunConfig
 from trainer.layers.shapes import GATED
 from trainer.models.gpt_shape import ffn_hidden_size
@@ -69,7 +69,7 @@ def effective(config: RunConfig) -> dict[str, Any]:
     keys["ffn_hidden_size"] = ffn_hidden_size(config)
     keys["max_position"] = model.max_position or config.train.sequence_length
     if model.attention_scale and math.isclose(model.attention_scale, size**-0.5, rel_tol=1e-6):
-        keys["attention_scale"] = 0.0
+        keys["attention_scale"] = None
     idle = {f"rope_{key}" for key in _SCALING_KEYS.difference(_OF_SCALING[model.rope_scaling])}
     if model.position != "rope":
         idle = {name for name in keys if name.startswith("rope_")}
@@ -99,7 +99,11 @@ def refuse_differences(ours: RunConfig, back: RunConfig, *, form: str, free: tup
     if names:
         raise UsageError(
             f"{form} cannot express this model",
-            found=", ".join(f"model.{name} = {before.get(name, 'without effect')!r}" for name in names),
-            expected=", ".join(f"{name} = {after.get(name, 'without effect')!r}" for name in names),
+            found=", ".join(f"model.{name} = {_text(name, before)}" for name in names),
+            expected=", ".join(f"{name} = {_text(name, after)}" for name in names),
             fix="export to another format, or train a model that this one has",
         )
+
+
+def _text(name: str, keys: Mapping[str, Any]) -> str:
+    return value_text(keys[name]) if name in keys else "'without effect'"

@@ -156,7 +156,7 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     shards = list(_shards(chunks, version=training.version))
     check_rows(config, shards[0].padded_rows, where=folder)
     held = {chunk.prefix + name: tensor for chunk in chunks for name, tensor in chunk.tensors.items()}
-    source, shape = _StoredSource(held), gpt_shape(config, config.model.vocab_size)
+    source, shape = _StoredSource(held), gpt_shape(config, config.model.vocab_size or 0)
     own = zip(chunks, shards, strict=True)
     layers = [shard.layers.start + number for chunk, shard in own if chunk.tp == 0 for number in chunk.numbers]
     check_layers(config, layers, where=folder)

@@ -167,7 +167,7 @@ def open_native(path: Location, *, checkpoint: str = "latest") -> ModelFolder:
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=rows))
     states = tuple(dict.fromkeys(name.split("/", 1)[0] for name in source.tensors))
     check_layers(config.model.num_layers, len(source.tensors), where=folder)
-    expected = expected_tensors(config, config.model.vocab_size, states=states)
+    expected = expected_tensors(config, config.model.vocab_size or 0, states=states)
     check_tensors(source.tensors, expected, where=folder, whole=True)
     return ModelFolder(
         path=folder,

@@ -102,7 +102,7 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
         stacked=all(layer_number(name) is None for name in model),
         fused=any(".layer_norm_" in name for name in model),
     )
-    shape = gpt_shape(config, config.model.vocab_size)
+    shape = gpt_shape(config, config.model.vocab_size or 0)
     links = list(megatron_links(shape, shard))
     check_tensors(source.tensors, {one.theirs.tensor: one.theirs.shape for one in links}, where=folder)
     unknown = sorted(model.keys() - {one.theirs.tensor for one in links})

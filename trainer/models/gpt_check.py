@@ -80,13 +80,13 @@ def _size_problems(config: RunConfig) -> Iterator[str]:
     if model.max_position and model.max_position < length:
         yield (
             f"train.sequence_length={length} is longer than model.max_position={model.max_position}; "
-            f"shorten the sequence, or set model.max_position to 0 or at least {length}"
+            f"shorten the sequence, set model.max_position to at least {length}, or leave it out"
         )
 
 
 def _option_problems(model: ModelSection) -> Iterator[str]:
     """Options of the model that have no effect, or are impossible, together with others."""
-    preset = PRESETS.get(model.preset, {})
+    preset = PRESETS.get(model.preset or "", {})
     needs: tuple[tuple[str, bool, str], ...] = (
         ("rope_fraction", model.position == "rope", 'model.position="rope"'),
         ("rope_interleaved", model.position == "rope", 'model.position="rope"'),
@@ -100,7 +100,7 @@ def _option_problems(model: ModelSection) -> Iterator[str]:
         ("rope_beta_slow", model.rope_scaling == "yarn", 'model.rope_scaling="yarn"'),
         ("activation_clamp", model.activation in GATED, f"model.activation from {', '.join(GATED)}"),
         ("activation_offset", model.activation in GATED, f"model.activation from {', '.join(GATED)}"),
-        ("window_interval", model.window > 0, "a model.window"),
+        ("window_interval", model.window is not None, "a model.window"),
     )
     for key, holds, what in needs:
         value = getattr(model, key)

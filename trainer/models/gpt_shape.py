@@ -66,7 +66,7 @@ class GPTShape:
 
 
 def gpt_shape(config: RunConfig, vocab_size: int) -> GPTShape:
-    """The model with every 0 of its section derived."""
+    """The model with every key of its section that is not set derived; a 0 here means "none" or "off"."""
     model = config.model
     return GPTShape(
         num_layers=model.num_layers,
@@ -80,24 +80,24 @@ def gpt_shape(config: RunConfig, vocab_size: int) -> GPTShape:
         max_position=model.max_position or config.train.sequence_length,
         position=model.position,
         rope=_rope_shape(model),
-        rope_interval=model.rope_interval,
+        rope_interval=model.rope_interval or 0,
         norm=model.norm,
         norm_epsilon=model.norm_epsilon,
         activation=model.activation,
-        activation_clamp=model.activation_clamp,
+        activation_clamp=model.activation_clamp or 0.0,
         activation_offset=model.activation_offset,
         bias=model.bias,
         qk_norm=model.qk_norm,
         scores=ScoreShape(
-            scale=model.attention_scale,
-            softcap=model.attention_softcap,
+            scale=model.attention_scale or 0.0,
+            softcap=model.attention_softcap or 0.0,
             alibi=model.position == "alibi",
-            window=model.window,
+            window=model.window or 0,
             sinks=model.attention_sinks,
             dropout=model.attention_dropout,
         ),
-        window_interval=model.window_interval,
-        logit_softcap=model.logit_softcap,
+        window_interval=model.window_interval or 0,
+        logit_softcap=model.logit_softcap or 0.0,
         hidden_dropout=model.hidden_dropout,
         tie_embeddings=model.tie_embeddings,
         init_std=model.init_std,
@@ -111,7 +111,7 @@ def _rope_shape(model: ModelSection) -> RopeShape:
         interleaved=model.rope_interleaved,
         scaling=model.rope_scaling,
         factor=model.rope_factor,
-        original_length=model.rope_original_length,
+        original_length=model.rope_original_length or 0,
         low_freq_factor=model.rope_low_freq_factor,
         high_freq_factor=model.rope_high_freq_factor,
         beta_fast=model.rope_beta_fast,

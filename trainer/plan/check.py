@@ -222,12 +222,12 @@ def _mock_problems(config: RunConfig) -> Iterator[str]:
 
 def small_vocabulary(config: RunConfig, facts: DataFacts) -> str | None:
     """The problem, if the model has too few ids for the data."""
-    if not 0 < config.model.vocab_size < facts.num_ids:
+    if config.model.vocab_size is None or config.model.vocab_size >= facts.num_ids:
         return None
     return (
         f"model.vocab_size={config.model.vocab_size} is too small for {config.data.blend}: its tokenizer has "
         f"{_known(facts.vocab_size)} entries and its largest token id is {_known(facts.largest_id)}; "
-        f"set model.vocab_size to 0 or at least {facts.num_ids}"
+        f"set model.vocab_size to at least {facts.num_ids}, or leave it out"
     )
 
 
@@ -235,7 +235,7 @@ def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
     vocab_size, length = config.model.vocab_size, config.train.sequence_length
     if not vocab_size and not facts.vocab_size:
         least = f" to at least {facts.largest_id + 1}" if facts.largest_id is not None else ""
-        yield f"model.vocab_size=0, and {config.data.blend} names no tokenizer; set model.vocab_size{least}"
+        yield f"model.vocab_size is not set, and {config.data.blend} names no tokenizer; set model.vocab_size{least}"
     if problem := small_vocabulary(config, facts):
         yield problem
     if not vocab_size and facts.vocab_size and facts.vocab_size < facts.num_ids:

@@ -97,7 +97,7 @@ def make_plan(
     problems = check(config, world_size, facts=facts)
     vocab_size = config.model.vocab_size or (facts.vocab_size if facts else None)
     if problems or not vocab_size:
-        unknown = "model.vocab_size is 0 and the data names no tokenizer; set model.vocab_size"
+        unknown = "model.vocab_size is not set and the data names no tokenizer; set model.vocab_size"
         nearest = nearest_layout_text(nearest_layout(config, world_size, facts=facts))
         raise problems_error("this configuration", problems or [unknown], fix=nearest)
     family, train, tp = family_of(config), config.train, config.mesh.tp

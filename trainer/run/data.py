@@ -103,7 +103,7 @@ def problems_of_sets(config: RunConfig) -> list[MdataError]:
 
 def _mock(config: RunConfig) -> RunData:
     """Mock data with the model's vocabulary; no evaluation sets."""
-    size = config.model.vocab_size
+    size = config.model.vocab_size or 0
     train = MockDataset(vocab_size=size, sequence_length=config.train.sequence_length, seed=config.run.seed)
     facts = DataFacts(
         vocab_size=size or None, largest_id=None, eod=None, fingerprint=None, num_tokens=0, has_valid=False

@@ -23,7 +23,7 @@ from trainer.checkpoint.load import find_valid
 from trainer.checkpoint.location import Location, checkpoints_folder, location_of
 from trainer.checkpoint.object_folder import LATEST
 from trainer.checkpoint.save import together
-from trainer.config.parse import parse_config, problems_error
+from trainer.config.parse import parse_config, problems_error, value_text
 from trainer.config.sections import OptimizerSection, RunConfig
 from trainer.convert.first_state import FirstState, first_state
 from trainer.models.family import family_of
@@ -345,7 +345,7 @@ def _notes(
     done: Done,
 ) -> Iterator[str]:
     if changes:
-        told = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changes.items())
+        told = ", ".join(f"{name} {value_text(old)} -> {value_text(new)}" for name, (old, new) in changes.items())
         yield f"changed since {folder.name}: {told}"
     was, will = (_rates(c, done, batch=batch_sizes(now).at(done.samples)) for c in (before, now))
     names = ["learning_rate", *(["embedding_learning_rate"] if now.optimizer.embedding_lr else []), "weight_decay"]
@@ -431,7 +431,7 @@ def _setting_text(name: str, value: object, config: RunConfig | None, *, other: 
         return " x ".join(f"train.{key}={amount}" for key, amount in lengths.items()) + f" ({value} samples)"
     section, key = SETTINGS[name].split(".")
     own, others = (getattr(getattr(settings, section), key) for settings in (config, other))
-    text = f"{section}.{key}={own!r}"
+    text = f"{section}.{key}{'=' if own is not None else ' '}{value_text(own)}"
     return text if own != others and name != "blend" else f"{text} ({name} {value})"  # a path may name other data
 
 

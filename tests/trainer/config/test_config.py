@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import UsageError
+from trainer.config.describe import describe
 from trainer.config.parse import AFTERWARDS, dump_config, load_config, parse_config, value_problems
 from trainer.config.sections import RunConfig
 
@@ -85,6 +86,9 @@ def test_the_tree_is_frozen(path: Path) -> None:
         ("run.folder=7", "run", "folder", "7"),
         ("data.split=98,1,1", "data", "split", "98,1,1"),
         ('data.valid=["a", "b"]', "data", "valid", ("a", "b")),
+        ("model.preset=none", "model", "preset", None),
+        ("model.num_kv_heads=none", "model", "num_kv_heads", None),
+        ("recompute.mode=none", "recompute", "mode", "none"),
     ],
 )
 def test_overrides_win(path: Path, override: str, section: str, key: str, value: Any) -> None:
@@ -278,3 +282,36 @@ def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "run.toml").symlink_to("/dev/null")
     with pytest.raises(UsageError, match=r"run.toml is not a regular file\n  found: a device"):
         load_config(tmp_path / "run.toml")
+
+
+NOT_SET = {key.name: key.expected for key in describe() if key.default is None and not key.required}
+
+
+@pytest.mark.parametrize("name", sorted(NOT_SET))
+def test_a_key_that_is_not_set_is_none(path: Path, name: str) -> None:
+    """Absent, none on the command line, and 0 or "" as files before 0.1 have it; it is absent from files again."""
+    section, key = name.split(".")
+    read = load_config(path, [f"{name}=none"])
+    is_number = "number" in NOT_SET[name]
+    for text in ("0", "0.0", '""') if is_number else ('""',):
+        assert load_config(path, [f"{name}={text}"]) == read
+    assert getattr(getattr(read, section), key) is None
+    assert f"{key} = " not in dump_config(read).split(f"[{section}]")[1].split("\n[")[0]
+    if is_number:
+        with pytest.raises(UsageError, match=rf"{name} is False; expected"):
+            load_config(path, [f"{name}=false"])
+
+
+def test_a_key_of_a_preset_can_be_not_set(path: Path) -> None:
+    """Such a run is written with 0, because a key that is absent has the preset's value."""
+    changes = ["model.preset=mistral-7b", "model.window=none", "model.vocab_size=none"]
+    read = load_config(path, changes)
+    assert read.model.window is None and read.model.vocab_size is None
+    path.write_text(dump_config(read))
+    assert load_config(path) == read
+
+
+@pytest.mark.parametrize("override", ["model.num_layers=none", "data.prefetch=none", "train.evaluate=none"])
+def test_a_key_that_always_has_a_value_cannot_be_none(path: Path, override: str) -> None:
+    with pytest.raises(UsageError, match="is 'none'; expected"):
+        load_config(path, [override])

@@ -88,4 +88,4 @@ def test_an_unknown_preset_names_the_nearest(tmp_path):
 
 
 def test_the_key_allows_the_presets_that_there_are():
-    assert set(get_args(Preset)) == {"", *PRESETS}
+    assert set(get_args(Preset)) == {*PRESETS}

@@ -144,7 +144,7 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
     ("changes", "world", "text"),
     [
         (
-            {"model": {"num_kv_heads": 0}, "mesh": {"tp": 3}},
+            {"model": {"num_kv_heads": None}, "mesh": {"tp": 3}},
             3,
             "model.num_heads=4 is not a multiple of mesh.tp=3; choose mesh.tp from 1, 2, 4",
         ),
@@ -278,7 +278,7 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
             {"model": {"max_position": 16, "position": "learned"}},
             2,
             "train.sequence_length=32 is longer than model.max_position=16; shorten the sequence, "
-            "or set model.max_position to 0 or at least 32",
+            "set model.max_position to at least 32, or leave it out",
         ),
         (
             {"optimizer": {"warmup_steps": 101}},
@@ -300,7 +300,7 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
             {"model": {"vocab_size": 500}},
             2,
             "model.vocab_size=500 is too small for mix.json: its tokenizer has 1000 entries and its largest "
-            "token id is 999; set model.vocab_size to 0 or at least 1000",
+            "token id is 999; set model.vocab_size to at least 1000, or leave it out",
         ),
         (
             {"train": {"sequence_length": 2000}},
@@ -489,15 +489,15 @@ def unknown(**known: Any) -> DataFacts:
 
 def test_foreign_data_wants_a_vocabulary() -> None:
     assert check(config(), 2, facts=unknown()) == [
-        "model.vocab_size=0, and mix.json names no tokenizer; set model.vocab_size"
+        "model.vocab_size is not set, and mix.json names no tokenizer; set model.vocab_size"
     ]
     assert check(config(), 2, facts=unknown(largest_id=7)) == [
-        "model.vocab_size=0, and mix.json names no tokenizer; set model.vocab_size to at least 8"
+        "model.vocab_size is not set, and mix.json names no tokenizer; set model.vocab_size to at least 8"
     ]
     assert check(config(model={"vocab_size": 8}), 2, facts=unknown(largest_id=7)) == []
     assert check(config(model={"vocab_size": 7}), 2, facts=unknown(largest_id=7)) == [
         "model.vocab_size=7 is too small for mix.json: its tokenizer has an unknown number of entries and its "
-        "largest token id is 7; set model.vocab_size to 0 or at least 8"
+        "largest token id is 7; set model.vocab_size to at least 8, or leave it out"
     ]
 
 

@@ -234,7 +234,8 @@ def test_data_with_more_ids_than_the_weights_is_told_once_and_no_size_is_advised
         assert "vocab_size" not in problems[0]
     asked = config_of(corpora, tmp_path / "run", model={"vocab_size": 64})
     assert [
-        f"set model.vocab_size to 0 or at least {ids}" in text for text in survey(ReadConfig(asked, []), 1).problems
+        f"set model.vocab_size to at least {ids}, or leave it out" in text
+        for text in survey(ReadConfig(asked, []), 1).problems
     ] == [True]
 
 

@@ -105,7 +105,7 @@ def test_schedules_count_skipped_steps_or_stand_still(count_skipped, behind, tmp
 
 
 def test_it_needs_a_vocabulary_and_nothing_of_files(tmp_path):
-    bare = config_of(tmp_path, vocab_size=0)
+    bare = config_of(tmp_path, vocab_size=None)
     (problem,) = check(bare, 1, facts=open_data(bare).facts)
     assert problem.startswith('data.blend="mock" has no tokenizer, so it needs model.vocab_size')
     wrong = {

@@ -185,13 +185,22 @@ def _rewrite(folder: Path, text: str) -> None:
     (folder / "index.json").write_bytes(dump_index(replace(index.run, config=text), index.parts, extras=index.extras))
 
 
+# How versions before 0.1 wrote keys that are not set.
+NOT_SET_BEFORE = (
+    "decay_steps = 0\ndecay_samples = 0\nembedding_lr = 0.0\nbucket_size = 0\n",
+    'preset = ""\nhead_dim = 0\nwindow = 0\nattention_scale = 0.0\nlogit_softcap = 0.0\nmax_position = 0\n',
+)
+
+
 def test_a_checkpoint_of_an_older_version_keeps_its_horizon(corpus, tmp_path):
     """They stored optimizer.decay_steps = 0, and lacked keys that came later."""
     config = _config(corpus, tmp_path, steps=3, optimizer={"schedule": "inverse_sqrt"})
     _train(config)
-    lines = dump_config(config).splitlines()
-    assert "decay_steps = 0" in lines and "head_dim = 0" in lines
-    _rewrite(tmp_path / "checkpoints" / "step-3", "\n".join(line for line in lines if line != "head_dim = 0"))
+    text = dump_config(config)
+    assert "decay_steps" not in text and "head_dim" not in text
+    for section, keys in {"optimizer": NOT_SET_BEFORE[0], "model": NOT_SET_BEFORE[1]}.items():
+        text = text.replace(f"[{section}]\n", f"[{section}]\n{keys}")
+    _rewrite(tmp_path / "checkpoints" / "step-3", text)
     longer = _config(corpus, tmp_path, steps=9, optimizer={"schedule": "inverse_sqrt"})
     start = find_start(longer, open_data(longer))
     assert start.config.optimizer.decay_steps == 3 and start.changes == {"train.steps": (3, 9)}
