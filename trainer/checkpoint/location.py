@@ -147,9 +147,9 @@ def checkpoints_of(run_folder: Path) -> Location:
         section: Any = load_toml(text).get("checkpoint", {})
     except ValueError as error:
         raise UsageError(f"{path} is not TOML", found=str(error), fix="restore it") from error
-    named = section.get("folder", "") if isinstance(section, dict) else ""
-    return _checkpoints(run_folder, named if isinstance(named, str) else "")
+    named = section.get("folder") if isinstance(section, dict) else None
+    return _checkpoints(run_folder, named if isinstance(named, str) else None)
 
 
-def _checkpoints(run_folder: Path, named: str) -> Location:
+def _checkpoints(run_folder: Path, named: str | None) -> Location:
     return location_of(named) if named else run_folder / "checkpoints"

@@ -61,7 +61,8 @@ def default_toml() -> str:
         section, _, name = key.name.partition(".")
         if section in texts:
             lines += ["", f"# {texts.pop(section)}", f"[{section}]"]
-        lines.append(f"# {key.comment[:1].upper()}{key.comment[1:]}: {key.expected}.")
+        not_set = f"; not set: {key.not_set}" if key.not_set not in (None, "not set") else ""
+        lines.append(f"# {key.comment[:1].upper()}{key.comment[1:]}: {key.expected}{not_set}.")
         value = "..." if key.default is None else tomli_w.dumps({"x": key.default})[4:].strip()
         lines.append(f"{'' if key.required else '# '}{name} = {value}")
     return "\n".join(lines)

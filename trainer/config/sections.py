@@ -1,9 +1,9 @@
 """The configuration of a run: one frozen tree of dataclasses, one class per section.
 
 The range of a field is in its type (`Annotated[int, Range(1)]`), and its comment is its documentation: `mtrain config`
-prints both. A key that is not set is None, and its comment says after "not set:" what then applies; files before 0.1 have
-0 or "" there, which is read as None. Derived numbers are in `plan.Plan`, and rules between sections in `plan/check.py`.
-Imports no torch.
+prints both. A key that is not set is None, and its comment says after "not set:" what then applies; files before 0.1
+have 0 or "" there, which is read as None. Derived numbers are in `plan.Plan`, and rules between sections in
+`plan/check.py`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from typing import Annotated, Literal
-
 
 ABOVE_0 = math.ulp(0.0)  # the smallest number above 0, as the lower end of a range
 
@@ -59,6 +58,7 @@ Count = Annotated[int, Range(0)]
 Amount = Annotated[float, Range(0)]
 PositiveAmount = Annotated[float, Range(ABOVE_0)]
 Fraction = Annotated[float, Range(0, 1)]
+PositiveFraction = Annotated[float, Range(ABOVE_0, 1)]
 Small = Annotated[float, Range(1e-30, 1)]
 
 
@@ -190,16 +190,19 @@ class DataSection:
     document_masks: bool = (
         False  # attention and positions do not cross documents; megatron: known by the id that ends one
     )
-    shuffle_block: Count = 0  # native, gpt: documents are shuffled within blocks of this many; 0: file order
+    shuffle_block: Positive | None = (
+        None  # native, gpt: documents are shuffled within blocks of this many; not set: file order
+    )
     blend_surplus: Amount = 0.005  # megatron: extra samples built for each corpus of a blend, as a fraction
     tokenizer_unknown: Literal["refuse", "ok"] = (
         "refuse"  # ok: corpora with an unknown tokenizer may be mixed with others
     )
     allow_outside: bool = False  # manifests of corpora may name files outside their folders
-    cache: str = (
-        ""  # folder for built arrays (megatron, packed; "": beside the corpus) and blocks of corpora in object storage
+    cache: str | None = (
+        None  # folder for built arrays (megatron, packed) and blocks of corpora in object storage; not set: arrays are
+        # beside the corpus
     )
-    cache_size: str = ""  # limit on these blocks, such as "500 GiB"; "": until the disk is nearly full
+    cache_size: str | None = None  # limit on these blocks, such as "500 GiB"; not set: until the disk is nearly full
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,7 +215,7 @@ class MeshSection:
     schedule: Literal["1f1b", "gpipe", "interleaved", "zb_h1", "zb_v"] = (
         "1f1b"  # order of forward and backward passes in a pipeline; zb: backward in two halves, for a smaller bubble
     )
-    virtual_pipeline: Count = 0  # stages of each pipeline rank; 0: 1, or 2 for interleaved and zb_v
+    virtual_pipeline: Positive | None = None  # stages of each pipeline rank; not set: 1, or 2 for interleaved and zb_v
     stage_balance: Literal["layers", "flops"] = (
         "layers"  # what pipeline ranks have equal shares of; flops: work, which includes the embedding and the head
     )
@@ -229,17 +232,21 @@ class TrainSection:
     loss_average: Literal["token", "megatron"] = (
         "token"  # what the gradient is of: the mean over the step's loss tokens; megatron: the mean of microbatch means
     )
-    batch_ramp: str = ""  # "START INCREMENT SAMPLES": the batch grows to global_batch over that many samples
-    batch_schedule: str = (
-        ""  # "0:384 200B:768 400B:1152": consumed tokens, and the batch from there on; the last one is global_batch
+    batch_ramp: str | None = (
+        None  # "START INCREMENT SAMPLES": the batch grows to global_batch over that many samples; not set: no ramp
+    )
+    batch_schedule: str | None = (
+        None  # "0:384 200B:768 400B:1152": consumed tokens, and the batch from there on; the last one is global_batch
     )
     micro_batch: Positive  # samples per forward pass of a rank
-    steps: Count = 0  # length of the run in optimizer updates; set this, samples or tokens
-    samples: Count = 0  # length of the run in samples; the last step ends at or before it
-    tokens: Count = 0  # length of the run in tokens; the last step ends at or before it
-    exit_interval: Count = 0  # the run ends early, with a checkpoint, after steps that are multiples of it; 0: off
+    steps: Positive | None = None  # length of the run in optimizer updates; set this, samples or tokens
+    samples: Positive | None = None  # length of the run in samples; the last step ends at or before it
+    tokens: Positive | None = None  # length of the run in tokens; the last step ends at or before it
+    exit_interval: Positive | None = (
+        None  # the run ends early, with a checkpoint, after steps that are multiples of it; not set: it does not
+    )
     evaluate: bool = True  # false: validation and test sets are not read
-    eval_interval: Count = 0  # steps between validations; 0: only at the end
+    eval_interval: Positive | None = None  # steps between validations; not set: only at the end
     eval_samples: Count = 1024  # validation or test samples per corpus, spread evenly; 0: all
     log_interval: Positive = 1  # steps between lines of metrics.jsonl
 
@@ -257,29 +264,35 @@ class OptimizerSection:
     )
     min_lr: Amount = 0.0  # learning rate after the decay
     init_lr: Amount = 0.0  # learning rate from which the warmup rises
-    embedding_lr: Amount = 0.0  # peak learning rate of the token embedding and the output head; 0: lr
+    embedding_lr: PositiveAmount | None = (
+        None  # peak learning rate of the token embedding and the output head; not set: derived from lr
+    )
     embedding_min_lr: Amount = 0.0  # with embedding_lr: their learning rate after the decay
-    warmup_steps: Count = 0  # length of the linear warmup in steps; set at most one of warmup_*
-    warmup_samples: Count = 0  # the same in samples
-    warmup_tokens: Count = 0  # the same in tokens
-    warmup_fraction: Fraction = 0.0  # the same as a fraction of the decay's length
+    warmup_steps: Positive | None = None  # length of the linear warmup in steps; set at most one of warmup_*
+    warmup_samples: Positive | None = None  # the same in samples
+    warmup_tokens: Positive | None = None  # the same in tokens
+    warmup_fraction: PositiveFraction | None = None  # the same as a fraction of the decay's length
     warmup_count: Literal["after", "before"] = (
         "after"  # after: the first step has lr / warmup_steps; before: it has init_lr, as in Megatron
     )
     count_skipped: bool = True  # steps that are skipped count in the schedules; false: they do not, as in Megatron
-    decay_steps: Count = 0  # step at which lr reaches min_lr; no decay_* is set: the run's length when it first started
-    decay_samples: Count = 0  # the same in samples
-    decay_tokens: Count = 0  # the same in tokens
+    decay_steps: Positive | None = (
+        None  # step at which lr reaches min_lr; not set: derived from the run's length when it first started
+    )
+    decay_samples: Positive | None = None  # the same in samples
+    decay_tokens: Positive | None = None  # the same in tokens
     wsd_decay: Literal["linear", "cosine", "exponential", "minus_sqrt"] = "linear"  # shape of the decay of wsd
-    wsd_decay_steps: Count = 0  # length of the decay of wsd, which ends where decay_* says, in steps
-    wsd_decay_samples: Count = 0  # the same in samples
-    wsd_decay_tokens: Count = 0  # the same in tokens
+    wsd_decay_steps: Positive | None = None  # length of the decay of wsd, which ends where decay_* says, in steps
+    wsd_decay_samples: Positive | None = None  # the same in samples
+    wsd_decay_tokens: Positive | None = None  # the same in tokens
     weight_decay: Amount = 0.1  # times the learning rate, matrices only; decoupled, but sgd: added to the gradient
     weight_decay_schedule: Literal["constant", "linear", "cosine"] = "constant"  # from weight_decay to weight_decay_end
     weight_decay_end: Amount = 0.0  # weight decay at the end of a linear or cosine schedule
-    weight_decay_steps: Count = 0  # step at which it is reached; none is set: the run's length when it first started
-    weight_decay_samples: Count = 0  # the same in samples
-    weight_decay_tokens: Count = 0  # the same in tokens
+    weight_decay_steps: Positive | None = (
+        None  # step at which it is reached; not set: derived from the run's length when it first started
+    )
+    weight_decay_samples: Positive | None = None  # the same in samples
+    weight_decay_tokens: Positive | None = None  # the same in tokens
     beta1: Fraction = 0.9  # decay of the mean of gradients
     beta2: Fraction = 0.95  # decay of the mean of squared gradients
     epsilon: Small = 1e-8  # added to the root of the second moment
@@ -300,7 +313,9 @@ class OptimizerSection:
     )
     overlap_grad_reduce: bool = True  # gradients are summed over data-parallel ranks during the backward pass
     overlap_param_gather: bool = True  # new parameters are gathered during the next forward pass
-    bucket_size: Count = 0  # least parameters that are summed or gathered at once; 0: a 64th of the rank's
+    bucket_size: Positive | None = (
+        None  # least parameters that are summed or gathered at once; not set: derived from a 64th of the rank's
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -311,7 +326,7 @@ class PrecisionSection:
     gradients: Literal["main", "params"] = (
         "main"  # dtype in which gradients are summed over microbatches and ranks: fp32; params: precision.dtype
     )
-    loss_scale: Amount = 0.0  # fp16: a constant loss scale; 0: dynamic
+    loss_scale: PositiveAmount | None = None  # fp16: a constant loss scale; not set: dynamic
     initial_loss_scale: Annotated[float, Range(1)] = 4294967296.0  # fp16: first value of a dynamic loss scale
     min_loss_scale: Annotated[float, Range(1)] = 1.0  # fp16: below which a dynamic loss scale never falls
     loss_scale_window: Positive = 1000  # fp16: good steps in a row after which the loss scale doubles
@@ -333,15 +348,19 @@ class PrecisionSection:
 class CheckpointSection:
     """When to write checkpoints, besides at the end and when asked to stop, and how many to keep."""
 
-    interval: Count = 0  # steps between checkpoints; 0: off
+    interval: Positive | None = None  # steps between checkpoints; not set: off
     minutes: Amount = 10.0  # minutes of wall-clock time between checkpoints; 0: off
-    folder: str = ""  # where checkpoints go: s3://, gs:// or az://, or a folder; "": checkpoints in run.folder
+    folder: str | None = (
+        None  # where checkpoints go: s3://, gs:// or az://, or a folder; not set: checkpoints in run.folder
+    )
     keep: Positive = 2  # number of newest checkpoints to keep
-    init_from: str = ""  # folder with the first weights of a new run: a run's, Hugging Face's or Megatron-LM's
+    init_from: str | None = (
+        None  # folder with the first weights of a new run: a run's, Hugging Face's or Megatron-LM's; not set: drawn
+    )
     init_optimizer: bool = False  # a new run begins with init_from's moments, number of updates and loss scale, too
     init_schedule: bool = False  # learning rate and weight decay go on from where they were in init_from
     init_data: bool = False  # steps and samples of the data go on from where they were in init_from
-    keep_every: Count = 0  # checkpoints of steps that are multiples of it are kept as well; 0: off
+    keep_every: Positive | None = None  # checkpoints of steps that are multiples of it are kept as well; not set: off
     keep_best: Count = 0  # this many with the lowest validation losses are kept as well
     background: bool = True  # written during training, from a copy of the state in the host's memory
     on_failure: Literal["stop", "continue"] = "stop"  # what a run does when one could not be written during the run

@@ -132,7 +132,8 @@ def as_toml(migration: Migration, *, title: str, world_size: int | None, nodes: 
         for key, value in table.items():
             name = f"{section}.{key}"
             remarks = [*(["(default)"] if name not in asked else []), *([notes[name]] if notes[name] else [])]
-            body.append(f"{key} = {_toml(value)}" + (f"  # {' '.join(remarks)}" if remarks else ""))
+            setting = f"# {key} is not set" if value is None else f"{key} = {_toml(value)}"
+            body.append(setting + (f"  # {' '.join(remarks)}" if remarks else ""))
     return "\n".join(body) + "\n"
 
 
@@ -183,6 +184,8 @@ def _by_default(setting: Setting) -> str:
 def _toml(value: object) -> str:
     import tomli_w
 
+    if value is None:
+        return "none"
     return " ".join(tomli_w.dumps({"x": value}).removeprefix("x = ").split("\n")).strip()
 
 

@@ -164,8 +164,8 @@ def _vocabulary(a: Given) -> Iterator[Setting | Refusal]:
     elif kind == "GPT2BPETokenizer":
         size, why = _GPT2_VOCABULARY, "its size"
     else:
-        note = "0: the manifest's; set it to Megatron's padded size for the same loss, which runs over the padding too"
-        yield Setting("model.vocab_size", 0, ("--tokenizer-type",), note=note)
+        note = "so the manifest's; set it to Megatron's padded size for the same loss, which runs over the padding too"
+        yield Setting("model.vocab_size", None, ("--tokenizer-type",), note=note)
         return
     multiple = a["--make-vocab-size-divisible-by"] * a["--tensor-model-parallel-size"]
     if a["--no-pad-vocab-size"]:

@@ -103,7 +103,7 @@ def _keep_best_problems(config: RunConfig, facts: DataFacts | None) -> Iterator[
     elif mock or (facts and not facts.has_valid):
         lacks["data.valid"] = "the data has no validation set"
     if not config.train.eval_interval:
-        lacks["train.eval_interval"] = "train.eval_interval=0 validates at the end only"
+        lacks["train.eval_interval"] = "without train.eval_interval it validates at the end only"
     if best and lacks:
         why, keys = " and ".join(lacks.values()), "" if mock else f"{' and '.join(lacks)}, or "
         yield f"checkpoint.keep_best={best} would keep nothing: {why}; set {keys}checkpoint.keep_best=0"
@@ -196,7 +196,7 @@ def _order_problems(config: RunConfig) -> Iterator[str]:
     if data.shuffle_block and (data.order == "megatron" or data.kind != "gpt"):
         yield (
             f'data.shuffle_block={data.shuffle_block} applies only to data.order="native" with data.kind="gpt"; '
-            "set it to 0: other orders and kinds shuffle documents anyway"
+            "leave it out: other orders and kinds shuffle documents anyway"
         )
     if data.document_masks and data.kind == "document":
         yield (
@@ -308,7 +308,7 @@ def _length_problems(config: RunConfig, lengths: ScheduleLengths, run: RunLength
     # A schedule with a length of its own may be longer than this run, which may then end within the warmup.
     if lengths.warmup > lengths.decay:
         limit = _settings("optimizer.decay_", given_lengths(optimizer, "decay_")) if lengths.decay < end else whole
-        fraction = {"fraction": optimizer.warmup_fraction}
+        fraction = {"fraction": optimizer.warmup_fraction or 0.0}
         warmup = _settings("optimizer.warmup_", given_lengths(optimizer, "warmup_") or fraction)
         fewer, raised = f"fewer {lengths.counter}", limit.partition("=")[0]
         yield f"{warmup} is more than {limit}; warm up for {fewer}, or raise {raised}"
@@ -395,7 +395,9 @@ def _too_many_stages(config: RunConfig, world_size: int, *, chunks: int) -> str:
             remedies.append(f"mesh.pp={pp}")
             break
     if chunks > 1 and mesh.pp <= num_layers:
-        remedies.append('mesh.schedule="1f1b"' + (" with mesh.virtual_pipeline=0" if mesh.virtual_pipeline > 1 else ""))
+        remedies.append(
+            'mesh.schedule="1f1b"' + (" without mesh.virtual_pipeline" if (mesh.virtual_pipeline or 1) > 1 else "")
+        )
     ways = ", ".join([*remedies, "or a deeper model"]) if remedies else "a deeper model"
     return f"{stages} stages are more than model.num_layers={num_layers}; choose {ways}"
 
@@ -417,7 +419,7 @@ def _batches(config: RunConfig) -> list[int]:
 def _other_chunks(config: RunConfig, chunks: int) -> str:
     """The remedy for a number of stages per rank that a schedule does not have."""
     enough = chunks > 1 and config.mesh.pp * chunks <= config.model.num_layers
-    return "set mesh.virtual_pipeline to 0" + (', or mesh.schedule="interleaved"' if enough else "")
+    return "leave mesh.virtual_pipeline out" + (', or set mesh.schedule="interleaved"' if enough else "")
 
 
 def _without_effect(mesh: MeshSection) -> Iterator[str]:

@@ -74,7 +74,7 @@ def batch_sizes(config: RunConfig) -> BatchSizes:
             )
         return sizes
     try:
-        return read_ramp(ramp, size=batch)
+        return read_ramp(ramp or "", size=batch)
     except UsageError as error:
         raise UsageError(f"train.batch_ramp={ramp!r}: {error}") from error
 
@@ -111,7 +111,7 @@ def training_samples(config: RunConfig) -> int:
     train = config.train
     if train.steps:
         return train.steps * max(batch_sizes(config).sizes)
-    return train.samples or train.tokens // train.sequence_length
+    return train.samples or (train.tokens or 0) // train.sequence_length
 
 
 def schedule_lengths(config: RunConfig, *, in_samples: bool = False) -> ScheduleLengths:
@@ -143,22 +143,22 @@ def schedule_lengths(config: RunConfig, *, in_samples: bool = False) -> Schedule
     decay = counted("decay_")
     return ScheduleLengths(
         counter="samples" if by_samples else "steps",
-        warmup=counted("warmup_") or optimizer.warmup_fraction * decay,
+        warmup=counted("warmup_") or (optimizer.warmup_fraction or 0.0) * decay,
         decay=decay,
         wsd_decay=counted("wsd_decay_"),
         weight_decay=counted("weight_decay_"),
     )
 
 
-def horizon(config: RunConfig, before: RunConfig | None, *, prefix: str) -> dict[str, int]:
+def horizon(config: RunConfig, before: RunConfig | None, *, prefix: str) -> dict[str, int | None]:
     """The keys `prefix`steps, `prefix`samples and `prefix`tokens of [optimizer], with derived values filled in.
 
     They are the configuration's own; otherwise those of the run so far; otherwise the run's length, in its own unit.
-    All are 0 if the run's length is given twice, which is reported separately.
+    All are None if the run's length is given twice, which is reported separately.
     """
     found = given_lengths(config.optimizer, prefix)
     if not found and before is not None:
         found = given_lengths(before.optimizer, prefix)
     run = given_lengths(config.train)
     found = found or (run if len(run) == 1 else {})
-    return {prefix + unit: found.get(unit, 0) for unit in UNITS}
+    return {prefix + unit: found.get(unit) for unit in UNITS}

@@ -145,7 +145,7 @@ def in_use_bytes(config: RunConfig, table: Sequence[ParamSpec]) -> int:
     optimizer = config.optimizer
     if optimizer.sharding not in ("gradients", "parameters"):
         return 0
-    sizes = [sum(spec.numel for spec in group) for group in cut_buckets(table, bucket_size=optimizer.bucket_size)]
+    sizes = [sum(spec.numel for spec in group) for group in cut_buckets(table, bucket_size=optimizer.bucket_size or 0)]
     two = max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)))
     weight, gradient = element_bytes(config)
     split = config.mesh.schedule.startswith("zb") and config.mesh.pp > 1

@@ -152,4 +152,6 @@ def _factors(current: Any, value: Any) -> float:
 
 
 def _value_text(value: Any) -> str:
+    if value is None:
+        return "none"
     return str(value).lower() if isinstance(value, bool) else str(list(value) if isinstance(value, tuple) else value)

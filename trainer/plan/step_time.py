@@ -161,7 +161,7 @@ def exposed_data_parallel(config: RunConfig, plan: Plan, *, rate: float, compute
     if data == 1:
         return exposed
     of_rank = tables(config, plan)
-    buckets = min(len(list(cut_buckets(of_rank[r], bucket_size=optimizer.bucket_size))) for r in set(alike(plan)))
+    buckets = min(len(list(cut_buckets(of_rank[r], bucket_size=optimizer.bucket_size or 0))) for r in set(alike(plan)))
     for seconds, beside, overlaps in (
         (sums * second, beside_sums, optimizer.overlap_grad_reduce),
         (gathers * second, beside_gathers, optimizer.overlap_param_gather),

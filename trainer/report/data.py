@@ -268,7 +268,7 @@ def _corpora_read(run: Run, train: mdata.Dataset) -> list[CorpusRead]:
     samples = train.selection.counts(min(run.consumed, train.num_samples or run.consumed))
     length = run.config.train.sequence_length
     data = run.config.data
-    place = data.cache or None, data.cache_size or None
+    place = data.cache, data.cache_size
     blend = mdata.open_blend(data.blend, tokenizer_unknown="ok", allow_outside=data.allow_outside, cache=place)
     asked = blend_table(blend)
     out = []

@@ -103,7 +103,7 @@ def _head(run: Run) -> str:
         f"{run.plan.get('world_size', '?')} ranks (tensor parallel {mesh.tp}, context parallel {mesh.cp}"
         + (", sequence parallel)" if mesh.sequence_parallel else ")"),
         run.config.precision.dtype,
-        f"step {last['step']:,} of {run.plan.get('steps') or run.config.train.steps:,}",
+        f"step {last['step']:,} of {run.plan.get('steps') or run.config.train.steps or 0:,}",
         f"{run.consumed * run.config.train.sequence_length:,} tokens read",
         f"{seconds:,.0f} s from the first to the last line of metrics",
     ]

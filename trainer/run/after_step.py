@@ -232,6 +232,6 @@ def evaluates(step: int, config: RunConfig, *, last: int) -> bool:
     return step == last or (config.train.evaluate and is_due(step, config.train.eval_interval))
 
 
-def is_due(step: int, interval: int) -> bool:
-    """Whether something that is done every `interval` steps, never for 0, is done after this one."""
-    return interval > 0 and step % interval == 0
+def is_due(step: int, interval: int | None) -> bool:
+    """Whether something that is done every `interval` steps, never for None, is done after this one."""
+    return interval is not None and step % interval == 0

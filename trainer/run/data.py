@@ -61,7 +61,7 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
         return _mock(config)
     train = _open_training(config, progress)
     steps, limit = run_length(config).steps, config.train.eval_samples
-    valid_asked = samples_asked(limit, steps=steps, interval=config.train.eval_interval)
+    valid_asked = samples_asked(limit, steps=steps, interval=config.train.eval_interval or 0)
     test_asked = samples_asked(limit, steps=steps)
     overlap = config.data.allow_overlap
     valid: Mapping[str, mdata.Dataset] = {}
@@ -90,7 +90,7 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
 def problems_of_sets(config: RunConfig) -> list[MdataError]:
     """Errors of opening the training data, and each set that is given by its path, separately."""
     data, errors = config.data, list[MdataError]()
-    how: dict[str, Any] = {"allow_outside": data.allow_outside, "cache": (data.cache or None, data.cache_size or None)}
+    how: dict[str, Any] = {"allow_outside": data.allow_outside, "cache": (data.cache, data.cache_size)}
     evaluated = (*data.valid, *data.test) if config.train.evaluate else ()
     for path in dict.fromkeys((data.blend, *evaluated)):
         try:
@@ -236,12 +236,12 @@ def _open_training(config: RunConfig, progress: Progress) -> mdata.Dataset:
         "num_samples": training_samples(config) if data.order == "megatron" else None,
         "kind": data.kind,
         **document_mask_keys(order=data.order, wanted=data.document_masks),
-        "shuffle_block": data.shuffle_block,
+        "shuffle_block": data.shuffle_block or 0,
         "blend_surplus": data.blend_surplus,
         "tokenizer_unknown": data.tokenizer_unknown,
         "allow_outside": data.allow_outside,
-        "cache": data.cache or None,
-        "cache_size": data.cache_size or None,
+        "cache": data.cache,
+        "cache_size": data.cache_size,
     }
     return mdata.Dataset.from_options(data.blend, mdata.DatasetOptions.from_keys(keys), progress=progress)
 

@@ -87,7 +87,7 @@ class Engine:
         self.layout = make_layout(
             rank_parameters(family, plan.shape, places=places),
             {axis: world.mesh.size(axis) for axis in ("data", "edp")},
-            bucket_size=config.optimizer.bucket_size,
+            bucket_size=config.optimizer.bucket_size or 0,
         )
         dtype = DTYPES[config.precision.dtype]
         how = {"groups": world.groups, "dtype": dtype, "device": world.device, "config": config}

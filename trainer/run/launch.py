@@ -182,8 +182,10 @@ def survey(read: ReadConfig, world_size: int, *, progress: Progress = SILENT, ev
 def _address_problems(config: RunConfig) -> Iterator[str]:
     """Addresses of checkpoints that cannot be read or written, as far as their text tells."""
     for key, check_text in (("folder", check_destination), ("init_from", location_of)):
+        if (text := getattr(config.checkpoint, key)) is None:
+            continue
         try:
-            check_text(getattr(config.checkpoint, key))
+            check_text(text)
         except UsageError as error:
             yield f"checkpoint.{key}: {error}"
 

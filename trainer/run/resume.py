@@ -299,6 +299,7 @@ def check_agreed(start: Start, *, world: World) -> None:
     if len({done for done, _ in everyone}) > 1:
         what, found = checkpoints_folder(config), "steps " + ", ".join(str(done.steps) for done, _ in everyone)
     else:
+        assert config.checkpoint.init_from is not None, "a first state is read from there"
         what, found = location_of(config.checkpoint.init_from), ", ".join(str(first) for _, first in everyone)
         expected += ", which no run is writing to; or name one checkpoint in it"
     raise UsageError(f"the ranks do not see the same checkpoints in {what}", found=found, expected=expected)

@@ -73,7 +73,7 @@ class SaveSchedule:
 
     def is_step(self, step: int) -> bool:
         """Whether the interval of steps asks for a checkpoint of this step."""
-        return self._settings.interval > 0 and step % self._settings.interval == 0
+        return self._settings.interval is not None and step % self._settings.interval == 0
 
     def due(self, step: int, *, last: bool) -> bool:
         """Whether a checkpoint of this step is to be written.
@@ -291,7 +291,7 @@ def _best_steps(losses: Mapping[int, float], count: int) -> frozenset[int]:
 def _prune(settings: CheckpointSection, root: Location, best: Collection[int]) -> None:
     # The newest checkpoint exists: if storage does not answer, the next save removes what is too much.
     with suppress(MdataError):
-        remove_old(root, settings.keep, every=settings.keep_every, best=best)
+        remove_old(root, settings.keep, every=settings.keep_every or 0, best=best)
 
 
 def _fail(error: MdataError) -> None:

@@ -111,16 +111,16 @@ def test_an_override_without_its_form_is_refused(path: Path, override: str) -> N
         (changed("mesh", xx=2), "there is no key mesh.xx; expected one of tp, cp, pp, schedule, virtual_pipeline"),
         (
             changed("train", steps="ten"),
-            "train.steps is 'ten'; expected a whole number of at least 0",
+            "train.steps is 'ten'; expected a whole number of at least 1",
         ),
-        (changed("train", steps=True), "train.steps is True; expected a whole number of at least 0"),
-        (changed("train", steps=2.0), "train.steps is 2.0; expected a whole number of at least 0"),
-        (changed("train", steps=-1), "train.steps is -1; expected a whole number of at least 0"),
+        (changed("train", steps=True), "train.steps is True; expected a whole number of at least 1"),
+        (changed("train", steps=2.0), "train.steps is 2.0; expected a whole number of at least 1"),
+        (changed("train", steps=-1), "train.steps is -1; expected a whole number of at least 1"),
         (
             changed("model", num_layers=1 << 40),
             "model.num_layers is 1099511627776; expected a whole number of at least 1 and below 65536",
         ),
-        (changed("train", steps=1 << 63), "train.steps is a number of 64 bits; expected a whole number of at least 0"),
+        (changed("train", steps=1 << 63), "train.steps is a number of 64 bits; expected a whole number of at least 1"),
         (changed("train", steps=10**5000), "train.steps is a number of 16610 bits; expected"),
         (changed("optimizer", lr=10**5000), "optimizer.lr is a number of 16610 bits; expected a number of at least 0"),
         (changed("run", folder="a\udcff"), r"run.folder is 'a\udcff', which is not UTF-8; expected a string"),
@@ -176,7 +176,7 @@ def test_all_problems_come_at_once(path: Path) -> None:
 def test_one_problem_is_one_sentence(path: Path) -> None:
     with pytest.raises(UsageError) as error:
         load_config(path, ["train.steps=-1"])
-    assert str(error.value) == f"{path}: train.steps is -1; expected a whole number of at least 0\n  try: {AFTERWARDS}"
+    assert str(error.value) == f"{path}: train.steps is -1; expected a whole number of at least 1\n  try: {AFTERWARDS}"
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_an_override_that_no_parser_takes_is_text(path: Path, value: str) -> Non
 def test_values_of_a_tree_built_in_python_are_checked(path: Path) -> None:
     config = load_config(path)
     broken = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=-1))
-    assert value_problems(broken) == ["train.steps is -1; expected a whole number of at least 0"]
+    assert value_problems(broken) == ["train.steps is -1; expected a whole number of at least 1"]
 
 
 def test_no_torch_is_imported() -> None:
@@ -296,7 +296,7 @@ def test_a_key_that_is_not_set_is_none(path: Path, name: str) -> None:
     for text in ("0", "0.0", '""') if is_number else ('""',):
         assert load_config(path, [f"{name}={text}"]) == read
     assert getattr(getattr(read, section), key) is None
-    assert f"{key} = " not in dump_config(read).split(f"[{section}]")[1].split("\n[")[0]
+    assert f"\n{key} = " not in dump_config(read).split(f"[{section}]")[1].split("\n[")[0]
     if is_number:
         with pytest.raises(UsageError, match=rf"{name} is False; expected"):
             load_config(path, [f"{name}=false"])

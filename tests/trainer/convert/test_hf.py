@@ -217,7 +217,7 @@ def test_what_several_ranks_train_from_a_folder_of_theirs_goes_back_to_them(name
         data=replace(given.data, blend=str(tmp_path / "text_text_document.json")),
         mesh=mesh,
         train=replace(given.train, global_batch=4, micro_batch=1, steps=3, sequence_length=32),
-        optimizer=OptimizerSection(lr=1e-3, warmup_steps=0, schedule="constant", weight_decay=0.0),
+        optimizer=OptimizerSection(lr=1e-3, schedule="constant", weight_decay=0.0),
         checkpoint=CheckpointSection(init_from=str(theirs)),
     )
     losses = set(run_ranks(_trained, mesh.tp * mesh.pp, config))

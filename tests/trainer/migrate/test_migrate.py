@@ -112,7 +112,7 @@ def test_what_megatron_does_otherwise_is_chosen(every_key: None) -> None:
         ("--sequence-parallel", {"mesh.sequence_parallel": False}),
         ("--make-vocab-size-divisible-by 1000", {"model.vocab_size": 51000}),
         ("--tokenizer-type NullTokenizer --vocab-size 128", {"model.vocab_size": 256}),
-        ("--tokenizer-type HuggingFaceTokenizer --vocab-size 128", {"model.vocab_size": 0}),
+        ("--tokenizer-type HuggingFaceTokenizer --vocab-size 128", {"model.vocab_size": None}),
         ("--padded-vocab-size 300", {"model.vocab_size": 300}),
         ("--fp16", {"precision.dtype": "fp16", "precision.gradients": "params", "precision.min_loss_scale": 1}),
         ("--fp16 --accumulate-allreduce-grads-in-fp32", {"precision.gradients": "main"}),

@@ -306,7 +306,7 @@ def test_the_bytes_that_a_rank_keeps_are_those_of_the_table() -> None:
     ranks, cases = 4, list(itertools.product(BYTES, SHARDINGS))
     configs = []
     for (dtype, gradients), sharding in cases:
-        config = _config("llama", dtype=dtype, sharding=sharding, bucket_size=0)
+        config = _config("llama", dtype=dtype, sharding=sharding, bucket_size=None)
         model = replace(config.model, hidden_size=128, ffn_hidden_size=256, num_layers=4)
         precision = PrecisionSection(dtype=dtype, gradients=gradients)
         configs.append(replace(config, model=model, precision=precision))

@@ -14,7 +14,7 @@ from tests.trainer.plan.test_plan import FACTS, config
 from trainer.plan.check import check
 from trainer.plan.lengths import batch_sizes, run_length, schedule_lengths, training_samples
 
-NONE = {"steps": 0}
+NONE = {"steps": None}
 RAMP = "2 2 24"  # 2 samples a step, then 4 and 6, to 8 from sample 24 on
 TABLE = "0:2 256:4 1K:8"  # tokens: 2 samples a step, 4 from sample 8 on, 8 from sample 31 on
 
@@ -28,7 +28,7 @@ def test_a_run_in_each_unit() -> None:
 
 @given(st.sampled_from(({}, {"batch_ramp": RAMP}, {"batch_schedule": TABLE})), st.integers(1, 300), st.integers(0, 40))
 def test_a_run_ends_at_its_length_wherever_it_goes_on(sizes: dict, amount: int, done: int) -> None:
-    by_samples, by_steps = ({"steps": 0, "samples": amount, **sizes}, {"steps": amount, **sizes})
+    by_samples, by_steps = ({"steps": None, "samples": amount, **sizes}, {"steps": amount, **sizes})
     for train in (by_samples, by_steps):
         run = config(train=train, mesh={"tp": 1})
         whole, steps_of = run_length(run), batch_sizes(run)
@@ -42,12 +42,12 @@ def test_a_run_ends_at_its_length_wherever_it_goes_on(sizes: dict, amount: int, 
     ("optimizer", "train", "expected"),
     [
         ({}, {}, ("steps", 10, 100, 0, 0)),
-        ({"warmup_steps": 0, "warmup_fraction": 0.015}, {}, ("steps", 1.5, 100, 0, 0)),
+        ({"warmup_steps": None, "warmup_fraction": 0.015}, {}, ("steps", 1.5, 100, 0, 0)),
         ({"decay_steps": 50, "wsd_decay_steps": 7}, {"steps": 90}, ("steps", 10, 50, 7, 0)),
         ({}, NONE | {"samples": 800}, ("samples", 80, 800, 0, 0)),
         ({}, NONE | {"tokens": 32 * 800 + 16}, ("samples", 80, 800.5, 0, 0)),
-        ({"warmup_steps": 0, "warmup_tokens": 320}, {}, ("samples", 10, 800, 0, 0)),
-        ({"warmup_steps": 0, "warmup_samples": 24, "wsd_decay_steps": 7}, {}, ("samples", 24, 800, 56, 0)),
+        ({"warmup_steps": None, "warmup_tokens": 320}, {}, ("samples", 10, 800, 0, 0)),
+        ({"warmup_steps": None, "warmup_samples": 24, "wsd_decay_steps": 7}, {}, ("samples", 24, 800, 56, 0)),
         ({"decay_samples": 400}, {"batch_ramp": RAMP}, ("samples", 44, 400, 0, 0)),
         ({"weight_decay_schedule": "linear"}, {}, ("steps", 10, 100, 0, 100)),
         ({"weight_decay_schedule": "linear", "weight_decay_steps": 60}, {}, ("steps", 10, 100, 0, 60)),
@@ -135,7 +135,7 @@ def test_a_table_of_batch_sizes_has_a_place_in_the_checks() -> None:
 
 def test_a_schedule_of_its_own_length_may_be_longer_than_the_run() -> None:
     """As in short runs of Megatron-LM's: the run ends within its warmup."""
-    run = config(optimizer={"warmup_steps": 0, "warmup_fraction": 0.1, "decay_steps": 100_000})
+    run = config(optimizer={"warmup_steps": None, "warmup_fraction": 0.1, "decay_steps": 100_000})
     assert schedule_lengths(run).warmup == 10_000 and check(run, 2, facts=None) == []
     assert any(
         "is more than train.steps=100" in p for p in check(config(optimizer={"warmup_steps": 101}), 2, facts=None)

@@ -309,7 +309,7 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
             "training; choose at most 1999, or add text",
         ),
         (
-            {"train": {"steps": 0}},
+            {"train": {"steps": None}},
             2,
             "the run has no length; set one of train.steps, train.samples and train.tokens",
         ),
@@ -319,7 +319,7 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
             "train.steps=100 and train.samples=5 are set; a run has one length, keep one of them",
         ),
         (
-            {"train": {"steps": 0, "tokens": 255}},
+            {"train": {"steps": None, "tokens": 255}},
             2,
             "train.tokens=255 is less than the first step, which reads 256 tokens; choose at least 256",
         ),
@@ -462,7 +462,7 @@ def test_the_data_says_whether_there_is_a_best_checkpoint_to_keep() -> None:
     at_the_end = dataclasses.replace(best, train=config().train)
     for facts in (FACTS, None):
         assert check(at_the_end, 2, facts=facts) == [
-            "checkpoint.keep_best=2 would keep nothing: train.eval_interval=0 validates at the end only; "
+            "checkpoint.keep_best=2 would keep nothing: without train.eval_interval it validates at the end only; "
             "set train.eval_interval, or checkpoint.keep_best=0"
         ]
 

@@ -148,12 +148,12 @@ def test_the_head_counts_beside_layers_by_what_they_attend_to() -> None:
         (
             4,
             {"pp": 4, "schedule": "interleaved", "virtual_pipeline": 3},
-            'choose mesh.pp=2, mesh.schedule="1f1b" with mesh.virtual_pipeline=0, or a deeper model',
+            'choose mesh.pp=2, mesh.schedule="1f1b" without mesh.virtual_pipeline, or a deeper model',
         ),
         (
             2,
             {"pp": 2, "schedule": "zb_v", "virtual_pipeline": 5},
-            "2 stages per rank, not 5; set mesh.virtual_pipeline to 0",
+            "2 stages per rank, not 5; leave mesh.virtual_pipeline out",
         ),
         (
             4,
@@ -161,7 +161,7 @@ def test_the_head_counts_beside_layers_by_what_they_attend_to() -> None:
             "mesh.schedule=interleaved with a batch of 6 samples: interleaved needs microbatches in a multiple of "
             'the pipeline ranks, and 6 mod 4 = 2; choose train.global_batch=8, or mesh.schedule="1f1b"',
         ),
-        (2, {"pp": 2, "virtual_pipeline": 2}, "1f1b has 1 stage per rank, not 2; set mesh.virtual_pipeline to 0, or"),
+        (2, {"pp": 2, "virtual_pipeline": 2}, "1f1b has 1 stage per rank, not 2; leave mesh.virtual_pipeline out, or"),
         (2, {"pp": 2, "layers_per_stage": (4, 3)}, "has 7 layers in all, and model.num_layers=8; make them equal"),
         (2, {"pp": 2, "layers_per_stage": (8,)}, "has 1 numbers for 2 stages; give one for each"),
         (2, {"pp": 2, "layers_per_stage": (8, 0)}, "has a stage without layers; give each at least 1"),
@@ -180,7 +180,7 @@ def test_stages_that_a_schedule_does_not_have_are_one_problem() -> None:
     """Fewer ranks would not help, and interleaved would need more layers: neither is advised."""
     config = _config(layers=4, pp=2, schedule="zb_v", virtual_pipeline=3)
     (problem,) = check(config, 4, facts=None)
-    assert problem.endswith("zb_v has 2 stages per rank, not 3; set mesh.virtual_pipeline to 0")
+    assert problem.endswith("zb_v has 2 stages per rank, not 3; leave mesh.virtual_pipeline out")
     (problem,) = check(_config(layers=3, pp=2, schedule="interleaved"), 2, facts=None)
     assert problem.endswith('choose mesh.schedule="1f1b", or a deeper model'), "one rank has no schedule"
 

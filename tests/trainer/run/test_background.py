@@ -38,7 +38,7 @@ def config_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     mix = {**make_mix(folder, ["first", "second", "held"]), "mix": folder / "mix.json"}
 
     def made(run: Path, **keys: Any) -> RunConfig:
-        config = make_config(run, blend=mix["mix"], valid=[mix["held"]], steps=6, eval_interval=0, eval_samples=5)
+        config = make_config(run, blend=mix["mix"], valid=[mix["held"]], steps=6, eval_interval=None, eval_samples=5)
         optimizer = OptimizerSection(lr=1e-2, warmup_steps=1)
         checkpoint = CheckpointSection(**{"interval": 2, "keep": 9, **keys})
         return replace(config, mesh=MeshSection(), optimizer=optimizer, checkpoint=checkpoint)

@@ -136,7 +136,7 @@ def test_the_losses_of_a_run_are_those_of_documents_alone(corpus, tmp_path, choi
 
 def test_documents_of_less_than_a_step_are_not_counted(corpus, tmp_path):
     config = config_of(corpus, tmp_path / "run")
-    short = replace(config, train=replace(config.train, steps=0, samples=1))
+    short = replace(config, train=replace(config.train, steps=None, samples=1))
     facts = open_data(short).facts
     assert facts.document_lengths == ()
     assert any("is less than the first step" in problem for problem in check(short, 1, facts=facts))

@@ -157,7 +157,7 @@ def test_a_run_without_steps_left_is_refused(corpora, before, tmp_path):
 @pytest.mark.parametrize("given", [0, 12])
 def test_a_decay_under_way_is_not_stretched(given, corpora, tmp_path):
     """As where a run continues by itself: its end is that of the other run, unless one is set."""
-    other = config_of(corpora, tmp_path / "other", optimizer={"decay_steps": 0})
+    other = config_of(corpora, tmp_path / "other", optimizer={"decay_steps": None})
     trained(other, exit_interval=4)
     changes = {"optimizer": {"decay_steps": given}, "train": {"steps": 12}}
     longer = config_of(corpora, tmp_path / "longer", **changes)
@@ -171,10 +171,10 @@ def test_a_decay_under_way_is_not_stretched(given, corpora, tmp_path):
 
 def test_a_schedule_that_has_ended_is_not_gone_on_with(corpora, tmp_path):
     """Every step of the new run would have learning rate 0."""
-    other = config_of(corpora, tmp_path / "other", optimizer={"decay_steps": 0})
+    other = config_of(corpora, tmp_path / "other", optimizer={"decay_steps": None})
     trained(other)
     new = beginning(config_of(corpora, tmp_path / "new", train={"steps": 3}), Path(other.run.folder), "init_schedule")
-    new = replace(new, optimizer=replace(new.optimizer, decay_steps=0))
+    new = replace(new, optimizer=replace(new.optimizer, decay_steps=None))
     with pytest.raises(UsageError, match=r"^steps 1 to 3 would run at learning rate 0\n.*\n  try: .*decay_steps=11 "):
         find_start(new, open_data(new))
 
@@ -223,7 +223,7 @@ def test_ids_that_are_other_text_to_the_folder_are_refused(corpora, before, tmp_
 
 def test_data_with_more_ids_than_the_weights_is_told_once_and_no_size_is_advised(corpora, tmp_path):
     """Advice to set model.vocab_size to either number is refused by the check of the other."""
-    config = config_of(corpora, tmp_path / "small", model={"vocab_size": 64}, train={"batch_ramp": ""})
+    config = config_of(corpora, tmp_path / "small", model={"vocab_size": 64}, train={"batch_ramp": None})
     trained(replace(config, data=DataSection(blend="mock")), exit_interval=1)
     ids = open_data(config_of(corpora, tmp_path / "run")).facts.num_ids
     assert ids > 64

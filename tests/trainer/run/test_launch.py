@@ -458,7 +458,7 @@ def test_sets_of_evaluation_are_no_problem_of_a_run_that_reads_none(tmp_path: Pa
 def test_a_checkpoint_that_does_not_fit_is_told_without_data(tmp_path: Path) -> None:
     sound = config(run={"folder": str(tmp_path / "run")}, model={"vocab_size": 1000}, data={"blend": "mock"})
     sound = replace(sound, mesh=replace(sound.mesh, tp=1), train=replace(sound.train, steps=1))
-    sound = replace(sound, optimizer=replace(sound.optimizer, warmup_steps=0))
+    sound = replace(sound, optimizer=replace(sound.optimizer, warmup_steps=None))
     train(sound, join_world(Mesh(1), placement=Placement()))
     lost = tmp_path / "lost"
     words = ["train.steps=1", "optimizer.warmup_steps=0", "model.num_layers=3", f"data.blend={lost}"]

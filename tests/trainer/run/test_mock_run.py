@@ -35,7 +35,7 @@ from trainer.run.train import train
 VOCAB = 100
 
 
-def config_of(folder, *, tp=1, sequence_parallel=False, steps=6, interval=0, vocab_size=VOCAB, **data) -> RunConfig:
+def config_of(folder, *, tp=1, sequence_parallel=False, steps=6, interval=None, vocab_size=VOCAB, **data) -> RunConfig:
     return RunConfig(
         run=RunSection(folder=str(folder), seed=7),
         model=ModelSection(num_layers=2, hidden_size=32, num_heads=4, vocab_size=vocab_size),

@@ -60,7 +60,7 @@ def test_a_run_in_fp16_can_end_while_the_loss_scale_comes_down(config, tmp_path)
     """Its first steps are skipped, but their state is sound; the same command would repeat them for ever."""
     half = replace(config, precision=PrecisionSection(dtype="fp16"), train=replace(config.train, exit_interval=3))
     whole, parts = (replace(half, run=replace(half.run, folder=str(tmp_path / name))) for name in ("a", "b"))
-    alone(replace(whole, train=replace(whole.train, exit_interval=0)))
+    alone(replace(whole, train=replace(whole.train, exit_interval=None)))
     assert [alone(parts).step for _ in range(3)] == [3, 6, 8]
     assert curve(tmp_path / "b") == curve(tmp_path / "a")
     assert not read_metrics(tmp_path / "a")[2]["grad_norm"], "a skipped step"

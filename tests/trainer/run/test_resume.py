@@ -101,10 +101,10 @@ def test_more_steps_at_learning_rate_0_are_refused(corpus, tmp_path, step, lengt
     ((unit, end),) = length.items()
 
     def lasting(times: int, **optimizer: Any) -> RunConfig:
-        train = {"steps": 0, unit: times * end}
+        train = {"steps": None, unit: times * end}
         often = {"interval": 1, "keep": 9}
         return _config(
-            corpus, tmp_path, steps=0, train=train, checkpoint=often, optimizer={"schedule": "linear", **optimizer}
+            corpus, tmp_path, steps=None, train=train, checkpoint=often, optimizer={"schedule": "linear", **optimizer}
         )
 
     _train(lasting(1))
@@ -233,12 +233,12 @@ def test_the_horizon_keeps_the_unit_of_the_first_start(lengths):
     linear = {"schedule": "linear", "weight_decay_schedule": "cosine"}
     now = None
     for unit, amount in lengths:
-        train = {"steps": 0, "samples": 0, "tokens": 0} | {unit: amount}
+        train = {"steps": None, "samples": None, "tokens": None} | {unit: amount}
         now = with_horizon(sound(train=train, optimizer=linear), now)
     (unit, amount), keys = lengths[0], asdict(now.optimizer)
     for prefix in ("decay", "weight_decay"):
         found = {key: keys[f"{prefix}_{key}"] for key in ("steps", "samples", "tokens")}
-        assert found == {"steps": 0, "samples": 0, "tokens": 0} | {unit: amount}
+        assert found == {"steps": None, "samples": None, "tokens": None} | {unit: amount}
 
 
 def test_another_update_rule_is_refused(corpus, tmp_path):
@@ -322,7 +322,7 @@ def test_a_length_that_is_given_twice_or_not_at_all_is_told_beside_a_checkpoint(
     _train(run)
     told = {
         "are set; a run has one length": replace(run.train, steps=3, samples=100),
-        "the run has no length": replace(run.train, steps=0),
+        "the run has no length": replace(run.train, steps=None),
     }
     for text, length in told.items():
         code, _, err = _check(replace(run, train=length), tmp_path / "run.toml", capsys)

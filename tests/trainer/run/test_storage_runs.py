@@ -46,7 +46,7 @@ def mix(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def config_of(mix: dict[str, Path], tmp_path: Path) -> Any:
     def made(name: str, root: ObjectFolder | str = "", **keys: Any) -> RunConfig:
-        config = make_config(tmp_path / name, blend=mix["mix"], valid=[mix["held"]], steps=6, eval_interval=0)
+        config = make_config(tmp_path / name, blend=mix["mix"], valid=[mix["held"]], steps=6, eval_interval=None)
         optimizer = OptimizerSection(lr=1e-2, min_lr=1e-4, warmup_steps=1)
         keys = {"interval": 2, "keep": 9, "folder": str(root), **keys}
         return replace(config, mesh=MeshSection(), optimizer=optimizer, checkpoint=CheckpointSection(**keys))

@@ -55,7 +55,7 @@ def config_of(made: Path, folder: Path, *, data: dict[str, object] | None = None
         data=DataSection(**{"blend": str(made / "mix.json"), **(data or {})}),
         train=TrainSection(**sizes),
         optimizer=OptimizerSection(lr=1e-3, min_lr=1e-4),
-        checkpoint=CheckpointSection(interval=0),
+        checkpoint=CheckpointSection(),
     )
 
 
@@ -182,8 +182,8 @@ def check(tracer: mdata.Tracer, ranks: list[list[tuple[list[int], list[list[int]
         {"data": {"shuffle_block": 4, "split": "80,0,20", "document_masks": True}},
         {"batch_ramp": "4 4 16", "global_batch": 12},
         {"batch_schedule": f"0:4 {8 * LENGTH}:8 {16 * LENGTH}:12", "global_batch": 12},
-        {"steps": 0, "samples": 35, "data": {"order": "megatron", "document_masks": True}},
-        {"steps": 0, "tokens": LENGTH * 39, "batch_ramp": "4 4 16", "global_batch": 12},
+        {"steps": None, "samples": 35, "data": {"order": "megatron", "document_masks": True}},
+        {"steps": None, "tokens": LENGTH * 39, "batch_ramp": "4 4 16", "global_batch": 12},
     ],
     ids=["native", "megatron", "blocks", "ramp", "table", "samples", "tokens"],
 )

@@ -64,7 +64,7 @@ def corpora(tmp_path_factory) -> Corpora:
     return Corpora(folder, folder / "mix.json", made["held"])
 
 
-def _config(corpora, folder, *, tp=1, sequence_parallel=False, steps=20, interval=0, dtype="fp32") -> RunConfig:
+def _config(corpora, folder, *, tp=1, sequence_parallel=False, steps=20, interval=None, dtype="fp32") -> RunConfig:
     return RunConfig(
         run=RunSection(folder=str(folder), seed=7),
         model=ModelSection(num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, init_std=0.05),
@@ -199,7 +199,7 @@ def test_a_run_may_evaluate_nothing(corpora, tmp_path):
 def test_the_last_step_is_recorded_whatever_the_interval(corpora, tmp_path):
     config = _config(corpora, tmp_path / "run", steps=3)
     config = replace(
-        config, data=replace(config.data, valid=()), train=replace(config.train, log_interval=2, eval_interval=0)
+        config, data=replace(config.data, valid=()), train=replace(config.train, log_interval=2, eval_interval=None)
     )
     run_ranks(_train, 1, config)
     assert list(_curve(tmp_path / "run")) == [2, 3]
@@ -293,8 +293,8 @@ def test_another_global_batch_goes_on_at_the_next_sample(corpora, tmp_path, monk
 
 def test_a_run_of_so_many_samples_ends_there_whatever_the_batches(corpora, tmp_path):
     """A ramp, then a larger batch after a resume; evaluated and saved at the end, and then there is nothing left."""
-    config = _config(corpora, tmp_path / "run", interval=0)
-    sizes = replace(config.train, steps=0, samples=23, batch_ramp="2 2 8", micro_batch=1)
+    config = _config(corpora, tmp_path / "run", interval=None)
+    sizes = replace(config.train, steps=None, samples=23, batch_ramp="2 2 8", micro_batch=1)
     schedule = OptimizerSection(lr=1e-2, schedule="linear", warmup_steps=2, decay_samples=40)
     config = replace(config, train=sizes, optimizer=schedule)
     alone = join_world(Mesh(1), placement=Placement())
@@ -305,7 +305,7 @@ def test_a_run_of_so_many_samples_ends_there_whatever_the_batches(corpora, tmp_p
     falling = [1e-2 * (1 - (done - warm) / (40 - warm)) for done in (4, 6, 8, 12, 16)]
     assert [line["lr"] for line in lines] == pytest.approx([5e-3, 1e-2, *falling])
     assert "valid" in lines[-1] and "valid" not in lines[-2]
-    longer = replace(config, train=replace(sizes, samples=0, tokens=32 * 41, batch_ramp="", global_batch=6))
+    longer = replace(config, train=replace(sizes, samples=None, tokens=32 * 41, batch_ramp=None, global_batch=6))
     assert train(longer, alone).step == 10  # 26, 32, 38; a step more would end at 44
     assert [line["consumed_samples"] for line in read_metrics(tmp_path / "run")][7:] == [26, 32, 38]
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["steps"] == 10

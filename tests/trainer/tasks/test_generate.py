@@ -253,7 +253,7 @@ def kinds(tmp_path_factory) -> dict[str, tuple[str, mdata.PreprocessOptions]]:
 def _run(kind: mdata.PreprocessOptions, folder: Path) -> mdata.Corpus:
     """Train one step on the corpus that these options make; the corpus."""
     (path,) = mdata.preprocess(kind).paths.values()
-    config = make_config(folder, blend=path, valid=[], steps=1, eval_interval=0)
+    config = make_config(folder, blend=path, valid=[], steps=1, eval_interval=None)
     config = replace(config, mesh=replace(config.mesh, tp=1, sequence_parallel=False))
     train(config, join_world(Mesh(1), placement=ALONE))
     return mdata.open_corpus(path)
