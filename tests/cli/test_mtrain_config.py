@@ -40,8 +40,8 @@ def test_every_setting_and_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert "model.bias" in told(capsys, "--key", "model")[1]
     assert told(capsys, "--key", "model.family")[1].endswith("'gpt'; default: 'gpt'\n")
     assert told(capsys, "--key", "run.folder")[1].endswith("a string, required\n")
-    assert told(capsys, "--key", "model.num_kv_heads")[1].endswith("at least 1; default: derived from num_heads\n")
-    assert told(capsys, "--key", "rope_original_length")[1].endswith("at least 1; default: not set\n")
+    assert told(capsys, "--key", "model.num_kv_heads")[1].endswith("integer >= 1; default: derived from num_heads\n")
+    assert told(capsys, "--key", "rope_original_length")[1].endswith("integer >= 1; default: not set\n")
     code, out, err = told(capsys, "--key", "model.norm", "--from-megatron", RUN)
     assert code == 2 and not out and "--key and --from-megatron are given together" in err
     code, out, err = told(capsys, "--key", "model.nrm")

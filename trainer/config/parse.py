@@ -272,7 +272,7 @@ def _parse_section(name: str, section: type, table: Mapping[str, Any]) -> tuple[
             problem = _value_problem(where, arguments[field.name], hint)
             problems += [problem] if problem else []
         elif field.default is dataclasses.MISSING:
-            problems.append(f"{where} is missing; it is {_expectation(hint)} and has no default")
+            problems.append(f"{where} is missing; it is required: {_expectation(hint)}")
     return arguments, problems
 
 
@@ -369,12 +369,8 @@ def _expectation(hint: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(_expectation(one) for one in get_args(hint) if one is not types.NoneType)
     if origin is tuple:
-        return (
-            'a list of strings, such as ["a", "b"]'
-            if get_args(hint)[0] is str
-            else "a list of whole numbers, as [2, 1]"
-        )
+        return 'a list of strings, such as ["a", "b"]' if get_args(hint)[0] is str else "a list of integers, as [2, 1]"
     words: Mapping[type, str] = types.MappingProxyType(
-        {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+        {int: "integer", float: "number", bool: "true or false", str: "a string"}
     )
     return words[hint]

@@ -23,8 +23,8 @@ class Range:
     below: float = math.inf
 
     def __str__(self) -> str:
-        end = "" if self.below == math.inf else f" and below {self.below:g}"
-        return f"above 0{end}" if self.low == ABOVE_0 else f"of at least {self.low:g}{end}"
+        end = "" if self.below == math.inf else f" and < {self.below:g}"
+        return f"> 0{end}" if self.low == ABOVE_0 else f">= {self.low:g}{end}"
 
 
 Preset = Literal[
