@@ -2,20 +2,31 @@
 
 Losses by component of the blend come from the same sums over ranks as the loss of the step; a blend of one component
 has none. Speed and use of the device are measured over the steps since the last line.
+
+Speed: tokens per second, and the share of time spent waiting for data. Only the time inside `with rate:` counts, that
+is, a step without the work after it: checkpoints and evaluations do not count. Rank 0's clock is the one recorded.
+
+Use of the device: utilization (MFU, Chowdhery et al. 2022) counts the model's own floating-point operations,
+`Plan.flops_per_token`, without recomputation, relative to the dense peak of the device for the run's number format as
+its vendor states it; it is unknown for devices and formats that are not in the table, such as CPUs.
 """
 
 from __future__ import annotations
 
 import math
+import resource
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
+import mdata
+from trainer.plan.devices import device_named
 from trainer.plan.plan import Plan
 from trainer.run.engine import Engine
-from trainer.run.rate import Rate
 from trainer.run.step_report import StepReport
-from trainer.run.usage import Usage
 
 
 class Measuring:
@@ -66,3 +77,71 @@ class Measuring:
         """Losses of the components from which the step read tokens with loss."""
         known = zip(self.components, report.component_losses, strict=True)
         return {name: loss for name, loss in known if not math.isnan(loss)}
+
+
+class Rate:
+    """Tokens per second and the share of time spent waiting for data, since the last `take`.
+
+    Time between steps does not count.
+    """
+
+    def __init__(self) -> None:
+        self.tokens, self._seconds, self._waited, self._began = 0, 0.0, 0.0, 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._seconds += time.perf_counter() - self._began
+
+    def wait_for(self, batches: Iterator[list[mdata.Batch]]) -> list[mdata.Batch]:
+        """The next item, timed as waiting for data."""
+        began = time.perf_counter()
+        batch = next(batches)
+        self._waited += time.perf_counter() - began
+        return batch
+
+    def take(self) -> tuple[float, float]:
+        """(tokens per second, share of waiting); resets the counters."""
+        found = (self.tokens / self._seconds, self._waited / self._seconds) if self._seconds else (0.0, 0.0)
+        self.tokens, self._seconds, self._waited = 0, 0.0, 0.0
+        return found
+
+
+HALF = ("bf16", "fp16")
+
+
+def peak_flops(device_name: str, dtype: str) -> float | None:
+    """Dense FLOP/s of a device for products in a number format; None if unknown."""
+    if dtype not in HALF:
+        return None
+    device = device_named(device_name)
+    return None if device is None else device.flops
+
+
+class Usage:
+    """One rank's use of its device.
+
+    Args:
+        plan: of the run. dtype: precision.dtype. device: this rank's.
+    """
+
+    def __init__(self, plan: Plan, dtype: str, *, device: torch.device) -> None:
+        self._device, self._flops_per_token = device, plan.flops_per_token / plan.world_size
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        self._peak = peak_flops(name, dtype)
+
+    def tflops(self, tokens_per_s: float) -> float:
+        """The model's 10^12 operations per second of each rank, at this many tokens per second of the run."""
+        return tokens_per_s * self._flops_per_token / 1e12
+
+    def mfu(self, tokens_per_s: float) -> float | None:
+        """Model FLOP utilization of all ranks' devices at this many tokens per second of the run; None: unknown."""
+        return None if self._peak is None else tokens_per_s * self._flops_per_token / self._peak
+
+    def memory_bytes(self) -> int:
+        """Peak memory so far: of tensors on a GPU, otherwise of the whole process."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

@@ -267,7 +267,7 @@ def test_waiting_for_data_is_told_as_a_share_of_the_steps(corpora, tmp_path, mon
     """A clock that ticks when it is looked at: a step begins, asks for data, has them, and ends."""
     ticks = itertools.count()
     clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)), time=lambda: 0.0)
-    monkeypatch.setattr("trainer.run.rate.time", clock)
+    monkeypatch.setattr("trainer.run.measuring.time", clock)
     train(_config(corpora, tmp_path / "run", steps=3), join_world(Mesh(1), placement=Placement()))
     lines = read_metrics(tmp_path / "run")
     assert [line["data_wait"] for line in lines] == [pytest.approx(1 / 3)] * 3

@@ -7,7 +7,7 @@ import torch
 
 from tests.trainer.plan.test_plan import config
 from trainer.plan.plan import make_plan
-from trainer.run.usage import Usage, peak_flops
+from trainer.run.measuring import Usage, peak_flops
 
 CPU = torch.device("cpu")
 
