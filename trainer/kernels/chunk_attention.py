@@ -128,15 +128,15 @@ class _Chunk(torch.autograd.Function):
         before, scale, kernel = ctx.before, ctx.scale, ctx.kernel
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         heads = (q, k[:, :, before:], v[:, :, before:])
-        found = Attended(y, sums, ctx.kept[0])
+        attended = Attended(y, sums, ctx.kept[0])
         dq, dk[:, :, before:], dv[:, :, before:] = kernel.backward(
-            dy_BHSK, heads, found=found, causal=True, scale=scale
+            dy_BHSK, heads, found=attended, causal=True, scale=scale
         )
         if before:
             heads = (q, k[:, :, :before], v[:, :, :before])
-            found = Attended(y, sums, ctx.kept[1])
+            attended = Attended(y, sums, ctx.kept[1])
             more, dk[:, :, :before], dv[:, :, :before] = kernel.backward(
-                dy_BHSK, heads, found=found, causal=False, scale=scale
+                dy_BHSK, heads, found=attended, causal=False, scale=scale
             )
             dq = dq + more
         return dq, dk, dv, None, None

@@ -155,10 +155,10 @@ def _varlen() -> Callable[..., Any] | None:
 
 def _varlen_options(scale: float | None, *, grouped: bool) -> dict[str, Any]:
     """The call's keywords, whose names differ between versions of PyTorch."""
-    known = inspect.signature(_varlen() or _flex).parameters
-    options: dict[str, Any] = {"is_causal": True} if "is_causal" in known else {"window_size": (-1, 0)}
+    parameters = inspect.signature(_varlen() or _flex).parameters
+    options: dict[str, Any] = {"is_causal": True} if "is_causal" in parameters else {"window_size": (-1, 0)}
     if scale is not None:
         options["scale"] = scale
     if grouped:
-        options["enable_gqa" if "enable_gqa" in known else "repeat"] = True
+        options["enable_gqa" if "enable_gqa" in parameters else "repeat"] = True
     return options

@@ -26,18 +26,18 @@ Results = Iterator[tuple[str, Tensor]]
 def differences(group: str, kernels: Any, *, device: torch.device, dtype: torch.dtype) -> str:
     """How the operations of one key of [kernels] differ from the plain ones; empty: within the tolerance."""
     try:
-        found = list(EXAMPLES[group](kernels, _draws(device), dtype))
+        results = list(EXAMPLES[group](kernels, _draws(device), dtype))
     except (RuntimeError, TypeError, AttributeError, ImportError, AssertionError) as error:
         return f"its self-test failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     expected = EXAMPLES[group](plain, _draws(device), torch.float32)
-    for (name, got), (_, right) in zip(found, expected, strict=True):
+    for (name, got), (_, right) in zip(results, expected, strict=True):
         if problem := _difference(name, got, right, tolerance=TOLERANCES[dtype]):
             return problem
     return ""
 
 
-def _difference(name: str, found: Tensor, expected: Tensor, *, tolerance: float) -> str:
-    error = float((found.double() - expected.double()).norm() / expected.double().norm())
+def _difference(name: str, result: Tensor, expected: Tensor, *, tolerance: float) -> str:
+    error = float((result.double() - expected.double()).norm() / expected.double().norm())
     if error <= tolerance:  # not so for NaN
         return ""
     return f"its self-test failed: {name} differs from the plain kernel's by {error:.2g}, and {tolerance:g} is allowed"
@@ -111,11 +111,11 @@ EXAMPLES: dict[str, Callable[[Any, Callable[..., Tensor], torch.dtype], Results]
 def float8_differences(quantize: Callable[..., Any], product: Callable[..., Tensor], *, device: torch.device) -> str:
     """How FP8 rounding and products differ from the plain ones; empty: no difference."""
     try:
-        found = list(_float8(quantize, product, _draws(device)))
+        results = list(_float8(quantize, product, _draws(device)))
     except (RuntimeError, TypeError, AttributeError, ImportError, AssertionError) as error:
         return f"its self-test failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     expected = _float8(float8_quantize, float8_product, _draws(device))
-    for (name, got), (_, right) in zip(found, expected, strict=True):
+    for (name, got), (_, right) in zip(results, expected, strict=True):
         # Results are rounded to bf16. Values are equal, except where a scale that differs in its last bit changed one.
         if problem := _difference(name, got, right, tolerance=2e-3 if "value" in name else 1e-2):
             return problem

@@ -140,14 +140,14 @@ def _implementation(group: str, name: str, *, device: torch.device, dtype: torch
         return compiled()
     if name in ("plain", "library"):
         return PLAIN if name == "plain" else LIBRARY
-    found, reason = TRANSFORMER_ENGINE, transformer_engine.missing(device)
+    named, reason = TRANSFORMER_ENGINE, transformer_engine.missing(device)
     if name == "apex":
-        found, reason = APEX, apex.missing(group, device)
+        named, reason = APEX, apex.missing(group, device)
     if dtype == torch.float64:
         reason = reason or "it does not support fp64"
-    if reason := reason or differences(group, found, device=device, dtype=dtype):
+    if reason := reason or differences(group, named, device=device, dtype=dtype):
         raise _refused(group, name, reason)
-    return found
+    return named
 
 
 def _refused(group: str, name: str, reason: str) -> UsageError:
@@ -164,10 +164,10 @@ def float8_kernels(device: torch.device) -> tuple[Kernel, Kernel]:
     """
     if device.type != "cuda":
         return float8.float8_quantize, float8.float8_product
-    found = transformer_engine.float8_quantize, transformer_engine.float8_product
-    if reason := transformer_engine.float8_missing(device) or float8_differences(*found, device=device):
+    kernels = transformer_engine.float8_quantize, transformer_engine.float8_product
+    if reason := transformer_engine.float8_missing(device) or float8_differences(*kernels, device=device):
         raise UsageError(
             f"precision.fp8 needs {transformer_engine.NAME} and a GPU with FP8, but {reason}; "
             f'install it ({install_command("gpu")}), or set precision.fp8="none"'
         )
-    return found
+    return kernels

@@ -40,9 +40,9 @@ def float8_missing(device: torch.device) -> str:
     """Why FP8 cannot be used; empty: it can."""
     if reason := missing(device):
         return reason
-    found = torch.cuda.get_device_capability(device)
-    if found < (8, 9):
-        return f"{torch.cuda.get_device_name(device)} has no FP8; it needs compute capability 8.9, this is {found}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 9):
+        return f"{torch.cuda.get_device_name(device)} has no FP8; it needs compute capability 8.9, this is {capability}"
     return ""
 
 
@@ -130,7 +130,7 @@ def float8_product(
 ) -> Tensor:
     """See float8.float8_product; a single cuBLAS product, which adds to `out` itself."""
     library = _library()
-    found: Tensor = library.gemm(
+    result: Tensor = library.gemm(
         _stored(right, library),
         _stored(left, library),
         out_dtype=dtype if out is None else out.dtype,
@@ -140,7 +140,7 @@ def float8_product(
         use_split_accumulator=not fast,
         **library.options,
     )[0]
-    return found
+    return result
 
 
 def _stored(factor: Factor, library: _Library) -> Any:

@@ -159,8 +159,8 @@ class Parallel:
         """Begin to gather dy; what is given waits for it, and gives dy of all tokens and dy W."""
         if (products := self.products) is not None:
             return lambda: products.gather_product(dy_NO, weight_OI)
-        whole = self.start_gather(dy_NO)
-        return lambda: (whole.wait(), whole.result @ weight_OI)
+        gathered = self.start_gather(dy_NO)
+        return lambda: (gathered.wait(), gathered.result @ weight_OI)
 
     def local_tokens(self, num_tokens: int) -> slice:
         """The tokens that this rank holds outside the parallel regions."""

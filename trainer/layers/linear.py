@@ -84,9 +84,9 @@ class _Column(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy_NO: Tensor) -> tuple[Tensor | None, ...]:
         x_NI, weight_OI = ctx.saved_tensors
-        whole = ctx.parallel.start_gather(x_NI)
+        gathered = ctx.parallel.start_gather(x_NI)
         dx = ctx.parallel.start_product_reduce(dy_NO, weight_OI)
-        dweight = add_weight_gradient(ctx.main, "weight", dy_NO=dy_NO, x_NI=whole.wait())
+        dweight = add_weight_gradient(ctx.main, "weight", dy_NO=dy_NO, x_NI=gathered.wait())
         dbias = add_bias_gradient(ctx.main, dy_NO) if ctx.bias else None
         return dx.wait(), dweight, dbias, None, None
 
@@ -188,8 +188,8 @@ def _weight_gradient(
 ) -> Tensor | None:
     """dy^T x: [O, I], added to the main gradient, or returned if there is none."""
     if "weight" not in main.tensors:
-        found: Tensor = product(left, right, dtype=dtype)
-        return found
+        gradient: Tensor = product(left, right, dtype=dtype)
+        return gradient
     target = main.tensors["weight"]
     product(left, right, dtype=target.dtype, out=target, add=not main.take_stale("weight"))
     return None

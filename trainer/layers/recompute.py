@@ -26,10 +26,14 @@ def keep_input(run: Callable[..., Any], *inputs: Tensor | None) -> Any:
 @contextmanager
 def recomputed(x: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
     """Code in this block that saves x for backward saves `make` instead, which recomputes it."""
-    known = (x.data_ptr(), x.shape, x.dtype)  # not x: autograd holds both functions below as long as what they packed
+    signature = (
+        x.data_ptr(),
+        x.shape,
+        x.dtype,
+    )  # not x: autograd holds both functions below as long as what they packed
 
     def pack(kept: Tensor) -> Any:
-        return make if (kept.data_ptr(), kept.shape, kept.dtype) == known else kept
+        return make if (kept.data_ptr(), kept.shape, kept.dtype) == signature else kept
 
     def unpack(kept: Any) -> Tensor:
         if isinstance(kept, Tensor):

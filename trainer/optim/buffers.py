@@ -122,8 +122,8 @@ class Buffers:
         if own:
             kept = Flat(self.owned, torch.zeros(self.owned.size, dtype=dtype, device=device))
             return kept, [_without_memory(bucket.size, dtype, device) for bucket in buckets]
-        whole = torch.zeros(self.layout.size, dtype=dtype, device=device)
-        return Flat(everything(self.layout), whole), [whole[bucket.start : bucket.stop] for bucket in buckets]
+        buffer = torch.zeros(self.layout.size, dtype=dtype, device=device)
+        return Flat(everything(self.layout), buffer), [buffer[bucket.start : bucket.stop] for bucket in buckets]
 
     def _adopt(self, model: nn.Module, number: int) -> None:
         """Replace a bucket's parameters and main gradients by views of its tensors."""

@@ -96,11 +96,11 @@ class BufferLayout:
     @property
     def of_block(self) -> dict[int, list[int]]:
         """The numbers of the buckets with parameters of each block."""
-        found: dict[int, list[int]] = {}
+        numbers: dict[int, list[int]] = {}
         for number, bucket in enumerate(self.buckets):
             for block in bucket.blocks:
-                found.setdefault(block, []).append(number)
-        return found
+                numbers.setdefault(block, []).append(number)
+        return numbers
 
 
 def make_layout(specs: Sequence[ParamSpec], sizes: Mapping[str, int], *, bucket_size: int = 0) -> BufferLayout:

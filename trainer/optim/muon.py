@@ -92,14 +92,14 @@ def parts_of(owned: Ownership, index: Callable[[str], int], *, copies: tuple[str
         owned: its runs of matrices. index: axis -> its position on it.
         copies: axes along which ranks hold copies of everything.
     """
-    found = []
+    parts = []
     for slot, low, high, _ in owned.parameters():
         counts = is_first_copy((*slot.spec.copies, *copies), index)
         for part in slices(slot.spec, first=low, stop=high):
             (rows, columns), (row, column), (height, width) = part.shape, part.start, part.size
             where = slot.start + part.flat
-            found.append(Part(part.name, (rows, columns), (row, column), (height, width), counts, where))
-    return tuple(found)
+            parts.append(Part(part.name, (rows, columns), (row, column), (height, width), counts, where))
+    return tuple(parts)
 
 
 def make_rounds(parts: Sequence[Parts], rank: int) -> tuple[Round, ...]:
@@ -149,7 +149,12 @@ def iterations(settings: OptimizerSection) -> tuple[tuple[float, float, float], 
 
 
 def exchanged(
-    one: Round, direction: Callable[[Part], Tensor], *, update: Callable[[Tensor], Tensor], like: Tensor, group: Group
+    round_: Round,
+    direction: Callable[[Part], Tensor],
+    *,
+    update: Callable[[Tensor], Tensor],
+    like: Tensor,
+    group: Group,
 ) -> Iterator[tuple[Part, Tensor]]:
     """Run a round: yields each part of this rank, and its part of the update as a flat tensor.
 
@@ -157,27 +162,27 @@ def exchanged(
         direction: gives a part's flat tensor; called once per part. update: computes that of a whole matrix.
         like: a tensor of their dtype and device.
     """
-    asked = [[(part, direction(part)) for part in parts] for parts in one.mine]
+    asked = [[(part, direction(part)) for part in parts] for parts in round_.mine]
     sent = [[tensor for part, tensor in of_rank if part.counts] for of_rank in asked]
-    counted = [[part for part in parts if part.counts] for parts in one.theirs]
+    counted = [[part for part in parts if part.counts] for parts in round_.theirs]
     arrived = all_to_all(
         _flat(sent, like), send=[_total(p) for p in sent], receive=[_numel(p) for p in counted], group=group
     )
     back = [like.new_empty(0)]
-    if any(one.theirs):
-        whole = like.new_zeros(next(parts[0].shape for parts in one.theirs if parts))
-        _fill(whole, arrived, [part for parts in counted for part in parts])
-        whole = update(whole)
-        back = [part.of(whole).flatten() for parts in one.theirs for part in parts]
-    receive = [_numel(parts) for parts in one.mine]
-    flat = all_to_all(torch.cat(back), send=[_numel(parts) for parts in one.theirs], receive=receive, group=group)
-    own = [part for parts in one.mine for part in parts]
+    if any(round_.theirs):
+        matrix = like.new_zeros(next(parts[0].shape for parts in round_.theirs if parts))
+        _fill(matrix, arrived, [part for parts in counted for part in parts])
+        matrix = update(matrix)
+        back = [part.of(matrix).flatten() for parts in round_.theirs for part in parts]
+    receive = [_numel(parts) for parts in round_.mine]
+    flat = all_to_all(torch.cat(back), send=[_numel(parts) for parts in round_.theirs], receive=receive, group=group)
+    own = [part for parts in round_.mine for part in parts]
     yield from zip(own, flat.split([part.numel for part in own]), strict=True)
 
 
-def _fill(whole: Tensor, flat: Tensor, parts: Sequence[Part]) -> None:
+def _fill(matrix: Tensor, flat: Tensor, parts: Sequence[Part]) -> None:
     for part, values in zip(parts, flat.split([part.numel for part in parts]), strict=True):
-        part.of(whole).copy_(values.view(part.size))
+        part.of(matrix).copy_(values.view(part.size))
 
 
 def _numel(parts: Sequence[Part]) -> int:
@@ -241,12 +246,12 @@ class MatrixUpdate:
             mean, gradient = view("momentum_buffer", *where), buffers.gradients.view(*where)
             return kernels.muon_momentum_(mean, gradient, factor, applied, constants)
 
-        def orthogonal(whole: Tensor) -> Tensor:
-            found = kernels.orthogonalize(whole, dtype, iterations(settings))
-            return found * update_scale(settings, (whole.shape[0], whole.shape[1]))
+        def orthogonal(matrix: Tensor) -> Tensor:
+            orthogonalized = kernels.orthogonalize(matrix, dtype, iterations(settings))
+            return orthogonalized * update_scale(settings, (matrix.shape[0], matrix.shape[1]))
 
         like = torch.empty(0, dtype=buffers.main_dtype, device=buffers.parameters.values.device)
-        for one in self.rounds:
-            for part, update in exchanged(one, direction, update=orthogonal, like=like, group=self._stage):
+        for round_ in self.rounds:
+            for part, update in exchanged(round_, direction, update=orthogonal, like=like, group=self._stage):
                 where = part.element, part.element + part.numel
                 kernels.muon_apply_((view("weight", *where), buffers.rounded(*where)), update, rate, applied, decay)

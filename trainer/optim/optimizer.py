@@ -79,8 +79,8 @@ class Optimizer:
         recorder: Recorder | None = None,
     ) -> None:
         self.buffers, self.settings, self.groups, self.kernels = buffers, settings, groups, kernels
-        whole = buffers.sharding == "none"
-        held = everything(buffers.layout) if whole else buffers.owned
+        unsharded = buffers.sharding == "none"
+        held = everything(buffers.layout) if unsharded else buffers.owned
         rest = held
         self.holds = {"weight": held if buffers.has_main_weights else buffers.parameters.runs.within(held)}
         self._matrices: MatrixUpdate | None = None

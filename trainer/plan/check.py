@@ -119,9 +119,9 @@ def _mesh_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     cut, kv_heads = family_of(config).cut_by_tp(config), config.model.num_kv_heads or config.model.num_heads
     fit = [size for size in common_divisors(*cut.values()) if not (kv_heads % size and size % kv_heads)]
     remedy = f"choose mesh.tp from {listed(fit)}"
-    for what, size in cut.items():
+    for setting, size in cut.items():
         if size % tp:
-            yield f"{what}={size} is not a multiple of mesh.tp={tp}; {remedy}"
+            yield f"{setting}={size} is not a multiple of mesh.tp={tp}; {remedy}"
     if kv_heads % tp and tp % kv_heads and config.model.num_kv_heads:
         yield f"model.num_kv_heads={kv_heads} is neither a multiple nor a divisor of mesh.tp={tp}; {remedy}"
     yield from _context_problems(config)
@@ -300,14 +300,16 @@ def _unclear(optimizer: OptimizerSection) -> Iterator[str]:
 
 
 def _length_problems(config: RunConfig, lengths: ScheduleLengths, run: RunLength) -> Iterator[str]:
-    optimizer, whole = config.optimizer, _settings("train.", given_lengths(config.train))
+    optimizer, run_setting = config.optimizer, _settings("train.", given_lengths(config.train))
     if run.steps < 1:
-        yield _less_than_a_step(config, whole)
+        yield _less_than_a_step(config, run_setting)
         return
     end = run.steps if lengths.counter == "steps" else run.samples
     # A schedule with a length of its own may be longer than this run, which may then end within the warmup.
     if lengths.warmup > lengths.decay:
-        limit = _settings("optimizer.decay_", given_lengths(optimizer, "decay_")) if lengths.decay < end else whole
+        limit = (
+            _settings("optimizer.decay_", given_lengths(optimizer, "decay_")) if lengths.decay < end else run_setting
+        )
         fraction = {"fraction": optimizer.warmup_fraction or 0.0}
         warmup = _settings("optimizer.warmup_", given_lengths(optimizer, "warmup_") or fraction)
         fewer, raised = f"fewer {lengths.counter}", limit.partition("=")[0]
@@ -322,11 +324,11 @@ def _length_problems(config: RunConfig, lengths: ScheduleLengths, run: RunLength
         yield f"{wsd_decay} is longer than the schedule, of {most}; choose at most that many"
 
 
-def _less_than_a_step(config: RunConfig, whole: str) -> str:
+def _less_than_a_step(config: RunConfig, run_setting: str) -> str:
     samples, unit = batch_sizes(config).at(0), "samples"
     if config.train.tokens:
         samples, unit = samples * config.train.sequence_length, "tokens"
-    return f"{whole} is less than the first step, which reads {samples} {unit}; choose at least {samples}"
+    return f"{run_setting} is less than the first step, which reads {samples} {unit}; choose at least {samples}"
 
 
 def _value_problems(optimizer: OptimizerSection) -> Iterator[str]:
@@ -460,13 +462,13 @@ def _schedule_problems(config: RunConfig, chunks: int, part: int) -> Iterator[st
             continue
         remedy = _other_chunks(config, chunks)
         if count % mesh.pp and mesh.schedule == "interleaved" and chunks > 1:
-            whole = round_up(count, mesh.pp) * part
-            what = (
+            fitting_batch = round_up(count, mesh.pp) * part
+            setting = (
                 "train.global_batch"
                 if size == train.global_batch
                 else f"a step of {sizes_setting(config).partition('=')[0]}"
             )
-            remedy = f'choose {what}={whole}, or mesh.schedule="1f1b"'
+            remedy = f'choose {setting}={fitting_batch}, or mesh.schedule="1f1b"'
         yield f"mesh.schedule={mesh.schedule} with a batch of {size} samples: {problem}; {remedy}"
         return
 
@@ -530,10 +532,10 @@ def precision_problems(config: RunConfig) -> Iterator[str]:
             f"precision.fp8_first_last_bf16={precision.fp8_first_last_bf16} at both ends leaves no layer of "
             f'model.num_layers={config.model.num_layers} in FP8; lower it, or set precision.fp8="none"'
         )
-    for what, size in family_of(config).float8_sizes(config).items():
+    for setting, size in family_of(config).float8_sizes(config).items():
         if size % MULTIPLE:
             yield (
-                f"{what} is {size}, but FP8 matrices must have multiples of {MULTIPLE} rows and columns; "
+                f"{setting} is {size}, but FP8 matrices must have multiples of {MULTIPLE} rows and columns; "
                 f'choose {round_up(size, MULTIPLE)}, or set precision.fp8="none"'
             )
 
@@ -590,10 +592,10 @@ def kernel_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     shape = family.shape(config, config.model.vocab_size or 1)
     ordinary = any(family.block_scores(shape, block).is_ordinary for block in range(config.model.num_layers))
     if config.data.document_masks or not ordinary:
-        what = "data.document_masks" if config.data.document_masks else "these options of the model"
+        option = "data.document_masks" if config.data.document_masks else "these options of the model"
         yield (
             f'kernels.attention="{kernels.attention}" supports only causal attention over whole rows, '
-            f'which no layer has with {what}; set kernels.attention="auto"'
+            f'which no layer has with {option}; set kernels.attention="auto"'
         )
 
 

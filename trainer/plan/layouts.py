@@ -84,13 +84,13 @@ def find_layouts(
     config: RunConfig, hardware: Hardware, *, facts: DataFacts | None, progress: Progress = SILENT
 ) -> list[Layout]:
     """Every mesh of these GPUs: those that work, the fastest first, then the others with their reasons."""
-    meshes, found = list(_meshes(config, hardware)), []
+    meshes, layouts = list(_meshes(config, hardware)), []
     progress.begin("estimating layouts", len(meshes), unit="layouts")
     for mesh in meshes:
-        found.append(_best(mesh, hardware, facts))
+        layouts.append(_best(mesh, hardware, facts))
         progress.advance(1)
     progress.end()
-    return sorted(found, key=lambda layout: (bool(layout.problem), -layout.tokens_per_s))
+    return sorted(layouts, key=lambda layout: (bool(layout.problem), -layout.tokens_per_s))
 
 
 def problems_of_every_layout(config: RunConfig, hardware: Hardware, *, facts: DataFacts | None) -> list[str]:

@@ -117,10 +117,10 @@ def kept_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> 
     """Bytes of the buffers and the optimizer state that a rank with these parameters holds from step to step."""
     weight, gradient = element_bytes(config)
     main, total = max(weight, 4), 0
-    one = weight == main  # parameters that are not rounded are the main weights
+    same_tensor = weight == main  # parameters that are not rounded are the main weights
     sharding, data = config.optimizer.sharding, plan.cp * plan.dp
     for spec in table:
-        states = len(state_names(config.optimizer.name, matrix=spec.matrix)) - one
+        states = len(state_names(config.optimizer.name, matrix=spec.matrix)) - same_tensor
         share = -(-spec.numel // data)
         total += weight * (share if sharding == "parameters" else spec.numel)
         total += gradient * (share if sharding in ("gradients", "parameters") else spec.numel)

@@ -64,7 +64,7 @@ def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
     for name, value in changes.items():
         section, key = name.split(".")
         sections.setdefault(section, {})[key] = value
-    made = {name: dataclasses.replace(getattr(config, name), **found) for name, found in sections.items()}
+    made = {name: dataclasses.replace(getattr(config, name), **fields) for name, fields in sections.items()}
     return dataclasses.replace(config, **made)
 
 
@@ -95,13 +95,13 @@ def alternatives(config: RunConfig, world_size: int, *, name: str) -> list[Any]:
     """Other values that a key may take, the nearest first; those of train.global_batch depend on the rest."""
     current, default = _setting(config, name), MeshSection()
     if name in AXES:
-        found = common_divisors(world_size)
+        values = common_divisors(world_size)
     elif name == "train.micro_batch":  # a smaller one needs no more memory
-        found = [size for size in common_divisors(config.train.global_batch) if size < current]
+        values = [size for size in common_divisors(config.train.global_batch) if size < current]
     else:
         return [default_value] if (default_value := getattr(default, name.split(".")[1])) != current else []
-    ordered = sorted((value for value in found if value != current), key=lambda value: _factors(current, value))
-    return sorted({*ordered[:MOST_VALUES], *found[:1]} - {current}, key=lambda value: _factors(current, value))
+    ordered = sorted((value for value in values if value != current), key=lambda value: _factors(current, value))
+    return sorted({*ordered[:MOST_VALUES], *values[:1]} - {current}, key=lambda value: _factors(current, value))
 
 
 def batch_alternatives(config: RunConfig, world_size: int) -> list[int]:

@@ -198,8 +198,8 @@ def _rank_parameters(
     parameters: Callable[[Any, Place], tuple[ParamSpec, ...]], shape: Hashable, places: tuple[Place, ...], /
 ) -> tuple[ParamSpec, ...]:
     tables = [parameters(shape, place) for place in places]
-    found = {spec.name: spec for table in reversed(tables) for spec in table}
-    return tuple({spec.name: found[spec.name] for table in tables for spec in table}.values())
+    specs = {spec.name: spec for table in reversed(tables) for spec in table}
+    return tuple({spec.name: specs[spec.name] for table in tables for spec in table}.values())
 
 
 # A list of layouts makes hundreds of plans of one model, and its table takes longer than all the rest of a plan.
