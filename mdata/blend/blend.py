@@ -60,8 +60,8 @@ class OpenBlend:
     @property
     def left_out(self) -> dict[str, str]:
         """What a folder or pattern named and is not trained on: path -> why."""
-        found = self.manifest.notes.get("left_out", {})
-        return dict(found) if isinstance(found, Mapping) else {}
+        left_out = self.manifest.notes.get("left_out", {})
+        return dict(left_out) if isinstance(left_out, Mapping) else {}
 
     def tell_left_out(self, progress: Progress) -> None:
         """Say what is left out, and why."""
@@ -90,7 +90,9 @@ class OpenBlend:
 
     def _named(self, sets: list[NamedSet] | UnsetType) -> dict[str, tuple[Path, str]]:
         return (
-            {} if isinstance(sets, UnsetType) else {one.name: (beside(self.folder, one.path), one.id) for one in sets}
+            {}
+            if isinstance(sets, UnsetType)
+            else {named_set.name: (beside(self.folder, named_set.path), named_set.id) for named_set in sets}
         )
 
     @property

@@ -105,25 +105,25 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
         DamageError: a corpus that is not what its manifest says.
     """
     problems: list[str] = []
-    found = [one for entry in spec.entries if (one := _find(entry, spec, open_one, problems=problems))]
+    matches = [match for entry in spec.entries if (match := _find(entry, spec, open_one, problems=problems))]
     if problems:
         raise blend_error(problems)
-    if spec.per_split and len(found) == 1 and not found[0].many:
-        found[0].entry = replace(found[0].entry, share=None)  # as in Megatron, which ignores it
-    parts = [part for one in found for part in one.parts]
-    _name_all(found)
+    if spec.per_split and len(matches) == 1 and not matches[0].many:
+        matches[0].entry = replace(matches[0].entry, share=None)  # as in Megatron, which ignores it
+    parts = [part for match in matches for part in match.parts]
+    _name_all(matches)
     if not spec.merge_same:
         _check_distinct(parts)
     if not spec.allow_overlap:
         _check_overlap(parts)
-    groups = _share_out(found, spec)
+    groups = _share_out(matches, spec)
     merged: dict[str, str] = {}
     if spec.merge_same:
         parts, merged = merge_same(parts, groups, spec=spec, problems=problems)
         if problems:
             raise blend_error(problems)
     _check_texts(parts, groups)
-    left_out = {relative_path(Path(path), folder): why for one in found for path, why in one.left_out.items()}
+    left_out = {relative_path(Path(path), folder): why for match in matches for path, why in match.left_out.items()}
     components = [_component(part, folder) for part in parts]
     whole = Phase(samples=spec.samples, tokens=spec.tokens)
     wanted = spec.phases or ((whole,) if whole != Phase() else ())
@@ -198,13 +198,13 @@ def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterat
         )
 
 
-def _name_all(found: Sequence[Found]) -> None:
+def _name_all(matches: Sequence[Found]) -> None:
     """Short names where they differ, else paths; an entry's own name goes first."""
-    for one in found:
-        for part in one.parts:
-            own = one.entry.name if not one.many else None
+    for match in matches:
+        for part in match.parts:
+            own = match.entry.name if not match.many else None
             part.name = own or part.name or part.corpus.name
-    parts = [part for one in found for part in one.parts]
+    parts = [part for match in matches for part in match.parts]
     times = Counter(name for name, _ in {(part.name, part.corpus.id) for part in parts})
     for part in parts:
         if times[part.name] > 1:
@@ -237,68 +237,77 @@ def _check_overlap(parts: Sequence[PlannedComponent]) -> None:
 
 def corpora_of_sets(blend: BlendManifest, folder: Path, *, open_one: Opener) -> dict[str, list[Corpus]]:
     """The corpora of each validation and test set, those of a blend that is one among them."""
-    found: dict[str, list[Corpus]] = {}
-    for one in (*(blend.valid or ()), *(blend.test or ())):
-        inner = blend_at(str(folder / one.path))
-        paths = [one.path] if inner is None else [str(Path(one.path).parent / part.path) for part in inner.components]
-        found.setdefault(one.name, []).extend(open_one(str(folder / path)) for path in paths)
-    return found
+    corpora: dict[str, list[Corpus]] = {}
+    for named_set in (*(blend.valid or ()), *(blend.test or ())):
+        inner = blend_at(str(folder / named_set.path))
+        paths = (
+            [named_set.path]
+            if inner is None
+            else [str(Path(named_set.path).parent / part.path) for part in inner.components]
+        )
+        corpora.setdefault(named_set.name, []).extend(open_one(str(folder / path)) for path in paths)
+    return corpora
 
 
-def _share_out(found: Sequence[Found], spec: BlendSpec) -> dict[str, Share]:
+def _share_out(matches: Sequence[Found], spec: BlendSpec) -> dict[str, Share]:
     """Give every part its share and group; returns the groups that have shares."""
-    _check_shares(found, spec)
+    _check_shares(matches, spec)
     groups = dict(spec.groups)
-    for one in found:
-        entry = one.entry
+    for match in matches:
+        entry = match.entry
         share = Share("1", "epochs") if spec.exhaustive else entry.share
-        by_itself = share is None and not one.nested
-        if not one.many or by_itself or (share is not None and share.unit == "epochs"):
-            for part in one.parts:
-                part.group = entry.group or (_group_name(one) if one.many else None)
+        by_itself = share is None and not match.nested
+        if not match.many or by_itself or (share is not None and share.unit == "epochs"):
+            for part in match.parts:
+                part.group = entry.group or (_group_name(match) if match.many else None)
                 part.share = share or Share(part.weight, set_by=TOKENS)
             continue
-        whole = share or Share(str(sum(part.corpus.num_tokens for part in one.parts)), set_by=TOKENS)
-        total = sum((Fraction(part.weight) for part in one.parts), Fraction(0))
-        name = entry.group or _group_name(one)
+        entry_share = share or Share(str(sum(part.corpus.num_tokens for part in match.parts)), set_by=TOKENS)
+        total = sum((Fraction(part.weight) for part in match.parts), Fraction(0))
+        name = entry.group or _group_name(match)
         if entry.group is None:
             if name in groups:
                 raise UsageError(f"two groups are called {name}", fix="a name for each entry")
-            groups[name] = whole
-        for part in one.parts:
+            groups[name] = entry_share
+        for part in match.parts:
             part.group = name
-            divided = whole.amount * (Fraction(part.weight) / total if total else 1)
+            divided = entry_share.amount * (Fraction(part.weight) / total if total else 1)
             part.share = Share(part.weight, set_by=part.weight_by)
             if entry.group is not None:
-                part.share = Share(as_text(divided), whole.unit, whole.set_by)
+                part.share = Share(as_text(divided), entry_share.unit, entry_share.set_by)
     return groups
 
 
-def _group_name(one: Found) -> str:
-    return one.entry.name or Path(one.entry.path).stem.strip("*") or Path(one.entry.path).parent.name or one.entry.path
+def _group_name(match: Found) -> str:
+    return (
+        match.entry.name
+        or Path(match.entry.path).stem.strip("*")
+        or Path(match.entry.path).parent.name
+        or match.entry.path
+    )
 
 
-def _check_shares(found: Sequence[Found], spec: BlendSpec) -> None:
+def _check_shares(matches: Sequence[Found], spec: BlendSpec) -> None:
     """Shares for all or for none among siblings; nothing beside `exhaustive`."""
-    if spec.exhaustive and (spec.groups or spec.phases or spec.alpha or any(one.entry.share for one in found)):
+    if spec.exhaustive and (spec.groups or spec.phases or spec.alpha or any(match.entry.share for match in matches)):
         raise UsageError("exhaustive reads every corpus once", expected="no shares, groups, phases or alpha with it")
-    if spec.alpha is not None and not any(_by_tokens(one) for one in found):
+    if spec.alpha is not None and not any(_by_tokens(match) for match in matches):
         raise UsageError(
             "alpha has nothing to divide: every entry has a share of its own",
             found=f"alpha {spec.alpha}",
             expected="entries without a share, or folders of several corpora",
             fix="leave alpha out, or leave the shares out",
         )
-    unused = [name for name in spec.groups if not any(one.entry.group == name for one in found)]
+    unused = [name for name in spec.groups if not any(match.entry.group == name for match in matches)]
     if unused:
         raise UsageError(
             f"the group {unused[0]} has a share but no members", fix=f'group = "{unused[0]}" at a component'
         )
     sides: dict[str | None, list[Found]] = {None: []}
-    for one in found:
-        sides.setdefault(one.entry.group if one.entry.group in spec.groups else None, []).append(one)
+    for match in matches:
+        sides.setdefault(match.entry.group if match.entry.group in spec.groups else None, []).append(match)
     for group, side in sides.items():
-        without = [one.entry.path for one in side if one.entry.share is None]
+        without = [match.entry.path for match in side if match.entry.share is None]
         if without and (len(without) < len(side) or (group is None and spec.groups)) and not spec.exhaustive:
             raise UsageError(
                 f"{without[0]} has no share, but other entries have one",
@@ -306,11 +315,11 @@ def _check_shares(found: Sequence[Found], spec: BlendSpec) -> None:
             )
 
 
-def _by_tokens(one: Found) -> bool:
+def _by_tokens(match: Found) -> bool:
     """Whether tokens say what any corpus of an entry gets."""
-    if one.nested or not one.entry.share:
-        return not one.nested
-    return len(one.parts) > 1 and one.entry.share.unit != "epochs"
+    if match.nested or not match.entry.share:
+        return not match.nested
+    return len(match.parts) > 1 and match.entry.share.unit != "epochs"
 
 
 def _check_texts(parts: Sequence[PlannedComponent], groups: Mapping[str, Share]) -> None:
@@ -350,12 +359,12 @@ def _phase(
     of_groups = dict(groups)
     if phase.by_name is not None:
         inside = {part.name for part in parts if part.group in groups}
-        known = [name for name in shares if name not in inside] + list(groups)
+        names = [name for name in shares if name not in inside] + list(groups)
         for name in phase.by_name:
-            if known.count(name) > 1:
+            if names.count(name) > 1:
                 problems.append(f"phase {where} gives {name} a share, which is a component and a group; rename one")
-            if name not in known:
-                close = nearest(name, known)
+            if name not in names:
+                close = nearest(name, names)
                 hint = f"; did you mean {close}?" if close else ""
                 problems.append(
                     f"phase {where} gives {name} a share, which is no component or group of the blend{hint}"
@@ -372,13 +381,13 @@ def _sets(sets: Mapping[str, str], folder: Path, open_one: Opener, *, problems: 
         try:
             blend = blend_at(path)
             paths = corpora_at(path) if is_many(path) else [path]
-            for one in paths:
-                corpus = None if blend else open_one(one)
-                where = Path(one) if corpus is None else corpus.path
-                found = blend.id if blend else corpus.id if corpus else ""
+            for set_path in paths:
+                corpus = None if blend else open_one(set_path)
+                where = Path(set_path) if corpus is None else corpus.path
+                id = blend.id if blend else corpus.id if corpus else ""
                 called = name if name != path and len(paths) == 1 else corpus.name if corpus else where.stem
                 called = called if called not in made else str(where)
-                made[called] = NamedSet(name=called, path=relative_path(where, folder), id=found)
+                made[called] = NamedSet(name=called, path=relative_path(where, folder), id=id)
         except MdataError as error:
             problems.append(str(error))
     return list(made.values())
@@ -404,33 +413,33 @@ def corpora_at(path: str) -> list[str]:
     if not path:
         raise UsageError("'' is not a corpus", expected="a manifest, a prefix, a folder or a pattern")
     roots = [Path(path)] if Path(path).is_dir() else [Path(match) for match in glob(path, recursive=True)]  # noqa: PTH207
-    found: dict[Path, Path] = {}
+    by_path: dict[Path, Path] = {}
     try:
         files = _below(roots)
         spoken_for: set[Path] = set()
         for file in files:
             if file.suffix == ".json" and (shards := _shards(file)) is not None:
-                found[file] = file
+                by_path[file] = file
                 spoken_for.update(shards)
     except OSError as error:
         raise explain_os_error(error, "looking for corpora") from error
     for file in files:
         if file.suffix == ".idx" and _real(prefix_of(file)) not in spoken_for:
-            found[file] = prefix_of(file)
-    if not found:
+            by_path[file] = prefix_of(file)
+    if not by_path:
         seen = f"{len(files)} files" if roots else "nothing"
         raise UsageError(f"{path}: no corpus was found", found=seen, expected="manifests or .idx files")
-    return [str(found[file]) for file in sorted(found)]
+    return [str(by_path[file]) for file in sorted(by_path)]
 
 
 def _below(roots: Iterable[Path]) -> list[Path]:
     """Every file once, under the first of its paths; sorted."""
-    found: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}
     seen: set[Path] = set()
     for root in sorted(roots):
         for file in _files(root, seen):
-            found.setdefault(_real(file), file)
-    return sorted(found.values())
+            files.setdefault(_real(file), file)
+    return sorted(files.values())
 
 
 def _files(root: Path, seen: set[Path]) -> Iterable[Path]:

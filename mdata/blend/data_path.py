@@ -59,21 +59,21 @@ def as_words(words: object, name: str = "the blend") -> list[str]:
     if not isinstance(words, Sequence) or isinstance(words, bytes):
         expected = 'a list such as ["0.7", "a", "0.3", "b"]'
         raise UsageError(f"{name} is not a list of words", found=repr(words), expected=expected)
-    found = []
+    kept = []
     for number, word in enumerate(words):
         if not isinstance(word, str | Real | os.PathLike) or isinstance(word, bool):
-            what = f"word {number + 1} of {name} is neither a weight nor a corpus"
-            raise UsageError(what, found=repr(word), expected="a number or a text")
-        found.append(str(word))
-    return found
+            problem = f"word {number + 1} of {name} is neither a weight nor a corpus"
+            raise UsageError(problem, found=repr(word), expected="a number or a text")
+        kept.append(str(word))
+    return kept
 
 
 def words_of_path(path: str | Path) -> list[str]:
     """The words of a --data-path in one string; a path that exists is one word, even with blanks."""
-    whole = str(path)
+    text = str(path)
     # os.path, because Path.exists raises for a string longer than a file name may be, as with many corpora.
-    there = any(os.path.exists(whole + end) for end in ("", ".json", ".idx"))  # noqa: PTH110
-    return [whole] if isinstance(path, Path) or there else whole.split() or [whole]
+    there = any(os.path.exists(text + end) for end in ("", ".json", ".idx"))  # noqa: PTH110
+    return [text] if isinstance(path, Path) or there else text.split() or [text]
 
 
 def is_many(path: str) -> bool:

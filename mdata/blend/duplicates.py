@@ -40,16 +40,16 @@ def first_alike(corpora: Sequence[Corpus]) -> list[int]:
     by_id: dict[str, int] = {}
     by_files: dict[object, int] = {}
     unread: dict[object, int] = {}
-    found = []
+    firsts = []
     for number, corpus in enumerate(corpora):
         key, verified = files_of(corpus), corpus.manifest.verified
         alike = by_id.get(corpus.id, (unread if verified else by_files).get(key, number))
-        found.append(alike)
+        firsts.append(alike)
         by_id.setdefault(corpus.id, number)
         by_files.setdefault(key, number)
         if not verified:
             unread.setdefault(key, number)
-    return found
+    return firsts
 
 
 def files_of(corpus: Corpus) -> tuple[tuple[str, int], ...]:
@@ -100,8 +100,8 @@ def _merge(
         return "once, as every corpus"
     if len({part.group if part.group in groups else None for part in same}) > 1:
         if any(phase.by_name is not None for phase in spec.phases):
-            what = f"{first.name} is named inside of a group and outside of it"
-            problems.append(f"{what}; phases with shares of their own need every corpus in one place")
+            problem = f"{first.name} is named inside of a group and outside of it"
+            problems.append(f"{problem}; phases with shares of their own need every corpus in one place")
             return ""
         for part in same:
             if part.group in groups:
@@ -123,8 +123,8 @@ def _merge(
 def _leave_group(part: PlannedComponent, parts: Sequence[PlannedComponent], groups: dict[str, Share]) -> None:
     """Take a member out of its group, with its part of the group's share."""
     assert part.group is not None, "no member"
-    whole = groups[part.group]
+    group_share = groups[part.group]
     weights = sum(other.share.amount for other in parts if other.group == part.group)
-    taken = whole.amount * part.share.amount / weights
-    groups[part.group] = replace(whole, text=as_text(whole.amount - taken))
-    part.group, part.share = None, replace(whole, text=as_text(taken))
+    taken = group_share.amount * part.share.amount / weights
+    groups[part.group] = replace(group_share, text=as_text(group_share.amount - taken))
+    part.group, part.share = None, replace(group_share, text=as_text(taken))

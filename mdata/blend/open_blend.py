@@ -46,15 +46,15 @@ def open_blend(
     how: dict[str, Any] = {"mode": mode, "checked": checked, "allow_outside": allow_outside, "cache": cache}
     words, folder = words_of_path(path) if isinstance(path, str | Path) else path, Path.cwd()
     if len(words) == 1 and isinstance(path, str | Path):
-        one = Path(str(words[0]))
-        content = manifest_at(one, cache) if one.suffix == ".json" else None
+        single_path = Path(str(words[0]))
+        content = manifest_at(single_path, cache) if single_path.suffix == ".json" else None
         if isinstance(content, BlendManifest):
-            return _open_manifest(one, content, how, tokenizer_unknown=tokenizer_unknown)
-        if one.suffix not in (".toml", ".csv") and not is_many(str(words[0])):
+            return _open_manifest(single_path, content, how, tokenizer_unknown=tokenizer_unknown)
+        if single_path.suffix not in (".toml", ".csv") and not is_many(str(words[0])):
             allowed = OK if may_be_unknown(tokenizer_unknown) else REFUSE
-            corpus = open_part(one, content=content, **how)
-            return blend_of_corpus(corpus, one.parent, tokenizer_unknown=allowed)
-        folder = one.parent
+            corpus = open_part(single_path, content=content, **how)
+            return blend_of_corpus(corpus, single_path.parent, tokenizer_unknown=allowed)
+        folder = single_path.parent
     from mdata.blend.compose import plan_blend
     from mdata.blend.spec import read_spec
 

@@ -27,14 +27,18 @@ def to_train_on(path: str, corpora: Sequence[Corpus]) -> tuple[list[Corpus], dic
         UsageError: all are held-out parts.
     """
     lineages = [lineage_of(corpus.manifest) for corpus in corpora]
-    named = [(one, corpus) for one, corpus in zip(lineages, corpora, strict=True) if one and one.role == "whole"]
-    wholes = {known: corpus for one, corpus in named for known in (one.run, one.job)}
+    named = [
+        (lineage, corpus)
+        for lineage, corpus in zip(lineages, corpora, strict=True)
+        if lineage and lineage.role == "whole"
+    ]
+    wholes = {key: corpus for lineage, corpus in named for key in (lineage.run, lineage.job)}
     taken, left_out = [], {}
-    for corpus, one in zip(corpora, lineages, strict=True):
-        if one and one.role == "holdout":
-            left_out[str(corpus.path)] = f"{one.what} of {one.key}"
-        elif one and (whole := wholes.get({"partition": one.run, "shard": one.job}.get(one.role, ()))):
-            left_out[str(corpus.path)] = f"{one.what} of {whole.path.name}, which is included"
+    for corpus, lineage in zip(corpora, lineages, strict=True):
+        if lineage and lineage.role == "holdout":
+            left_out[str(corpus.path)] = f"{lineage.what} of {lineage.key}"
+        elif lineage and (whole := wholes.get({"partition": lineage.run, "shard": lineage.job}.get(lineage.role, ()))):
+            left_out[str(corpus.path)] = f"{lineage.what} of {whole.path.name}, which is included"
         else:
             taken.append(corpus)
     if corpora and not taken:
@@ -60,18 +64,18 @@ def check_added(corpora: Sequence[Corpus], known: int, *, sets: Mapping[str, Seq
 def shared_documents(corpora: Sequence[Corpus], *, first: int = 0) -> list[str]:
     """Each pair of corpora that share documents, as text; at least one of the two has a number from `first` on."""
     lineages = [lineage_of(corpus.manifest) for corpus in corpora]
-    found, seen = ByInput(lineages), set()
+    by_input, seen = ByInput(lineages), set()
     problems = []
-    for number, one in enumerate(lineages):
-        if one is None:
+    for number, lineage in enumerate(lineages):
+        if lineage is None:
             continue
-        for other, input in found.sharing(one):
+        for other, input in by_input.sharing(lineage):
             pair = frozenset((number, other))
             if other != number and max(pair) >= first and pair not in seen and corpora[other].id != corpora[number].id:
                 seen.add(pair)
                 theirs = lineages[other]
                 assert theirs is not None, "found by its inputs"
-                names = f"{corpora[number].path} ({one.what}) and {corpora[other].path} ({theirs.what})"
+                names = f"{corpora[number].path} ({lineage.what}) and {corpora[other].path} ({theirs.what})"
                 problems.append(f"{names} both contain documents of {input}")
     return problems
 
@@ -87,7 +91,7 @@ def check_apart(train: Sequence[Corpus], sets: Mapping[str, Sequence[Corpus]], *
     Raises:
         UsageError: names each pair.
     """
-    found = ByInput([lineage_of(corpus.manifest) for corpus in train]) if sets else None
+    by_input = ByInput([lineage_of(corpus.manifest) for corpus in train]) if sets else None
     problems = []
     for name, corpora in sets.items():
         for corpus in corpora:
@@ -95,8 +99,8 @@ def check_apart(train: Sequence[Corpus], sets: Mapping[str, Sequence[Corpus]], *
             if same is not None:
                 problems.append(f"{name}: {corpus.path} is also training data: {same.path}")
                 continue
-            one = lineage_of(corpus.manifest)
-            for other, input in found.sharing(one) if one and found else ():
+            lineage = lineage_of(corpus.manifest)
+            for other, input in by_input.sharing(lineage) if lineage and by_input else ():
                 problems.append(f"{name}: {corpus.path} and {train[other].path} both contain documents of {input}")
     if problems:
         raise UsageError(
@@ -107,9 +111,9 @@ def check_apart(train: Sequence[Corpus], sets: Mapping[str, Sequence[Corpus]], *
         )
 
 
-def _same(one: Corpus, other: Corpus) -> bool:
-    unread = not (one.manifest.verified and other.manifest.verified)
-    return one.id == other.id or (unread and files_of(one) == files_of(other))
+def _same(corpus: Corpus, other: Corpus) -> bool:
+    unread = not (corpus.manifest.verified and other.manifest.verified)
+    return corpus.id == other.id or (unread and files_of(corpus) == files_of(other))
 
 
 def _some(lines: Sequence[str]) -> str:

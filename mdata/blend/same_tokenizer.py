@@ -36,21 +36,21 @@ def check_one_tokenizer(corpora: Sequence[Corpus], *, unknown: bool) -> None:
     Raises:
         UsageError: names two corpora, and the known facts about their tokenizers.
     """
-    known = [corpus for corpus in corpora if corpus.tokenizer_fingerprint is not None]
-    for corpus in known[1:]:
-        if corpus.tokenizer_fingerprint != known[0].tokenizer_fingerprint:
+    fingerprinted = [corpus for corpus in corpora if corpus.tokenizer_fingerprint is not None]
+    for corpus in fingerprinted[1:]:
+        if corpus.tokenizer_fingerprint != fingerprinted[0].tokenizer_fingerprint:
             raise UsageError(
                 "two corpora were made with different tokenizers",
-                found=f"{known[0].path}: {_named(known[0])}",
+                found=f"{fingerprinted[0].path}: {_named(fingerprinted[0])}",
                 expected=f"the same tokenizer as {corpus.path}: {_named(corpus)}",
                 fix="preprocess one of them again with the tokenizer of the other",
             )
     silent = [str(corpus.path) for corpus in corpora if corpus.tokenizer_fingerprint is None]
-    if known and silent and not unknown:
+    if fingerprinted and silent and not unknown:
         raise UsageError(
             "some corpora do not record their tokenizer, and others do",
             found=f"no tokenizer recorded for {few(silent)}",
-            expected=f"the tokenizer of {known[0].path}: {_named(known[0])}",
+            expected=f"the tokenizer of {fingerprinted[0].path}: {_named(fingerprinted[0])}",
             fix=way_out(silent[0]),
         )
 

@@ -34,8 +34,8 @@ def share_texts(blend: BlendManifest, tokens: Sequence[int]) -> tuple[list[str],
     headings = [name for name in dict.fromkeys(part.group for part in blend.components) if name is not None]
     phases = [_texts(_shares(blend, phase, tokens)) for phase in _phases(blend)]
     components = [_over_time(texts) for texts in zip(*(texts for texts, _ in phases), strict=True)]
-    found = {name: [texts.get(name, "-") for _, texts in phases] for name in headings}
-    return components, {name: None if set(texts) == {"-"} else _over_time(texts) for name, texts in found.items()}
+    rows = {name: [texts.get(name, "-") for _, texts in phases] for name in headings}
+    return components, {name: None if set(texts) == {"-"} else _over_time(texts) for name, texts in rows.items()}
 
 
 def shown_wholes(blend: BlendManifest, tokens: Sequence[int]) -> list[Fraction | None]:
@@ -44,12 +44,12 @@ def shown_wholes(blend: BlendManifest, tokens: Sequence[int]) -> list[Fraction |
     Rounded like the displayed values, so that the quotients stay short enough for a manifest.
     """
     wholes = [_shares(blend, phase, tokens).sums().get(None) for phase in phases_of(blend)]
-    return [None if whole is None else Fraction(f"{float(whole):.{_DIGITS}g}") for whole in wholes]
+    return [None if total is None else Fraction(f"{float(total):.{_DIGITS}g}") for total in wholes]
 
 
 def weights_set_by(blend: BlendManifest, tokens: Sequence[int]) -> list[SetBy]:
     """Who set the weights outside groups in each phase in force: the user, if any of them was given."""
-    return [USER if whole is None else TOKENS for whole in shown_wholes(blend, tokens)]
+    return [USER if total is None else TOKENS for total in shown_wholes(blend, tokens)]
 
 
 def _phases(blend: BlendManifest) -> list[Phase]:
@@ -98,8 +98,8 @@ def _shares(blend: BlendManifest, phase: Phase, tokens: Sequence[int]) -> _Share
     sides = [*(group if group in groups else None for group in members), *[None] * len(groups)]
     shares = [*phase.shares, *groups.values()]
     old = _set_by_if_old(shares, sides, [*tokens, *of_groups.values()], alpha=blend.notes.get("alpha"))
-    known = [replace(share, set_by=share.set_by or guess) for share, guess in zip(shares, old, strict=True)]
-    return _Shares(known, sides, names=list(groups))
+    completed = [replace(share, set_by=share.set_by or guess) for share, guess in zip(shares, old, strict=True)]
+    return _Shares(completed, sides, names=list(groups))
 
 
 def _set_by_if_old(
@@ -131,12 +131,12 @@ def _texts(phase: _Shares) -> tuple[list[str], dict[str, str]]:
     return texts[:count], dict(zip(phase.names, texts[count:], strict=True))
 
 
-def _text(share: Share, whole: Fraction | None) -> str:
+def _text(share: Share, total: Fraction | None) -> str:
     """An amount or a weight as text: a part of the whole if known, otherwise as given; long fractions rounded."""
     value = share.amount
     if share.unit == WEIGHT:
-        given = whole is None and (len(share.text) <= _LONGEST or "/" not in share.text)
-        return share.text if given else f"{float(value / (whole or 1)):.{_DIGITS}g}"
+        given = total is None and (len(share.text) <= _LONGEST or "/" not in share.text)
+        return share.text if given else f"{float(value / (total or 1)):.{_DIGITS}g}"
     if len(share.text) <= _LONGEST or value.denominator == 1:
         return str(share)
     return f"{round(value) if value >= 10**_DIGITS else format(float(value), f'.{_DIGITS}g')} {share.unit}"

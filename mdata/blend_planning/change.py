@@ -88,7 +88,7 @@ def change_blend(
     else:
         wholes = shown_wholes(old.manifest, [corpus.num_tokens for corpus in old.corpora])
         rest = _rest(schedules, old, sizes, at=at_sample, wholes=wholes)
-        set_by = [USER if whole is None else TOKENS for whole in wholes[-len(rest) :]]
+        set_by = [USER if total is None else TOKENS for total in wholes[-len(rest) :]]
         phases = union.edited(rest, wanted, set_by=set_by)
     check_one_tokenizer(union.corpora, unknown=unknown)
     if not wanted.allow_overlap:
@@ -124,7 +124,7 @@ def _rest(
     schedules: Sequence[Schedule], old: OpenBlend, sizes: Sizes, *, at: int, wholes: Sequence[Fraction | None]
 ) -> list[Phase]:
     """The rest of the phases in force, from sample `at` on; weights as given, or as parts of `wholes`."""
-    phases = tuple(_divided(phase, whole or 1) for phase, whole in zip(schedules[-1].phases, wholes, strict=True))
+    phases = tuple(_divided(phase, total or 1) for phase, total in zip(schedules[-1].phases, wholes, strict=True))
     begin = schedules[-2].until or 0 if len(schedules) > 1 else 0
     starts = [begin + start for start in phase_starts([Schedule(phases)], sizes)]
     number = max(i for i, start in enumerate(starts) if start <= at)
@@ -147,8 +147,8 @@ def _rest(
     return [replace(phase, shares=shares, samples=stop - at, tokens=None), *phases[number + 1 :]]
 
 
-def _divided(phase: Phase, whole: Fraction | int) -> Phase:
-    shares = [Share(as_text(share.amount / whole)) if share.unit == WEIGHT else share for share in phase.shares]
+def _divided(phase: Phase, total: Fraction | int) -> Phase:
+    shares = [Share(as_text(share.amount / total)) if share.unit == WEIGHT else share for share in phase.shares]
     return replace(phase, shares=tuple(shares))
 
 
@@ -212,20 +212,20 @@ class _Union:
         count = len(self.corpora)
         edited = []
         for phase, by in zip(phases, set_by, strict=True):
-            found = _over(_edited(phase, given, gone=gone, moved=moved, count=count), count)
-            of = [replace(share, set_by=USER if i in given else by) for i, share in enumerate(found.shares)]
-            edited.append(replace(found, shares=tuple(of)))
+            edited_phase = _over(_edited(phase, given, gone=gone, moved=moved, count=count), count)
+            of = [replace(share, set_by=USER if i in given else by) for i, share in enumerate(edited_phase.shares)]
+            edited.append(replace(edited_phase, shares=tuple(of)))
         return edited
 
     def _one(self, name: str, problems: list[str]) -> list[int]:
         """The component with this name, as a list; empty, and a problem, if there is none."""
-        found = [i for i, part in enumerate(self.components) if part.name == name]
-        if not found:
+        numbers = [i for i, part in enumerate(self.components) if part.name == name]
+        if not numbers:
             names = [part.name for part in self.components]
             close = nearest(name, names)
             instead = f"did you mean {close}?" if close else f"there are {few(names)}"
             problems.append(f"no component is called {name}; {instead}")
-        return found
+        return numbers
 
     def _members(self, name: str, problems: list[str]) -> list[int]:
         """The members of a group, or the component with this name."""
@@ -242,8 +242,8 @@ class _Union:
         number = self._added(path)
         if number in read:
             name = self.components[number].name
-            what = f"{option} {path}: that corpus is in the blend already, as {name}"
-            raise UsageError(what, expected="a corpus that is not read", fix=fix.format(name))
+            problem = f"{option} {path}: that corpus is in the blend already, as {name}"
+            raise UsageError(problem, expected="a corpus that is not read", fix=fix.format(name))
         read.add(number)
         return number
 
@@ -253,10 +253,10 @@ class _Union:
         Raises:
             UsageError: it may be a corpus of the blend under another id, and would be read again from its beginning.
         """
-        for number, known in enumerate(self.components):
-            if known.id == part.id:
+        for number, existing in enumerate(self.components):
+            if existing.id == part.id:
                 return number
-        near = [number for number, known in enumerate(self.corpora) if known.num_tokens == corpus.num_tokens]
+        near = [number for number, existing in enumerate(self.corpora) if existing.num_tokens == corpus.num_tokens]
         alike = first_alike([*(self.corpora[number] for number in near), corpus])[-1]
         if alike < len(near):
             name, path = self.components[near[alike]].name, self.corpora[near[alike]].path
@@ -265,7 +265,7 @@ class _Union:
                 found="one of them without hashes of its tokens, so that they have two ids",
                 fix=f"{path}, as the blend names it; if the tokens are others: mdata adopt --full each",
             )
-        if part.name in [known.name for known in self.components]:
+        if part.name in [existing.name for existing in self.components]:
             part = msgspec.structs.replace(part, name=str(corpus.path))
         self.components.append(part)
         self.corpora.append(corpus)
@@ -312,8 +312,8 @@ def _storable(amount: Fraction) -> str:
     try:
         return msgspec.convert(as_text(amount), ShareText)
     except msgspec.ValidationError as error:
-        what = "a share of the changed blend cannot be stored exactly"
-        raise UsageError(what, found=as_text(amount), fix="shorter numbers") from error
+        problem = "a share of the changed blend cannot be stored exactly"
+        raise UsageError(problem, found=as_text(amount), fix="shorter numbers") from error
 
 
 def _spread(phase: Phase, places: Sequence[int], count: int) -> Phase:
@@ -328,7 +328,9 @@ def _moved(sets: list[NamedSet] | UnsetType, before: Path | None, folder: Path) 
     """Named sets with paths relative to another folder."""
     if isinstance(sets, UnsetType) or before is None:
         return sets
-    return [msgspec.structs.replace(one, path=relative_path(before / one.path, folder)) for one in sets]
+    return [
+        msgspec.structs.replace(named_set, path=relative_path(before / named_set.path, folder)) for named_set in sets
+    ]
 
 
 @dataclass(frozen=True)

@@ -137,16 +137,16 @@ def samples_per_epoch(blend: OpenBlend, sequence_length: int, *, split: str) -> 
     split_edges(split)  # an error in the split is reported once, not for each corpus
     options = DatasetOptions(sequence_length=sequence_length, split="train", split_shares=split)
     rows, cache = options.row_options(0), Cache(options.cache, mapped=True)
-    problems, found = [], []
+    problems, counts = [], []
     for corpus in blend.corpora:
         try:
             kind = open_samples(corpus, bounds_of(corpus, options), options=options, rows=rows, cache=cache)
-            found.append(kind.samples_per_epoch if kind else 0)
+            counts.append(kind.samples_per_epoch if kind else 0)
         except UsageError as error:
             problems.append("; ".join(line.strip() for line in str(error).split("\n  try:")[0].splitlines()))
     if problems:
         raise blend_error(problems, fix="a shorter sequence length, or leave these out")
-    return tuple(found)
+    return tuple(counts)
 
 
 def _counts_samples(schedules: Sequence[Schedule], samples: int | None) -> bool:
@@ -240,14 +240,14 @@ def _group_row(name: str, rows: Sequence[BlendRow], share: str | None) -> BlendR
     tokens = sum(row.tokens for row in members)
     read = [row.read_tokens for row in members if row.read_tokens is not None]
     samples = [row.samples for row in members if row.samples is not None]
-    whole = sum(row.samples_per_epoch or 0 for row in members) if samples else tokens
+    total = sum(row.samples_per_epoch or 0 for row in members) if samples else tokens
     return BlendRow(
         name=name,
         share=share,
         achieved=float(sum(Fraction(row.achieved) for row in members)),
         tokens=tokens,
         documents=sum(row.documents for row in members),
-        epochs=sum(samples or read) / whole if read and whole else None,
+        epochs=sum(samples or read) / total if read and total else None,
         samples=sum(samples) if samples else None,
         read_tokens=sum(read) if read else None,
         phases=tuple(sum(parts) for parts in zip(*(row.phases for row in members), strict=True)),

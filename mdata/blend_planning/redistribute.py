@@ -91,10 +91,10 @@ def _filled(
     given = list(amounts)
     open_ = {i: share.amount for i, share in enumerate(phase.shares) if share.unit == WEIGHT and share.amount}
     while rest > 0:
-        whole = sum(open_.values(), Fraction(0))
-        if not whole:
+        total = sum(open_.values(), Fraction(0))
+        if not total:
             return None
-        over = [i for i, w in open_.items() if (room := rooms[i]) is not None and rest * w / whole > room]
+        over = [i for i, w in open_.items() if (room := rooms[i]) is not None and rest * w / total > room]
         for i in over:
             room = rooms[i]
             assert room is not None, "only a component with a cap can be over it"
@@ -103,7 +103,7 @@ def _filled(
             del open_[i]
         if not over:
             for i, weight in open_.items():
-                given[i] = rest * weight / whole
+                given[i] = rest * weight / total
             return given
     return given
 

@@ -64,8 +64,8 @@ class BlockTable:
 
     def states(self) -> NDArray[np.uint32]:
         """The states of all blocks."""
-        found: NDArray[np.uint32] = self.entries & np.uint32(_STATE)
-        return found
+        states: NDArray[np.uint32] = self.entries & np.uint32(_STATE)
+        return states
 
     def set(self, block: int, state: int) -> None:
         """Change an entry; only for the holder of its claim."""

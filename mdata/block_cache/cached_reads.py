@@ -61,13 +61,13 @@ class CachedReader(IndexedReader):
     def _bytes(self, start: int, stop: int) -> NDArray[np.uint8]:
         """A copy, block by block."""
         blocks, before = self._blocks, int(self._blocks.layout.blocks_before[self._shard]) * BLOCK_BYTES
-        found, start, stop = np.empty(stop - start, np.uint8), before + start, before + stop
-        for block in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)) if len(found) else ():
+        buffer, start, stop = np.empty(stop - start, np.uint8), before + start, before + stop
+        for block in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)) if len(buffer) else ():
             first, last = max(start, block * BLOCK_BYTES), min(stop, (block + 1) * BLOCK_BYTES)
-            copy = partial(np.copyto, found[first - start : last - start], blocks.mapped[first:last])
+            copy = partial(np.copyto, buffer[first - start : last - start], blocks.mapped[first:last])
             while not blocks.read(np.array([block]), copy):
                 pass  # evicted by others before it was copied
-        return found
+        return buffer
 
     def read_fault(self, byte: int, error: int) -> MdataError:
         """The error for a byte of the .bin that the file of blocks did not give."""

@@ -172,8 +172,8 @@ class Gatherer:
             IndexError: tokens outside the range. DamageError: an entry of an index that cannot be.
         """
         with self._faults:
-            found = blocks.core.pieces(*blocks.key, starts, counts, inputs, threads)
-        ends, first, count, cut_ends, cut_places = found
+            pieces = blocks.core.pieces(*blocks.key, starts, counts, inputs, threads)
+        ends, first, count, cut_ends, cut_places = pieces
         return ends, first, count, (cut_ends, cut_places)
 
     def block_place(self, blocks: Blocks, sequence: int) -> tuple[int, int]:

@@ -63,13 +63,13 @@ class IndexTables:
             first = bisect_right(sequences, start, key=lambda i: int(self.pointers[i]) + int(self.lengths[i]) * size)
             last = bisect_left(sequences, stop, key=lambda i: int(self.pointers[i])) - 1
             return [(self._document_of(first), self._document_of(last))] if first <= last else []
-        found: set[int] = set()
+        documents: set[int] = set()
         for at in range(0, len(self.lengths), _ENTRIES_AT_ONCE):
             starts = self.pointers[at : at + _ENTRIES_AT_ONCE]
             ends = starts + self.lengths[at : at + _ENTRIES_AT_ONCE] * np.int64(size)
             hits = np.flatnonzero((starts < stop) & (ends > start) & (starts < ends))
-            found.update(self._document_of(at + int(hit)) for hit in hits)
-        return _runs(sorted(found))
+            documents.update(self._document_of(at + int(hit)) for hit in hits)
+        return _runs(sorted(documents))
 
     def _document_of(self, sequence: int) -> int:
         return bisect_right(self.boundaries, sequence) - 1
@@ -204,9 +204,9 @@ def _check_sequences(tables: IndexTables, idx: Path, bin_bytes: int) -> tuple[bo
             lengths, pointers, tables.dtype.itemsize, bin_bytes, expected
         )
         if fault:
-            found = f"length {lengths[entry]}, pointer {pointers[entry]}, .bin of {bin_bytes} bytes"
+            values = f"length {lengths[entry]}, pointer {pointers[entry]}, .bin of {bin_bytes} bytes"
             field, wanted = _FAULTS[fault]
-            raise damaged_field(idx, f"{field} of sequence {first + entry}", found=found, expected=wanted)
+            raise damaged_field(idx, f"{field} of sequence {first + entry}", found=values, expected=wanted)
         contiguous = contiguous and block_contiguous
         total += block_bytes
     return contiguous, total

@@ -211,10 +211,10 @@ class LegacyReader:
     def _edges(self, first: int, last: int) -> NDArray[np.int64]:
         """Where sequences [first, last) begin, and where the last one ends, in units."""
         offsets = self._layout.offsets
-        found = offsets.read(first, min(last + 1, offsets.count))
+        edges = offsets.read(first, min(last + 1, offsets.count))
         if last < offsets.count:
-            return found
-        return np.append(found, self._data.size)  # fairseq's MMIDIDX does not write the last end
+            return edges
+        return np.append(edges, self._data.size)  # fairseq's MMIDIDX does not write the last end
 
     def _checked_boundaries(self) -> _Table | None:
         """The boundaries; None if a merge has lost them: Megatron's merged files keep only the first."""

@@ -168,11 +168,11 @@ class IndexedReader:
             return
         assert self.described is not None, "nothing to compare with"
         try:
-            found = hash_file(self.idx_path, self.facts.idx)
+            hashed = hash_file(self.idx_path, self.facts.idx)
         except OSError as error:
             raise explain(error, self.idx_path) from error
-        if found != self.described.idx_hash:
-            raise self._altered(found)
+        if hashed != self.described.idx_hash:
+            raise self._altered(hashed)
         self.facts = self.facts._replace(compared=True)
 
     def alteration(self) -> DamageError | None:
@@ -180,10 +180,10 @@ class IndexedReader:
         if self.described is None:
             return None
         try:
-            found = hash_file(self.idx_path)
+            altered = hash_file(self.idx_path)
         except OSError as error:
-            found = str(error)
-        return None if found == self.described.idx_hash else self._altered(found)
+            altered = str(error)
+        return None if altered == self.described.idx_hash else self._altered(altered)
 
     def _altered(self, found: str) -> DamageError:
         assert self.described is not None, "nothing to compare with"
@@ -215,8 +215,8 @@ class IndexedReader:
         """
         contiguous = self._judge()
         if contiguous != self.contiguous:
-            what = f"{self.idx_path}: the sequences are not laid out as its manifest says"
-            raise DamageError(what, found=f"contiguous: {contiguous}", expected=str(self.contiguous))
+            problem = f"{self.idx_path}: the sequences are not laid out as its manifest says"
+            raise DamageError(problem, found=f"contiguous: {contiguous}", expected=str(self.contiguous))
 
     def check(self) -> None:
         """Check the hash and the tables now, not at their first use.
@@ -260,11 +260,11 @@ class IndexedReader:
         length, before, start = self._entries(sequence)
         size = self.dtype.itemsize
         if before < 0 or length < 0 or start > self.bin_bytes or before + length * size != start or start % size:
-            found = f"{start}, after pointer {before} and length {length}"
+            values = f"{start}, after pointer {before} and length {length}"
             raise damaged_field(
                 self.idx_path,
                 f"pointer of sequence {sequence}",
-                found=found,
+                found=values,
                 expected="the end of the sequence before it",
             )
         return start // size
@@ -300,10 +300,10 @@ class IndexedReader:
         if self.data is not None:
             return self.data[start:stop]
         assert self.file is not None, "neither a map nor a file"
-        found = self._read(self.file, start, stop - start)
-        if len(found) < stop - start:
-            raise self.read_fault(start + len(found), 0)
-        return found
+        data = self._read(self.file, start, stop - start)
+        if len(data) < stop - start:
+            raise self.read_fault(start + len(data), 0)
+        return data
 
     def _read(self, file: _core.PooledFile, start: int, count: int) -> NDArray[np.uint8]:
         try:

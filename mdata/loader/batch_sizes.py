@@ -204,9 +204,9 @@ def by_steps(text: str, *, sequence_length: int | None = None) -> BatchSizes:
 
 
 def _amount(word: str, text: str) -> int:
-    found = _NUMBER.fullmatch(word)
+    match = _NUMBER.fullmatch(word)
     try:
-        return int(float(found[1]) * _UNITS[found[2].upper()]) if found else int(word)
+        return int(float(match[1]) * _UNITS[match[2].upper()]) if match else int(word)
     except (ValueError, OverflowError) as error:
         raise UsageError(
             f"{word!r} is not a number", found=repr(text), expected="a number such as 16, 0.1k or 2.5M"

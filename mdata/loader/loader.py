@@ -158,8 +158,8 @@ def _microbatches_together(micro_batch: int, sequence_length: int) -> int:
 
 def _read_together(dataset: Dataset, samples: npt.NDArray[np.int64], *, empty: Empty) -> list[Batch]:
     """Microbatches int64[g, b] by one read."""
-    whole = collate(dataset, samples.reshape(-1), empty=empty)
-    return list(map(Batch, whole.samples.reshape(samples.shape), whole.rows.split(len(samples))))
+    batch = collate(dataset, samples.reshape(-1), empty=empty)
+    return list(map(Batch, batch.samples.reshape(samples.shape), batch.rows.split(len(samples))))
 
 
 class Loader:
@@ -384,13 +384,13 @@ def describe_places(dataset: Dataset, samples: npt.NDArray[np.int64]) -> str:
     if not dataset.components or isinstance(dataset.selection, MegatronBlend):
         return f"samples {', '.join(map(str, samples[:8].tolist()))}{', ...' * (len(samples) > 8)}"
     components, inside = dataset.locate(samples)
-    told = []
+    places = []
     for number in np.unique(components).tolist():
         mine = inside[components == number]
         count = f"({len(mine)} sample{'s' * (len(mine) != 1)})"
-        told.append(f"{_describe(dataset.components[number], int(mine[0]))} {count}")
-    others = len(told) - _MOST_COMPONENTS
-    return "; ".join([*told[:_MOST_COMPONENTS], *([f"{others} more components"] if others > 0 else [])])
+        places.append(f"{_describe(dataset.components[number], int(mine[0]))} {count}")
+    others = len(places) - _MOST_COMPONENTS
+    return "; ".join([*places[:_MOST_COMPONENTS], *([f"{others} more components"] if others > 0 else [])])
 
 
 def _describe(component: Component, sample: int) -> str:

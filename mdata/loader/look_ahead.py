@@ -37,7 +37,9 @@ def looked_ahead(steps: Iterable[list[Int64s]], dataset: Dataset) -> Iterator[li
 
 def _ask(dataset: Dataset, step: list[Int64s]) -> tuple[int, int]:
     """How many blocks the step needs, and how many may be requested at a time."""
-    found = blocks_read(dataset, np.concatenate([part.reshape(-1) for part in step]))
-    for corpus, blocks in found:
+    requests = blocks_read(dataset, np.concatenate([part.reshape(-1) for part in step]))
+    for corpus, blocks in requests:
         corpus.blocks.ask_for(blocks)
-    return sum(len(one.blocks) for one in found), min([_MOST_BLOCKS, *(one.corpus.blocks.at_once for one in found)])
+    return sum(len(request.blocks) for request in requests), min(
+        [_MOST_BLOCKS, *(request.corpus.blocks.at_once for request in requests)]
+    )

@@ -106,8 +106,8 @@ def random(args: SamplerArgs, *, sharded: bool = True) -> Iterator[list[int]]:
         order = torch_permutation(bucket, epoch)[current // args.dp_size :] + args.dp_rank * bucket
     else:
         # Samples past the last whole list are in the order, so that a few of an epoch come from them.
-        whole = args.total // args.micro_batch * args.micro_batch
-        order = torch_permutation(whole, epoch)[current:][args.dp_rank :: args.dp_size]
+        used = args.total // args.micro_batch * args.micro_batch
+        order = torch_permutation(used, epoch)[current:][args.dp_rank :: args.dp_size]
     return (part.tolist() for part in order[: lists * args.micro_batch].reshape(lists, args.micro_batch))
 
 

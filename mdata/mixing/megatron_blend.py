@@ -51,9 +51,9 @@ class MegatronBlend(PickledByArguments):
     def __init__(self, recipe: Mapping[str, Any], cache: CacheBeside | None = None) -> None:
         self._recipe, self._cache = dict(recipe), cache
         self.num_components = len(recipe["weights" if "weights" in recipe else "sizes"])
-        found = _arrays(self._recipe) if cache is None else _cached(self._recipe, *cache)
-        self.components: npt.NDArray[Any] = found["components"]
-        self.samples: Int64s = found["samples"]
+        arrays = _arrays(self._recipe) if cache is None else _cached(self._recipe, *cache)
+        self.components: npt.NDArray[Any] = arrays["components"]
+        self.samples: Int64s = arrays["samples"]
         self._by_component: tuple[Int64s, Int64s] | None = None
 
     @property

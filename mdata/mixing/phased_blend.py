@@ -71,8 +71,8 @@ class PhasedBlend(PickledByArguments):
         components, inside = np.empty_like(numbers), np.empty_like(numbers)
         for number, places in _grouped(self._segments_of(numbers)):
             used, tree = self._tree(number)
-            found, of_tree = tree.locate(numbers[places] - self.starts[number])
-            components[places] = used[found]
+            components_of_tree, of_tree = tree.locate(numbers[places] - self.starts[number])
+            components[places] = used[components_of_tree]
             inside[places] = of_tree + self.cursors[number, components[places]]
         return components, inside
 
@@ -119,8 +119,8 @@ class PhasedBlend(PickledByArguments):
         return tuple((self.cursors[number] + given).tolist())
 
     def _segments_of(self, numbers: Int64s) -> Int64s:
-        found = np.searchsorted(self.starts[1:-1], numbers, side="right")
-        return np.asarray(found, np.int64)
+        segments = np.searchsorted(self.starts[1:-1], numbers, side="right")
+        return np.asarray(segments, np.int64)
 
     def _segments_giving(self, components: Int64s, inside: Int64s) -> Int64s:
         """The last segment before which its component had given at most `inside` samples, by bisection of a column."""

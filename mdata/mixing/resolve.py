@@ -156,17 +156,17 @@ def _samples_of_phase(
         for share, epoch in zip(phase.shares, sizes.samples_per_epoch, strict=True)
     ]
     fixed = sum(amounts, Fraction(0))
-    whole = sum((share.amount for share in phase.shares if share.unit == WEIGHT), Fraction(0))
+    weight_sum = sum((share.amount for share in phase.shares if share.unit == WEIGHT), Fraction(0))
     length = length_of(phase, sizes.sequence_length)
-    found = _length_problem(length, fixed, whole, sizes.sequence_length)
+    problem = _length_problem(length, fixed, weight_sum, sizes.sequence_length)
     if phase.ramp and (before is None or fixed or any(share.unit != WEIGHT and share.amount for share in before)):
-        found = "a ramp goes from the weights of the phase before to its own; neither may have amounts"
-    if found is not None:
-        problems.append(where + found)
+        problem = "a ramp goes from the weights of the phase before to its own; neither may have amounts"
+    if problem is not None:
+        problems.append(where + problem)
         return None
-    rest = length - fixed if length is not None and whole else Fraction(0)
+    rest = length - fixed if length is not None and weight_sum else Fraction(0)
     end = [
-        rest * share.amount / whole if share.unit == WEIGHT and share.amount else amount
+        rest * share.amount / weight_sum if share.unit == WEIGHT and share.amount else amount
         for share, amount in zip(phase.shares, amounts, strict=True)
     ]
     if not phase.ramp or before is None:
@@ -197,23 +197,23 @@ def length_of(phase: Phase, sequence_length: int) -> Fraction | None:
     return Fraction(phase.samples) if phase.samples is not None else None
 
 
-def _length_problem(length: Fraction | None, fixed: Fraction, whole: Fraction, sequence_length: int) -> str | None:
+def _length_problem(length: Fraction | None, fixed: Fraction, weight_sum: Fraction, sequence_length: int) -> str | None:
     """What is wrong with a phase's length, given its amounts (in samples) and the sum of its weights."""
-    if not fixed and not whole:
+    if not fixed and not weight_sum:
         return "no component has a share"
     if length == 0:
         return "its length is 0"
     if length is None:
-        if whole:
+        if weight_sum:
             return NO_LENGTH
         return None
     needed = f"{math.ceil(fixed):,} samples ({math.ceil(fixed * sequence_length):,} tokens)"
     given = f"{math.ceil(length):,} samples ({math.ceil(length * sequence_length):,} tokens)"
-    if whole and fixed >= length:
+    if weight_sum and fixed >= length:
         return f"its amounts ask for {needed}, its length is {given}; {NO_ROOM}"
     if fixed - length >= 1:
         return f"its amounts ask for {needed}, its length is {given}"
-    if not whole and length - fixed >= 1:
+    if not weight_sum and length - fixed >= 1:
         return f"its amounts give {needed}, its length is {given}; {NO_REST}"
     return None
 
@@ -327,9 +327,9 @@ def _rounded_down(targets: Targets) -> tuple[Int64s, Int64s, list[int]]:
     shape = (targets.num_segments, targets.num_components)
     floors, remainders, ends = np.empty(shape, np.int64), np.empty(shape, np.int64), []
     for segment, row in enumerate(targets.rows()):
-        whole = row // targets.denominator
-        left = row - whole * targets.denominator
-        floors[segment] = whole
+        floor = row // targets.denominator
+        left = row - floor * targets.denominator
+        floors[segment] = floor
         remainders[segment] = np.where(left > 0, np.maximum((left << _REMAINDER_BITS) // targets.denominator, 1), 0)
         ends.append(-(-int(row.sum()) // targets.denominator))
     return floors, remainders, ends

@@ -83,11 +83,11 @@ def divide_groups(phase: Phase, members: Sequence[str | None], *, names: Sequenc
                     fix=f"a weight for {name}, or no share for the group {group}",
                 )
             sums[group] += amount
-    for group, whole in sums.items():
-        if groups[group].unit == "epochs" or (whole == 0 and groups[group].amount > 0):
+    for group, total in sums.items():
+        if groups[group].unit == "epochs" or (total == 0 and groups[group].amount > 0):
             raise UsageError(
                 f"the group {group} cannot be given its share",
-                found=f"{groups[group].amount} {groups[group].unit}" if whole else "no weights inside it",
+                found=f"{groups[group].amount} {groups[group].unit}" if total else "no weights inside it",
                 expected="a group's weight, tokens or samples, and a weight inside it",
                 fix="give epochs to the components instead",
             )
@@ -103,20 +103,20 @@ def divide_groups(phase: Phase, members: Sequence[str | None], *, names: Sequenc
 def phase_weights(phase: Phase, names: Sequence[str]) -> tuple[int, ...]:
     """The weights of a phase as exact integers; 0 for components with an amount and those that are not read."""
     used = [i for i, share in enumerate(phase.shares) if share.unit == WEIGHT and share.amount]
-    found = [0] * len(phase.shares)
+    weights = [0] * len(phase.shares)
     if used:
         exact = integer_weights([phase.shares[i].amount for i in used], [names[i] for i in used])
         for i, weight in zip(used, exact, strict=True):
-            found[i] = weight
-    return tuple(found)
+            weights[i] = weight
+    return tuple(weights)
 
 
 def canonical(phase: Phase) -> list[object]:
     """A phase in the form that the blend id hashes: weights as parts of 1, so that 7 : 3 equals 0.7 : 0.3."""
-    whole = sum((share.amount for share in phase.shares if share.unit == WEIGHT), Fraction(0))
+    weight_sum = sum((share.amount for share in phase.shares if share.unit == WEIGHT), Fraction(0))
     shares = []
     for share in phase.shares:
-        amount = share.amount / whole if share.unit == WEIGHT and whole else share.amount
+        amount = share.amount / weight_sum if share.unit == WEIGHT and weight_sum else share.amount
         shares.append([share.unit if amount else WEIGHT, str(amount)])
     return [phase.samples, phase.tokens, phase.ramp, shares]
 

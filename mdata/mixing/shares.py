@@ -151,8 +151,8 @@ def _positive(share: Number, name: str) -> Fraction:
         exact_share = fraction_of(share) if isinstance(share, str) else share
         value = Fraction(0) if isinstance(exact_share, float | bool) else Fraction(exact_share)
     except TooLong:
-        what = f"the share of {name} has too many digits, or too large an exponent"
-        raise UsageError(what, found=repr(str(share)[:60]), expected=TEXT_LIMITS) from None
+        problem = f"the share of {name} has too many digits, or too large an exponent"
+        raise UsageError(problem, found=repr(str(share)[:60]), expected=TEXT_LIMITS) from None
     except (ValueError, ZeroDivisionError):
         value = Fraction(0)
     if value <= 0:
@@ -167,9 +167,9 @@ def _positive(share: Number, name: str) -> Fraction:
 
 def _round_to_sum(weights: list[int], total: int) -> list[int]:
     """Largest remainder method: floors, then one more for the largest remainders, the first among equals."""
-    whole = sum(weights)
-    floors = [weight * total // whole for weight in weights]
-    by_remainder = sorted(range(len(weights)), key=lambda i: -(weights[i] * total % whole))
+    weight_sum = sum(weights)
+    floors = [weight * total // weight_sum for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda i: -(weights[i] * total % weight_sum))
     for i in by_remainder[: total - sum(floors)]:
         floors[i] += 1
     return floors

@@ -85,16 +85,16 @@ class RowSamples(Samples, Protocol):
         gathered = self.gather(np.array([k], np.int64), rows.text)
         length = options.sequence_length
         cuts = [] if gathered.cuts is None else gathered.cuts[1].tolist()
-        found: Sample = {"tokens": rows.tokens[0], "labels": rows.labels[0]}
+        sample: Sample = {"tokens": rows.tokens[0], "labels": rows.labels[0]}
         if options.attention_mask:  # before padding is overwritten
-            found["attention_mask"] = attention_mask(rows.tokens[0], options, cuts=cuts)
+            sample["attention_mask"] = attention_mask(rows.tokens[0], options, cuts=cuts)
         rows = finish(rows, gathered, options=options)
-        found["loss_mask"] = rows.loss_mask[0]
+        sample["loss_mask"] = rows.loss_mask[0]
         if rows.position_ids is not None:
-            found["position_ids"] = rows.position_ids[0]
+            sample["position_ids"] = rows.position_ids[0]
         if options.document_masks:
-            found |= _lengths_of_documents(cuts, length)
-        return found
+            sample |= _lengths_of_documents(cuts, length)
+        return sample
 
 
 class NativelyOrdered(RowSamples):
@@ -143,7 +143,7 @@ def _lengths_of_documents(cuts: list[int], length: int) -> Sample:
 
 def pieces_of_runs(corpus: Corpus, runs: Iterable[tuple[int, int]], *, sequences: range) -> list[Piece]:
     """Runs of the token stream, (first token, number of tokens), as pieces of sequences."""
-    found = []
+    pieces = []
     for first, count in runs:
         # The last sequence that begins at or before the token contains it: empty ones come first.
         place = bisect_right(sequences, first, key=lambda i: corpus.token_bounds(i, i)[0]) - 1
@@ -151,13 +151,13 @@ def pieces_of_runs(corpus: Corpus, runs: Iterable[tuple[int, int]], *, sequences
             start, stop = corpus.token_bounds(sequences[place], sequences[place] + 1)
             taken = min(count, stop - first)
             if taken:
-                found.append(Piece(sequences[place], first - start, taken))
+                pieces.append(Piece(sequences[place], first - start, taken))
             first, count, place = first + taken, count - taken, place + 1
-    return found
+    return pieces
 
 
 def samples_at(order: StreamOrder, place: int, *, first: int, stop: int) -> list[int]:
     """Samples in [first, stop) that are entry `place` of an order of single entries, ascending."""
     epochs = range(first // order.samples_per_epoch, -(-stop // order.samples_per_epoch)) if order.shuffle else range(1)
-    found = [order.sample_at(epoch, place) for epoch in epochs]
-    return [sample for sample in found if sample is not None and first <= sample < stop]
+    samples = [order.sample_at(epoch, place) for epoch in epochs]
+    return [sample for sample in samples if sample is not None and first <= sample < stop]

@@ -23,12 +23,12 @@ class ChatSamples(PackedSamples):
 
     def gather(self, samples: Int64s, text: Int64s, *, out_rows: Int64s | None = None, threads: int = 1) -> Gathered:
         """Fill rows with samples; see `RowSamples`."""
-        found = super().gather(samples, text, out_rows=out_rows, threads=threads)
+        gathered = super().gather(samples, text, out_rows=out_rows, threads=threads)
         _, pieces = self._pieces(self.order.starts(samples))
         odd = self.corpus.gatherer.odd_sequences(self._first[pieces], self._count[pieces].astype(np.int64))
         trained = np.zeros((len(samples), text.shape[1]), np.uint8)
-        trained[np.arange(text.shape[1]) < found.counts[:, None]] = odd
-        return Gathered(found.counts, found.cuts, trained[:, 1:])
+        trained[np.arange(text.shape[1]) < gathered.counts[:, None]] = odd
+        return Gathered(gathered.counts, gathered.cuts, trained[:, 1:])
 
 
 def require_chat(name: str, level: str) -> None:

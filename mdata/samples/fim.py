@@ -114,9 +114,9 @@ class FimSamples(PickledByArguments, RowSamples):
         if self._characters is None:
             counts = fim_rows(self._rule, self._key, samples, text, rows, counts, self._longest, fill)
         else:
-            found = self._rearranged(samples, text, rows=rows, counts=counts)
-            counts = np.minimum([len(ids) for ids in found], self._longest, dtype=np.int64)
-            for place, count, ids in zip(rows.tolist(), counts.tolist(), found, strict=True):
+            gathered = self._rearranged(samples, text, rows=rows, counts=counts)
+            counts = np.minimum([len(ids) for ids in gathered], self._longest, dtype=np.int64)
+            for place, count, ids in zip(rows.tolist(), counts.tolist(), gathered, strict=True):
                 text[place, :count], text[place, count:] = ids[:count], fill
         return Gathered(counts, self._cuts(text, rows, counts) if self.options.document_masks else None)
 
@@ -163,9 +163,9 @@ class _Characters:
             TextRefused: a part has no ids.
         """
         texts: list[str] = []
-        plans = [list(self._row(row, one, texts)) for row, one in zip(rows, draws, strict=True)]
-        found, lengths = self._tokenizer.encode_batch(texts)
-        parts = [part[~np.isin(part, self._dropped)] for part in np.split(found, np.cumsum(lengths)[:-1])]
+        plans = [list(self._row(row, draw, texts)) for row, draw in zip(rows, draws, strict=True)]
+        ids, lengths = self._tokenizer.encode_batch(texts)
+        parts = [part[~np.isin(part, self._dropped)] for part in np.split(ids, np.cumsum(lengths)[:-1])]
         return [
             np.concatenate([parts[item] if isinstance(item, int) else item for item in plan], dtype=np.int64)
             for plan in plans
@@ -242,9 +242,9 @@ def _shared(key: _TokenizerOf) -> Tokenizer | None:
 def _tokenizer_of(corpus: Corpus, fim: Fim) -> Tokenizer:
     tokenizer = _shared(_TokenizerOf(corpus.tokenizer_fingerprint, corpus))
     if tokenizer is None:
-        what = "characters" if fim.level == CHARACTER else "the texts of tokens"
+        needed = "characters" if fim.level == CHARACTER else "the texts of tokens"
         raise UsageError(
-            f"{corpus.name}: fill-in-the-middle by {what} needs the tokenizer, and none is beside the corpus",
+            f"{corpus.name}: fill-in-the-middle by {needed} needs the tokenizer, and none is beside the corpus",
             fix='`mdata adopt --tokenizer-type`, or fim_level="token" and ids for fim_tokens',
         )
     return tokenizer
@@ -257,15 +257,15 @@ def _resolve(fim: Fim, tokenizer: Tokenizer | None, *, eod: int | None) -> FimId
         UsageError: an unknown id, or one with two meanings.
     """
     given: dict[str, Name] = dict(zip(ROLES, fim.tokens, strict=False))
-    found = {role: _id_of(name, tokenizer, option=f"the {role} of fim_tokens") for role, name in given.items()}
-    ends = found.get("eod", eod)
+    ids = {role: _id_of(name, tokenizer, option=f"the {role} of fim_tokens") for role, name in given.items()}
+    ends = ids.get("eod", eod)
     if ends is None:
         raise UsageError(
             "fill-in-the-middle needs the id that ends a document, which the corpus does not record",
             fix="set eod, or `mdata adopt --tokenizer-type` gives the corpus a tokenizer",
         )
     split = None if fim.split_sample is None else _id_of(fim.split_sample, tokenizer, option="fim_split_sample")
-    prefix, middle, suffix = (found[role] for role in ROLES[:3])
+    prefix, middle, suffix = (ids[role] for role in ROLES[:3])
     single = [prefix, middle, suffix, ends, *([] if split is None else [split])]
     if len(set(single)) < len(single):
         raise UsageError(
@@ -273,7 +273,7 @@ def _resolve(fim: Fim, tokenizer: Tokenizer | None, *, eod: int | None) -> FimId
         )
     special = tokenizer.special_ids.values() if tokenizer else ()
     dropped = frozenset((*special, *single))
-    pad = found.get("pad", tokenizer.special_ids.get(PAD_NAME) if tokenizer else None)
+    pad = ids.get("pad", tokenizer.special_ids.get(PAD_NAME) if tokenizer else None)
     around: frozenset[int] = frozenset()
     if tokenizer and fim.level == CHARACTER:
         around = frozenset(_ids_of(tokenizer, "")).intersection(special).difference(single)

@@ -105,14 +105,14 @@ class GptSamples(PickledByArguments, NativelyOrdered):
             raise IndexError(f"sequence {sequence} outside of {self._sequences[0]} to {self._sequences[1]}")
         start, end = self.corpus.token_bounds(sequence, sequence + 1)
         num_tokens = end - start
-        found: list[int] = []
+        samples: list[int] = []
         epochs = range(first // self.samples_per_epoch, -(-stop // self.samples_per_epoch)) if num_tokens else ()
         for epoch in epochs if self.order.shuffle else epochs[:1]:
             if self.shuffle_block:
                 with _placed_by_the_index(self.corpus):
                     start, _ = self.corpus.gatherer.block_place(self._blocks(epoch), sequence)
-            found += self.order.samples_reading(epoch, start - self.first_token, count=num_tokens)
-        return sorted(sample for sample in found if first <= sample < stop)
+            samples += self.order.samples_reading(epoch, start - self.first_token, count=num_tokens)
+        return sorted(sample for sample in samples if first <= sample < stop)
 
     def gather(self, samples: Int64s, text: Int64s, *, out_rows: Int64s | None = None, threads: int = 1) -> Gathered:
         """Fill rows with samples; see `RowSamples`."""

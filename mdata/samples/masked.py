@@ -230,8 +230,8 @@ class MaskedSamples(PickledByArguments):
             return [row for row in rows.tolist() if first <= row < stop]
         size = len(self.rows)
         epochs = range(first // size, -(-stop // size))
-        found = [epoch * size + self._permutation(epoch).inverse(rows) for epoch in epochs]
-        return sorted(k for part in found for k in part.tolist() if first <= k < stop)
+        samples = [epoch * size + self._permutation(epoch).inverse(rows) for epoch in epochs]
+        return sorted(k for part in samples for k in part.tolist() if first <= k < stop)
 
     def allocate(self, n: int) -> Sample:
         """Uninitialized arrays for n samples."""
@@ -317,9 +317,9 @@ class MaskedSamples(PickledByArguments):
             array, wanted = out.get(name), (n, *shape)
             fits = array is not None and array.dtype == np.int64 and array.shape == wanted and array.flags.c_contiguous
             if not fits:
-                found = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+                shown = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
                 raise UsageError(
-                    f"out[{name!r}] cannot take the samples", found=found, expected=f"int64 {list(wanted)}, contiguous"
+                    f"out[{name!r}] cannot take the samples", found=shown, expected=f"int64 {list(wanted)}, contiguous"
                 )
         return out
 

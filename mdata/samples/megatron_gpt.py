@@ -127,12 +127,12 @@ class MegatronGptSamples(PickledByArguments, RowSamples):
         """The sequences that a sample reads; see `Samples`."""
         row = int(self.indices.shuffle[sample])
         first, last = int(self.indices.samples[row, 0]), int(self.indices.samples[row + 1, 0])
-        found = []
+        pieces = []
         for place in range(first, last + 1):
             sequence = int(self.indices.documents[place])
             begin, end = self._reads(row, place, self.corpus.length_of(sequence))
-            found += [Piece(sequence, begin, end - begin)] if end > begin else []
-        return found
+            pieces += [Piece(sequence, begin, end - begin)] if end > begin else []
+        return pieces
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
         """Samples that read a token of a sequence; see `Samples`. Searches all three arrays."""
@@ -144,8 +144,8 @@ class MegatronGptSamples(PickledByArguments, RowSamples):
             # Row r reads from begins[r] to begins[r + 1]; the part at either end may be empty.
             near = range(np.searchsorted(begins[1:], place), np.searchsorted(begins[:-1], place, side="right"))
             rows |= {row for row in near if np.less(*self._reads(row, place, length))}
-        found = np.flatnonzero(np.isin(self.indices.shuffle[first:stop], list(rows))) + first
-        return [int(sample) for sample in found]
+        samples = np.flatnonzero(np.isin(self.indices.shuffle[first:stop], list(rows))) + first
+        return [int(sample) for sample in samples]
 
     def _reads(self, row: int, place: int, length: int) -> tuple[int, int]:
         """The tokens [begin, end) that a row reads of the sequence at a position of the order."""

@@ -73,8 +73,8 @@ class Fim:
     @property
     def identity(self) -> dict[str, Any]:
         """All fields as JSON types without floats: part of a data id."""
-        found: dict[str, Any] = {**asdict(self), "version": FIM_VERSION, "tokens": list(self.tokens)}
-        return {name: repr(value) if isinstance(value, float) else value for name, value in found.items()}
+        fields: dict[str, Any] = {**asdict(self), "version": FIM_VERSION, "tokens": list(self.tokens)}
+        return {name: repr(value) if isinstance(value, float) else value for name, value in fields.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +201,7 @@ class MaskedKind:
     @property
     def identity(self) -> dict[str, Any]:
         """The fields that decide the samples, as JSON types; without a vocabulary that comes from the corpus."""
-        found = {
+        fields = {
             "version": MASKED_VERSION,
             "short_probability": repr(self.short_probability),
             "masking": {name: repr(value) for name, value in asdict(self.masking).items()},
@@ -209,7 +209,7 @@ class MaskedKind:
             "decoder_length": getattr(self, "decoder_length", None),
             "vocabulary": self.vocabulary.fingerprint if self.vocabulary else None,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

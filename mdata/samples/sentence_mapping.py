@@ -64,8 +64,8 @@ class MappingOptions:
         if self.short_probability <= 0.0:
             return 0
         inverse = min(1.0 / self.short_probability, 2.0**32)
-        whole = math.floor(inverse)
-        return whole + (inverse - whole >= 0.5)
+        rounded = math.floor(inverse)
+        return rounded + (inverse - rounded >= 0.5)
 
 
 def megatron_mapping(
@@ -122,13 +122,13 @@ def native_parts(
         UsageError: at the end, if no document was usable.
     """
     boundaries, sizes = _arrays(boundaries, sizes)
-    found = False
+    any_rows = False
     for first in range(0, max(1, len(boundaries) - 1), _WINDOW):
         part = boundaries[first : first + _WINDOW + 1]
         rows = _core.keyed_mapping(part, sizes, *_rule(options), key.low, key.high, first_document + first)
-        found = found or len(rows) > 0
+        any_rows = any_rows or len(rows) > 0
         yield rows
-    if not found:
+    if not any_rows:
         _refuse_empty(boundaries, options)
 
 

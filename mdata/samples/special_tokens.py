@@ -58,8 +58,8 @@ class MaskedVocabulary:
 
     def __post_init__(self) -> None:
         named = [self.cls, self.sep, self.mask, self.bos, self.eos, self.pad]
-        known = [id for id in (*named, *self.ids, *self.continuations, *self.sentinels) if id is not None]
-        if not self.ids or min(known) < 0 or max(known) >= _LARGEST_ID:
+        all_ids = [id for id in (*named, *self.ids, *self.continuations, *self.sentinels) if id is not None]
+        if not self.ids or min(all_ids) < 0 or max(all_ids) >= _LARGEST_ID:
             raise UsageError("a vocabulary of ids from 0 to 2^31 - 1 is expected", found=f"{len(self.ids)} ids")
         if list(self.ids) != sorted(set(self.ids)):
             raise UsageError("the ids of a vocabulary are not in ascending order")

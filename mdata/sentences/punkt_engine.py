@@ -27,7 +27,7 @@ def facts_of(characters: Iterable[str]) -> dict[str, tuple[int, str]]:
     import regex
 
     letter, digit = regex.compile(r"[^\W\d]").match, regex.compile(r"\d").match
-    found = {}
+    facts = {}
     for character in characters:
         flags = UPPER * character.isupper() | LOWER * character.islower()
         flags |= LETTER * bool(letter(character)) | DIGIT * bool(digit(character))
@@ -35,8 +35,8 @@ def facts_of(characters: Iterable[str]) -> dict[str, tuple[int, str]]:
             flags |= CASED
         elif ("A" + character + _SIGMA).lower()[-1] == _FINAL_SIGMA:
             flags |= IGNORABLE
-        found[character] = flags, character.lower()
-    return found
+        facts[character] = flags, character.lower()
+    return facts
 
 
 def newer_characters(texts: Sequence[str]) -> list[str]:
@@ -44,8 +44,8 @@ def newer_characters(texts: Sequence[str]) -> list[str]:
     from mdata.tokenizers.base.unicode14 import unassigned
 
     table = unassigned()
-    found = set().union(*(text for text in texts if not text.isascii()))
-    newer = {character for character in found if table[ord(character)] or ord(character) in CHANGED}
+    characters = set().union(*(text for text in texts if not text.isascii()))
+    newer = {character for character in characters if table[ord(character)] or ord(character) in CHANGED}
     return sorted(newer.union(*map(str.lower, newer)))
 
 
@@ -69,9 +69,9 @@ class PunktEngine:
     def split_batch(self, texts: Sequence[str]) -> tuple[list[str], list[int]]:
         """See Splitter; this engine refuses no text."""
         texts = texts if isinstance(texts, list) else list(texts)
-        found = self._core.split(texts, {})
-        if found is None:
+        result = self._core.split(texts, {})
+        if result is None:
             facts = facts_of(newer_characters(texts))
-            found = self._core.split(texts, {ord(character): fact for character, fact in facts.items()})
-        assert found is not None, "a character that Python was not asked about"
-        return found
+            result = self._core.split(texts, {ord(character): fact for character, fact in facts.items()})
+        assert result is not None, "a character that Python was not asked about"
+        return result

@@ -23,9 +23,9 @@ def edition_note() -> tuple[str, ...]:
     """A line for the user if another version of NLTK is installed than the reference."""
     from importlib.metadata import version
 
-    found = version("nltk")
-    same = found.startswith(f"{_EDITION}.")
-    return () if same else (f"NLTK {found} is installed; sentences may differ from those of {_EDITION}",)
+    installed = version("nltk")
+    same = installed.startswith(f"{_EDITION}.")
+    return () if same else (f"NLTK {installed} is installed; sentences may differ from those of {_EDITION}",)
 
 
 class NltkEngine:

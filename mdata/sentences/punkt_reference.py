@@ -36,9 +36,9 @@ def split(text: str, tables: Tables, *, keep_newlines: bool) -> list[str]:
             starts.append(match.start("next") if match["next"] else match.end())
     stops.append(len(text.rstrip()))
     for number in range(1, len(starts)):
-        if found := _CLOSING.match(text[starts[number] : stops[number]]):
-            stops[number - 1] = starts[number] + found.end(1)
-            starts[number] += found.end()
+        if closing := _CLOSING.match(text[starts[number] : stops[number]]):
+            stops[number - 1] = starts[number] + closing.end(1)
+            starts[number] += closing.end()
     return [text[start:stop] for start, stop in zip(starts, stops, strict=True) if start < stop]
 
 
@@ -81,8 +81,8 @@ def _first_pass(text: str, tables: Tables) -> _Token:
     if not text.endswith(".") or text.endswith(".."):
         return _Token(text)
     lower = text[:-1].lower()
-    known = not tables.abbreviations.isdisjoint((lower, lower.rpartition("-")[2]))
-    return _Token(text, breaks=not known, abbreviates=known)
+    is_abbreviation = not tables.abbreviations.isdisjoint((lower, lower.rpartition("-")[2]))
+    return _Token(text, breaks=not is_abbreviation, abbreviates=is_abbreviation)
 
 
 def _second_pass(token: _Token, after: _Token, tables: Tables) -> bool:

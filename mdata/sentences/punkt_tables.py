@@ -86,11 +86,11 @@ def read_tables(files: Mapping[str, bytes], folder: str = "") -> Tables:
 
 def _lines(content: bytes, name: str) -> list[str]:
     text = decode_text(content, name)
-    if found := _OTHER_LINE_ENDS.search(text):
-        number = text.count("\n", 0, found.start()) + 1
+    if match := _OTHER_LINE_ENDS.search(text):
+        number = text.count("\n", 0, match.start()) + 1
         raise UsageError(
             f"{name}:{number}: a line may end with a line feed only",
-            found=repr(found.group()),
+            found=repr(match.group()),
             fix="copy the file again, without changing its line ends",
         )
     lines = text.split("\n")
@@ -119,11 +119,11 @@ def _not_pairs(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _bit_sums(pairs: list[tuple[str, str]], name: str) -> dict[str, int]:
-    known = {str(bits): bits for bits in range(MAX_BITS + 1)}
+    sums = {str(bits): bits for bits in range(MAX_BITS + 1)}
     try:
-        return {word: known[bits] for word, bits in pairs}
+        return {word: sums[bits] for word, bits in pairs}
     except KeyError:
-        number, bits = next((number, bits) for number, (_, bits) in enumerate(pairs, 1) if bits not in known)
+        number, bits = next((number, bits) for number, (_, bits) in enumerate(pairs, 1) if bits not in sums)
         raise UsageError(
             f"{name}:{number}: not a sum of the context bits",
             found=repr(bits[:80]),
@@ -161,25 +161,27 @@ def find_files(language: str, nltk_data: str | None = None) -> tuple[str, dict[s
     folders = [Path(nltk_data)] if nltk_data else usual_folders()
     languages: set[str] = set()
     for place in _places(folders):
-        found = _languages(place)
-        if language in found:
+        names = _languages(place)
+        if language in names:
             return f"{place / language}{os.sep}", _read(place, language)
-        languages |= found
-    what = f"no punkt_tab tables for the language {language!r}"
+        languages |= names
+    problem = f"no punkt_tab tables for the language {language!r}"
     name = _NAMES.get(re.sub("[-_][a-z]{2,4}$", "", language.lower()))
     if name is not None:
         expected = f"the name of a language{', one of ' * bool(languages)}{', '.join(sorted(languages))}"
-        raise UsageError(what, expected=expected, fix=f"--lang {name}")
+        raise UsageError(problem, expected=expected, fix=f"--lang {name}")
     if languages:
         close = nearest(language, languages)
-        raise UsageError(what, expected=f"one of {', '.join(sorted(languages))}", fix=f"{close}?" if close else _FETCH)
-    raise UsageError(what, found=f"searched {', '.join(map(str, folders))}", fix=_FETCH)
+        raise UsageError(
+            problem, expected=f"one of {', '.join(sorted(languages))}", fix=f"{close}?" if close else _FETCH
+        )
+    raise UsageError(problem, found=f"searched {', '.join(map(str, folders))}", fix=_FETCH)
 
 
 def usual_folders() -> list[Path]:
     """The folders in which NLTK looks for its data, in order."""
     named = [Path(folder) for folder in os.environ.get("NLTK_DATA", "").split(os.pathsep) if folder]
-    home = [Path(found) / "nltk_data"] if (found := os.path.expanduser("~")) != "~" else []  # noqa: PTH111
+    home = [Path(user_home) / "nltk_data"] if (user_home := os.path.expanduser("~")) != "~" else []  # noqa: PTH111
     prefix = Path(sys.prefix)
     here = [prefix / "nltk_data", prefix / "share" / "nltk_data", prefix / "lib" / "nltk_data"]
     if sys.platform == "win32":

@@ -118,9 +118,9 @@ def _select_engine(wanted: str, tables: Tables, *, keep_newlines: bool) -> tuple
     difference = first_difference(engine, tables, keep_newlines=keep_newlines)
     if difference is None:
         return engine, ()
-    found = f"it gives other sentences for {difference[:40]!a}"
+    reason = f"it gives other sentences for {difference[:40]!a}"
     exact = NltkEngine(tables, keep_newlines=keep_newlines)
-    _, notes = fast_or_exact(found, exact, name=engine.name, wanted=wanted, gives="sentences")
+    _, notes = fast_or_exact(reason, exact, name=engine.name, wanted=wanted, gives="sentences")
     return exact, (*notes, *edition_note())
 
 

@@ -96,8 +96,8 @@ def take_sample(
     read = sum(file.size_bytes for file in files if file.streamed)
     if read:
         progress.begin("sampling packed input", read, unit="B")
-    with closing(chunks(files, chunk_bytes, spec=spec)) as found:
-        for chunk in found:
+    with closing(chunks(files, chunk_bytes, spec=spec)) as chunks_read:
+        for chunk in chunks_read:
             input_bytes += _size(chunk)
             is_stdin = chunk.source.path == STDIN
             priority = derive_key("tokenizer sample", seed, chunk.file_number, chunk.number).draw
@@ -134,8 +134,8 @@ class _Chosen:
 
     def in_order(self) -> tuple[tuple[Chunk, int | None], ...]:
         """The chunks in the order of the input."""
-        found = [(chunk, rows) for _, _, chunk, rows in self._heap]
-        return tuple(sorted(found, key=lambda one: (one[0].file_number, one[0].number)))
+        chosen = [(chunk, rows) for _, _, chunk, rows in self._heap]
+        return tuple(sorted(chosen, key=lambda item: (item[0].file_number, item[0].number)))
 
 
 def _size(chunk: Chunk) -> int:
@@ -146,8 +146,8 @@ def _size(chunk: Chunk) -> int:
 def _rows_before(chunk: Chunk, chunk_bytes: int, *, spec: ReadSpec) -> int:
     """The rows of a file before a chunk, by reading it from its start."""
     rows = 0
-    with closing(chunks([chunk.source], chunk_bytes, spec=spec)) as found:
-        for earlier in found:
+    with closing(chunks([chunk.source], chunk_bytes, spec=spec)) as chunks_read:
+        for earlier in chunks_read:
             if earlier.number == chunk.number:
                 break
             rows += parse(chunk.source.format, read_chunk(earlier, spec), spec=spec).rows

@@ -133,7 +133,7 @@ def _characters(vocab_size: int, options: TrainOptions, sample: Sample, progress
     wanted = (options.character_coverage or 0.9995) * counts.total()
     covering: list[str] = []
     covered = 0
-    for character, times in sorted(counts.items(), key=lambda one: (-one[1], one[0])):
+    for character, times in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if covered >= wanted:
             break
         covering.append(character)

@@ -106,8 +106,8 @@ def check_options(kind: str, vocab_size: int, *, options: TrainOptions) -> None:
     if options.byte_fallback or options.preset == "llama2":
         fixed += 256
     if vocab_size < fixed:
-        what = "the 256 bytes and <|endoftext|>" if kind == "byte-bpe" else "special tokens and bytes alone"
-        raise UsageError(f"a vocabulary of {vocab_size} is too small", expected=f"at least {fixed}: {what}")
+        least = "the 256 bytes and <|endoftext|>" if kind == "byte-bpe" else "special tokens and bytes alone"
+        raise UsageError(f"a vocabulary of {vocab_size} is too small", expected=f"at least {fixed}: {least}")
     if vocab_size > _LARGEST_VOCABULARY:
         raise UsageError(f"a vocabulary of {vocab_size} is too large", expected=f"at most {_LARGEST_VOCABULARY}")
     if options.sample_bytes is not None and options.sample_bytes < 1:

@@ -84,10 +84,10 @@ def _feed(stream: BinaryIO, task: Task, texts: Iterator[str]) -> None:
 def _death(code: int, errors: BinaryIO) -> MdataError:
     errors.seek(0)
     said = errors.read().decode(errors="replace").strip().splitlines()
-    found = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    reason = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     if said:
-        found += f": {said[-1][:300]}"
-    return ResourceError("the training process died", found=found, fix="a smaller sample, or more memory")
+        reason += f": {said[-1][:300]}"
+    return ResourceError("the training process died", found=reason, fix="a smaller sample, or more memory")
 
 
 Kind = Literal["byte-bpe", "wordpiece", "sentencepiece-bpe", "sentencepiece-unigram"]
