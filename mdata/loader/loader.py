@@ -248,15 +248,15 @@ class Loader:
         )
 
 
-Part = TypeVar("Part")
-Read = TypeVar("Read")
+T = TypeVar("T")
+R = TypeVar("R")
 
 # The first note about a stalled disk comes after the patience, the next after twice as long, up to this.
 _LONGEST_PAUSE_S = 600.0
 
 
 @dataclass
-class Reading(Generic[Part, Read]):
+class Reading(Generic[T, R]):
     """What is read ahead.
 
     Args:
@@ -268,10 +268,10 @@ class Reading(Generic[Part, Read]):
         part: the one that was begun last.
     """
 
-    steps: Iterable[Iterable[Part]]
-    read: Callable[[Part], list[Read]]
-    describe: Callable[[Part], str] = str
-    part: Part | None = None
+    steps: Iterable[Iterable[T]]
+    read: Callable[[T], list[R]]
+    describe: Callable[[T], str] = str
+    part: T | None = None
 
 
 @dataclass
@@ -281,7 +281,7 @@ class StepCount:
     steps: int = 0
 
 
-class PrefetchIterator(Iterator[list[Read]], Generic[Part, Read]):
+class PrefetchIterator(Iterator[list[R]], Generic[T, R]):
     """An iterator over steps that a thread reads ahead.
 
     Args:
@@ -294,7 +294,7 @@ class PrefetchIterator(Iterator[list[Read]], Generic[Part, Read]):
 
     def __init__(
         self,
-        reading: Reading[Part, Read],
+        reading: Reading[T, R],
         *,
         ahead: int,
         patience_s: float = 30.0,
@@ -305,7 +305,7 @@ class PrefetchIterator(Iterator[list[Read]], Generic[Part, Read]):
         self._reading, self._patience_s, self._progress = reading, patience_s, progress
         self._steps = BackgroundIterator(partial(_read_steps, reading), limit=ahead, name="mdata-prefetch")
 
-    def __next__(self) -> list[Read]:
+    def __next__(self) -> list[R]:
         began, pause = time.monotonic(), self._patience_s
         while True:
             try:
@@ -326,9 +326,9 @@ class PrefetchIterator(Iterator[list[Read]], Generic[Part, Read]):
         self._steps.stop()
 
 
-def _read_steps(reading: Reading[Part, Read], is_closed: Callable[[], bool]) -> Iterator[list[Read]]:
+def _read_steps(reading: Reading[T, R], is_closed: Callable[[], bool]) -> Iterator[list[R]]:
     for parts in reading.steps:
-        step: list[Read] = []
+        step: list[R] = []
         for part in parts:
             if is_closed():
                 raise ClosedError

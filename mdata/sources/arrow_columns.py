@@ -62,7 +62,7 @@ _ARROW_ERRORS = (
 
 
 @dataclass(frozen=True)
-class Place:
+class ColumnPath:
     """The position of a column in a file.
 
     Attributes:
@@ -123,7 +123,7 @@ def damage_named(file: SourceFile, kind: str, *, rows: Callable[[], int]) -> Ite
         ) from error
 
 
-def places_of(schema: pa.Schema, spec: ReadSpec, *, file: SourceFile) -> list[Place]:
+def places_of(schema: pa.Schema, spec: ReadSpec, *, file: SourceFile) -> list[ColumnPath]:
     """The positions of the columns that become text, followed by those that only the filter needs.
 
     Raises:
@@ -137,7 +137,7 @@ def places_of(schema: pa.Schema, spec: ReadSpec, *, file: SourceFile) -> list[Pl
             if name in spec.json_keys and not (item and pa.types.is_struct(item)):
                 expected = "lists of structs (role and content), for conversations"
                 raise UsageError(f"{file.path}: column {name!r} holds {column and column[1]}", expected=expected)
-        return [Place((name,), None) for name in schema.names]  # any column may be a field that matters
+        return [ColumnPath((name,), None) for name in schema.names]  # any column may be a field that matters
     places = []
     for name, optional in spec.text_columns.items():
         found = _find(schema, name, file=file, optional=optional)
@@ -148,13 +148,13 @@ def places_of(schema: pa.Schema, spec: ReadSpec, *, file: SourceFile) -> list[Pl
             raise UsageError(
                 f"{file.path}: column {name!r} is text", fix=f"compare it with text in quotes: {name} = '1'"
             )
-        places.append(Place(found[0] if found else (), "text"))
+        places.append(ColumnPath(found[0] if found else (), "text"))
     for name, kind in compared.items():
         found = _find(schema, name, file=file)
         assert found is not None, "it is not optional"
         if kind is not None and not _is_of_kind(_plain_type(found[1]), kind):
             raise UsageError(f"{file.path}: column {name!r} holds {found[1]}, and --where compares it with {kind}")
-        places.append(Place(found[0], kind))
+        places.append(ColumnPath(found[0], kind))
     if not any(place.path for place in places):
         raise UsageError(f"{file.path} has none of the columns {', '.join(spec.text_columns)}", found=_named(schema))
     return places
@@ -206,7 +206,9 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def text_batches(arrays: Sequence[pa.Array], places: Sequence[Place], *, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+def text_batches(
+    arrays: Sequence[pa.Array], places: Sequence[ColumnPath], *, spec: ReadSpec
+) -> Iterator[pa.RecordBatch]:
     """Columns of the same rows, text as bytes or lists of bytes, in batches that stay small when decoded.
 
     Rows that are too long keep only enough sentences to show it. Conversations become lines of JSON.
@@ -226,7 +228,9 @@ def text_batches(arrays: Sequence[pa.Array], places: Sequence[Place], *, spec: R
             yield pa.RecordBatch.from_arrays(decoded, list(map(str, range(len(decoded)))))
 
 
-def _chat_lines(arrays: Sequence[pa.Array], places: Sequence[Place], *, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+def _chat_lines(
+    arrays: Sequence[pa.Array], places: Sequence[ColumnPath], *, spec: ReadSpec
+) -> Iterator[pa.RecordBatch]:
     """Whole rows as lines of JSON, for the parser of lines; a row that is too long is a line that is too long."""
     arrays = [array.view(with_bytes(array.type)) for array in arrays]
     names = [place.name for place in places]
@@ -300,7 +304,7 @@ def at(batch: pa.RecordBatch, path: Sequence[str]) -> pa.Array:
     return pc.struct_field(array, list(path[1:])) if len(path) > 1 else array
 
 
-def _decoded(array: pa.Array, place: Place) -> pa.Array:
+def _decoded(array: pa.Array, place: ColumnPath) -> pa.Array:
     """Text as bytes, numbers with 64 bits; a column only tested for null becomes `true` where it is not null."""
     if place.kind is None:
         return pc.if_else(array.is_null(), pa.scalar(None, pa.bool_()), pa.scalar(True))

@@ -18,7 +18,7 @@ from itertools import islice
 import pyarrow as pa
 
 from mdata.errors import UsageError
-from mdata.sources.arrow_columns import Place, at, damage_named, places_of, row_chunks, text_batches, with_bytes
+from mdata.sources.arrow_columns import ColumnPath, at, damage_named, places_of, row_chunks, text_batches, with_bytes
 from mdata.sources.input_files import ARROW_FILE, SourceFile
 from mdata.sources.record_batch import ChunkContent, ReadSpec
 
@@ -159,7 +159,7 @@ def _check_size(file: SourceFile) -> None:
         raise UsageError(f"{file.path} became shorter while it was read", fix="wait until no program writes to it")
 
 
-def _sound(batch: pa.RecordBatch, place: Place) -> pa.Array:
+def _sound(batch: pa.RecordBatch, place: ColumnPath) -> pa.Array:
     """A column with texts as bytes, in which everything except UTF-8 was checked.
 
     Raises:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from mdata.sources import arrow_columns
 from mdata.sources.arrow_columns import (
-    Place,
+    ColumnPath,
     at,
     damage_named,
     item_type,
@@ -107,7 +107,7 @@ def _leaves(opened: pq.ParquetFile) -> list[str]:
     return [opened.schema.column(number).path for number in range(len(opened.schema))]
 
 
-def _largest_entry(encoded: pq.ParquetFile, group: int, names: list[str], places: Sequence[Place]) -> int:
+def _largest_entry(encoded: pq.ParquetFile, group: int, names: list[str], places: Sequence[ColumnPath]) -> int:
     """Bytes of the largest entry in the dictionaries of a row group, which come with its first row."""
     largest = 1
     for batch in encoded.iter_batches(1, row_groups=[group], columns=names, use_threads=False):

@@ -15,7 +15,7 @@ import numpy as np
 
 from mdata.errors import UsageError
 from mdata.loader.megatron_sampler import SamplerArgs, torch_permutation
-from mdata.tracing.run_steps import Place, Steps, StepSpan
+from mdata.tracing.run_steps import StepPlace, Steps, StepSpan
 from mdata.util.arrays import Int64s
 
 _EPOCHS_LOOKED_AT = 3
@@ -86,7 +86,7 @@ class CyclicSteps(Steps):
         epoch, inside = divmod(position, self.active)
         return int(self._epoch(epoch)[inside])
 
-    def places(self, sample: int, until_step: int | None = None) -> Iterator[Place]:
+    def places(self, sample: int, until_step: int | None = None) -> Iterator[StepPlace]:
         """Where a sample is read, in ascending steps; if no end is given, in the first three epochs."""
         ends = [step for step in (until_step, self.total) if step is not None]
         for epoch in count() if ends else range(_EPOCHS_LOOKED_AT):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mdata.errors import UsageError
-from mdata.tracing.run_steps import Place, Steps
+from mdata.tracing.run_steps import StepPlace, Steps
 from mdata.util.arrays import Int64s
 
 
@@ -62,12 +62,12 @@ class EvaluationSteps:
         assert dp_size is not None, "ranks are not known"
         return np.arange(dp_rank, len(self.rows(step)), dp_size)
 
-    def place_at(self, step: int, row: int) -> Place:
+    def place_at(self, step: int, row: int) -> StepPlace:
         """The rank that has a row after a step."""
         micro_batch, dp_size = self._run.batch_shape(step)
         if micro_batch is None or dp_size is None:
-            return Place(step=step, row=row)
-        return Place(step=step, row=row, dp_rank=row % dp_size, microbatch=row // dp_size // micro_batch)
+            return StepPlace(step=step, row=row)
+        return StepPlace(step=step, row=row, dp_rank=row % dp_size, microbatch=row // dp_size // micro_batch)
 
     def sample_at(self, position: int) -> int:
         """The sample that an evaluation reads as number `position`.
@@ -79,7 +79,7 @@ class EvaluationSteps:
             raise UsageError(f"an evaluation reads no sample {position}", found=f"{len(self.samples)} samples")
         return int(self.samples[position])
 
-    def places(self, sample: int, until_step: int | None = None) -> Iterator[Place]:
+    def places(self, sample: int, until_step: int | None = None) -> Iterator[StepPlace]:
         """Where a sample is read, in ascending steps."""
         row = int(np.searchsorted(self.samples, sample))
         if row == len(self.samples) or self.samples[row] != sample:

@@ -41,7 +41,7 @@ class StepSpan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class StepPlace:
     """Where a sample was read: step (from 1), row of the global batch, and the rank that has that row."""
 
     step: int
@@ -132,26 +132,26 @@ class Steps:
         """The sample at a position; samples are read in the order of their numbers, except within a step."""
         return position
 
-    def places(self, sample: int, until_step: int | None = None) -> Iterator[Place]:
+    def places(self, sample: int, until_step: int | None = None) -> Iterator[StepPlace]:
         """All places of a sample up to a step, in ascending order: at most one here."""
         place = self.place(sample)
         if until_step is None or place.step <= until_step:
             yield place
 
-    def place(self, sample: int) -> Place:
+    def place(self, sample: int) -> StepPlace:
         """The place of a sample: step, row and rank."""
         step = self.step_of(sample)
         first, size = self._bounds(step)
         row = sample - first if self._in_order else int(np.flatnonzero(self._rows(first, size) == sample)[0])
         return self.place_at(step, row)
 
-    def place_at(self, step: int, row: int) -> Place:
+    def place_at(self, step: int, row: int) -> StepPlace:
         """The place of a row of a step."""
         micro_batch, dp_size = self.batch_shape(step)
         if micro_batch is None or dp_size is None:
-            return Place(step=step, row=row)
+            return StepPlace(step=step, row=row)
         microbatch, dp_rank = divmod(row // micro_batch, dp_size)
-        return Place(step=step, row=row, dp_rank=dp_rank, microbatch=microbatch)
+        return StepPlace(step=step, row=row, dp_rank=dp_rank, microbatch=microbatch)
 
     def batch_shape(self, step: int) -> tuple[int | None, int | None]:
         """(rows of a microbatch, data-parallel ranks) of a step; None if unknown."""

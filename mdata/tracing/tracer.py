@@ -25,7 +25,7 @@ from mdata.samples.base import Piece
 from mdata.samples.sample_options import Gpt, TextKind
 from mdata.tokenizers.base.tokenizer import Tokenizer
 from mdata.tracing.eval_steps import EvaluationSteps
-from mdata.tracing.run_steps import Place, Steps
+from mdata.tracing.run_steps import StepPlace, Steps
 from mdata.util.option_synonyms import nearest
 
 _EPOCHS_LOOKED_AT = 3
@@ -71,8 +71,8 @@ class TracedSample:
     inside: int
     epoch: int | None
     parts: tuple[TracedPart, ...]
-    place: Place | None = None
-    again: tuple[Place, ...] = ()
+    place: StepPlace | None = None
+    again: tuple[StepPlace, ...] = ()
 
     def part_at(self, place: int) -> TracedPart | None:
         """The part that contains the token at a position of the sample; None for padding."""

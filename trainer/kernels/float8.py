@@ -48,7 +48,7 @@ class Scaling(NamedTuple):
     largest_1: Tensor | None
 
 
-class Factor(NamedTuple):
+class Operand(NamedTuple):
     """One side of a product: values with the summed dimension last, and their inverse scale."""
 
     values_RK: Tensor
@@ -80,8 +80,8 @@ def float8_quantize(x_RC: Tensor, dtype: torch.dtype, *, scaling: Scaling, colum
 
 
 def float8_product(
-    left: Factor,
-    right: Factor,
+    left: Operand,
+    right: Operand,
     *,
     dtype: torch.dtype,
     bias_N: Tensor | None = None,

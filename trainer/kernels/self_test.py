@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.kernels import plain
-from trainer.kernels.float8 import E4M3, E5M2, Factor, Scaling, float8_product, float8_quantize
+from trainer.kernels.float8 import E4M3, E5M2, Operand, Scaling, float8_product, float8_quantize
 
 # Tolerance of a result in that dtype: a few roundings to 8, 11 or 24 bits.
 TOLERANCES = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
@@ -134,8 +134,8 @@ def _float8(quantize: Callable[..., Any], product: Callable[..., Tensor], draw: 
         yield "a rounded value", rounded.rows_RC.float()
         yield "a transposed value", rounded.columns_CR.float()
         yield "a scale", rounded.inverse_1
-    rows = [Factor(r.rows_RC, r.inverse_1) for r in (x8, w8, g8)]
-    columns = [Factor(r.columns_CR, r.inverse_1) for r in (x8, w8, g8)]
+    rows = [Operand(r.rows_RC, r.inverse_1) for r in (x8, w8, g8)]
+    columns = [Operand(r.columns_CR, r.inverse_1) for r in (x8, w8, g8)]
     yield "the product", product(rows[0], rows[1], dtype=torch.bfloat16, bias_N=draw(96), fast=True)
     yield "the input's gradient", product(rows[2], columns[1], dtype=torch.bfloat16)
     main = draw(96, 128).float()

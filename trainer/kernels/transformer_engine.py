@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.kernels.float8 import E4M3, E5M2, Factor, Float8, Scaling
+from trainer.kernels.float8 import E4M3, E5M2, Float8, Operand, Scaling
 
 NAME = "Transformer Engine"
 
@@ -119,8 +119,8 @@ def float8_quantize(x_RC: Tensor, dtype: torch.dtype, *, scaling: Scaling, colum
 
 
 def float8_product(
-    left: Factor,
-    right: Factor,
+    left: Operand,
+    right: Operand,
     *,
     dtype: torch.dtype,
     bias_N: Tensor | None = None,
@@ -143,7 +143,7 @@ def float8_product(
     return result
 
 
-def _stored(factor: Factor, library: _Library) -> Any:
+def _stored(factor: Operand, library: _Library) -> Any:
     values = factor.values_RK
     return library.storage(
         data=values.view(torch.uint8), fp8_scale_inv=factor.inverse_1, fp8_dtype=library.dtypes[values.dtype]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.kernels.float8 import Factor
+from trainer.kernels.float8 import Operand
 from trainer.layers.base import Layer, MainGradients, Parallel, add_bias_gradient, add_weight_gradient
 from trainer.layers.float8_scaling import LayerScaling
 
@@ -150,8 +150,8 @@ class _Float8Linear(torch.autograd.Function):
         x8, w8 = scaling.input(whole_NI, record=record, columns=not again), scaling.weight(weight_OI)
         alone = column or parallel.tp.size == 1
         y_NO = product(
-            Factor(x8.rows_RC, x8.inverse_1),
-            Factor(w8.rows_RC, w8.inverse_1),
+            Operand(x8.rows_RC, x8.inverse_1),
+            Operand(w8.rows_RC, w8.inverse_1),
             dtype=x_NI.dtype,
             bias_N=bias_O if alone else None,
             fast=True,
@@ -172,19 +172,19 @@ class _Float8Linear(torch.autograd.Function):
         gathered = parallel.start_gather(kept) if again and column else None
         dbias = add_bias_gradient(main, dy_NO) if ctx.bias else None
         g8 = scaling.gradient(dy_NO if column else parallel.gather(dy_NO))
-        dx_NI = product(Factor(g8.rows_RC, g8.inverse_1), Factor(columns_IO, inverse_1), dtype=dy_NO.dtype)
+        dx_NI = product(Operand(g8.rows_RC, g8.inverse_1), Operand(columns_IO, inverse_1), dtype=dy_NO.dtype)
         pending = parallel.start_reduce(dx_NI) if column else None
         if again:
             whole_NI = kept if gathered is None else gathered.wait()
             x8 = scaling.input(whole_NI, record=False, columns=True)
             kept, kept_inverse_1 = x8.columns_CR, x8.inverse_1
-        left, right = Factor(g8.columns_CR, g8.inverse_1), Factor(kept, kept_inverse_1)
+        left, right = Operand(g8.columns_CR, g8.inverse_1), Operand(kept, kept_inverse_1)
         dweight = _weight_gradient(main, product, left=left, right=right, dtype=ctx.dtype)
         return dx_NI if pending is None else pending.wait(), dweight, dbias, None
 
 
 def _weight_gradient(
-    main: MainGradients, product: Any, *, left: Factor, right: Factor, dtype: torch.dtype
+    main: MainGradients, product: Any, *, left: Operand, right: Operand, dtype: torch.dtype
 ) -> Tensor | None:
     """dy^T x: [O, I], added to the main gradient, or returned if there is none."""
     if "weight" not in main.tensors:

@@ -41,7 +41,7 @@ COEFFICIENTS: Mapping[str, tuple[tuple[float, float, float], ...]] = {
 }
 
 
-class Part(NamedTuple):
+class MatrixPart(NamedTuple):
     """A rectangle of a logical matrix that a rank holds.
 
     Args:
@@ -69,7 +69,7 @@ class Part(NamedTuple):
         return whole[row : row + rows, column : column + columns]
 
 
-Parts = tuple[Part, ...]
+Parts = tuple[MatrixPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def parts_of(owned: Ownership, index: Callable[[str], int], *, copies: tuple[str
         for part in slices(slot.spec, first=low, stop=high):
             (rows, columns), (row, column), (height, width) = part.shape, part.start, part.size
             where = slot.start + part.flat
-            parts.append(Part(part.name, (rows, columns), (row, column), (height, width), counts, where))
+            parts.append(MatrixPart(part.name, (rows, columns), (row, column), (height, width), counts, where))
     return tuple(parts)
 
 
@@ -109,9 +109,9 @@ def make_rounds(parts: Sequence[Parts], rank: int) -> tuple[Round, ...]:
         parts: of each rank.
     """
     shapes: dict[str, tuple[int, int]] = {}
-    held: list[dict[str, list[Part]]] = []
+    held: list[dict[str, list[MatrixPart]]] = []
     for of_rank in parts:
-        by_name: dict[str, list[Part]] = defaultdict(list)
+        by_name: dict[str, list[MatrixPart]] = defaultdict(list)
         for part in of_rank:
             shapes[part.name] = part.shape
             by_name[part.name].append(part)
@@ -150,12 +150,12 @@ def iterations(settings: OptimizerSection) -> tuple[tuple[float, float, float], 
 
 def exchanged(
     round_: Round,
-    direction: Callable[[Part], Tensor],
+    direction: Callable[[MatrixPart], Tensor],
     *,
     update: Callable[[Tensor], Tensor],
     like: Tensor,
     group: Group,
-) -> Iterator[tuple[Part, Tensor]]:
+) -> Iterator[tuple[MatrixPart, Tensor]]:
     """Run a round: yields each part of this rank, and its part of the update as a flat tensor.
 
     Args:
@@ -180,12 +180,12 @@ def exchanged(
     yield from zip(own, flat.split([part.numel for part in own]), strict=True)
 
 
-def _fill(matrix: Tensor, flat: Tensor, parts: Sequence[Part]) -> None:
+def _fill(matrix: Tensor, flat: Tensor, parts: Sequence[MatrixPart]) -> None:
     for part, values in zip(parts, flat.split([part.numel for part in parts]), strict=True):
         part.of(matrix).copy_(values.view(part.size))
 
 
-def _numel(parts: Sequence[Part]) -> int:
+def _numel(parts: Sequence[MatrixPart]) -> int:
     return sum(part.numel for part in parts)
 
 
@@ -241,7 +241,7 @@ class MatrixUpdate:
         dtype = torch.bfloat16 if buffers.parameters.values.itemsize == 2 else buffers.parameters.values.dtype
         constants = (settings.muon_momentum, settings.muon_nesterov)
 
-        def direction(part: Part) -> Tensor:
+        def direction(part: MatrixPart) -> Tensor:
             where = part.element, part.element + part.numel
             mean, gradient = view("momentum_buffer", *where), buffers.gradients.view(*where)
             return kernels.muon_momentum_(mean, gradient, factor, applied, constants)

@@ -26,7 +26,7 @@ _BLOCK = 4  # 64-bit outputs of one Philox counter
 _CHUNK_ELEMENTS = 1 << 20  # bounds the fp64 scratch of a thread to some tens of MB
 
 
-class Run(NamedTuple):
+class ElementRange(NamedTuple):
     """Elements [first, stop) of a flat local parameter, and the tensor of that length that receives their values."""
 
     spec: ParamSpec
@@ -41,7 +41,7 @@ def normal(seed: int, name: str, *, first: int, count: int) -> Tensor:
 
 
 @torch.no_grad()
-def initialize_(runs: Iterable[Run], *, seed: int, threads: int = 1) -> None:
+def initialize_(runs: Iterable[ElementRange], *, seed: int, threads: int = 1) -> None:
     """Fill runs of parameters in place; padding becomes 0.
 
     Args:
@@ -66,7 +66,7 @@ def _finish(target: Tensor, drawn: Future[Tensor]) -> None:
     target.copy_(drawn.result())
 
 
-def _parts(runs: Iterable[Run]) -> Iterator[tuple[Tensor, Slice, float]]:
+def _parts(runs: Iterable[ElementRange]) -> Iterator[tuple[Tensor, Slice, float]]:
     """Set constants and padding; yield (target, rectangle of some elements, std) for the elements to draw."""
     for spec, first, stop, target in runs:
         target.zero_()

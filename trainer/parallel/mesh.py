@@ -35,7 +35,7 @@ class Coordinates(NamedTuple):
     pp: int
 
 
-class Factor(NamedTuple):
+class AxisFactor(NamedTuple):
     """`size` ranks whose numbers differ by multiples of `stride`."""
 
     size: int
@@ -84,22 +84,22 @@ class Mesh:
         """Data-parallel ranks that read different samples."""
         return self.world_size // (self.tp * self.cp * self.pp)
 
-    def factors(self, axis: str) -> tuple[Factor, ...]:
+    def factors(self, axis: str) -> tuple[AxisFactor, ...]:
         """The factors of an axis, the fastest first."""
-        cp, dp = Factor(self.cp, self.tp), Factor(self.dp, self.tp * self.cp)
+        cp, dp = AxisFactor(self.cp, self.tp), AxisFactor(self.dp, self.tp * self.cp)
         stage = self.tp * self.cp * self.dp  # ranks of one pipeline stage
         of_axis = {
-            "tp": (Factor(self.tp, 1),),
-            "kv": (Factor(self.kv, 1),),
+            "tp": (AxisFactor(self.tp, 1),),
+            "kv": (AxisFactor(self.kv, 1),),
             "cp": (cp,),
             "dp": (dp,),
-            "pp": (Factor(self.pp, stage),),
+            "pp": (AxisFactor(self.pp, stage),),
             "data": (cp, dp),
-            "ep": (Factor(self.ep, self.tp),),
-            "edp": (Factor(self.cp * self.dp // self.ep, self.tp * self.ep),),
-            "stage": (Factor(stage, 1),),
-            "ends": (Factor(min(self.pp, 2), stage * max(1, self.pp - 1)),),
-            "world": (Factor(self.world_size, 1),),
+            "ep": (AxisFactor(self.ep, self.tp),),
+            "edp": (AxisFactor(self.cp * self.dp // self.ep, self.tp * self.ep),),
+            "stage": (AxisFactor(stage, 1),),
+            "ends": (AxisFactor(min(self.pp, 2), stage * max(1, self.pp - 1)),),
+            "world": (AxisFactor(self.world_size, 1),),
         }
         return of_axis[axis]
 

@@ -42,7 +42,7 @@ from trainer.optim.layout import make_layout
 from trainer.optim.optimizer import Optimizer, owned_runs
 from trainer.optim.scaler import LossScaler, scale_rule
 from trainer.parallel.collectives import all_reduce_, gather_objects
-from trainer.parallel.init import Run, initialize_
+from trainer.parallel.init import ElementRange, initialize_
 from trainer.parallel.params import Place
 from trainer.parallel.world import World
 from trainer.pipeline.executor import Executor
@@ -338,7 +338,7 @@ class Engine:
         """Initialize the main weights that this rank holds, unrounded, and from them the model."""
         weight = self.optimizer.state["weight"]
         runs = (
-            Run(slot.spec, low, high, weight[first : first + high - low])
+            ElementRange(slot.spec, low, high, weight[first : first + high - low])
             for slot, low, high, first in self.optimizer.holds["weight"].parameters()
         )
         initialize_(runs, seed=seed, threads=max(1, len(os.sched_getaffinity(0)) // self.world.local_world_size))

@@ -11,7 +11,7 @@ from trainer.kernels.float8 import (
     E4M3,
     E5M2,
     LARGEST,
-    Factor,
+    Operand,
     Scaling,
     float8_product,
     float8_quantize,
@@ -81,7 +81,7 @@ def test_a_margin_leaves_room():
 def test_a_product_is_that_of_what_was_rounded(seed):
     a, b = (float8_quantize(_draw(seed + i, n, 32), E4M3, scaling=NONE, columns=False) for i, n in ((0, 16), (1, 48)))
     bias, out = _draw(seed + 2, 48), _draw(seed + 3, 16, 48)
-    left, right = (Factor(m.rows_RC, m.inverse_1) for m in (a, b))
+    left, right = (Operand(m.rows_RC, m.inverse_1) for m in (a, b))
     exact = (a.rows_RC.double() * a.inverse_1) @ (b.rows_RC.double() * b.inverse_1).t()
     torch.testing.assert_close(float8_product(left, right, dtype=torch.float64), exact, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(

@@ -14,7 +14,7 @@ from trainer.models.gpt import GPT, build_gpt
 from trainer.models.gpt_params import parameter_table
 from trainer.models.gpt_shape import GPTShape
 from trainer.parallel.collectives import Group
-from trainer.parallel.init import Run, initialize_
+from trainer.parallel.init import ElementRange, initialize_
 from trainer.parallel.params import Place
 
 SEQUENCE = 7
@@ -29,7 +29,7 @@ def _model(shape: GPTShape) -> tuple[GPT, dict[str, np.ndarray]]:
     generator = torch.Generator().manual_seed(1)
     for spec in parameter_table(shape, Place()):
         values = named[spec.name].data
-        initialize_([Run(spec, 0, spec.numel, values.view(-1))], seed=3)
+        initialize_([ElementRange(spec, 0, spec.numel, values.view(-1))], seed=3)
         if spec.std == 0.0:
             values += 0.3 * torch.randn(values.shape, generator=generator, dtype=torch.float64)
         logical |= {

@@ -19,7 +19,7 @@ from trainer.config.sections import MeshSection, OptimizerSection
 from trainer.kernels.table import PLAIN
 from trainer.models.gpt_params import parameter_table
 from trainer.optim.layout import make_layout
-from trainer.optim.muon import COEFFICIENTS, Part, exchanged, iterations, make_rounds, parts_of, update_scale
+from trainer.optim.muon import COEFFICIENTS, MatrixPart, exchanged, iterations, make_rounds, parts_of, update_scale
 from trainer.optim.ownership import owned_by
 from trainer.parallel.collectives import Group, gather_objects
 from trainer.parallel.mesh import Mesh
@@ -240,7 +240,7 @@ def test_a_model_in_bf16_learns_by_it():
 
 
 def test_a_part_knows_its_place_in_the_whole():
-    part = Part("m", (4, 6), (1, 2), (2, 3), True, 0)
+    part = MatrixPart("m", (4, 6), (1, 2), (2, 3), True, 0)
     whole = torch.arange(24).view(4, 6)
     assert part.of(whole).tolist() == [[8, 9, 10], [14, 15, 16]] and part.numel == 6
     assert Group.single("stage").size == 1

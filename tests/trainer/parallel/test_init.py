@@ -88,7 +88,7 @@ def test_padding_starts_as_zeros():
 
 def _first_values(spec):
     local = torch.full((spec.numel,), torch.nan, dtype=torch.float64)
-    init.initialize_([init.Run(spec, 0, spec.numel, local)], seed=5)
+    init.initialize_([init.ElementRange(spec, 0, spec.numel, local)], seed=5)
     return local.view(spec.shape)
 
 

@@ -100,7 +100,7 @@ def test_first_values_of_a_range_are_those_of_the_whole_tensors(case, threads):
     target = torch.full((stop - first,), torch.nan, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(init, "_CHUNK_ELEMENTS", 3)
-        init.initialize_([init.Run(spec, first, stop, target)], seed=4, threads=threads)
+        init.initialize_([init.ElementRange(spec, first, stop, target)], seed=4, threads=threads)
     expected = torch.zeros(spec.numel, dtype=torch.float64)
     for piece in spec.pieces:
         whole = init.normal(4, piece.name, first=0, count=math.prod(piece.shape)).view(piece.shape)

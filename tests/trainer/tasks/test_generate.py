@@ -21,7 +21,7 @@ from tests.helpers.runs import make_config, write_jsonl
 from tests.trainer.shapes import SHAPES
 from trainer.models.gpt import build_gpt
 from trainer.models.gpt_params import parameter_table
-from trainer.parallel.init import Run, initialize_
+from trainer.parallel.init import ElementRange, initialize_
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
 from trainer.parallel.world import Placement, join_world
@@ -100,7 +100,7 @@ def _text(context, name, greedy, eod=None, prompt=(1, 2, 3), pp=1):
     model = build_gpt(shape, place, groups={"tp": tp}, dtype=torch.float64, device=world.device)
     named = dict(model.named_parameters())
     for spec in parameter_table(shape, model.place):
-        initialize_([Run(spec, 0, spec.numel, named[spec.name].data.view(-1))], seed=3)
+        initialize_([ElementRange(spec, 0, spec.numel, named[spec.name].data.view(-1))], seed=3)
     choose = Chooser(Sampling(max_tokens=24, greedy=greedy), 0)
     return continue_ids(model, prompt, choose=choose, eod=eod, context=16, world=world)
 
