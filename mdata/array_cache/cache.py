@@ -81,19 +81,19 @@ class Cache:
 
         folders = self._folders(beside)
         hits = ((folder, find(folder, key, progress=self.progress, mapped=self.mapped)) for folder in folders)
-        folder, found = next((hit for hit in hits if hit[1] is not None), (None, None))
-        if found is None and not self.all and not self._given and entries() < _SMALL:
-            found = in_memory(make_now)
-        elif found is None:
+        folder, arrays = next((hit for hit in hits if hit[1] is not None), (None, None))
+        if arrays is None and not self.all and not self._given and entries() < _SMALL:
+            arrays = in_memory(make_now)
+        elif arrays is None:
             folder = next((one for one in folders if _can_be_written(one)), folders[0])
             # `find` has already reported problems with an entry there.
-            found = cached(folder, key, make=make_now, mapped=self.mapped)
+            arrays = cached(folder, key, make=make_now, mapped=self.mapped)
         path = None if folder is None else entry_path(folder, key)
-        rows = max((len(array) for array in found.values()), default=0)
-        sizes = sum(array.nbytes for array in found.values())
+        rows = max((len(array) for array in arrays.values()), default=0)
+        sizes = sum(array.nbytes for array in arrays.values())
         seconds = time.perf_counter() - start
         self.log.append(CacheRequest(str(key["name"]), str(key["corpus"]), path, rows, sizes, seconds, bool(made)))
-        return found
+        return arrays
 
     def __reduce__(self) -> tuple[object, ...]:
         """Without progress and log, which belong to this process."""

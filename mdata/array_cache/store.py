@@ -54,18 +54,18 @@ def cached(
     Raises:
         ResourceError, UsageError: the disk is full, or the folder cannot be written.
     """
-    found = find(folder, key, progress=progress, mapped=mapped)
-    if found is not None:
-        return found
+    arrays = find(folder, key, progress=progress, mapped=mapped)
+    if arrays is not None:
+        return arrays
     with os_errors_named(f"caching arrays in {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         entry = entry_path(folder, key)
         with _build_lock(entry):
             # Another process may have built it while this one waited.
-            found = _opened(entry, key, mapped=mapped) if entry.is_dir() else None
-            if found is None:
-                found = _build(entry, key, parts=make(), mapped=mapped)
-    return found
+            arrays = _opened(entry, key, mapped=mapped) if entry.is_dir() else None
+            if arrays is None:
+                arrays = _build(entry, key, parts=make(), mapped=mapped)
+    return arrays
 
 
 def find(folder: Path, key: Mapping[str, Any], *, progress: Progress = SILENT, mapped: bool = True) -> Arrays | None:
@@ -103,12 +103,12 @@ def _opened(entry: Path, key: Mapping[str, Any], *, progress: Progress = SILENT,
 
 
 def _loaded(entry: Path, names: Iterable[str], *, mapped: bool) -> Arrays:
-    found: Arrays = {}
+    arrays: Arrays = {}
     for name in names:
         array = _array(entry / f"{name}.npy")
-        found[name] = array if mapped else array.copy()
-        found[name].flags.writeable = False
-    return found
+        arrays[name] = array if mapped else array.copy()
+        arrays[name].flags.writeable = False
+    return arrays
 
 
 def _array(path: Path) -> npt.NDArray[Any]:
@@ -131,11 +131,11 @@ def _array(path: Path) -> npt.NDArray[Any]:
 def _difference(entry: Path, facts: dict[str, Any], *, key: Mapping[str, Any]) -> str | None:
     if (facts["format"], facts["version"], facts["key"]) != (FORMAT, VERSION, dict(key)):
         return "it has another key or version"
-    for name, known in facts["files"].items():
+    for name, expected in facts["files"].items():
         path = entry / f"{name}.npy"
-        if path.stat().st_size != known["bytes"]:
-            return f"{path.name} has {path.stat().st_size} bytes, not {known['bytes']}"
-        if blake3().update_mmap(path).hexdigest() != known["hash"]:
+        if path.stat().st_size != expected["bytes"]:
+            return f"{path.name} has {path.stat().st_size} bytes, not {expected['bytes']}"
+        if blake3().update_mmap(path).hexdigest() != expected["hash"]:
             return f"{path.name} was changed"
     return None
 
@@ -151,8 +151,8 @@ def _build(entry: Path, key: Mapping[str, Any], *, parts: Iterable[Arrays], mapp
         files = {name: _file_facts(making / f"{name}.npy") for name in names}
         facts = {"format": FORMAT, "version": VERSION, "key": dict(key), "files": files}
         atomic_io.atomic_write(making / FACTS, json.dumps(facts, indent=1, sort_keys=True).encode() + b"\n")
-        found = _loaded(making, files, mapped=mapped)  # the renamed folder may be removed at once
-        return _rename_or_use(making, entry, key, mapped=mapped) or found
+        arrays = _loaded(making, files, mapped=mapped)  # the renamed folder may be removed at once
+        return _rename_or_use(making, entry, key, mapped=mapped) or arrays
     finally:
         shutil.rmtree(making, ignore_errors=True)
 

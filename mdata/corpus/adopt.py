@@ -177,13 +177,13 @@ def _read_content(prefix: Path, reader: IndexedReader, *, threads: int | None, p
 def _manifest(
     prefix: Path, reader: IndexedReader, tokenizer: Tokenizer | None, *, content: _Content | None, level: Level
 ) -> CorpusManifest:
-    known = describe_pair(prefix, reader, level=level)
-    shard = known.shards[0]
+    described = describe_pair(prefix, reader, level=level)
+    shard = described.shards[0]
     if content is not None:
         blocks = BlockHashes(path=hashes_path(prefix).name, hash=blake3(content.block_hashes).hexdigest())
         shard = msgspec.structs.replace(shard, largest_id=content.largest_id, blocks=blocks)
     return msgspec.structs.replace(
-        known,
+        described,
         verified=content is not None,
         tokenizer=tokenizer_facts(tokenizer) if tokenizer else None,
         shards=[shard],
@@ -212,36 +212,36 @@ def _write_manifest(
     there = _load_existing(path)
     if there is not None:
         made = _with_sidecars_of(there, made)
-    whole = sealed(_merged(path, there, made) if there else made)
-    if whole.tokenizer is not None:
-        for shard in whole.shards:
-            check_largest_id(prefix, shard.largest_id, tokenizer=whole.tokenizer)
-    _write_sidecars(prefix, tokenizer, content=content, shard=whole.shards[0])
-    if there == whole:
-        return Adopted(whole, path, there_before=True)
+    manifest = sealed(_merged(path, there, made) if there else made)
+    if manifest.tokenizer is not None:
+        for shard in manifest.shards:
+            check_largest_id(prefix, shard.largest_id, tokenizer=manifest.tokenizer)
+    _write_sidecars(prefix, tokenizer, content=content, shard=manifest.shards[0])
+    if there == manifest:
+        return Adopted(manifest, path, there_before=True)
     if there is not None:
         progress.note(
-            f"{path}: completed; its id was {there.id[:16]} and is {whole.id[:16]}: remake the blends that use it"
+            f"{path}: completed; its id was {there.id[:16]} and is {manifest.id[:16]}: remake the blends that use it"
         )
-    save_manifest(whole, path)
-    return Adopted(whole, path, there_before=False)
+    save_manifest(manifest, path)
+    return Adopted(manifest, path, there_before=False)
 
 
 def _with_sidecars_of(there: CorpusManifest, made: CorpusManifest) -> CorpusManifest:
     """The new facts, with the existing names of sidecars of the same content: older corpora use other names."""
     shards = [
-        msgspec.structs.replace(shard, blocks=known.blocks)
-        if known.blocks and shard.blocks and known.blocks.hash == shard.blocks.hash
+        msgspec.structs.replace(shard, blocks=old.blocks)
+        if old.blocks and shard.blocks and old.blocks.hash == shard.blocks.hash
         else shard
-        for known, shard in zip(there.shards, made.shards, strict=False)
+        for old, shard in zip(there.shards, made.shards, strict=False)
     ]
     return msgspec.structs.replace(made, shards=shards + made.shards[len(shards) :])
 
 
 def _merged(path: Path, there: CorpusManifest, made: CorpusManifest) -> CorpusManifest:
     """Merge two manifests of one pair, with the notes of the first; they must not contradict each other."""
-    whole = _completed(there, made)
-    if _without_notes(whole) != _without_notes(_completed(made, there)):
+    completed = _completed(there, made)
+    if _without_notes(completed) != _without_notes(_completed(made, there)):
         ours = sealed(made)
         raise UsageError(
             f"{path} already exists with other content",
@@ -249,29 +249,29 @@ def _merged(path: Path, there: CorpusManifest, made: CorpusManifest) -> CorpusMa
             expected=f"id {ours.id[:16]}, or no manifest",
             fix="keep it; or remove it, adopt again, and remake the blends that use it",
         )
-    return whole
+    return completed
 
 
-def _completed(one: CorpusManifest, other: CorpusManifest) -> CorpusManifest:
+def _completed(manifest: CorpusManifest, other: CorpusManifest) -> CorpusManifest:
     """The first, completed with fields of the second that the first lacks."""
     shards = [
         msgspec.structs.replace(
-            known,
-            blocks=known.blocks or more.blocks,
-            largest_id=more.largest_id if known.largest_id is None else known.largest_id,
+            shard,
+            blocks=shard.blocks or more.blocks,
+            largest_id=more.largest_id if shard.largest_id is None else shard.largest_id,
         )
-        for known, more in zip(one.shards, other.shards, strict=False)
+        for shard, more in zip(manifest.shards, other.shards, strict=False)
     ]
     return msgspec.structs.replace(
-        one,
-        verified=one.verified or other.verified,
-        tokenizer=one.tokenizer or other.tokenizer,
-        shards=shards + one.shards[len(shards) :],
+        manifest,
+        verified=manifest.verified or other.verified,
+        tokenizer=manifest.tokenizer or other.tokenizer,
+        shards=shards + manifest.shards[len(shards) :],
     )
 
 
-def _without_notes(known: CorpusManifest) -> CorpusManifest:
-    return msgspec.structs.replace(known, notes={}, id="", checksum="")
+def _without_notes(manifest: CorpusManifest) -> CorpusManifest:
+    return msgspec.structs.replace(manifest, notes={}, id="", checksum="")
 
 
 def _write_sidecars(prefix: Path, tokenizer: Tokenizer | None, *, content: _Content | None, shard: Shard) -> None:

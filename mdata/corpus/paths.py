@@ -51,7 +51,9 @@ def _meant(path: Path) -> str | None:
     if path.suffix in _TEXT_ENDINGS and path.is_file():
         return f"make a corpus of it with mdata preprocess --input {path}"
     try:
-        names = [one.name.removesuffix(one.suffix) for one in path.parent.iterdir() if one.suffix in (".json", ".idx")]
+        names = [
+            file.name.removesuffix(file.suffix) for file in path.parent.iterdir() if file.suffix in (".json", ".idx")
+        ]
     except OSError:
         return None
     from mdata.util.option_synonyms import nearest

@@ -91,11 +91,11 @@ def _check_pair(path: Path, dtype: str, *, shard: Shard, reader: IndexedReader) 
 def _not_described(path: Path, wrong: list[tuple[Path, str, str]]) -> DamageError:
     """The error about files of a pair, with the values found and those of the manifest."""
     files = list(dict.fromkeys(str(file) for file, *_ in wrong))
-    one = f"copy {files[0]} again, or make the pair again"
+    remedy = f"copy {files[0]} again, or make the pair again"
     both = f"copy the pair again, or remove {path.name} to use the pair as it is"
     return DamageError(
         f"{' and '.join(files)} {'is not the one' if len(files) == 1 else 'are not those'} that {path.name} describes",
         found=", ".join(found for _, found, _ in wrong),
         expected=", ".join(expected for *_, expected in wrong),
-        fix=one if len(files) == 1 else both,
+        fix=remedy if len(files) == 1 else both,
     )

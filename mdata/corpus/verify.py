@@ -130,14 +130,14 @@ class _Check:
         """Whether a file has the recorded hash; adds a problem if not, or if it cannot be read."""
         try:
             with os_errors_named("reading"):
-                found = hash_file(path)
+                computed = hash_file(path)
         except MdataError as error:
             self.problems.append(error)
             return False
-        if found != expected:
-            what = f"{path}: its content was changed"
-            self.problems.append(DamageError(what, found=found, expected=expected))
-        return found == expected
+        if computed != expected:
+            problem = f"{path}: its content was changed"
+            self.problems.append(DamageError(problem, found=computed, expected=expected))
+        return computed == expected
 
 
 def verify(
@@ -160,19 +160,19 @@ def verify(
     Raises:
         UsageError: nothing exists at the path.
     """
-    found = manifest_of(Path(path))
-    if found is None:
+    manifest = manifest_of(Path(path))
+    if manifest is None:
         return _verify_bare(Path(path))
     try:
-        content = load_manifest(found)
+        content = load_manifest(manifest)
     except MdataError as error:
-        if not found.exists():
+        if not manifest.exists():
             raise
-        return Verified((str(found),), problems=(error,))
-    check = _Check(found, full, threads=threads, progress=progress, allow_outside=allow_outside)
+        return Verified((str(manifest),), problems=(error,))
+    check = _Check(manifest, full, threads=threads, progress=progress, allow_outside=allow_outside)
     if isinstance(content, CorpusManifest):
-        return _verify_corpus(found, content, check=check)
-    return _verify_blend(found, content, check=check)
+        return _verify_corpus(manifest, content, check=check)
+    return _verify_blend(manifest, content, check=check)
 
 
 def _verify_blend(path: Path, blend: BlendManifest, *, check: _Check) -> Verified:
@@ -180,17 +180,19 @@ def _verify_blend(path: Path, blend: BlendManifest, *, check: _Check) -> Verifie
     how: dict[str, Any] = {name: getattr(check, name) for name in ("full", "threads", "progress", "allow_outside")}
     for part in blend.components:
         place = path.parent / part.path
-        one = Verified()
+        verified = Verified()
         try:
-            one = verify(place, **how)
-            if (found := open_corpus(place, allow_outside=check.allow_outside).id) != part.id:
+            verified = verify(place, **how)
+            if (corpus_id := open_corpus(place, allow_outside=check.allow_outside).id) != part.id:
                 what = f"{place} is not the corpus that was blended"
-                one = one.merged(Verified(problems=(DamageError(what, found=found, expected=part.id),)))
+                verified = verified.merged(Verified(problems=(DamageError(what, found=corpus_id, expected=part.id),)))
         except MdataError as error:
-            known = {str(problem) for problem in one.problems}
-            one = one if str(error) in known else one.merged(Verified(problems=(error,)))
+            known_problems = {str(problem) for problem in verified.problems}
+            verified = verified if str(error) in known_problems else verified.merged(Verified(problems=(error,)))
         who = f"{path}: component {part.name}"
-        result = result.merged(replace(one, problems=tuple(wanted_by(who, problem) for problem in one.problems)))
+        result = result.merged(
+            replace(verified, problems=tuple(wanted_by(who, problem) for problem in verified.problems))
+        )
     return result
 
 
@@ -265,8 +267,8 @@ def _check_origins(check: _Check, corpus: CorpusManifest) -> None:
     documents, inputs = sum(shard.documents for shard in corpus.shards), len(provenance.inputs)
     runs = origins.runs
     if len(runs) and (int(runs[-1, 0]) >= documents or int(runs[:, 1].max()) >= inputs):
-        what = f"{origins.path}: refers to documents or inputs that do not exist"
-        check.problems.append(DamageError(what, expected=f"{documents} documents of {inputs} inputs"))
+        problem = f"{origins.path}: refers to documents or inputs that do not exist"
+        check.problems.append(DamageError(problem, expected=f"{documents} documents of {inputs} inputs"))
 
 
 def _block_hashes(check: _Check, shard: Shard) -> bytes | None:

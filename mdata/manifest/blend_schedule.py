@@ -50,7 +50,7 @@ def read_phases(stored: Sequence[StoredPhase], num_components: int) -> list[Phas
     Raises:
         UsageError: a list without an entry for each component, or two lengths.
     """
-    found = []
+    phases = []
     for number, phase in enumerate(stored):
         units = [WEIGHT] * num_components if isinstance(phase.units, UnsetType) else phase.units
         set_by = [None] * num_components if isinstance(phase.set_by, UnsetType) else phase.set_by
@@ -64,8 +64,8 @@ def read_phases(stored: Sequence[StoredPhase], num_components: int) -> list[Phas
                 expected=f"{num_components} of each, and either samples or tokens",
             )
         shares, ramp = tuple(map(Share, phase.shares, units, set_by)), phase.ramp is True
-        found.append(Phase(shares, _groups(phase.groups), samples=phase.samples, tokens=tokens, ramp=ramp))
-    return found
+        phases.append(Phase(shares, _groups(phase.groups), samples=phase.samples, tokens=tokens, ramp=ramp))
+    return phases
 
 
 def stored_phase(phase: Phase) -> StoredPhase:

@@ -66,17 +66,17 @@ def shards_inside(manifest: Path, names: Sequence[str], *, allow_outside: bool =
         UsageError: one leads out of the folder.
     """
     folders = {"": manifest.parent}
-    found = []
+    prefixes = []
     for name in names:
         folder, _, last = name.rpartition("/")
         is_plain = last not in ("", ".", "..")
         if not is_plain or folder not in folders:
-            found.append(path_inside(manifest, name, allow_outside=allow_outside))
+            prefixes.append(path_inside(manifest, name, allow_outside=allow_outside))
             if is_plain:
-                folders[folder] = found[-1].parent
+                folders[folder] = prefixes[-1].parent
         else:
-            found.append(folders[folder] / last)
-    return found
+            prefixes.append(folders[folder] / last)
+    return prefixes
 
 
 def _folders(manifest: Path) -> tuple[str, str]:
@@ -96,4 +96,4 @@ def files_inside(manifest: Path, folder: str, *, allow_outside: bool = False) ->
     """
     path = path_inside(manifest, folder, allow_outside=allow_outside)
     names = [file.name for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith(".")]
-    return {one: file_inside(manifest, f"{folder}/{one}", allow_outside=allow_outside).read_bytes() for one in names}
+    return {name: file_inside(manifest, f"{folder}/{name}", allow_outside=allow_outside).read_bytes() for name in names}

@@ -74,8 +74,8 @@ def _sound(text: bytes) -> Manifest | None:
         made_by = manifest.provenance if isinstance(manifest, CorpusManifest) else None
         refuse_floats([manifest.notes, made_by.options if made_by else {}])
         emptied = msgspec.structs.replace(manifest, checksum="")
-        found = blake3(msgspec.json.encode(emptied, order="sorted")).hexdigest()
-        is_sound = found == manifest.checksum and manifest_id(manifest) == manifest.id
+        computed = blake3(msgspec.json.encode(emptied, order="sorted")).hexdigest()
+        is_sound = computed == manifest.checksum and manifest_id(manifest) == manifest.id
     except (TypeError, ValueError, RecursionError):
         return None
     return manifest if is_sound else None

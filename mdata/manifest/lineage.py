@@ -70,19 +70,19 @@ class Lineage:
 
 def lineage_of(manifest: CorpusManifest) -> Lineage | None:
     """The lineage in a manifest; None if `mdata preprocess` did not make the corpus."""
-    known = manifest.provenance
-    result = known.options.get("result") if known else None
-    if known is None or not isinstance(result, str):
+    provenance = manifest.provenance
+    result = provenance.options.get("result") if provenance else None
+    if provenance is None or not isinstance(result, str):
         return None
     try:
-        return _lineage(manifest, result, known.options)
+        return _lineage(manifest, result, provenance.options)
     except (TypeError, ValueError, ZeroDivisionError):  # edited together with its checksum, or written by a later mdata
         return None
 
 
 def _lineage(manifest: CorpusManifest, result: str, options: dict[str, Any]) -> Lineage:
     assert manifest.provenance is not None, "its options were read from there"
-    inputs = [one for one in manifest.provenance.inputs if one.rows]
+    inputs = [file for file in manifest.provenance.inputs if file.rows]
     key, _, kind = result.partition("/")
     share, count = fraction_of(str(options.get("holdout", "0"))), int(options.get("partitions", 1))
     is_part, held_out = kind.startswith("part"), kind == "holdout"
@@ -91,7 +91,7 @@ def _lineage(manifest: CorpusManifest, result: str, options: dict[str, Any]) -> 
     fingerprint = manifest.tokenizer.fingerprint if manifest.tokenizer else None
     shard = options.get("shard")
     of_job = options.get("shard_inputs") or inputs_digest([(i.path, i.bytes) for i in manifest.provenance.inputs])
-    hashes, divisions = tuple(one.hash for one in inputs), dict[tuple[object, ...], int]()
+    hashes, divisions = tuple(file.hash for file in inputs), dict[tuple[object, ...], int]()
     part = (int(kind.removeprefix("part")), count) if is_part else None
     if part:
         divisions["partitions", hashes, of_run] = part[0]
@@ -109,8 +109,8 @@ def _lineage(manifest: CorpusManifest, result: str, options: dict[str, Any]) -> 
         result=result,
         run=(key, fingerprint, tuple(others), hashes),
         job=(key, fingerprint, tuple(others), of_job),
-        inputs={one.hash: one.path for one in inputs}
-        | {f"{one.path}\0{one.bytes}\0{one.modified_ns}": one.path for one in inputs},
+        inputs={file.hash: file.path for file in inputs}
+        | {f"{file.path}\0{file.bytes}\0{file.modified_ns}": file.path for file in inputs},
         hashed=tuple(option for option in others if option[0] in _OF_TEXT),
         held=(Fraction(0), share) if held_out else (share, Fraction(1)),
         part=part,
@@ -129,17 +129,17 @@ def inputs_digest(files: Iterable[tuple[str, int]]) -> str:
     return blake3("".join(f"{size} {path}\0" for path, size in files).encode()).hexdigest(length=8)
 
 
-def shared_input(one: Lineage, other: Lineage) -> str | None:
+def shared_input(lineage: Lineage, other: Lineage) -> str | None:
     """An input from which both may hold the same documents; None: they share none."""
-    common = one.inputs.keys() & other.inputs.keys()
-    if one.key != other.key or not common:
+    common = lineage.inputs.keys() & other.inputs.keys()
+    if lineage.key != other.key or not common:
         return None
-    if one.hashed == other.hashed and (one.held[1] <= other.held[0] or other.held[1] <= one.held[0]):
+    if lineage.hashed == other.hashed and (lineage.held[1] <= other.held[0] or other.held[1] <= lineage.held[0]):
         return None
-    both = one.divisions.keys() & other.divisions.keys()
-    if any(one.divisions[division] != other.divisions[division] for division in both):
+    both = lineage.divisions.keys() & other.divisions.keys()
+    if any(lineage.divisions[division] != other.divisions[division] for division in both):
         return None
-    return one.inputs[min(common)]
+    return lineage.inputs[min(common)]
 
 
 class ByInput:
@@ -153,11 +153,11 @@ class ByInput:
                 assert lineage is not None, "only a known one has inputs"
                 self._of_input.setdefault((lineage.key, input), []).append(number)
 
-    def sharing(self, one: Lineage) -> Iterable[tuple[int, str]]:
+    def sharing(self, lineage: Lineage) -> Iterable[tuple[int, str]]:
         """Numbers of the lineages that may share documents with this one, with the input that both were made from."""
-        near = {number for input in one.inputs for number in self._of_input.get((one.key, input), ())}
+        near = {number for input in lineage.inputs for number in self._of_input.get((lineage.key, input), ())}
         for number in sorted(near):
             other = self._all[number]
             assert other is not None, "it was found by its inputs"
-            if found := shared_input(one, other):
+            if found := shared_input(lineage, other):
                 yield number, found

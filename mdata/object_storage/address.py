@@ -126,9 +126,9 @@ def parse_address(text: str) -> Address:
     Raises:
         UsageError: another scheme, no bucket, or a URL that holds credentials.
     """
-    found = _ADDRESS.fullmatch(text)
-    assert found is not None, f"{text} is a path"
-    scheme, rest = scheme_of(text), found[2]
+    match = _ADDRESS.fullmatch(text)
+    assert match is not None, f"{text} is a path"
+    scheme, rest = scheme_of(text), match[2]
     if scheme == "file":
         raise UsageError(f"{text} is a URL", expected="a path", fix=rest or "/")
     if scheme not in SCHEMES:
@@ -155,8 +155,8 @@ def parse_address(text: str) -> Address:
 
 
 def _of_hub(text: str, rest: str) -> Address:
-    found = _HUB.fullmatch(rest)
-    if found is None:
+    match = _HUB.fullmatch(rest)
+    if match is None:
         raise UsageError(f"{text} is not in a dataset repository", expected="hf://datasets/OWNER/NAME[@REVISION]/PATH")
-    place = found[1] + (f"@{found[2]}" if found[2] else "")
-    return Address("hf", place, found[3] or "")
+    place = match[1] + (f"@{match[2]}" if match[2] else "")
+    return Address("hf", place, match[3] or "")

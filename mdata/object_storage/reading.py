@@ -42,8 +42,8 @@ def look_at_object(address: Address, store: ObjectStore | None = None) -> Object
     import obstore
 
     with named_errors(address):
-        found = obstore.head(store or open_store(address), address.key)
-    return _facts(address, found)
+        head = obstore.head(store or open_store(address), address.key)
+    return _facts(address, head)
 
 
 def object_there(address: Address, store: ObjectStore | None = None) -> ObjectFacts | None:
@@ -149,10 +149,10 @@ def _wait_before(attempt: int) -> None:
         time.sleep(FIRST_WAIT_S * 2 ** (attempt - 1) * random.uniform(0.5, 1))
 
 
-def _facts(address: Address, found: Any) -> ObjectFacts:
-    modified = found["last_modified"]
+def _facts(address: Address, head: Any) -> ObjectFacts:
+    modified = head["last_modified"]
     return ObjectFacts(
-        address, found["size"], round(modified.timestamp() * 1_000_000) * 1_000 if modified else 0, found["e_tag"]
+        address, head["size"], round(modified.timestamp() * 1_000_000) * 1_000 if modified else 0, head["e_tag"]
     )
 
 

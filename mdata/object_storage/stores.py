@@ -100,19 +100,19 @@ def aws_config(environment: Mapping[str, str]) -> dict[str, Any]:
     config: dict[str, Any] = {}
     profile = environment.get("AWS_PROFILE", "default")
     home = Path(environment.get("HOME", "/"), ".aws")
-    known = _section(environment.get("AWS_SHARED_CREDENTIALS_FILE", home / "credentials"), profile)
+    credentials = _section(environment.get("AWS_SHARED_CREDENTIALS_FILE", home / "credentials"), profile)
     settings = _section(
         environment.get("AWS_CONFIG_FILE", home / "config"), profile if profile == "default" else f"profile {profile}"
     )
-    found = settings | known
+    merged = settings | credentials
     if "AWS_ACCESS_KEY_ID" not in environment:
-        config |= {name.removeprefix("aws_"): found[name] for name in _SECRETS if name in found}
-        if "access_key_id" not in config and found.keys() & _INDIRECT:
+        config |= {name.removeprefix("aws_"): merged[name] for name in _SECRETS if name in merged}
+        if "access_key_id" not in config and merged.keys() & _INDIRECT:
             config["credential_provider"] = _by_boto3(profile)
-    if "region" in found and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & environment.keys():
-        config["region"] = found["region"]
+    if "region" in merged and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & environment.keys():
+        config["region"] = merged["region"]
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    endpoint = next((environment[name] for name in names if environment.get(name)), found.get("endpoint_url"))
+    endpoint = next((environment[name] for name in names if environment.get(name)), merged.get("endpoint_url"))
     return config | ({"endpoint": endpoint} if endpoint else {})
 
 
@@ -165,7 +165,7 @@ def explained(error: Exception, address: Address, *, doing: str = "reading") -> 
     kind, text = type(error).__name__, str(error)
     code = re.search(r"<Code>([A-Za-z]+)</Code>", text)
     status = re.search(r"\b([45][0-9]{2}) [A-Z][a-z]+", text)
-    found = " ".join(part[1] for part in (status, code) if part) or None
+    answer = " ".join(part[1] for part in (status, code) if part) or None
     place = f"{address.scheme}://{address.place}"
     credentials = _TOOLS.get(address.scheme, "an address that needs none")
     no_answer = re.search(r"\bkind: (Connect|Timeout|Interrupted)\b", text)
@@ -180,15 +180,15 @@ def explained(error: Exception, address: Address, *, doing: str = "reading") -> 
                 fix="check the endpoint and the region of the bucket",
             )
     if code and code[1] in ("NoSuchBucket", "ContainerNotFound"):
-        return UsageError(f"{doing} {address}: there is no bucket {address.place}", found=found, fix="check its name")
+        return UsageError(f"{doing} {address}: there is no bucket {address.place}", found=answer, fix="check its name")
     if kind == "PreconditionError":
         return changed(address)
     if code and code[1] == "NoSuchUpload":  # completed, but its answer was lost; or removed by a lifecycle rule
-        return ResourceError(f"{doing} {address}: the upload has ended", found=found, fix="run again, which continues")
+        return ResourceError(f"{doing} {address}: the upload has ended", found=answer, fix="run again, which continues")
     if kind in ("NotFoundError", "FileNotFoundError"):
-        return UsageError(f"{doing} {address}: nothing is there", found=found, fix="check the address")
+        return UsageError(f"{doing} {address}: nothing is there", found=answer, fix="check the address")
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
-        return UsageError(f"{doing} {address}: {place} refuses these credentials", found=found, fix=credentials)
+        return UsageError(f"{doing} {address}: {place} refuses these credentials", found=answer, fix=credentials)
     if _NO_CREDENTIALS.search(text):
         return UsageError(f"{doing} {address}: no credentials for {place} were found", fix=credentials)
     if kind in _UNUSABLE:
@@ -201,7 +201,7 @@ def explained(error: Exception, address: Address, *, doing: str = "reading") -> 
         )
     return ResourceError(
         f"{doing} {address}: the storage gives an unexpected answer",
-        found=found or kind,
+        found=answer or kind,
         fix="run again, which continues; if the error persists, check the endpoint and the network",
     )
 

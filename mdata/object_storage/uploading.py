@@ -78,8 +78,8 @@ def put_stream(
     """
     check_writable(address)
     small = size_bytes <= part_bytes(size_bytes)
-    whole = (lambda: b"".join(content())) if small else content
-    _put(whole, address, size_bytes=size_bytes, store=store or open_store(address))
+    body = (lambda: b"".join(content())) if small else content
+    _put(body, address, size_bytes=size_bytes, store=store or open_store(address))
 
 
 def check_writable(address: Address) -> None:
@@ -158,10 +158,10 @@ def remove_objects(addresses: Sequence[Address], store: ObjectStore | None = Non
         return
     store = store or open_store(addresses[0])
     try:
-        obstore.delete(store, [one.key for one in addresses])
+        obstore.delete(store, [address.key for address in addresses])
     except FileNotFoundError:  # one of them; what became of the others is not said
-        for one in addresses:
-            remove_object(one, store)
+        for address in addresses:
+            remove_object(address, store)
     except storage_errors() as failed:
         raise explained(failed, addresses[0], doing="removing") from None
 
@@ -171,9 +171,9 @@ def _stored_hash(store: ObjectStore, address: Address, size: int) -> str | None:
     import obstore
 
     try:
-        found = obstore.get(store, address.key, options={"head": True})
+        stored = obstore.get(store, address.key, options={"head": True})
     except FileNotFoundError:
         return None
     except storage_errors() as failed:
         raise explained(failed, address, doing="reading") from None
-    return found.attributes.get(_HASH) if found.meta["size"] == size else None
+    return stored.attributes.get(_HASH) if stored.meta["size"] == size else None

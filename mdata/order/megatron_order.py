@@ -105,8 +105,8 @@ def plan(tokens_per_epoch: int, request: MegatronRequest) -> MegatronPlan:
     separate, cut = False, samples
     if epochs > 1 and wanted is not None:
         before = ((epochs - 1) * tokens_per_epoch - extra) // q
-        whole = (tokens_per_epoch - extra) // q
-        separate = wanted - before < int(_SEPARATE_BELOW * whole)
+        whole_epochs = (tokens_per_epoch - extra) // q
+        separate = wanted - before < int(_SEPARATE_BELOW * whole_epochs)
         cut = before if separate else samples
     return MegatronPlan(tokens_per_epoch, epochs, separate, max(samples, 0), cut)
 
@@ -147,14 +147,14 @@ def build(lengths: Lengths, request: MegatronRequest, *, threads: int = 1) -> Me
         raise UsageError(f"sequences {request.first} to {request.stop}", expected=f"within 0 to {len(lengths)}")
     lengths = np.ascontiguousarray(lengths, np.int32)  # no copy if the type matches
     inside = lengths[request.first : request.stop]
-    known = plan(int(inside.sum(dtype=np.int64)), request)
-    _check_room(request, known)
+    sizes = plan(int(inside.sum(dtype=np.int64)), request)
+    _check_room(request, sizes)
     generator = Mersenne(request.seed)
-    documents = _documents(request, known, generator)
+    documents = _documents(request, sizes, generator)
     with ThreadPoolExecutor(1) as pool:
         # It draws no random numbers, so it can run while the samples are shuffled.
-        samples = pool.submit(_samples, lengths, documents, request=request, known=known, threads=threads)
-        shuffle = _shuffle(known, generator)
+        samples = pool.submit(_samples, lengths, documents, request=request, known=sizes, threads=threads)
+        shuffle = _shuffle(sizes, generator)
         return MegatronIndices(documents, samples.result(), shuffle)
 
 

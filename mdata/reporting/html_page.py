@@ -38,9 +38,9 @@ def render(data: ReportData) -> str:
 
 def _head(data: ReportData) -> str:
     tokens, documents = (sum(getattr(part.row, name) for part in data.parts) for name in ("tokens", "documents"))
-    what = {"blend": "blend", "corpus": "corpus", "pair": "token files without a manifest"}[data.kind]
+    kind = {"blend": "blend", "corpus": "corpus", "pair": "token files without a manifest"}[data.kind]
     facts = [
-        f"{what} {data.id[:16]}",
+        f"{kind} {data.id[:16]}",
         f"{len(data.parts):,} component{'s' * (len(data.parts) != 1)}" if data.kind == "blend" else "",
         f"{tokens:,} tokens in {documents:,} documents",
         _training(data),
@@ -98,10 +98,10 @@ def _mixture(data: ReportData) -> str:
 
 def _by_group(parts: Sequence[ComponentFacts]) -> list[ComponentFacts]:
     """Rows with the members of a group together, at the position of the first."""
-    found: dict[str | int, list[ComponentFacts]] = {}
+    groups: dict[str | int, list[ComponentFacts]] = {}
     for number, part in enumerate(parts):
-        found.setdefault(part.row.group or number, []).append(part)
-    return [part for members in found.values() for part in members]
+        groups.setdefault(part.row.group or number, []).append(part)
+    return [part for members in groups.values() for part in members]
 
 
 def _cells(row: BlendRow, cap: str | None, data: ReportData, *, shown: range) -> list[Cell]:
@@ -170,9 +170,9 @@ def _lengths(data: ReportData, bands: Sequence[Band]) -> str:
 
 
 def _lengths_row(part: ComponentFacts, classes: range) -> list[Cell]:
-    tokens, whole = part.lengths.tokens, sum(part.lengths.tokens) or 1
-    found = [tokens[k] / whole if k < len(tokens) else 0.0 for k in classes]
-    return [Cell(part.row.name), *(Cell(percent(value) if value else "") for value in found)]
+    tokens, total = part.lengths.tokens, sum(part.lengths.tokens) or 1
+    shares = [tokens[k] / total if k < len(tokens) else 0.0 for k in classes]
+    return [Cell(part.row.name), *(Cell(percent(value) if value else "") for value in shares)]
 
 
 def _vocabulary(data: ReportData, bands: Sequence[Band]) -> str:
@@ -218,7 +218,7 @@ def _words(words: Vocabulary) -> str:
 
 
 def _usage_row(part: ComponentFacts, usage: Usage, words: Vocabulary) -> list[Cell]:
-    top = " ".join(_shown(one.id, one.text) for one in usage.frequent)
+    top = " ".join(_shown(token.id, token.text) for token in usage.frequent)
     return [
         Cell(part.row.name),
         Cell(usage.counted),
@@ -237,7 +237,9 @@ def covered(usage: Usage, most: int) -> float:
 
 
 def _frequent(words: Vocabulary) -> str:
-    rows = [[_text_cell(one.id, one.text), Cell(one.id), Cell(percent(one.share))] for one in words.whole.frequent]
+    rows = [
+        [_text_cell(token.id, token.text), Cell(token.id), Cell(percent(token.share))] for token in words.whole.frequent
+    ]
     return f"<h3>The most frequent ids</h3>{table(['text', 'id', 'of the tokens'], rows)}"
 
 
@@ -268,16 +270,16 @@ def _shown(number: int, text: str | None) -> str:
 
 def _records(parts: Sequence[ComponentFacts]) -> str:
     """Rows that were left out when the corpora were made."""
-    known = [part for part in parts if part.records is not None]
-    if not known:
+    counted = [part for part in parts if part.records is not None]
+    if not counted:
         return '<h2>Records left out</h2><p class="lead">Not known: no manifest says how the tokens were made.</p>'
-    reasons = sorted({reason for part in known for reason, count in (part.skipped or {}).items() if count})
+    reasons = sorted({reason for part in counted for reason, count in (part.skipped or {}).items() if count})
     header = ["component", "records taken", "left out", *reasons, "special tokens in texts"]
     rows = []
     for part in parts[:MOST_ROWS]:
         skipped = part.skipped
         counts = [skipped.get(reason, 0) if skipped is not None else None for reason in reasons]
-        whole = sum(skipped.values()) if skipped is not None else None
-        cells: Iterable[int | None] = (part.records, whole, *counts, part.special_in_text)
+        total = sum(skipped.values()) if skipped is not None else None
+        cells: Iterable[int | None] = (part.records, total, *counts, part.special_in_text)
         rows.append([Cell(part.row.name), *map(Cell, cells)])
     return f"<h2>Records left out</h2>{table(header, rows)}{_cut(parts)}"

@@ -100,8 +100,8 @@ def document_lengths(name: str, lengths: Lengths, *, classes: range) -> str:
     for i, k in enumerate(classes):
         for values, kind, place in ((documents, "c0", 0.08), (tokens, "c1", 0.5)):
             left, right = frame.px(i + place), frame.px(i + place + 0.42)
-            top, what = frame.py(values[i]), "documents" if kind == "c0" else "tokens"
-            hint = f"{_range_of(k)}: {100 * values[i]:.3g} % of the {what}"
+            top, unit = frame.py(values[i]), "documents" if kind == "c0" else "tokens"
+            hint = f"{_range_of(k)}: {100 * values[i]:.3g} % of the {unit}"
             height = frame.height - frame.bottom - top
             if values[i]:
                 parts.append(svg.bar(left, top, width=right - left, height=height, kind=kind, hint=hint))
@@ -185,8 +185,8 @@ def _mark_labels(marks: Sequence[int], places: Sequence[float], gap: float) -> l
 
 
 def _parts(counts: Sequence[int], classes: range) -> list[float]:
-    whole = sum(counts) or 1
-    return [counts[k] / whole if k < len(counts) else 0.0 for k in classes]
+    total = sum(counts) or 1
+    return [counts[k] / total if k < len(counts) else 0.0 for k in classes]
 
 
 def largest(k: int) -> str:

@@ -153,16 +153,16 @@ def _plain_rows(blend: OpenBlend) -> list[BlendRow]:
     try:
         return blend_table(blend)
     except UsageError:
-        whole = sum(corpus.num_tokens for corpus in blend.corpora) or 1
+        total = sum(corpus.num_tokens for corpus in blend.corpora) or 1
         parts = zip(blend.manifest.components, blend.corpora, strict=True)
         return [
-            BlendRow(p.name, p.share, c.num_tokens / whole, c.num_tokens, c.num_documents, None, p.group)
+            BlendRow(p.name, p.share, c.num_tokens / total, c.num_tokens, c.num_documents, None, p.group)
             for p, c in parts
         ]
 
 
 def _part(corpus: Corpus, row: BlendRow, cap: str | None) -> ComponentFacts:
-    known = corpus.manifest.provenance
+    provenance = corpus.manifest.provenance
     return ComponentFacts(
         path=str(corpus.path),
         id=corpus.id,
@@ -170,9 +170,9 @@ def _part(corpus: Corpus, row: BlendRow, cap: str | None) -> ComponentFacts:
         row=row,
         cap=cap,
         lengths=count_lengths(corpus),
-        records=known.records if known else None,
-        skipped=dict(known.skipped) if known else None,
-        special_in_text=known.special_in_text if known else None,
+        records=provenance.records if provenance else None,
+        skipped=dict(provenance.skipped) if provenance else None,
+        special_in_text=provenance.special_in_text if provenance else None,
         tokenizer=corpus.tokenizer.type if corpus.tokenizer else None,
         verified=corpus.manifest.verified,
     )
@@ -184,14 +184,14 @@ def _notes(corpora: tuple[Corpus, ...]) -> tuple[str, ...]:
         ("tokenizer is not known, so neither are the texts of ids and the size of the vocabulary", "tokenizer"),
         ("origin is not known: neither its inputs nor the records that were left out", "provenance"),
     )
-    found = []
-    for what, field in fields:
+    notes = []
+    for name, field in fields:
         names = [corpus.name for corpus in corpora if getattr(corpus.manifest, field) is None]
         if names:
             all_of = f"all {len(corpora):,} components" if len(names) == len(corpora) else few(names, 5)
             whose = "its" if len(corpora) == 1 else f"of {all_of} the"
-            found.append(f"{whose} {what}")
+            notes.append(f"{whose} {name}")
     odd = [corpus.name for corpus in corpora if not corpus.contiguous]
     if odd:
-        found.append(f"sequences are not contiguous on disk: {few(odd, 5)}")
-    return tuple(note[0].upper() + note[1:] + "." for note in found)
+        notes.append(f"sequences are not contiguous on disk: {few(odd, 5)}")
+    return tuple(note[0].upper() + note[1:] + "." for note in notes)

@@ -24,8 +24,8 @@ def escape(text: str) -> str:
     return html.escape(_CONTROLS.sub(_picture, text), quote=True)
 
 
-def _picture(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _picture(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return {9: "\\t", 10: "\\n", 13: "\\r"}.get(code) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
 
 

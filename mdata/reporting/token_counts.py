@@ -77,9 +77,9 @@ def count_ids(corpus: Corpus, budget: int | None) -> Counts:
     for at in range(0, len(chosen), _AT_ONCE):
         tokens = np.concatenate(list(_blocks(corpus.readers, offsets, chosen[at : at + _AT_ONCE])))
         inside = tokens[(tokens >= 0) & (tokens < LARGEST)]
-        found = np.bincount(inside, minlength=len(ids))
-        found[: len(ids)] += ids
-        ids, counted, outside = found, counted + len(tokens), outside + len(tokens) - len(inside)
+        counts = np.bincount(inside, minlength=len(ids))
+        counts[: len(ids)] += ids
+        ids, counted, outside = counts, counted + len(tokens), outside + len(tokens) - len(inside)
     return Counts(ids, counted, outside)
 
 

@@ -80,14 +80,14 @@ def vocabulary_use(corpora: Sequence[Corpus], shares: Sequence[float], *, full: 
     budget = None if full else max(LEAST, SAMPLE // len(corpora))
     texts, problem = _texts(corpora)
     size = next((corpus.tokenizer.vocab_size for corpus in corpora if corpus.tokenizer), None)
-    whole, met = np.zeros(0), np.zeros(0, bool)
+    counts_by_id, met = np.zeros(0), np.zeros(0, bool)
     parts, all_counted = [], True
     for corpus, share in zip(corpora, shares, strict=True):
         counts = count_ids(corpus, budget)
         all_counted = all_counted and counts.counted == sum(reader.num_tokens for reader in corpus.readers)
         parts.append(_usage(counts.ids, counts, texts=texts, size=size, most=_OF_A_CORPUS))
-        whole = _padded(whole, len(counts.ids))
-        whole[: len(counts.ids)] += counts.ids * (share / max(counts.counted, 1))
+        counts_by_id = _padded(counts_by_id, len(counts.ids))
+        counts_by_id[: len(counts.ids)] += counts.ids * (share / max(counts.counted, 1))
         met = _padded(met, len(counts.ids))
         met[: len(counts.ids)] |= counts.ids > 0
     total = Counts(met.astype(np.int64), sum(p.counted for p in parts), sum(p.outside for p in parts))
@@ -95,7 +95,7 @@ def vocabulary_use(corpora: Sequence[Corpus], shares: Sequence[float], *, full: 
     return Vocabulary(
         size=size,
         full=all_counted,
-        whole=_usage(whole, total, texts=texts, size=None, most=MOST_FREQUENT),
+        whole=_usage(counts_by_id, total, texts=texts, size=None, most=MOST_FREQUENT),
         parts=tuple(parts),
         unused=unused,
         unused_runs=tuple((first, last, texts.of(first)) for first, last in runs),
@@ -136,7 +136,7 @@ def _usage(
     used = np.flatnonzero(counts.ids)
     order = used[np.argsort(-weights[used], kind="stable")] if used.size else used
     sums = np.cumsum(weights[order])
-    whole = float(sums[-1]) if used.size and sums[-1] else 1.0
+    total = float(sums[-1]) if used.size and sums[-1] else 1.0
     ranks = [rank for rank in RANKS if rank < len(order)] + [len(order)] * bool(len(order))
     beyond = int(counts.ids[size:].sum()) if size is not None else 0
     return Usage(
@@ -144,8 +144,8 @@ def _usage(
         distinct=len(used),
         largest=int(used[-1]) if used.size else None,
         outside=counts.outside + beyond,
-        coverage=tuple((rank, float(sums[rank - 1]) / whole) for rank in ranks),
-        frequent=tuple(FrequentId(int(i), float(weights[i]) / whole, texts.of(int(i))) for i in order[:most]),
+        coverage=tuple((rank, float(sums[rank - 1]) / total) for rank in ranks),
+        frequent=tuple(FrequentId(int(i), float(weights[i]) / total, texts.of(int(i))) for i in order[:most]),
     )
 
 

@@ -140,21 +140,21 @@ def places_of(schema: pa.Schema, spec: ReadSpec, *, file: SourceFile) -> list[Co
         return [ColumnPath((name,), None) for name in schema.names]  # any column may be a field that matters
     places = []
     for name, optional in spec.text_columns.items():
-        found = _find(schema, name, file=file, optional=optional)
-        if found is not None and _plain_type(_text_item(found[1], spec)) not in _TEXT_TYPES:
+        paths = _find(schema, name, file=file, optional=optional)
+        if paths is not None and _plain_type(_text_item(paths[1], spec)) not in _TEXT_TYPES:
             lists = "" if spec.template else " or lists of strings"
-            raise UsageError(f"{file.path}: column {name!r} holds {found[1]}", expected=f"strings{lists}")
+            raise UsageError(f"{file.path}: column {name!r} holds {paths[1]}", expected=f"strings{lists}")
         if compared.pop(name, None) not in (None, "text"):
             raise UsageError(
                 f"{file.path}: column {name!r} is text", fix=f"compare it with text in quotes: {name} = '1'"
             )
-        places.append(ColumnPath(found[0] if found else (), "text"))
+        places.append(ColumnPath(paths[0] if paths else (), "text"))
     for name, kind in compared.items():
-        found = _find(schema, name, file=file)
-        assert found is not None, "it is not optional"
-        if kind is not None and not _is_of_kind(_plain_type(found[1]), kind):
-            raise UsageError(f"{file.path}: column {name!r} holds {found[1]}, and --where compares it with {kind}")
-        places.append(ColumnPath(found[0], kind))
+        paths = _find(schema, name, file=file)
+        assert paths is not None, "it is not optional"
+        if kind is not None and not _is_of_kind(_plain_type(paths[1]), kind):
+            raise UsageError(f"{file.path}: column {name!r} holds {paths[1]}, and --where compares it with {kind}")
+        places.append(ColumnPath(paths[0], kind))
     if not any(place.path for place in places):
         raise UsageError(f"{file.path} has none of the columns {', '.join(spec.text_columns)}", found=_named(schema))
     return places
@@ -173,8 +173,8 @@ def _find(
     if not fields and optional:
         return None
     if len(fields) != 1:
-        what = f"{file.path}: {'no' if not fields else 'more than one'} column {key!r}"
-        raise UsageError(what, found=_named(schema), fix="name a column with json_keys")
+        problem = f"{file.path}: {'no' if not fields else 'more than one'} column {key!r}"
+        raise UsageError(problem, found=_named(schema), fix="name a column with json_keys")
     return path, fields[0].type
 
 

@@ -135,12 +135,12 @@ def _batches(file: SourceFile, spec: ReadSpec, *, first: int, stop: int, ends: l
         places = places_of(schema, spec, file=file)
         wanted = sorted({schema.names.index(place.path[0]) for place in places if place.path})
         reader = _open(mapped, pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False))
-        found: Iterator[pa.RecordBatch]
+        batches: Iterator[pa.RecordBatch]
         if isinstance(reader, pa.RecordBatchFileReader):
-            found = (reader.get_batch(number) for number in range(first, min(stop, reader.num_record_batches)))
+            batches = (reader.get_batch(number) for number in range(first, min(stop, reader.num_record_batches)))
         else:
-            found = islice(reader, first, stop)
-        for batch in found:
+            batches = islice(reader, first, stop)
+        for batch in batches:
             _check_size(file)
             ends.append((ends[-1] if ends else 0) + len(batch))
             yield from text_batches([_sound(batch, place) for place in places], places, spec=spec)

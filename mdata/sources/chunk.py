@@ -160,10 +160,10 @@ def _is_one_chunk(file: SourceFile, spec: ReadSpec) -> bool:
 
 def _divide(file_number: int, file: SourceFile, chunk_bytes: int, *, spec: ReadSpec, first: int) -> Iterator[Chunk]:
     """The chunks of a plain file, without reading it."""
-    whole = _is_one_chunk(file, spec)
+    one_chunk = _is_one_chunk(file, spec)
     begin, end = file.section[:2] if file.section else (0, file.size_bytes)
-    step = max(end, 1) if whole else chunk_bytes
-    last = 1 if whole else -(-(end - begin) // step)
+    step = max(end, 1) if one_chunk else chunk_bytes
+    last = 1 if one_chunk else -(-(end - begin) // step)
     for number in range(first, last):
         start, stop = begin + number * step, min(begin + (number + 1) * step, end)
         yield Chunk(file_number, number, file, start, stop, None, stop - start)

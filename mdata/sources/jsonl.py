@@ -190,8 +190,8 @@ def _python_json(line: bytes) -> Any:
             raise RecursionError
         return json.loads(text, parse_int=_integer)
     except json.JSONDecodeError as error:
-        whole = " (a record must be on one line)" if text.strip() in ("[", "{", "]", "}") else ""
-        raise Refused("not-json", f"not JSON: {error.msg} at column {error.colno}{whole}") from error
+        hint = " (a record must be on one line)" if text.strip() in ("[", "{", "]", "}") else ""
+        raise Refused("not-json", f"not JSON: {error.msg} at column {error.colno}{hint}") from error
     except RecursionError as error:
         raise Refused("too-deep", f"JSON nested deeper than {DEEPEST_OUTSIDE_ORJSON} levels") from error
 
@@ -227,8 +227,8 @@ def _content(value: dict[str, Any], key: str, spec: ReadSpec) -> str | list[str]
     for sentence in content if isinstance(content, list) else [content]:
         if not isinstance(sentence, str):
             inside = " a list with" if isinstance(content, list) else ""
-            what = f"key {key!r} holds{inside} {_kind_of(sentence)}, not a string or a list of strings"
-            raise Refused("bad-value", what)
+            problem = f"key {key!r} holds{inside} {_kind_of(sentence)}, not a string or a list of strings"
+            raise Refused("bad-value", problem)
         if not is_unicode(sentence):
             raise Refused("surrogate", f"key {key!r} holds a lone surrogate, which is not text")
     return content

@@ -171,8 +171,8 @@ def decoded(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         guess = " (this looks like UTF-16)" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else ""
-        what = f"not UTF-8: byte 0x{data[error.start]:02x} at byte {error.start + 1}{guess}"
-        raise Refused("not-utf8", what) from error
+        problem = f"not UTF-8: byte 0x{data[error.start]:02x} at byte {error.start + 1}{guess}"
+        raise Refused("not-utf8", problem) from error
 
 
 def column_of(values: list[str] | list[list[str]] | list[str | list[str]], spec: ReadSpec) -> Column | None:

@@ -40,15 +40,15 @@ def filled_text(template: TextTemplate, look_up: LookUp) -> str:
             value = look_up(part.name)
         except LookupError as error:
             if not part.optional:
-                what = f"no key {part.name!r}, which --text-template needs (as {{{part.name}?}} it may be missing)"
-                raise Refused("no-key", what) from error
+                problem = f"no key {part.name!r}, which --text-template needs (as {{{part.name}?}} it may be missing)"
+                raise Refused("no-key", problem) from error
             continue
         if value is None and part.optional:
             continue
         if not isinstance(value, str):
             hint = f" (as {{{part.name}?}} it may be null)" if value is None else ""
-            found = "null" if value is None else f"no text but {type(value).__name__}"
-            raise Refused("bad-value", f"key {part.name!r} of --text-template holds {found}{hint}")
+            shown = "null" if value is None else f"no text but {type(value).__name__}"
+            raise Refused("bad-value", f"key {part.name!r} of --text-template holds {shown}{hint}")
         texts.append(value)
     text = "".join(texts)
     if not is_unicode(text):

@@ -62,9 +62,9 @@ def _check_splits(taken: Sequence[Path], saved: Mapping[Path, Any], above: set[P
         if len(inside) > 1:
             raise UsageError(
                 f"{parent} is a saved dataset with several splits",
-                found=", ".join(Path(one).name for one in inside),
+                found=", ".join(Path(folder).name for folder in inside),
                 expected="one of them, or --include and --exclude that choose one",
-                fix=f"--input {next((one for one in inside if one.endswith('train')), inside[0])}",
+                fix=f"--input {next((folder for folder in inside if folder.endswith('train')), inside[0])}",
             )
 
 
@@ -74,7 +74,7 @@ def _data_files(folder: Path) -> dict[Path, None] | None:
     listed = state.get("_data_files") if isinstance(state, dict) else None
     if not isinstance(listed, list) or not (folder / _INFO).is_file():
         return None
-    names = [one.get("filename") if isinstance(one, dict) else None for one in listed]
+    names = [item.get("filename") if isinstance(item, dict) else None for item in listed]
     if not all(isinstance(name, str) and name and Path(name).name == name for name in names):
         raise UsageError(f"{folder / _STATE} lists data files without a name", fix="save the dataset again")
     if state.get("_indices_data_files"):

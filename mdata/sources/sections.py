@@ -48,19 +48,21 @@ def files_of_part(
     start = total * (part.number - 1) // part.count
     # An empty file may begin at the very end of all bytes.
     stop = total * part.number // part.count if part.number < part.count else total + 1
-    found: list[SourceFile] = []
+    files_read: list[SourceFile] = []
     begins = 0
     for file in files:
         ends = begins + file.size_bytes
         if start <= begins < stop and ends <= stop:
-            found.append(file)
+            files_read.append(file)
         elif begins < stop and (start < ends or begins == ends == start):
             packed = file.compression != "none" or file.format == "warc"
-            whole = packed or (file.format == "text" and text_is_whole)
-            section = _section(file, start - begins, stop - begins, chunk_bytes=0 if whole else chunk_bytes)
-            found += [replace(file, section=section if section[:2] != (0, section.total) else None)] if section else []
+            undivided = packed or (file.format == "text" and text_is_whole)
+            section = _section(file, start - begins, stop - begins, chunk_bytes=0 if undivided else chunk_bytes)
+            files_read += (
+                [replace(file, section=section if section[:2] != (0, section.total) else None)] if section else []
+            )
         begins = ends
-    return tuple(found)
+    return tuple(files_read)
 
 
 def _section(file: SourceFile, start: int, stop: int, *, chunk_bytes: int) -> Section | None:
@@ -95,8 +97,8 @@ def _row_groups(file: SourceFile) -> list[int]:
             found=str(error).splitlines()[0],
             fix="download or write the file again",
         ) from error
-    whole, starts, before = max(sum(sizes), 1), [0], 0
+    total, starts, before = max(sum(sizes), 1), [0], 0
     for size in sizes[:-1]:
         before += size
-        starts.append(file.size_bytes * before // whole)
+        starts.append(file.size_bytes * before // total)
     return starts

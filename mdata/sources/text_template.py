@@ -38,11 +38,11 @@ class TextTemplate:
     @property
     def fields(self) -> dict[str, bool]:
         """The columns, each once, and whether each may be missing everywhere in the template."""
-        found: dict[str, bool] = {}
+        fields: dict[str, bool] = {}
         for part in self.parts:
             if isinstance(part, Field):
-                found[part.name] = found.get(part.name, True) and part.optional
-        return found
+                fields[part.name] = fields.get(part.name, True) and part.optional
+        return fields
 
 
 def parse_template(text: str) -> TextTemplate:
@@ -52,16 +52,16 @@ def parse_template(text: str) -> TextTemplate:
         UsageError: names the position (from 1) of the error.
     """
     parts: list[str | Field] = []
-    for found in _PART.finditer(text):
-        if found["bad"]:
-            _refuse(text, found.start(), r"{name}, {name?}, {{, }}, \n, \t or \\")
-        if found["field"]:
-            name = found["field"][1:-1]
+    for match in _PART.finditer(text):
+        if match["bad"]:
+            _refuse(text, match.start(), r"{name}, {name?}, {{, }}, \n, \t or \\")
+        if match["field"]:
+            name = match["field"][1:-1]
             if not name.removesuffix("?").strip():
-                _refuse(text, found.start(), "the name of a column in braces")
+                _refuse(text, match.start(), "the name of a column in braces")
             parts.append(Field(name.removesuffix("?"), name.endswith("?")))
         else:
-            parts.append(_ESCAPES.get(found[0], found[0]))
+            parts.append(_ESCAPES.get(match[0], match[0]))
     if not any(isinstance(part, Field) for part in parts):
         _refuse(text, len(text), "at least one column, such as {text}")
     return TextTemplate(text, tuple(parts))

@@ -112,8 +112,8 @@ def _header_bytes(text: Text, at: int) -> tuple[bytes, int]:
     size = _SCAN_BYTES
     while True:
         data = text.read(at, size)
-        if found := _HEADER_END.search(data):
-            return data[: found.start()], found.end()
+        if end := _HEADER_END.search(data):
+            return data[: end.start()], end.end()
         if not data.startswith(b"WARC/"):
             raise NotARecord(f"{data[:40]!r} in place of WARC/1.0")
         if len(data) < size:
@@ -150,11 +150,11 @@ def parse_records(data: bytes, spec: ReadSpec) -> RecordBatch:
     rows = at = 0
     while at < len(data):
         rows += 1
-        found = _HEADER_END.search(data, at)
-        assert found is not None, "a chunk holds whole records"
-        header = parse_header(data[at : found.start()])
-        block = data[found.end() : found.end() + min(header.block_bytes, spec.max_record_bytes + _OVERHANG)]
-        at = found.end() + len(block)
+        header_end = _HEADER_END.search(data, at)
+        assert header_end is not None, "a chunk holds whole records"
+        header = parse_header(data[at : header_end.start()])
+        block = data[header_end.end() : header_end.end() + min(header.block_bytes, spec.max_record_bytes + _OVERHANG)]
+        at = header_end.end() + len(block)
         if not header.is_text:
             continue
         try:

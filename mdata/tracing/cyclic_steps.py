@@ -28,8 +28,8 @@ def shuffled_epoch(args: SamplerArgs, epoch: int, *, sharded: bool = True) -> In
         bucket = lists * args.micro_batch
         order = torch_permutation(bucket, epoch) + np.arange(args.dp_size)[:, None] * bucket
         return order.reshape(args.dp_size, lists, args.micro_batch).transpose(1, 0, 2)
-    whole = args.total // args.micro_batch * args.micro_batch
-    order = torch_permutation(whole, epoch)[: lists * args.group]
+    used = args.total // args.micro_batch * args.micro_batch
+    order = torch_permutation(used, epoch)[: lists * args.group]
     return order.reshape(lists, args.micro_batch, args.dp_size).transpose(0, 2, 1)
 
 
@@ -54,9 +54,9 @@ class CyclicSteps(Steps):
         self._args.check()
         group, odd = self._args.group, [size for _, size in span.sizes.table if size % self._args.group]
         if num_samples < group or odd:
-            what = f"a step of {odd[0]} samples cannot be split evenly over the ranks" if odd else ""
+            problem = f"a step of {odd[0]} samples cannot be split evenly over the ranks" if odd else ""
             raise UsageError(
-                what or f"{num_samples} samples are less than a step",
+                problem or f"{num_samples} samples are less than a step",
                 expected=f"a multiple of {span.micro_batch} x {span.dp_size} = {group} samples",
                 fix="--micro-batch and --dp of the training",
             )

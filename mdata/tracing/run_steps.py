@@ -125,8 +125,8 @@ class Steps:
                 f"no rank {dp_rank} has rows of step {step}",
                 found=f"{size} rows, {dp_size} data-parallel ranks, microbatches of {micro_batch}",
             )
-        found: Int64s = np.arange(size).reshape(-1, dp_size, micro_batch)[:, dp_rank].reshape(-1)
-        return found
+        rows: Int64s = np.arange(size).reshape(-1, dp_size, micro_batch)[:, dp_rank].reshape(-1)
+        return rows
 
     def sample_at(self, position: int) -> int:
         """The sample at a position; samples are read in the order of their numbers, except within a step."""

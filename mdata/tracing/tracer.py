@@ -111,7 +111,7 @@ class Tracer:
             UsageError: there is no such sample.
         """
         self._check(number)
-        (component,), (inside,) = (found.tolist() for found in self.dataset.locate([number]))
+        (component,), (inside,) = (part.tolist() for part in self.dataset.locate([number]))
         place, *again = [*(self.steps.places(number) if self.steps else ())] or [None]
         return replace(self._traced(number, component, inside), place=place, again=tuple(again))
 
@@ -220,12 +220,12 @@ class Tracer:
             raise UsageError(
                 f"{part.name} has no document {document}", expected=f"one of the {part.corpus.num_documents}, from 0"
             )
-        found = self._reading(component, document, stop=self._stop(component, until))
+        samples = self._reading(component, document, stop=self._stop(component, until))
         if self.steps is None:
-            yield from found
+            yield from samples
             return
         steps = self.steps
-        each = (replace(one, place=place) for one in found for place in steps.places(one.sample, until_step))
+        each = (replace(sample, place=place) for sample in samples for place in steps.places(sample.sample, until_step))
         yield from each if steps.consecutive else sorted(each, key=_when)
 
     def _reading(self, component: int, document: int, *, stop: int) -> Iterator[TracedSample]:
@@ -242,12 +242,12 @@ class Tracer:
     def tokens(self, component: int, part: TracedPart) -> npt.NDArray[np.int64]:
         """The ids of a part: int64[count]."""
         corpus = self.dataset.components[component].corpus
-        found = [np.empty(0, np.int64)]
+        tokens = [np.empty(0, np.int64)]
         for piece in part.pieces:
             shard, inside = corpus.locate_sequence(piece.sequence)
-            whole = corpus.readers[shard].sequence(inside)
-            found.append(whole[piece.first : piece.first + piece.length].astype(np.int64))
-        return np.concatenate(found)
+            sequence = corpus.readers[shard].sequence(inside)
+            tokens.append(sequence[piece.first : piece.first + piece.length].astype(np.int64))
+        return np.concatenate(tokens)
 
     def text(self, component: int, part: TracedPart) -> str | None:
         """The text of a part; None if the tokenizer is unknown.
@@ -334,11 +334,11 @@ class Tracer:
         first, length = 0, part.samples.samples_per_epoch if endless else stop
         while first < stop:
             end = min(stop, first + length)
-            found: set[int] = set()
+            samples: set[int] = set()
             with part.damage_check:
                 for sequence in sequences:
-                    found.update(part.samples.samples_of(sequence, first=first, stop=end))
-            yield from sorted(found)
+                    samples.update(part.samples.samples_of(sequence, first=first, stop=end))
+            yield from sorted(samples)
             first = end
 
     def _in_split(self, part: Component, document: int) -> list[int]:
@@ -366,9 +366,9 @@ class Tracer:
         return Documents(self.dataset.components[component].corpus)
 
 
-def _when(one: TracedSample) -> tuple[int, int]:
-    assert one.place is not None, "it is read"
-    return one.place.step, one.place.row
+def _when(sample: TracedSample) -> tuple[int, int]:
+    assert sample.place is not None, "it is read"
+    return sample.place.step, sample.place.row
 
 
 def _goes_on(corpus: Corpus, piece: Piece, following: Piece) -> bool:

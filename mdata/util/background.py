@@ -235,6 +235,6 @@ def map_files(function: Callable[[T], R], files: Sequence[T]) -> list[R]:
     A few files are handled one by one, so that the order of calls to the disk is the same each time.
     """
     if len(files) <= _FEW_FILES:
-        return [function(one) for one in files]
+        return [function(file) for file in files]
     with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
         return list(threads.map(function, files))

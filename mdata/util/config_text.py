@@ -92,7 +92,7 @@ _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGTP]?)(I?)B?")
 
 def parse_size(text: str) -> int | None:
     """The bytes of a size; KB is 1,000 and KiB 1,024. None: not a size, or zero."""
-    found = _SIZE.fullmatch(text.strip().upper())
-    if found is None or (found[3] and not found[2]):
+    match = _SIZE.fullmatch(text.strip().upper())
+    if match is None or (match[3] and not match[2]):
         return None
-    return int(Fraction(found[1]) * (1024 if found[3] else 1000) ** _UNITS.index(found[2])) or None
+    return int(Fraction(match[1]) * (1024 if match[3] else 1000) ** _UNITS.index(match[2])) or None

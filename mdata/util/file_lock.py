@@ -198,11 +198,11 @@ def _lock(fd: int, how: int) -> bool:
 
 
 def _held_by(path: Path, held: tuple[str, str] | None) -> UsageError:
-    what, fix = held or (
+    problem, fix = held or (
         f"{path} is held: another run is writing there",
         "wait for it or end it, or give another output",
     )
-    return UsageError(what, found=holder(path) or "another process", fix=fix)
+    return UsageError(problem, found=holder(path) or "another process", fix=fix)
 
 
 def holder(path: Path) -> str:

@@ -60,8 +60,8 @@ def _quota(folder: Path) -> int | None:
 
 def available_bytes() -> int | None:
     """Available memory in bytes, the smallest of all limits; None if unknown."""
-    known = [_of_machine(), _of_process(), *(_of_group(folder) for folder in _group_folders("memory"))]
-    return min((max(0, one) for one in known if one is not None), default=None)
+    limits = [_of_machine(), _of_process(), *(_of_group(folder) for folder in _group_folders("memory"))]
+    return min((max(0, limit) for limit in limits if limit is not None), default=None)
 
 
 def _of_machine() -> int | None:
@@ -104,4 +104,4 @@ def _numbers(path: Path) -> dict[str, int]:
     except OSError:
         return {}
     words = [line.split() for line in lines]
-    return {found[0].rstrip(":"): int(found[1]) for found in words if len(found) > 1 and found[1].isdecimal()}
+    return {fields[0].rstrip(":"): int(fields[1]) for fields in words if len(fields) > 1 and fields[1].isdecimal()}

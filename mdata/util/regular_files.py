@@ -21,6 +21,6 @@ def regular_file(path: str | Path) -> Path:
     mode = Path(path).stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-        found = kinds.get(stat.S_IFMT(mode), "a device")
-        raise UsageError(f"{path} is not a regular file", found=found, fix="write it to a file first")
+        kind = kinds.get(stat.S_IFMT(mode), "a device")
+        raise UsageError(f"{path} is not a regular file", found=kind, fix="write it to a file first")
     return Path(path)

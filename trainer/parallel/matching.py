@@ -173,8 +173,8 @@ class _Matching:
             yield f"rank {rank} waits for ever for {whom} in {_named(entry)} over {entry.axis}"
         for link in self.sent:
             if self.sent[link] or self.begun[link]:
-                what = [*self.sent[link], *self.begun[link]][0]
-                yield f"between rank {link.ranks[0]} and rank {link.ranks[1]} {what} has only one side"
+                operation = [*self.sent[link], *self.begun[link]][0]
+                yield f"between rank {link.ranks[0]} and rank {link.ranks[1]} {operation} has only one side"
 
 
 def _named(entry: Entry) -> str:

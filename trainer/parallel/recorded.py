@@ -50,8 +50,8 @@ class Record:
 
     def add(self, axis: Axis, operation: str, *, tensors: tuple[Tensor, ...]) -> Event:
         """Record an operation."""
-        what = tuple((str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for tensor in tensors)
-        self.events.append(Event(self.action, axis, operation, what))
+        shapes = tuple((str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for tensor in tensors)
+        self.events.append(Event(self.action, axis, operation, shapes))
         return self.events[-1]
 
 
@@ -69,8 +69,8 @@ class RecordedGroup:
             raise AttributeError(operation)
 
         def call(*arguments: Any) -> RecordedWork:
-            found = tuple(tensor for argument in arguments for tensor in _tensors(argument))
-            return RecordedWork(self.record, self.record.add(self.axis, operation, tensors=found))
+            tensors = tuple(tensor for argument in arguments for tensor in _tensors(argument))
+            return RecordedWork(self.record, self.record.add(self.axis, operation, tensors=tensors))
 
         return call
 

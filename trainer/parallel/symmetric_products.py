@@ -87,20 +87,20 @@ def open_symmetric_products(
     """
     os.environ.setdefault(NO_MULTICAST, "1")
     enough = max(workspace_bytes, 2 * TOKENS * WIDTH * dtype.itemsize)
-    found, fault = None, ""
+    products, fault = None, ""
     try:
-        found = SymmetricProducts(group, workspace_bytes=enough, device=device)
+        products = SymmetricProducts(group, workspace_bytes=enough, device=device)
     except (RuntimeError, AttributeError, ImportError) as error:
         fault = (str(error).splitlines() or [""])[0]
     # All ranks have to agree before anybody computes: a rank that computes alone would wait in a kernel.
     faults = [one for one in gather_objects(fault, group) if one]
-    if found is not None and not faults:
-        difference = _largest_difference(found, group, device=device, dtype=dtype)
+    if products is not None and not faults:
+        difference = _largest_difference(products, group, device=device, dtype=dtype)
         differences = gather_objects(difference, group)
         faults = [f"its self-test failed: {one:.2g} of the norm" for one in differences if not one <= TOLERANCE]
-    if found is None or faults:
+    if products is None or faults:
         raise _refused(faults[0])
-    return found
+    return products
 
 
 def _refused(reason: str) -> UsageError:
@@ -123,5 +123,5 @@ def _largest_difference(products: JoinedProducts, group: Group, *, device: torch
     parts_RMO = all_gather((tall_MD.float() @ right_DO.float()).unsqueeze(0), group)
     mine = slice(group.rank * TOKENS, (group.rank + 1) * TOKENS)
     results.append((products.product_reduce(tall_MD, right_DO), parts_RMO.sum(0)[mine]))
-    errors = torch.stack([(found.float() - right).norm() / right.norm() for found, right in results])
+    errors = torch.stack([(result.float() - right).norm() / right.norm() for result, right in results])
     return float(errors.max())  # NaN if any is

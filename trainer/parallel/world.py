@@ -340,9 +340,9 @@ def _given(env: Mapping[str, str], name: str) -> str:
 def _number(env: Mapping[str, str], name: str, default: str | None = None) -> int:
     text = env.get(name, default)
     if text is None or not text.isdecimal():
-        found = "nothing" if text is None else repr(text)
+        shown = "nothing" if text is None else repr(text)
         fix = "start through torchrun, srun or mtrain train --nproc N"
-        raise UsageError(f"the launcher's variable {name} is not usable", found=found, expected="a number", fix=fix)
+        raise UsageError(f"the launcher's variable {name} is not usable", found=shown, expected="a number", fix=fix)
     return int(text)
 
 

@@ -227,13 +227,13 @@ def baselines_of(run: Run, data: RunData) -> tuple[dict[str, Baselines], list[st
     if kept.get("facts") == facts and set(kept["valid"]) == set(data.valid):
         return {name: Baselines(**values) for name, values in kept["valid"].items()}, []
     counts = count_pairs(_rows(data.train, np.arange(run.consumed, dtype=np.int64)), vocab_size)
-    found = {
+    stored = {
         name: evaluate(counts, _rows(valid, evaluated_samples(valid, run.config.train.eval_samples)))
         for name, valid in data.valid.items()
     }
-    values = {name: dataclasses.asdict(baselines) for name, baselines in found.items()}
+    values = {name: dataclasses.asdict(baselines) for name, baselines in stored.items()}
     atomic_io.atomic_write(path, (json.dumps({"facts": facts, "valid": values}, indent=1) + "\n").encode())
-    return found, []
+    return stored, []
 
 
 def _rows(dataset: mdata.Dataset, samples: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -302,8 +302,8 @@ def _checked(value: Any, form: Any, path: Path) -> Any:
     try:
         msgspec.convert(value, form)
     except (msgspec.ValidationError, OverflowError) as error:
-        what = f"{path} is not as mtrain wrote it"
-        raise mdata.DamageError(what, found=str(error), fix="restore the run's file, or remove it") from error
+        problem = f"{path} is not as mtrain wrote it"
+        raise mdata.DamageError(problem, found=str(error), fix="restore the run's file, or remove it") from error
     return value
 
 
@@ -324,5 +324,5 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in text.decode().splitlines()]
     except (ValueError, RecursionError) as error:
-        what = f"{path} has a line that is not JSON"
-        raise mdata.DamageError(what, found=str(error), fix="remove that line") from error
+        problem = f"{path} has a line that is not JSON"
+        raise mdata.DamageError(problem, found=str(error), fix="remove that line") from error

@@ -165,7 +165,7 @@ def _loss_table(valid: Sequence[ValidCorpus]) -> str:
     """Per corpus the model's last loss and the baselines, in both units, marked if the model is below."""
     if not any(corpus.curve or corpus.baselines for corpus in valid):
         return ""
-    header = ["last validation", *(f"{c.name}: {what}" for c in valid for what in ("nats per token", "bits per byte"))]
+    header = ["last validation", *(f"{c.name}: {unit}" for c in valid for unit in ("nats per token", "bits per byte"))]
     final = [corpus.curve[-1][1] if corpus.curve else None for corpus in valid]
     rows = [[Cell("the model"), *_pairs(valid, final, None)]]
     for field, name, _ in BASELINES:
@@ -199,32 +199,32 @@ def _throughput(run: Run) -> str:
     rates = _curve(run, "tokens_per_s", run.config.train.sequence_length / 1e6)
     if not rates:
         return ""
-    told = f"{_median(rates):,.0f} tokens per second in the median line of metrics"
+    sentence = f"{_median(rates):,.0f} tokens per second in the median line of metrics"
     if waits := _curve(run, "data_wait", 1):
-        told += f", {100 * _median(waits):.2f} % of the time waiting for data"
+        sentence += f", {100 * _median(waits):.2f} % of the time waiting for data"
     if rates_of_gpu := _curve(run, "tflops", 1):
-        told += f", {_median(rates_of_gpu):,.4g} TFLOP/s of each rank"
+        sentence += f", {_median(rates_of_gpu):,.4g} TFLOP/s of each rank"
     if shares := _curve(run, "mfu", 1):
-        told += f", {100 * _median(shares):.1f} % of the devices' peak (MFU)"
+        sentence += f", {100 * _median(shares):.1f} % of the devices' peak (MFU)"
     if held := [memory for _, memory in _curve(run, "memory_bytes", 1)]:
-        told += f"; at most {max(held) / 2**30:,.2f} GiB held by rank 0"
+        sentence += f"; at most {max(held) / 2**30:,.2f} GiB held by rank 0"
     drawing = plots.over_tokens("Throughput", rates, what="tokens per second")
-    return f'<div><h2>Throughput</h2><p class="lead">{told}</p>{drawing}</div>'
+    return f'<div><h2>Throughput</h2><p class="lead">{sentence}</p>{drawing}</div>'
 
 
 def _optimizer(run: Run) -> str:
     """Settings of the updates over time; a scale or weight decay that never changed is text, not a plot."""
-    scale, told, panels = run.config.train.sequence_length / 1e6, [], []
+    scale, sentences, panels = run.config.train.sequence_length / 1e6, [], []
     for key, name, always in OPTIMIZER:
         curve = _curve(run, key, scale)
         if not curve:
             continue
-        told.append(f"{name} {curve[-1][1]:.4g}")
+        sentences.append(f"{name} {curve[-1][1]:.4g}")
         if always or len({value for _, value in curve}) > 1:
             panels.append(f"<div><h3>{name}</h3>{plots.over_tokens(name, curve, what=name)}</div>")
-    if not told:
+    if not sentences:
         return ""
-    lead = f"at the last line of metrics: {', '.join(told)}"
+    lead = f"at the last line of metrics: {', '.join(sentences)}"
     return f'<h2>Optimizer</h2><p class="lead">{lead}</p><div class="row">{"".join(panels)}</div>'
 
 
@@ -243,8 +243,8 @@ def _read(corpora: Corpora) -> str:
         for corpus in corpora.read
     ]
     header = ["corpus", "target share", "share read", "samples", "tokens read", "tokens in the corpus", "epochs"]
-    known = [corpus for corpus in corpora.read if any(corpus.lengths)]
-    lengths = f"<h2>Document lengths</h2>{plots.document_lengths(known)}" if known else ""
+    corpora_read = [corpus for corpus in corpora.read if any(corpus.lengths)]
+    lengths = f"<h2>Document lengths</h2>{plots.document_lengths(corpora_read)}" if corpora_read else ""
     return f'<div class="row"><div><h2>What was read</h2>{table(header, rows)}</div><div>{lengths}</div></div>'
 
 
