@@ -8,6 +8,7 @@ reads files; imports no torch.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -220,12 +221,15 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not a TOML file", found=str(error), fix="correct that line") from error
 
 
-def _section_types() -> dict[str, type]:
-    return get_type_hints(RunConfig)
+# get_type_hints compiles every annotation at each call: half of the time to read a configuration.
+@functools.cache
+def _section_types() -> Mapping[str, type]:
+    return types.MappingProxyType(get_type_hints(RunConfig))
 
 
-def _hints(section: type) -> dict[str, Any]:
-    return get_type_hints(section, include_extras=True)
+@functools.cache
+def _hints(section: type) -> Mapping[str, Any]:
+    return types.MappingProxyType(get_type_hints(section, include_extras=True))
 
 
 def _apply_override(tables: dict[str, Any], text: str) -> str | None:
