@@ -129,6 +129,18 @@ def test_where_batches_begin_is_the_same_in_footer_and_messages(tmp_path):
         assert batch_starts(file) == [0, *wanted_starts[1:]]
 
 
+@pytest.mark.parametrize("begin", [1 << 40, 0, -8])
+def test_a_footer_that_names_batches_outside_the_file_is_damage(tmp_path, begin):
+    file = save(tmp_path, pa.table({"text": ["a", "bc"] * 6}), rows=5)
+    data = file.path.read_bytes()
+    before, footer = data[:-200], data[-200:]
+    name = batch_starts(file)[1].to_bytes(8, "little")
+    assert footer.count(name) == 1
+    file.path.write_bytes(before + footer.replace(name, begin.to_bytes(8, "little", signed=True)))
+    with pytest.raises(BadInputError, match=r"damaged after 0 rows\n  found: its footer names 3 record batches"):
+        batch_starts(file)
+
+
 def test_categories_of_text_views_are_text(tmp_path):
     views = pa.array(["a", "long enough to stand outside of a view"], pa.string_view())
     codes = pa.array([0, 1, None, 0], pa.uint32())
