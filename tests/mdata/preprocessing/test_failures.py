@@ -115,8 +115,9 @@ def test_every_deletion_and_cut_may_fail(tmp_path, monkeypatch, before, code):
             assert mdata.verify(folder / NAMES[2], full=True).problems == (), (n, calls.seen)
         mdata.preprocess(options(folder, append_eod=True, overwrite=True))
         found = {name: text for name, text in contents(folder).items() if not name.startswith("dry")}
-        # Where just its removal failed, the lock of the tokenizer's folder stays, empty and held by nobody.
-        assert found in (expected, expected | {lock_of(folder): b""}), (n, calls.seen[-1])
+        # Where just its removal failed, a lock of the folder or of the tokenizer's stays, empty and held by nobody.
+        left = [{}, {lock_of(folder): b""}, {".mdata-runs.lock": b""}]
+        assert found in [expected | lock for lock in left], (n, calls.seen[-1])
         n += 1
     assert n > 12 and failed == n - 5  # all but the last, which finds no call to fail, and those at the end of a lock
 
