@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.trainer.migrate import examples
-from trainer.config.describe import Key
+from trainer.config.describe import describe
 from trainer.config.parse import load_config
 from trainer.config.sections import DataSection
 from trainer.layers.rope import frequencies, magnitude
@@ -304,7 +305,7 @@ def test_mock_data_waits_for_the_key_to_say_so(monkeypatch: pytest.MonkeyPatch, 
         ("a manifest", (f"--mock-data: {VERSION}: data.blend has no mock data",)),
         ('or "mock"', ()),
     ):
-        key = Key(name="data.blend", default=None, expected="a string", comment=comment)
+        key = replace(next(key for key in describe() if key.name == "data.blend"), comment=comment)
         monkeypatch.setattr("trainer.migrate.migrate.describe", lambda key=key: (key,))
         assert migrate(words, 1).refused == refused
 
