@@ -208,7 +208,7 @@ def write_native(
             (root / name).parent.mkdir(exist_ok=True)
             atomic_io.atomic_write(root / name, content)
     # Its checkpoint is here, wherever the source had its own.
-    config = dataclasses.replace(model.config, checkpoint=dataclasses.replace(model.config.checkpoint, folder=""))
+    config = dataclasses.replace(model.config, checkpoint=dataclasses.replace(model.config.checkpoint, folder=None))
     run = dataclasses.replace(model.run, config=dump_config(config))
     hashed = {name: _hashed(content) for name, content in extras.items()}
     atomic_io.atomic_write(folder / INDEX, dump_index(run, parts, extras=hashed))

@@ -60,7 +60,7 @@ def config_of(corpora: dict[str, Path], folder: Path, *, data: str = "a", **chan
     return config
 
 
-def trained(config: RunConfig, *, exit_interval: int = 0) -> list[str]:
+def trained(config: RunConfig, *, exit_interval: int | None = None) -> list[str]:
     notes, train_ = Notes(), replace(config.train, exit_interval=exit_interval)
     train(replace(config, train=train_), join_world(Mesh(1), placement=Placement()), progress=notes)
     return notes.lines
