@@ -63,13 +63,21 @@ def changed(
             expected=f"a sample before {length:,}",
             fix="give the length of the whole training in --samples or --tokens",
         )
-    how = {"tokenizer_unknown": arguments.tokenizer_unknown, "allow_outside": arguments.allow_outside}
-    old = mdata.open_blend(arguments.from_blend, **how)
-    run = {"sequence_length": arguments.sequence_length, "split": arguments.split_shares}
+    unknown, outside = arguments.tokenizer_unknown, arguments.allow_outside
+    old = mdata.open_blend(arguments.from_blend, tokenizer_unknown=unknown, allow_outside=outside)
+    sequence_length, split = arguments.sequence_length, arguments.split_shares
     edited = any((edits.shares, edits.add, edits.remove, edits.replace))
     given = replace(edits, allow_overlap=arguments.allow_overlap) if edited else None
-    blend = change_blend(old, arguments.at_sample, folder=folder, spec=spec, edits=given, **run)
-    rows = change_table(old, blend, run=length, **run)
+    blend = change_blend(
+        old,
+        arguments.at_sample,
+        folder=folder,
+        sequence_length=sequence_length,
+        spec=spec,
+        edits=given,
+        split=split,
+    )
+    rows = change_table(old, blend, sequence_length=sequence_length, split=split, run=length)
     lines = [
         f"\nthe change at sample {arguments.at_sample:,} of blend {old.manifest.id[:16]}, in samples:",
         _table(rows),

@@ -11,12 +11,12 @@ Examples:
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mdata.errors import UsageError
 from mdata.object_storage.address import is_address
-from mdata.rewriting.merge import Merged, merge
+from mdata.rewriting.merge import merge
 
 from .console import Console, Parser
 from .text import table
@@ -35,10 +35,16 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `merge` and print what was written."""
+    prefix, work_folder = arguments.prefix, arguments.work_folder
+    merge_parts = partial(merge, prefix)
+    if is_address(prefix):
+        from mdata.rewriting.stored_merge import merge_stored
+
+        merge_parts = partial(merge_stored, prefix, work_folder=work_folder)
+    elif work_folder is not None:
+        raise UsageError(f"--work-folder {work_folder} has no effect: parts at a path are merged beside them")
     with console.progress() as progress:
-        merged = _merge(
-            arguments.prefix,
-            arguments.work_folder,
+        merged = merge_parts(
             copy=arguments.copy,
             overwrite=arguments.overwrite,
             parts=arguments.parts,
@@ -61,13 +67,3 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
             console.note(f"mdata: {one.path} already exists and was made from these parts; nothing was done")
     names = ("manifest", "parts", "documents", "tokens")
     console.result(table(names, [tuple(row[name] for name in names) for row in rows]), {"corpora": rows})
-
-
-def _merge(prefix: str, work_folder: Path | None, **options: Any) -> list[Merged]:
-    if not is_address(prefix):
-        if work_folder is not None:
-            raise UsageError(f"--work-folder {work_folder} has no effect: parts at a path are merged beside them")
-        return merge(prefix, **options)
-    from mdata.rewriting.stored_merge import merge_stored
-
-    return merge_stored(prefix, work_folder=work_folder, **options)

@@ -32,8 +32,13 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.threads is not None and arguments.threads < 1:
         raise mdata.UsageError(f"--threads {arguments.threads}", expected="at least 1")
     with console.progress() as progress:
-        how = {name: getattr(arguments, name) for name in ("full", "threads", "allow_outside")}
-        found = mdata.verify(arguments.path, **how, progress=progress)
+        found = mdata.verify(
+            arguments.path,
+            full=arguments.full,
+            threads=arguments.threads,
+            allow_outside=arguments.allow_outside,
+            progress=progress,
+        )
     for problem in found.problems:
         console.error(str(problem))
     if arguments.full and found.unhashed:

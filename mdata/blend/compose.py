@@ -17,9 +17,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from glob import glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET
@@ -83,8 +84,8 @@ def plan_blend(
             "redistribute is resolved when a manifest is written, for one training",
             fix="mdata blend SPEC -o mix.json --redistribute --sequence-length S --samples N",
         )
-    how: dict[str, Any] = {"mode": mode, "checked": checked, "allow_outside": allow_outside, "cache": cache}
-    manifest, corpora = compose(read, folder, open_one=lambda path: open_part(path, **how))
+    open_one = partial(open_part, mode=mode, checked=checked, allow_outside=allow_outside, cache=cache)
+    manifest, corpora = compose(read, folder, open_one=open_one)
     check_one_tokenizer(corpora, unknown=read.tokenizer_unknown == OK)
     if problems := missing_lengths(schedules_of(manifest)):
         raise blend_error(problems)

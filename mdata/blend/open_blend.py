@@ -6,14 +6,16 @@ files) is composed first, and only then the modules for it are imported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mdata.blend.blend import OpenBlend, blend_of_corpus
 from mdata.blend.data_path import WordLike, is_many, words_of_path
 from mdata.blend.same_tokenizer import OK, REFUSE, check_one_tokenizer, may_be_unknown
+from mdata.corpus.corpus import Corpus
 from mdata.corpus.open_part import beside, manifest_at, open_part
 from mdata.errors import DamageError, MdataError, UsageError, joined, wanted_by
 from mdata.indexed.reader import Mode
@@ -43,16 +45,16 @@ def open_blend(
         UsageError: nothing there, two tokenizers, or one that is not known beside one that is.
         DamageError: something that is not what its manifest says.
     """
-    how: dict[str, Any] = {"mode": mode, "checked": checked, "allow_outside": allow_outside, "cache": cache}
+    open_one = partial(open_part, mode=mode, checked=checked, allow_outside=allow_outside, cache=cache)
     words, folder = words_of_path(path) if isinstance(path, str | Path) else path, Path.cwd()
     if len(words) == 1 and isinstance(path, str | Path):
         single_path = Path(str(words[0]))
         content = manifest_at(single_path, cache) if single_path.suffix == ".json" else None
         if isinstance(content, BlendManifest):
-            return _open_manifest(single_path, content, how, tokenizer_unknown=tokenizer_unknown)
+            return _open_manifest(single_path, content, open_one, tokenizer_unknown=tokenizer_unknown)
         if single_path.suffix not in (".toml", ".csv") and not is_many(str(words[0])):
             allowed = OK if may_be_unknown(tokenizer_unknown) else REFUSE
-            corpus = open_part(single_path, content=content, **how)
+            corpus = open_one(single_path, content=content)
             return blend_of_corpus(corpus, single_path.parent, tokenizer_unknown=allowed)
         folder = single_path.parent
     from mdata.blend.compose import plan_blend
@@ -61,14 +63,24 @@ def open_blend(
     spec = read_spec(words)
     if evaluation:
         spec = replace(spec, allow_overlap=True)
-    return plan_blend(spec, folder, tokenizer_unknown=tokenizer_unknown, **how)
+    return plan_blend(
+        spec,
+        folder,
+        mode=mode,
+        checked=checked,
+        tokenizer_unknown=tokenizer_unknown,
+        allow_outside=allow_outside,
+        cache=cache,
+    )
 
 
-def _open_manifest(path: Path, blend: BlendManifest, how: dict[str, Any], *, tokenizer_unknown: str) -> OpenBlend:
+def _open_manifest(
+    path: Path, blend: BlendManifest, open_one: Callable[[Path], Corpus], *, tokenizer_unknown: str
+) -> OpenBlend:
     corpora, errors = [], list[MdataError]()
     for part in blend.components:
         try:
-            corpora.append(open_part(beside(path.parent, part.path), **how))
+            corpora.append(open_one(beside(path.parent, part.path)))
         except (UsageError, DamageError) as error:
             errors.append(wanted_by(f"{path}: component {part.name}", error))
     if errors:

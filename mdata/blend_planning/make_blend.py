@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mdata.blend.blend import OpenBlend
 from mdata.blend.compose import allowing, plan_blend
@@ -21,7 +20,15 @@ from mdata.manifest.types import CorpusManifest
 
 
 def make_blend(
-    spec: SpecLike, output: str | Path, *, tokenizer_unknown: str = REFUSE, allow_outside: bool = False, **run: Any
+    spec: SpecLike,
+    output: str | Path,
+    *,
+    tokenizer_unknown: str = REFUSE,
+    allow_outside: bool = False,
+    sequence_length: int | None = None,
+    samples: int | None = None,
+    tokens: int | None = None,
+    split: str = "100,0,0",
 ) -> OpenBlend:
     """Write a blend manifest.
 
@@ -32,7 +39,7 @@ def make_blend(
         output: the manifest; corpora are named relative to its folder, so that both can move together.
         tokenizer_unknown: "ok": allow corpora without a recorded tokenizer beside others.
         allow_outside: as for `open_corpus`, of each corpus.
-        run: of `redistribute_blend`, for a spec that asks for it: sequence_length, samples or tokens, split.
+        sequence_length, samples, tokens, split: of `redistribute_blend`, for a spec that asks for it.
 
     Raises:
         UsageError: unusable shares or corpora, two tokenizers or an unknown one, a corpus twice.
@@ -40,7 +47,9 @@ def make_blend(
     """
     output, read = Path(output), allowing(read_spec(spec), tokenizer_unknown)
     blend = plan_blend(replace(read, redistribute=False), output.parent, allow_outside=allow_outside)
-    return save_blend(redistribute_blend(blend, **run) if read.redistribute else blend, output)
+    if read.redistribute:
+        blend = redistribute_blend(blend, sequence_length=sequence_length, samples=samples, tokens=tokens, split=split)
+    return save_blend(blend, output)
 
 
 def save_blend(blend: OpenBlend, output: Path) -> OpenBlend:

@@ -196,9 +196,16 @@ def _variables_of(source: str) -> frozenset[str]:
     return frozenset(meta.find_undeclared_variables(environment.parse(source)) - environment.globals.keys())
 
 
-def _as_json(value: Any, indent: int | None = None, **options: Any) -> str:
+def _as_json(
+    value: Any,
+    indent: int | None = None,
+    *,
+    ensure_ascii: bool = False,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """As in transformers: without HTML escapes."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _refusal() -> Callable[[str], NoReturn]:

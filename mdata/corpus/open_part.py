@@ -6,9 +6,10 @@ The storage library is imported only when an address is opened.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mdata.corpus.corpus import Corpus, open_corpus
+from mdata.indexed.reader import Mode
 from mdata.manifest.io import load_manifest
 from mdata.manifest.types import Manifest
 
@@ -30,23 +31,31 @@ def beside(folder: Path, name: str) -> Path:
     return Path(name) if is_stored(name) else folder / name
 
 
-def open_part(path: str | Path, *, cache: CachePlace = (None, None), **how: Any) -> Corpus:
+def open_part(
+    path: str | Path,
+    *,
+    cache: CachePlace = (None, None),
+    mode: Mode = "mmap",
+    checked: bool = True,
+    allow_outside: bool = False,
+    content: Manifest | None = None,
+) -> Corpus:
     """Open a corpus with `open_corpus`, or, at an address, with `open_stored`.
 
     Args:
         path: as for `open_corpus`, or an address.
         cache: for a corpus at an address; see `open_stored`.
-        how: options of `open_corpus`.
+        mode, checked, allow_outside, content: see `open_corpus`.
 
     Raises:
         UsageError, DamageError: as these two.
     """
     if not is_stored(path):
-        return open_corpus(path, **how)
+        return open_corpus(path, mode=mode, checked=checked, allow_outside=allow_outside, content=content)
     from mdata.corpus.stored_corpus import open_stored
 
-    how.pop("allow_outside", None)  # objects are not links, and every file is copied to the cache
-    return open_stored(path, cache, **how)
+    # Nothing is outside: objects are not links, and every file is copied to the cache.
+    return open_stored(path, cache, mode=mode, checked=checked, content=content)
 
 
 def manifest_at(path: Path, cache: CachePlace) -> Manifest:

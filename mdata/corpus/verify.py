@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from blake3 import blake3
 
@@ -177,12 +176,17 @@ def verify(
 
 def _verify_blend(path: Path, blend: BlendManifest, *, check: _Check) -> Verified:
     result = Verified((str(path),))
-    how: dict[str, Any] = {name: getattr(check, name) for name in ("full", "threads", "progress", "allow_outside")}
     for part in blend.components:
         place = path.parent / part.path
         verified = Verified()
         try:
-            verified = verify(place, **how)
+            verified = verify(
+                place,
+                full=check.full,
+                threads=check.threads,
+                progress=check.progress,
+                allow_outside=check.allow_outside,
+            )
             if (corpus_id := open_corpus(place, allow_outside=check.allow_outside).id) != part.id:
                 what = f"{place} is not the corpus that was blended"
                 verified = verified.merged(Verified(problems=(DamageError(what, found=corpus_id, expected=part.id),)))

@@ -168,7 +168,7 @@ class Dataset:
             UsageError, DamageError: as `open_dataset`.
         """
         with gc_paused():
-            opened = open_blend(path, **options.opening, evaluation=evaluation)
+            opened = open_for(path, options, evaluation=evaluation)
             opened.tell_left_out(progress)
             return cls(opened, options, cache=_cache_of(options, progress))
 
@@ -435,6 +435,23 @@ class Dataset:
     def __reduce__(self) -> tuple[object, ...]:
         # Pickled as separate bytes, so that garbage collection can be paused while they are loaded.
         return _unpacked, (pickle.dumps((self._opened, self.options), pickle.HIGHEST_PROTOCOL),)
+
+
+def open_for(path: str | Path | Sequence[str], options: DatasetOptions, *, evaluation: bool = False) -> OpenBlend:
+    """The corpora that a dataset with these options reads; the tables of an .idx are checked when they are first used.
+
+    Raises:
+        UsageError, DamageError: as `open_dataset`.
+    """
+    return open_blend(
+        path,
+        mode=options.mode,
+        checked=False,
+        tokenizer_unknown=options.tokenizer_unknown,
+        allow_outside=options.allow_outside,
+        evaluation=evaluation,
+        cache=(options.cache, options.cache_size),
+    )
 
 
 def _cache_of(options: DatasetOptions, progress: Progress = SILENT) -> Cache:

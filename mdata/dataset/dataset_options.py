@@ -170,17 +170,6 @@ class DatasetOptions:
         return cls(**values[cls], kind=kind_type(**values[kind_type]), order=order_type(**values[order_type]))
 
     @property
-    def opening(self) -> dict[str, Any]:
-        """How `open_blend` is to open what these options read."""
-        return {
-            "mode": self.mode,
-            "checked": False,
-            "tokenizer_unknown": self.tokenizer_unknown,
-            "allow_outside": self.allow_outside,
-            "cache": (self.cache, self.cache_size),
-        }
-
-    @property
     def endless(self) -> bool:
         """Whether the set has no end by itself: training in native order."""
         return self.split == "train" and isinstance(self.order, NativeOrder)

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mdata.array_cache.cache import Cache
-from mdata.blend.open_blend import open_blend
-from mdata.dataset.dataset import Dataset
+from mdata.dataset.dataset import Dataset, open_for
 from mdata.dataset.dataset_options import WHOLE, DatasetOptions, MegatronOrder
 from mdata.order.data_split import SPLITS, split_edges
 from mdata.progress import SILENT, Progress
@@ -64,7 +63,7 @@ def build(
     Raises:
         UsageError, DamageError, ResourceError: as `open_dataset`.
     """
-    blend = open_blend(path, **options.opening)
+    blend = open_for(path, options)
     edges = split_edges(options.split_shares)
     splits = [split for i, split in enumerate(SPLITS) if edges[i + 1] > edges[i]]
     samples: dict[str, int | None] = {}

@@ -13,7 +13,7 @@ from typing import Any
 
 from mdata.errors import UsageError, os_errors_named
 from mdata.reporting.curves import Curves
-from mdata.reporting.report_data import ComponentFacts, ReportData, read_report
+from mdata.reporting.report_data import ComponentFacts, ReportData, TrainingLength, read_report
 from mdata.reporting.vocabulary_use import Usage
 from mdata.util import atomic_io
 
@@ -43,7 +43,10 @@ def report(
     *,
     full: bool = False,
     allow_outside: bool = False,
-    **run: Any,
+    sequence_length: int | None = None,
+    samples: int | None = None,
+    tokens: int | None = None,
+    split: str = "100,0,0",
 ) -> Report:
     """Write the page of a blend, a corpus or a bare pair.
 
@@ -52,8 +55,8 @@ def report(
         output: the page; default beside it, NAME.report.html.
         full: count every token's id, not a sample of 67 million.
         allow_outside: as for `open_corpus`.
-        run: sequence_length, samples, tokens, split: the training, as for `preview_blend`. Without a length: one that
-            reads as much as the corpora have.
+        sequence_length, samples, tokens, split: the training, as for `preview_blend`. Without a length: one that reads
+            as much as the corpora have.
 
     Raises:
         UsageError: nothing at the path; a training run that the blend cannot provide; an output that does not end in
@@ -65,7 +68,8 @@ def report(
     target = Path(output) if output is not None else page_beside(Path(path))
     if target.suffix.lower() not in ENDINGS:
         raise UsageError(f"{target} does not end in .html", fix=f"-o {target}.html")
-    data = read_report(path, full=full, allow_outside=allow_outside, **run)
+    training = TrainingLength(sequence_length, samples, tokens, split)
+    data = read_report(path, full=full, allow_outside=allow_outside, training=training)
     page = render(data).encode()
     with os_errors_named(f"writing {target}"):
         atomic_io.atomic_write(target, page)

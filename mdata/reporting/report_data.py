@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from mdata.blend.blend import OpenBlend
 from mdata.blend.open_blend import open_blend
@@ -82,14 +82,29 @@ class ReportData:
         return self.parts[min(once)[1]].row if once else None
 
 
-def read_report(path: str | Path, *, full: bool = False, allow_outside: bool = False, **run: Any) -> ReportData:
+class TrainingLength(NamedTuple):
+    """The training that a report is about, as for `preview_blend`; without samples and tokens: as long as the data."""
+
+    sequence_length: int | None = None
+    samples: int | None = None
+    tokens: int | None = None
+    split: str = "100,0,0"
+
+
+def read_report(
+    path: str | Path,
+    *,
+    full: bool = False,
+    allow_outside: bool = False,
+    training: TrainingLength = TrainingLength(),  # noqa: B008 - a tuple
+) -> ReportData:
     """Collect all data of a report.
 
     Args:
         path: a manifest of a blend or corpus, or a bare prefix.
         full: count all ids, not a sample of them.
         allow_outside: as for `open_corpus`.
-        run: sequence_length, samples, tokens, split: as for `preview_blend`.
+        training: its length and split.
 
     Raises:
         UsageError: nothing at the path; or the blend cannot provide the requested training.
@@ -115,8 +130,8 @@ def read_report(path: str | Path, *, full: bool = False, allow_outside: bool = F
         problem = "it has no tokens, so nothing can be trained on it"
     else:
         corpora, caps = blend.corpora, [part.cap for part in blend.manifest.components]
-        if kind == "blend" or run.get("tokens") is not None or run.get("samples") is not None:
-            preview, problem, assumed = _preview(blend, run)
+        if kind == "blend" or training.tokens is not None or training.samples is not None:
+            preview, problem, assumed = _preview(blend, training)
         rows = list(preview.rows) if preview else _plain_rows(blend)
     return ReportData(
         title=title,
@@ -132,18 +147,19 @@ def read_report(path: str | Path, *, full: bool = False, allow_outside: bool = F
     )
 
 
-def _preview(blend: OpenBlend, run: dict[str, Any]) -> tuple[BlendPreview | None, str | None, bool]:
+def _preview(blend: OpenBlend, training: TrainingLength) -> tuple[BlendPreview | None, str | None, bool]:
     """(preview, why there is none, whether its length is assumed)."""
     try:
-        preview = preview_blend(blend, **run)
+        preview = preview_blend(blend, **training._asdict())
         if preview.num_samples is not None:
             return preview, None, False
         length = preview.sequence_length or 1
         read = [row for row in preview.rows if row.phases and row.phases[-1]]
         sizes = [row.tokens if row.samples_per_epoch is None else row.samples_per_epoch for row in read]
-        return preview_blend(blend, **{**run, "tokens": (preview.starts[-1] + sum(sizes)) * length}), None, True
+        tokens = (preview.starts[-1] + sum(sizes)) * length
+        return preview_blend(blend, **training._replace(tokens=tokens)._asdict()), None, True
     except UsageError as error:
-        if any(run.get(name) is not None for name in ("sequence_length", "samples", "tokens")):
+        if training[:3] != (None, None, None):
             raise
         return None, str(error), False
 

@@ -79,9 +79,10 @@ def _groups(file: SourceFile, opened: pq.ParquetFile) -> range:
 
 
 @contextmanager
-def _reader(file: SourceFile, **options: Any) -> Iterator[pq.ParquetFile]:
+def _reader(file: SourceFile, *, read_dictionary: list[str] | None = None) -> Iterator[pq.ParquetFile]:
     """The open file. An error at closing does not matter: the data that was read is right."""
-    opened = pq.ParquetFile(parquet_source(file), pre_buffer=False, buffer_size=_BUFFER_BYTES, **options)
+    source = parquet_source(file)
+    opened = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES, read_dictionary=read_dictionary)
     try:
         yield opened
     finally:
