@@ -74,7 +74,7 @@ def open_dataset(
 ) -> Dataset:
     """Open a blend manifest, a corpus manifest, a bare prefix, or Megatron's "0.7 a 0.3 b".
 
-    `open_dataset("a.json", sequence_length=4096, kind=Packed(longer="drop"))`; docs/howto/samples.md describes the options.
+    `open_dataset("a.json", sequence_length=4096, kind=Packed(longer="drop"))`; docs/howto/samples.md has the options.
 
     Args:
         path: one of these.

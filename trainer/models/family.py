@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.config.sections import RunConfig
 from trainer.kernels.scores import ScoreShape
 from trainer.models import gpt_check, gpt_cost, gpt_memory, gpt_params, gpt_shape
 from trainer.parallel.params import ParamSpec, Place
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.parallel.collectives import Group
 
 
 class ModelShape(Protocol):
@@ -29,6 +34,23 @@ class ModelShape(Protocol):
     ffn_hidden_size: int
     vocab_size: int
     padded_vocab_size: int
+
+
+class BuildStage(Protocol):
+    """Builds a stage with uninitialized weights; see `build_gpt`."""
+
+    def __call__(
+        self,
+        shape: Any,
+        place: Place,
+        /,
+        *,
+        groups: Mapping[str, Group],
+        dtype: torch.dtype,
+        device: torch.device,
+        config: RunConfig | None = None,
+        allocate: bool = True,
+    ) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +67,7 @@ class Family:
         activation_bytes: (shape, place, tokens, element, recompute, float8) -> peak bytes of a microbatch.
         stage_cost: (shape, place, **microbatch) -> the cost of its forward and backward pass on a rank.
         block_scores: (shape, number of a block) -> how its attention changes scores.
-        build: (shape, place, **how) -> a stage with uninitialized weights.
+        build: a stage with uninitialized weights.
     """
 
     shape: Callable[[RunConfig, int], Any]
@@ -57,7 +79,7 @@ class Family:
     activation_bytes: Callable[..., int]
     stage_cost: Callable[..., gpt_cost.StageCost]
     block_scores: Callable[[Any, int], ScoreShape]
-    build: Callable[..., Any]
+    build: BuildStage
 
 
 def family_of(config: RunConfig) -> Family:
@@ -65,10 +87,19 @@ def family_of(config: RunConfig) -> Family:
     return FAMILIES[config.model.family]
 
 
-def _build_gpt(*arguments: Any, **options: Any) -> Any:
+def _build_gpt(
+    shape: Any,
+    place: Place,
+    *,
+    groups: Mapping[str, Group],
+    dtype: torch.dtype,
+    device: torch.device,
+    config: RunConfig | None = None,
+    allocate: bool = True,
+) -> Any:
     from trainer.models.gpt import build_gpt  # torch is imported when a model is built, not when a run is planned
 
-    return build_gpt(*arguments, **options)
+    return build_gpt(shape, place, groups=groups, dtype=dtype, device=device, config=config, allocate=allocate)
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(

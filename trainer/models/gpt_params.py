@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from trainer.models.gpt_shape import GPTShape
 from trainer.parallel.params import ParamSpec, Piece, Place, num_elements, vocabulary_range
@@ -126,8 +125,16 @@ class _Table:
                 )
                 row += part
             matrix = bool(rest)
-            rules = {"std": spread, "decay": matrix, "matrix": matrix, "copies": shared, "partial": shared}
-            self._add(f"{name}{kind}", (row, *rest), pieces, **rules)
+            self._add(
+                f"{name}{kind}",
+                (row, *rest),
+                pieces,
+                std=spread,
+                decay=matrix,
+                matrix=matrix,
+                copies=shared,
+                partial=shared,
+            )
 
     def rows(self, name: str, rows: int, inputs: int, *, std: float, bias: bool) -> None:
         """Inputs divided over tp: the logical [rows, inputs] by columns; the bias is added once, after the sum."""
@@ -149,8 +156,8 @@ class _Table:
         rows, width = shape.padded_vocab_size, shape.hidden_size
         first, stop = vocabulary_range(shape.vocab_size, rows, tp_size=self.tp_size, tp_rank=self.tp_rank)
         piece = Piece(name=name, shape=(shape.vocab_size, width), start=(first, 0), size=(stop - first, width))
-        rules = {"std": std, "decay": True, "vocabulary": True, "copies": ends, "partial": ends, "again": again}
-        self._add(name, (rows // self.tp_size, width), [piece], **rules)
+        local = (rows // self.tp_size, width)
+        self._add(name, local, [piece], std=std, decay=True, vocabulary=True, again=again, copies=ends, partial=ends)
 
     def norm(
         self, name: str, shape: GPTShape, *, width: int | None = None, partial: tuple[str, ...] | None = None
@@ -172,9 +179,37 @@ class _Table:
     ) -> None:
         """Held by every rank of tp; gradients are partial sums if a rank sees part of the tokens, or if `partial`."""
         piece = Piece(name=name, shape=size, start=tuple(0 for _ in size), size=size)
-        rules = {"copies": ("tp",), "partial": self.partial if partial is None else partial}
-        self._add(name, size, [piece], std=std, fill=fill, decay=decay, **rules)
+        partial = self.partial if partial is None else partial
+        self._add(name, size, [piece], std=std, fill=fill, decay=decay, copies=("tp",), partial=partial)
 
-    def _add(self, name: str, local: tuple[int, ...], pieces: Sequence[Piece], **rules: Any) -> None:
-        spec = ParamSpec(name=name, shape=local, pieces=tuple(pieces), block=self.block, **rules)
-        self.specs.append(spec)
+    def _add(
+        self,
+        name: str,
+        local: tuple[int, ...],
+        pieces: Sequence[Piece],
+        *,
+        std: float,
+        decay: bool,
+        fill: float = 0.0,
+        matrix: bool = False,
+        vocabulary: bool = False,
+        again: int | None = None,
+        copies: tuple[str, ...] = (),
+        partial: tuple[str, ...] = (),
+    ) -> None:
+        self.specs.append(
+            ParamSpec(
+                name=name,
+                shape=local,
+                pieces=tuple(pieces),
+                std=std,
+                fill=fill,
+                decay=decay,
+                matrix=matrix,
+                vocabulary=vocabulary,
+                block=self.block,
+                again=again,
+                copies=copies,
+                partial=partial,
+            )
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -90,12 +90,19 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
 def problems_of_sets(config: RunConfig) -> list[MdataError]:
     """Errors of opening the training data, and each set that is given by its path, separately."""
     data, errors = config.data, list[MdataError]()
-    how: dict[str, Any] = {"allow_outside": data.allow_outside, "cache": (data.cache, data.cache_size)}
+    cache = data.cache, data.cache_size
     evaluated = (*data.valid, *data.test) if config.train.evaluate else ()
     for path in dict.fromkeys((data.blend, *evaluated)):
         try:
             if path != MOCK:
-                mdata.open_blend(path, checked=False, tokenizer_unknown="ok", evaluation=path != data.blend, **how)
+                mdata.open_blend(
+                    path,
+                    checked=False,
+                    tokenizer_unknown="ok",
+                    allow_outside=data.allow_outside,
+                    evaluation=path != data.blend,
+                    cache=cache,
+                )
         except (UsageError, DamageError) as error:
             errors.append(error)
     return errors

@@ -90,8 +90,10 @@ class Engine:
             bucket_size=config.optimizer.bucket_size or 0,
         )
         dtype = DTYPES[config.precision.dtype]
-        how = {"groups": world.groups, "dtype": dtype, "device": world.device, "config": config}
-        stages = [family.build(plan.shape, place, **how, allocate=False) for place in places]
+        build = functools.partial(
+            family.build, groups=world.groups, dtype=dtype, device=world.device, config=config, allocate=False
+        )
+        stages = [build(plan.shape, place) for place in places]
         self.model = joined(stages)
         numbered = {place.stage: stage for place, stage in zip(places, stages, strict=True)}
         self._training = functools.lru_cache(maxsize=8)(plan.pipeline.lowered)
