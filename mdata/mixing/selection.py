@@ -43,6 +43,8 @@ def from_start(index: int, num_samples: int | None) -> int:
     Raises:
         IndexError: a negative index that has no sample. TypeError: not an integer.
     """
+    if isinstance(index, int) and index >= 0:
+        return index
     if not isinstance(index, Integral):
         raise TypeError(f"sample numbers are integers, not {index!r}")
     if index >= 0:
