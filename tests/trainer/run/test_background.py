@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import mdata
+from tests.helpers.examples import SOAK
 from tests.helpers.notes import Notes
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_config, make_mix
@@ -298,7 +299,7 @@ def test_a_run_that_has_ended_removes_what_a_kill_after_its_last_step_left(confi
     assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step-6"]
 
 
-KILLS = 50 * int(os.environ.get("MDATA_SOAK", "1"))  # 1,000 in `make soak`
+KILLS = 50 * SOAK if SOAK > 1 else 15  # 1,000 in `make soak`
 
 
 @pytest.mark.slow
