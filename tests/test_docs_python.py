@@ -70,11 +70,11 @@ def test_the_python_of_docs_and_examples_has_the_right_types(tmp_path):
 def world(tmp_path_factory):
     """A folder with all that the pages name, small."""
     folder = tmp_path_factory.mktemp("world")
-    names = ("web", "books", "prose")
+    names = ("web", "books", "prose", "code")
     texts = {name: write_jsonl(folder / f"{name}.jsonl", seed, documents=250) for seed, name in enumerate(names)}
     made = make_corpora(folder, texts)
-    parts = [{"path": str(made[name]), "weight": weight} for name, weight in (("web", 7), ("books", 3))]
-    mdata.make_blend({"component": parts, "test": {"prose": str(made["prose"])}}, folder / "mix.json")
+    parts = [{"path": str(made[name]), "weight": weight} for name, weight in (("code", 7), ("prose", 3))]
+    mdata.make_blend({"component": parts, "test": {"books": str(made["books"])}}, folder / "mix.json")
     (folder / "corpora").mkdir()
     (folder / "web").mkdir()
     for path in folder.glob("web_text_document*"):
@@ -82,17 +82,6 @@ def world(tmp_path_factory):
     (folder / "web" / "tokenizer").symlink_to(folder / "tokenizer")
     sentences = preprocessed(folder, "BertWordPieceCase").path
     (folder / "books_text_sentence.json").write_bytes(sentences.read_bytes())
-    marks = mdata.TrainOptions(special_tokens=("<fim_prefix>", "<fim_middle>", "<fim_suffix>"))
-    mdata.train_tokenizer([texts["web"]], folder / "marked", vocab_size=300, options=marks)
-    code = mdata.PreprocessOptions(
-        input=texts["web"],
-        output_prefix=str(folder / "code"),
-        tokenizer_type="HuggingFaceTokenizer",
-        tokenizer_model=str(folder / "marked"),
-        append_eod=True,
-        workers=1,
-    )
-    mdata.preprocess(code)
     make_corpus(folder, "talk", [[("user", "a question"), ("assistant", "an answer")]] * 60)
     first = RUN.format(folder="runs/first", blend="mix.json", steps=50)
     (folder / "first.toml").write_text(first)
