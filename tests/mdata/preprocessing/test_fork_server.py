@@ -196,7 +196,7 @@ def test_the_buffer_that_came_back_last_is_used_first():
 
 @pytest.mark.parametrize(("workers", "ahead"), [(1, 2), (3, 3)])
 def test_as_many_results_wait_for_the_writer_as_there_are_workers(tmp_path, monkeypatch, workers, ahead):
-    loop = import_module("mdata.preprocessing.write_loop")
+    loop = import_module("mdata.preprocessing.run")
     seen = []
     real = loop.BackgroundWorker
     monkeypatch.setattr(
