@@ -2,7 +2,8 @@
 
 The samples of a step follow from its number, so a few steps are taken from the sampler early and passed on later, in
 the same order. How many depends on the blocks that they read: these have to fit in the cache beside those of other
-processes. If a fetch fails, the error is raised when the step is read.
+processes. If a fetch fails, the error is raised when the step is read. Imported only for such corpora: it brings object
+storage.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 It is spawned, so it inherits no thread and no lock, and it has one thread when it forks: that makes forking safe here,
 unlike in the caller's process. Workers share the memory of what it imported and built, until one of them changes it.
 Afterwards it waits: it returns the exit code of a worker on request, and kills all workers when its pipe ends, that is,
-when its owner ends. Ctrl-C is blocked in all of them.
+when its owner ends. Ctrl-C is blocked in all of them. It is a module of its own because that process imports it: the
+pool stays out of it.
 """
 
 from __future__ import annotations

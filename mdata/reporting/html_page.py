@@ -2,7 +2,8 @@
 
 Every part has a drawing and a table with its numbers; long tables scroll, and are cut off after 1,000 components with a
 note. What is unusual: names and texts come from users and from corpora, so all of them go through `escape`, and the
-texts of ids are inside <bdi>, because a token may be half of a right-to-left line.
+texts of ids are inside <bdi>, because a token may be half of a right-to-left line. Imported only when a page is
+written: the numbers as JSON need none of it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An address that ends in a slash is a folder; so is one that names no object but has objects below it. A pattern is an
 address with *, ? or [: `*` stops at a slash and `**` does not. Hidden names and results of mdata are skipped as in
-folders on a disk.
+folders on a disk. Imported only for addresses: it brings object storage.
 """
 
 from __future__ import annotations

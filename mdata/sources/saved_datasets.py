@@ -3,7 +3,8 @@
 A saved dataset is a folder with `state.json`, which lists the data files in order, and `dataset_info.json`; a saved
 `DatasetDict` is a folder with `dataset_dict.json` and a saved dataset for each split. Files that later calls left there
 (`cache-*.arrow`) are not part of it. Splits are never read together, because one of them is usually for testing. Not
-here: loading by name, indices beside the data (`save_to_disk` has written none since version 2.0).
+here: loading by name, indices beside the data (`save_to_disk` has written none since version 2.0). A module of its own,
+as every format has.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Text is read in small chunks; each has a priority f(seed, file, chunk), and thos
 requested size are the sample. So the choice is spread over the whole input and is always the same, also for compressed
 and plain files. Only the chosen chunks of plain files are read; compressed ones, parquet and standard input are read
 through once, and chosen chunks are held in memory. Unusual: the size counts decompressed bytes of the input, not of the
-texts in it. Not done: weighting files or documents.
+texts in it. Not done: weighting files or documents. It knows nothing of tokenizers.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A library may be built for another version of PyTorch, of CUDA or of itself, and then compute wrong numbers without an
 error. A result passes if ||found - plain|| <= tolerance ||plain||, with the plain one computed in fp32. Kernels from
 torch.compile are not tested here: they are compiled for the shapes of their first call, and small shapes would make
-them slower for those of the run.
+them slower for those of the run. table.py, which makes the choice, is read without it.
 """
 
 from __future__ import annotations

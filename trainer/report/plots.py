@@ -1,7 +1,7 @@
 """The drawings of a run's report: plain numbers in, HTML out, drawn by mdata/reporting/svg.py.
 
 Each function returns a drawing with its legend. A curve with many points is drawn through the means of neighbouring
-points.
+points. It changes with the drawings of svg.py, the page with its text.
 """
 
 from __future__ import annotations
