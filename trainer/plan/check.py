@@ -17,7 +17,15 @@ from contextlib import suppress
 from mdata import MegatronOrder, UsageError
 from mdata.dataset.mock_data import MOCK
 from trainer.config.parse import value_problems
-from trainer.config.sections import MeshSection, OptimizerSection, PrecisionSection, RecomputeSection, RunConfig
+from trainer.config.sections import (
+    CheckpointSection,
+    DataSection,
+    MeshSection,
+    OptimizerSection,
+    PrecisionSection,
+    RecomputeSection,
+    RunConfig,
+)
 from trainer.models.arithmetic import common_divisors, listed, round_up
 from trainer.models.family import family_of
 from trainer.pipeline.generators import default_chunks, impossible
@@ -77,18 +85,21 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
     if not config.run.folder.strip():
         problems.append("run.folder is empty; set it to a folder for the run, such as runs/first")
     problems += [*layout_problems(config, world_size), *(of_model := list(family_of(config).problems(config)))]
-    problems += _recompute_problems(config)
-    problems += [*schedule_problems(config), *optimizer_problems(config), *precision_problems(config)]
-    problems += [*_first_state_problems(config), *_keep_best_problems(config, facts)]
+    problems += _recompute_problems(config.recompute, config.model.num_layers)
+    problems += [
+        *schedule_problems(config),
+        *optimizer_problems(config.optimizer, config.precision),
+        *precision_problems(config),
+    ]
+    problems += [*_first_state_problems(config.checkpoint), *_keep_best_problems(config, facts)]
     problems += [] if of_model else kernel_problems(config, world_size)  # these build the model's shape
     if config.data.blend == MOCK:
         return problems + list(_mock_problems(config))
-    problems += _order_problems(config)
+    problems += _order_problems(config.data)
     return problems + list(_data_problems(config, facts) if facts else ())
 
 
-def _first_state_problems(config: RunConfig) -> Iterator[str]:
-    settings = config.checkpoint
+def _first_state_problems(settings: CheckpointSection) -> Iterator[str]:
     keys = [key for key in ("init_optimizer", "init_schedule", "init_data") if getattr(settings, key)]
     if keys and not settings.init_from:
         named = " and ".join(f"checkpoint.{key}" for key in keys)
@@ -124,7 +135,7 @@ def _mesh_problems(config: RunConfig, world_size: int) -> Iterator[str]:
             yield f"{setting}={size} is not a multiple of mesh.tp={tp}; {remedy}"
     if kv_heads % tp and tp % kv_heads and config.model.num_kv_heads:
         yield f"model.num_kv_heads={kv_heads} is neither a multiple nor a divisor of mesh.tp={tp}; {remedy}"
-    yield from _context_problems(config)
+    yield from _context_problems(config.mesh, config.train.sequence_length)
     sizes = {"tp": tp, "cp": cp, "pp": config.mesh.pp}
     model = math.prod(sizes.values())
     if world_size % model:
@@ -144,9 +155,9 @@ def _mesh_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     yield from _ramp_problems(config, part)
 
 
-def _context_problems(config: RunConfig) -> Iterator[str]:
-    cp, length = config.mesh.cp, config.train.sequence_length
-    tp = config.mesh.tp if config.mesh.sequence_parallel else 1
+def _context_problems(mesh: MeshSection, sequence_length: int) -> Iterator[str]:
+    cp, length = mesh.cp, sequence_length
+    tp = mesh.tp if mesh.sequence_parallel else 1
     part = math.lcm(2 * cp, tp * cp)
     if cp > 1 and length % part:
         of_tp = f", and a rank's tokens are split over mesh.tp={tp}" if tp > 1 else ""
@@ -171,8 +182,7 @@ def _ramp_problems(config: RunConfig, part: int) -> Iterator[str]:
         )
 
 
-def _recompute_problems(config: RunConfig) -> Iterator[str]:
-    recompute, num_layers = config.recompute, config.model.num_layers
+def _recompute_problems(recompute: RecomputeSection, num_layers: int) -> Iterator[str]:
     if recompute.mode == "full":
         if recompute.layers > num_layers:
             yield (
@@ -189,8 +199,7 @@ def _recompute_problems(config: RunConfig) -> Iterator[str]:
             )
 
 
-def _order_problems(config: RunConfig) -> Iterator[str]:
-    data = config.data
+def _order_problems(data: DataSection) -> Iterator[str]:
     if data.order == "megatron" and data.kind != "gpt":
         yield f'data.kind="{data.kind}" needs data.order="native"; set that, or choose data.kind="gpt"'
     if data.shuffle_block and (data.order == "megatron" or data.kind != "gpt"):
@@ -473,9 +482,8 @@ def _schedule_problems(config: RunConfig, chunks: int, part: int) -> Iterator[st
         return
 
 
-def optimizer_problems(config: RunConfig) -> Iterator[str]:
+def optimizer_problems(optimizer: OptimizerSection, precision: PrecisionSection) -> Iterator[str]:
     """Every problem of the update rule's settings."""
-    optimizer, precision = config.optimizer, config.precision
     if precision.gradients == "params" and precision.dtype not in ("bf16", "fp16"):
         yield (
             f'precision.gradients="params" changes nothing with precision.dtype="{precision.dtype}"; '
@@ -581,7 +589,7 @@ def kernel_problems(config: RunConfig, world_size: int) -> Iterator[str]:
             'set kernels.optimizer="auto"'
         )
     if kernels.tensor_parallel != "auto":
-        yield from _symmetric_problems(config)
+        yield from _symmetric_problems(config.mesh, config.precision)
     if kernels.attention == "auto":
         return
     if config.mesh.cp > 1:
@@ -599,14 +607,14 @@ def kernel_problems(config: RunConfig, world_size: int) -> Iterator[str]:
         )
 
 
-def _symmetric_problems(config: RunConfig) -> Iterator[str]:
-    if config.mesh.tp == 1 or not config.mesh.sequence_parallel:
+def _symmetric_problems(mesh: MeshSection, precision: PrecisionSection) -> Iterator[str]:
+    if mesh.tp == 1 or not mesh.sequence_parallel:
         yield (
             'kernels.tensor_parallel="symmetric_memory" has no effect without sequence parallelism; '
             'set mesh.sequence_parallel=true with mesh.tp of at least 2, or kernels.tensor_parallel="auto"'
         )
-    if config.precision.fp8 != "none":
+    if precision.fp8 != "none":
         yield (
-            f'kernels.tensor_parallel="symmetric_memory" does not support precision.fp8="{config.precision.fp8}"; '
+            f'kernels.tensor_parallel="symmetric_memory" does not support precision.fp8="{precision.fp8}"; '
             'set kernels.tensor_parallel="auto"'
         )

@@ -11,7 +11,7 @@ import dataclasses
 import importlib.util
 from typing import Literal
 
-from trainer.config.sections import KernelsSection, RunConfig
+from trainer.config.sections import KernelsSection, MeshSection, PrecisionSection, RunConfig
 from trainer.kernels.scores import WIDEST_CUDNN_HEAD, ScoreShape
 from trainer.models.family import family_of
 from trainer.plan.check import why_not_recorded
@@ -86,7 +86,10 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
             for choice, blocks in zip(attention, forms.values(), strict=True)
         ]
     attention = [_named_attention(choice, config.kernels, device) for choice in attention]
-    linear = (*linear_choices(config, device), *tensor_parallel_choices(config, plan, device=device))
+    linear = (
+        *linear_choices(config.precision, config.kernels, device),
+        *tensor_parallel_choices(config.mesh, config.kernels, plan=plan, device=device),
+    )
     pointwise = pointwise_choices(config.kernels, device, dtype=dtype)
     return (*attention, *linear, *pointwise, launch_choice(config, plan, device=device))
 
@@ -107,9 +110,9 @@ def _named_attention(choice: Choice, kernels: KernelsSection, device: Device) ->
     return dataclasses.replace(named, others=((choice.kernel, "another one is named"), *choice.others))
 
 
-def linear_choices(config: RunConfig, device: Device) -> tuple[Choice, ...]:
+def linear_choices(precision: PrecisionSection, kernels: KernelsSection, device: Device) -> tuple[Choice, ...]:
     """The kernels for products of linear layers, and for adding a weight's gradient to its sum."""
-    precision, kernels, not_gpu = config.precision, config.kernels, device == "cpu"
+    not_gpu = device == "cpu"
     products = Choice(LINEAR, PRODUCT, f"in {precision.dtype}", ((TRANSFORMER_ENGINE, 'precision.fp8="none"'),))
     if precision.fp8 != "none":
         kernel = f"{PLAIN}, FP8 emulated" if not_gpu else f"{TRANSFORMER_ENGINE} in FP8"
@@ -123,17 +126,19 @@ def linear_choices(config: RunConfig, device: Device) -> tuple[Choice, ...]:
     return products, Choice(WEIGHT_GRADIENT, PRODUCT, "it adds to fp32 by itself on a GPU", others)
 
 
-def tensor_parallel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Choice, ...]:
+def tensor_parallel_choices(
+    mesh: MeshSection, kernels: KernelsSection, *, plan: Plan, device: Device
+) -> tuple[Choice, ...]:
     """What moves tokens between tensor-parallel ranks."""
     if plan.tp == 1:
         return ()
     library, symmetric = "NCCL" if device == "gpu" else "gloo", "symmetric memory"
-    if (name := config.kernels.tensor_parallel) != "auto":
+    if (name := kernels.tensor_parallel) != "auto":
         reason = f'kernels.tensor_parallel="{name}"'
         reason += "; refused on a CPU" if device == "cpu" else "; compared with collectives when a run starts"
         return (Choice(TENSOR_PARALLEL, symmetric, reason, ((library, "another one is named"),)),)
     why = "used on GPUs only"
-    if device == "gpu" and config.mesh.sequence_parallel:
+    if device == "gpu" and mesh.sequence_parallel:
         why = "not measured yet; kernels.tensor_parallel can name it"
     elif device == "gpu":
         why = "used with mesh.sequence_parallel only"

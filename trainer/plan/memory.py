@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
-from trainer.config.sections import RecomputeSection, RunConfig
+from trainer.config.sections import PrecisionSection, RecomputeSection, RunConfig
 from trainer.errors import FEWER_TOKENS, OutOfMemoryError, out_of_memory_error, out_of_memory_in, size_text
 from trainer.kernels.updates import state_names
 from trainer.models.arithmetic import common_divisors
@@ -115,7 +115,7 @@ def tables(config: RunConfig, plan: Plan) -> tuple[tuple[ParamSpec, ...], ...]:
 
 def kept_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> int:
     """Bytes of the buffers and the optimizer state that a rank with these parameters holds from step to step."""
-    weight, gradient = element_bytes(config)
+    weight, gradient = element_bytes(config.precision)
     main, total = max(weight, 4), 0
     same_tensor = weight == main  # parameters that are not rounded are the main weights
     sharding, data = config.optimizer.sharding, plan.cp * plan.dp
@@ -134,7 +134,7 @@ def working_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) 
     A rank without others along data keeps whole buffers, whatever optimizer.sharding says.
     """
     buckets = in_use_bytes(config, table) if plan.cp * plan.dp > 1 else 0
-    return buckets + float8_bytes(config, plan, table=table) + symmetric_bytes(config, plan)
+    return buckets + float8_bytes(config.precision, plan, table=table) + symmetric_bytes(config, plan)
 
 
 def in_use_bytes(config: RunConfig, table: Sequence[ParamSpec]) -> int:
@@ -147,24 +147,24 @@ def in_use_bytes(config: RunConfig, table: Sequence[ParamSpec]) -> int:
         return 0
     sizes = [sum(spec.numel for spec in group) for group in cut_buckets(table, bucket_size=optimizer.bucket_size or 0)]
     two = max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)))
-    weight, gradient = element_bytes(config)
+    weight, gradient = element_bytes(config.precision)
     split = config.mesh.schedule.startswith("zb") and config.mesh.pp > 1
     parameters = weight * (two if optimizer.overlap_param_gather else max(sizes)) * (optimizer.sharding == "parameters")
     gradients = gradient * (sum(sizes) if split else two if optimizer.overlap_grad_reduce else max(sizes))
     return parameters + gradients
 
 
-def element_bytes(config: RunConfig) -> tuple[int, int]:
+def element_bytes(precision: PrecisionSection) -> tuple[int, int]:
     """Bytes of a weight, and of its gradient."""
-    weight = BYTES[config.precision.dtype]
-    return weight, weight if config.precision.gradients == "params" else max(weight, 4)
+    weight = BYTES[precision.dtype]
+    return weight, weight if precision.gradients == "params" else max(weight, 4)
 
 
-def float8_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> int:
+def float8_bytes(precision: PrecisionSection, plan: Plan, *, table: Sequence[ParamSpec]) -> int:
     """Bytes of the FP8 weights that a rank keeps during a step: each, and its transpose."""
     num_layers = plan.shape.num_layers
     matrices = sum(spec.numel for spec in table if spec.name.startswith("blocks.") and len(spec.shape) == 2)
-    return 2 * matrices * len(config.precision.float8_blocks(num_layers)) // num_layers
+    return 2 * matrices * len(precision.float8_blocks(num_layers)) // num_layers
 
 
 def symmetric_bytes(config: RunConfig, plan: Plan) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from trainer.config.sections import RunConfig
+from trainer.config.sections import MeshSection, RunConfig
 from trainer.models.family import family_of
 from trainer.parallel.buckets import cut_buckets
 from trainer.parallel.params import Place
@@ -98,14 +98,14 @@ def busy_time(config: RunConfig, plan: Plan, *, device: Device, gpus_per_node: i
 
 def _of_ranks(config: RunConfig, plan: Plan, rates: _Rates) -> list[list[StepTime]]:
     """One microbatch through each stage of each pipeline rank."""
-    like = _place(config, plan)
+    like = _place(config.mesh, plan)
     return [
         [_microbatch(config, plan, place, rates) for place in plan.pipeline.places(r, like)] for r in range(plan.pp)
     ]
 
 
-def _place(config: RunConfig, plan: Plan) -> Place:
-    return Place(tp_size=plan.tp, sequence_parallel=config.mesh.sequence_parallel)
+def _place(mesh: MeshSection, plan: Plan) -> Place:
+    return Place(tp_size=plan.tp, sequence_parallel=mesh.sequence_parallel)
 
 
 def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> StepTime:
@@ -150,7 +150,7 @@ def exposed_data_parallel(config: RunConfig, plan: Plan, *, rate: float, compute
         rate: bytes per second. computed: seconds of all forward and backward passes of a step.
     """
     optimizer, data, times = config.optimizer, plan.cp * plan.dp, plan.num_microbatches
-    weight, gradient = element_bytes(config)
+    weight, gradient = element_bytes(config.precision)
     sharded = optimizer.sharding in ("gradients", "parameters")
     sums = gradient * (times if sharded else 2 if optimizer.sharding == "none" else 1)
     gathers = weight * {"none": 0, "parameters": 2 * times}.get(optimizer.sharding, 1)
@@ -178,7 +178,7 @@ def _bubble(config: RunConfig, plan: Plan, ranks: list[list[StepTime]], rates: _
     """
     layout, stages = plan.pipeline, {}
     for rank, of_rank in enumerate(ranks):
-        for place, time in zip(layout.places(rank, _place(config, plan)), of_rank, strict=True):
+        for place, time in zip(layout.places(rank, _place(config.mesh, plan)), of_rank, strict=True):
             stages[place.stage] = time.total
     again = 1 if config.recompute.mode == "full" else 0
     third = tuple(stages[s] / (3 + again) for s in range(len(stages)))
