@@ -221,7 +221,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not a TOML file", found=str(error), fix="correct that line") from error
 
 
-# get_type_hints compiles every annotation at each call: half of the time to read a configuration.
+# get_type_hints compiles every annotation at each call.
 @functools.cache
 def _section_types() -> Mapping[str, type]:
     return types.MappingProxyType(get_type_hints(RunConfig))
