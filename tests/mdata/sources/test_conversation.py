@@ -167,7 +167,7 @@ def test_metadata_and_what_is_done_anyway_are_ignored(name, value):
 
 
 def test_the_page_lists_the_words_of_metadata():
-    page = (Path(__file__).parents[3] / "docs" / "preprocess.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "howto" / "chat.md").read_text(encoding="utf-8")
     (sentence,) = re.findall(r"The last words of metadata: (.*?);", page, re.DOTALL)
     assert re.findall("`(.*?)`", sentence) == sorted(METADATA_WORDS)
 
