@@ -69,7 +69,7 @@ def test_nothing_is_imported_before(program):
     """What the interpreter has not loaded by itself, other than our three small modules."""
     code = f"import os, sys; before = set(sys.modules); import cli.{program}; print(sorted(set(sys.modules) - before))"
     # -S: without what an editable installation imports to find us.
-    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert set(ast.literal_eval(done.stdout)) <= {"__future__", "cli", "cli.start", f"cli.{program}"}
 
 
@@ -205,11 +205,12 @@ def test_a_foreign_package_of_our_name_is_told(program, files, words, tmp_path):
     (tmp_path / "cli").symlink_to(root / "cli")
     if name == "trainer":
         (tmp_path / "mdata").symlink_to(root / "mdata")
-    run = f"import sys; sys.path[1:] = [p for p in sys.path[1:] if not p.startswith({str(root)!r}) or '.venv' in p]\n"
-    code = f"{run}from cli.{program} import main\nsys.exit(main({words!r}))"
+    # Without site (-S) there is no hook that finds an editable installation before everything on the path.
+    others = [entry for entry in sys.path if entry and Path(entry).resolve() != root]
+    code = f"import sys; sys.path[1:] = {others!r}\nfrom cli.{program} import main\nsys.exit(main({words!r}))"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2, done.stderr
     lines = done.stderr.splitlines()

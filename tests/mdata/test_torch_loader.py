@@ -41,12 +41,12 @@ def test_workers_change_nothing(folder, name, context, workers):
     assert len(alone) == STEPS
     numbers = list(Resumed())[:BATCH]
     rows = dataset.read(numbers)
-    if isinstance(rows, Rows):
+    if "tokens" in alone[0]:
         assert alone[0]["tokens"] == rows.tokens.tolist()
         assert alone[0]["labels"] == rows.labels.tolist()
         assert alone[0]["position_ids"] == rows.position_ids.tolist()
     else:
-        assert alone[0] == {field: array.tolist() for field, array in rows.items()}
+        assert alone[0] == {field: rows[field].tolist() for field in alone[0]}
     assert batches(loader_of(dataset, workers=workers, multiprocessing_context=context)) == alone
 
 

@@ -188,10 +188,10 @@ def test_a_pair_without_a_manifest_is_another_corpus_where_its_documents_differ(
     assert other_ids
 
 
-def test_both_pages_say_the_same_words():
-    damage, samples = ((ROOT / f"docs/{name}.md").read_text() for name in ("damage", "samples"))
+def test_the_page_on_samples_leads_to_what_readers_find():
+    damage, samples = ((ROOT / f"docs/{name}.md").read_text() for name in ("reference/damage", "howto/samples"))
     words = damage.split("## What readers find\n\n")[1].split("\n\n")[0]
-    assert words in samples and "never get a wrong sample" in words
+    assert "never get a wrong sample" in words and "(../reference/damage.md#what-readers-find)" in samples
 
 
 def test_another_process_compares_no_hash_of_files_that_are_as_they_were(tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ def without_libraries(monkeypatch):
 
 
 def test_every_key_of_the_section_decides_operations_and_none_is_decided_twice():
-    others = {"tensor_parallel", "cuda_graphs"}  # decided for layers, not for operations
+    others = {"tensor_parallel", "cuda_graphs", "overlap_passes"}  # decided for layers, not for operations
     assert list(GROUPS) == [field.name for field in dataclasses.fields(KernelsSection) if field.name not in others]
     decided = [operation for operations in GROUPS.values() for operation in operations]
     assert len(decided) == len(set(decided)) and set(decided) <= {f.name for f in dataclasses.fields(PLAIN)}

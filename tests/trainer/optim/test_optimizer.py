@@ -171,7 +171,7 @@ def _with_rates(context, config, pairs):
 def test_embedding_and_head_have_a_rate_of_their_own(kind, rule, ranks, mesh):
     """A rate of 0 keeps them as they are, and nothing else; the same rate changes nothing; in other layouts too."""
     config = small_config(kind, optimizer=OptimizerSection(lr=1e-2, name=rule))
-    pairs = [(0.0, (1e-2, None)), (1e-2, (1e-2, 1e-2)), (1e-2, (1e-2, 0.0)), (1e-2, (0.0, 0.0)), (1e-2, (1e-2, 2e-2))]
+    pairs = [(None, (1e-2, None)), (1e-2, (1e-2, 1e-2)), (1e-2, (1e-2, 0.0)), (1e-2, (0.0, 0.0)), (1e-2, (1e-2, 2e-2))]
     (results,) = run_ranks(_with_rates, 1, config, pairs)
     same, alike, still, first, faster = map(assemble, results)
     own = {"embedding.weight"} if kind == "gpt2" else {"embedding.weight", "head.weight"}

@@ -14,7 +14,7 @@ import torch
 from mdata import ResourceError, UsageError
 from tests.helpers.ranks import RankContext, run_ranks
 from trainer.parallel import world as worlds
-from trainer.parallel.collectives import Group, start_receive_, start_send
+from trainer.parallel.collectives import Channel, Group, start_receive_, start_send
 from trainer.parallel.mesh import Coordinates, Mesh
 from trainer.parallel.world import Placement, another_connection, find_placement, first_host, join_world, open_store
 
@@ -188,10 +188,10 @@ def late_body(context: RankContext, folder: Path) -> bool:
     there = folder / "there"
     make_axes = worlds._groups
 
-    def late(mesh: Mesh, rank: int) -> dict[str, Group]:
+    def late(mesh: Mesh, rank: int, channel: Channel | None) -> dict[str, Group]:
         time.sleep(0.5)
         there.touch()
-        return make_axes(mesh, rank)
+        return make_axes(mesh, rank, channel)
 
     with pytest.MonkeyPatch.context() as patch:
         if context.rank == 0:

@@ -148,7 +148,7 @@ def test_kernels_that_the_section_names_are_listed_apart():
 def test_every_key_of_the_section_is_described():
     described = {*kernel_choice.POINTWISE, "attention", "weight_gradient"}
     fields = {field.name for field in dataclasses.fields(KernelsSection)}
-    assert described | {"tensor_parallel", "cuda_graphs"} == fields and described == set(GROUPS)
+    assert described | {"tensor_parallel", "cuda_graphs", "overlap_passes"} == fields and described == set(GROUPS)
 
 
 def test_communication_of_tensor_parallelism_is_listed_where_there_is_some():

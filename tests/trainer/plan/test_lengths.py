@@ -82,7 +82,7 @@ def test_lengths_in_steps_among_lengths_in_samples(sizes: dict, steps: int, warm
 
 def test_the_decay_of_wsd_begins_with_one_of_the_last_steps_of_a_table() -> None:
     train = {"steps": 20, "batch_schedule": "0:2 1K:8"}
-    optimizer = {"schedule": "wsd", "warmup_steps": 0, "warmup_samples": 4, "wsd_decay_steps": 10}
+    optimizer = {"schedule": "wsd", "warmup_steps": None, "warmup_samples": 4, "wsd_decay_steps": 10}
     run = config(train=train, optimizer=optimizer)
     lengths = schedule_lengths(run)
     assert (lengths.decay, lengths.decay - lengths.wsd_decay) == (64, 20) and check(run, 2, facts=None) == []

@@ -102,7 +102,7 @@ class Lines(Notes):
             self.lines.append(f"step {totals['step']:.0f} of the progress")
 
 
-@pytest.mark.parametrize("interval", [0, 3])
+@pytest.mark.parametrize("interval", [None, 3])
 def test_a_checkpoint_is_told_before_the_lines_of_later_steps(config_of, tmp_path, held_back, monkeypatch, interval):
     """That of step 2, which is written while step 4 runs, or while step 3 is evaluated."""
     config = config_of(tmp_path / "run", interval=2)

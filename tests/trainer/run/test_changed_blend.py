@@ -65,7 +65,8 @@ def run(config: RunConfig):
 @pytest.fixture
 def reads(monkeypatch):
     """sample number -> its tokens and labels, of every batch that goes to the model in training."""
-    import trainer.run.train as module
+    import trainer.run.engine as module
+    from trainer.run.after_step import AfterStep
 
     seen: dict[int, list[int]] = {}
     real = module.to_device
@@ -77,7 +78,7 @@ def reads(monkeypatch):
         return real(batch, *arguments, **options)
 
     monkeypatch.setattr(module, "to_device", noted)
-    monkeypatch.setattr(module.AfterStep, "_evaluate", lambda self, step: {"valid": {"none": 0.0}})
+    monkeypatch.setattr(AfterStep, "_evaluate", lambda self, step: {"valid": {"none": 0.0}})
     return seen
 
 

@@ -33,7 +33,7 @@ def _join(context: Any, case: str, folder: str, method: str = "") -> list[str]:
         Path(folder, f"rank-{context.rank}").write_text(str(error))
         os._exit(5)
 
-    def stop(mesh: Mesh, rank: int) -> None:
+    def stop(mesh: Mesh, rank: int, channel: Any) -> None:
         time.sleep(5 * TICK_S)  # until a heartbeat from here was sent
         os.kill(os.getpid(), signal.SIGSTOP)
 

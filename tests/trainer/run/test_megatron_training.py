@@ -45,7 +45,7 @@ def their_config(folder: Path, *, loss_average: str, micro_batch: int, mesh: Mes
             num_layers=model["num_layers"],
             hidden_size=model["hidden_size"],
             num_heads=model["num_attention_heads"],
-            num_kv_heads=model.get("num_query_groups") or 0,
+            num_kv_heads=model.get("num_query_groups"),
             ffn_hidden_size=model["ffn_hidden_size"],
             vocab_size=model["vocab_size"],
             max_position=model["max_position_embeddings"],

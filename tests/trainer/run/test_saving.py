@@ -151,7 +151,7 @@ def quiet_handlers() -> Iterator[None]:
 def test_a_stopped_run_is_saved_and_goes_on_as_if_nothing_was(
     number: int, kind: type[BaseException], step: int, config: RunConfig, undisturbed, monkeypatch, quiet_handlers
 ) -> None:
-    assert config.checkpoint.interval == 0
+    assert config.checkpoint.interval is None
     with monkeypatch.context() as patch:
         after_forward(patch, step, lambda engine: os.kill(os.getpid(), number))
         with pytest.raises(kind):

@@ -14,6 +14,7 @@ import pytest
 
 import mdata
 import trainer.run.after_step
+import trainer.run.engine
 import trainer.run.train
 from cli.mdata import main
 from mdata import DamageError, UsageError
@@ -61,18 +62,18 @@ def config_of(made: Path, folder: Path, *, data: dict[str, object] | None = None
 
 def trained(context, config):
     """Train; the samples and tokens of every microbatch of this rank, in order."""
-    seen, real = [], trainer.run.train.to_device
+    seen, real = [], trainer.run.engine.to_device
 
     def noted(batch, *more, **options):
         seen.append((batch.samples.tolist(), batch.rows.text.tolist()))
         return real(batch, *more, **options)
 
-    trainer.run.train.to_device = noted
+    trainer.run.engine.to_device = noted
     evaluate, AfterStep._evaluate = AfterStep._evaluate, lambda self, step: {}
     try:
         trainer.run.train.train(config, context.join(Mesh(context.world, 1)))
     finally:
-        trainer.run.train.to_device, AfterStep._evaluate = real, evaluate
+        trainer.run.engine.to_device, AfterStep._evaluate = real, evaluate
     return seen
 
 
