@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pytest
 
-from mdata.samples.rows import Rows
 from tests.helpers.corpora import write_pair
 
 torch_data = pytest.importorskip("torch.utils.data")
