@@ -215,6 +215,11 @@ def _rank(context: Any, case: str, folder: str, lost: int = 1) -> list[str]:
         Path(folder, f"rank-{context.rank}").write_text(str(error))
         if case.startswith("stopped") and context.rank == 2:
             os.kill(int(stopped.read_text()), signal.SIGKILL)
+        # The pool ends all ranks when the first one has ended: give the other one time to name the lost rank, too.
+        for _ in range(100):
+            if len(list(Path(folder).glob("rank-*"))) == 2:
+                break
+            time.sleep(0.05)
         os._exit(5)
 
     own = {rank: Group(f"of {rank}", context.world, context.rank, _group(context)) for rank in range(2)}
