@@ -236,6 +236,7 @@ def _rank(context: Any, case: str, folder: str, lost: int = 1) -> list[str]:
                 time.sleep(TICK_S / 100)
             os.kill(os.getpid(), signal.SIGSTOP)
         if context.rank == lost and case == "killed":
+            time.sleep(3 * TICK_S)  # until the others have heard of it: one that was never heard of is waited for
             os.kill(os.getpid(), signal.SIGKILL)
         if context.rank == lost and case == "slow":
             time.sleep(2.5 * SILENT_TICKS * TICK_S)
