@@ -1,21 +1,21 @@
 """Starting the ranks of a run on this machine, and bringing their errors back as one.
 
-`launch` runs a command N times through torch.distributed's elastic launcher; each process finds its place
-in the environment (`world.find_placement`), as it would under torchrun. What is unusual: a rank does not
-print its error but leaves a report in a folder, and `launch` raises the error that came first in cause:
-when one rank fails, the others lose their connection and complain as well, and a user should not have to
-read that. A rank dies with its parent, so that no orphan goes on writing checkpoints. Ctrl-C and SIGTERM are handed on
-to the ranks, which write a checkpoint and end; there is no limit to the time that this takes. Nothing is restarted: run
-the command again to continue.
+`launch` starts a command N times; each process finds its place in the environment (`world.find_placement`), as it
+would under torchrun. torchrun's launcher itself is not used: a signal ends it by an exception wherever it happens to
+be, and such an exception may be lost. What is unusual: a rank does not print its error but leaves a report in a folder,
+and `launch` raises the error that came first in cause: when one rank fails, the others lose their connection and
+complain as well, and a user should not have to read that. A rank dies with its parent, so that no orphan goes on
+writing checkpoints. Ctrl-C and SIGTERM are handed on to the ranks, which write a checkpoint and end; there is no limit
+to the time that this takes. Nothing is restarted: run the command again to continue.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import logging
 import os
 import signal
+import subprocess
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 INTERRUPTED = 130
+POLL_S = 0.05
 LAUNCHER_PATIENCE_S = 30  # from the launcher's SIGTERM to its SIGKILL, once one rank has failed
 
 
@@ -201,62 +202,109 @@ def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:
         MdataError: what the first failing rank reported. RankFault: the same, for a fault of ours.
         KeyboardInterrupt: Ctrl-C; no rank is left. StoppedError: SIGTERM; no rank is left.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=nproc,
-        run_id=f"mtrain-{os.getpid()}",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="127.0.0.1",  # a machine whose own name does not resolve can train too
-        max_restarts=0,
-        logs_specs=DefaultLogsSpecs(log_dir=str(reports / "agent")),
-        signals_to_handle="SIGHUP,SIGQUIT",  # the others are ours
-    )
-    handing_on = _HandingOn(reports, nproc)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = list[subprocess.Popen[bytes]]()
+    requests = _Requests(reports, nproc)
     try:
-        with _own_signals(), _quiet_agent():
-            for number in HEARD:
-                if signal.getsignal(number) != signal.SIG_IGN:
-                    signal.signal(number, handing_on)
-            elastic_launch(config, command[0])(*command[1:])
-    except ChildFailedError as error:
-        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        if handing_on.number is not None:
-            _raise_stopped(reports, handing_on.number)
-        _raise(first_cause(read_reports(reports), codes, now_s=time.monotonic()))
-    except SignalException as error:
-        _raise_stopped(reports, error.sigval)
+        with requests.heard():
+            for rank in range(nproc):
+                environment = _environment(rank, nproc, store.port)
+                # Ctrl-C in a terminal reaches the launcher alone, which hands it on.
+                ranks.append(subprocess.Popen(command, env=environment, start_new_session=True))
+            while not requests.end and None in (codes := [process.poll() for process in ranks]) and not any(codes):
+                time.sleep(POLL_S)
+            _end(ranks, requests)
+    finally:
+        _signal(ranks, signal.SIGKILL)  # where a rank could not be started
+    exit_codes = {rank: process.returncode for rank, process in enumerate(ranks) if process.returncode}
+    if number := requests.end or (requests.handed_on if exit_codes else None):
+        _raise_stopped(reports, number)
+    if exit_codes:
+        _raise(first_cause(read_reports(reports), exit_codes, now_s=time.monotonic()))
 
 
-class _HandingOn:
-    """Hands a signal on to the ranks once all of them listen; before that, and at a second Ctrl-C, it ends them.
+def _environment(rank: int, nproc: int, port: int) -> dict[str, str]:
+    """A rank's environment variables, as torchrun sets them; the store of all ranks is in the launcher's process."""
+    return {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(nproc),
+        "LOCAL_WORLD_SIZE": str(nproc),
+        "MASTER_ADDR": "127.0.0.1",  # a machine whose own name does not resolve can train too
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def _end(ranks: Sequence[subprocess.Popen[bytes]], requests: _Requests) -> None:
+    """Ask the ranks that still run to end; kill those that do not within LAUNCHER_PATIENCE_S, or at another Ctrl-C."""
+    asked = requests.count
+    _signal(ranks, requests.end or signal.SIGTERM)
+    patient_until_s = time.monotonic() + LAUNCHER_PATIENCE_S
+    while None in [process.poll() for process in ranks] and requests.count == asked:
+        if time.monotonic() >= patient_until_s:
+            break
+        time.sleep(POLL_S)
+    _signal(ranks, signal.SIGKILL)
+    for process in ranks:
+        with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, which nothing can end
+            process.wait(LAUNCHER_PATIENCE_S)
+
+
+def _signal(ranks: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    """Signal the ranks that have not ended, and what they started."""
+    for process in ranks:
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+
+
+class _Requests:
+    """Signals to the launcher. They are noted and raise nothing: an exception in the middle of anything may be lost.
+
+    SIGTERM and Ctrl-C are handed on to the ranks once all of them listen. Before that, and at a second Ctrl-C, the
+    launcher has to end the ranks; the same holds for SIGHUP and SIGQUIT.
 
     Attributes:
-        number: of the signal that was handed on first.
+        handed_on: the signal that was handed on first.
+        end: the signal to end the ranks with.
+        count: of the signals that ask to end them.
     """
 
     def __init__(self, reports: Path, nproc: int) -> None:
-        self.number: signal.Signals | None = None
+        self.handed_on: signal.Signals | None = None
+        self.end: signal.Signals | None = None
+        self.count = 0
         self._reports, self._nproc, self._first_s = reports, nproc, 0.0
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        from torch.distributed.elastic.multiprocessing import SignalException
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """A context in which signals are noted; those that the process ignores (nohup) stay ignored."""
+        before = {}
+        for number in (*HEARD, signal.SIGHUP, signal.SIGQUIT):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, self._hear)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
-        now, name = time.monotonic(), signal.Signals(number)
-        again = self.number is not None and name == signal.SIGINT and now - self._first_s > SAME_REQUEST_S
-        ranks = [int(path.read_text()) for path in self._reports.glob("listens-*")]
-        if again or len(ranks) < self._nproc:
-            raise SignalException(f"got {name.name}", sigval=name)
-        if self.number is None:
-            self.number, self._first_s = name, now
-        for rank in ranks:
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        now_s, name = time.monotonic(), signal.Signals(number)
+        again = self.handed_on is not None and name == signal.SIGINT and now_s - self._first_s > SAME_REQUEST_S
+        listening = [int(path.read_text()) for path in self._reports.glob("listens-*")]
+        if again or name not in HEARD or len(listening) < self._nproc:
+            self.end, self.count = self.end or name, self.count + (name == signal.SIGINT)
+            return
+        if self.handed_on is None:
+            self.handed_on, self._first_s = name, now_s
+        for pid in listening:
             with suppress(ProcessLookupError):  # it has ended by itself
-                os.kill(rank, number)
+                os.kill(pid, number)
 
 
 def listen(reports: Path, *, rank: int) -> None:
@@ -387,26 +435,3 @@ def _after_a_kill(number: int) -> str:
     if number == signal.SIGKILL:
         return "the system kills processes when memory runs out: check its log, or lower train.micro_batch"
     return "check the system's log for the cause, then run again"
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """The launcher installs handlers and leaves them; put ours back afterwards."""
-    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.getsignal(number) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _quiet_agent() -> Iterator[None]:
-    """No log lines of the launcher's: what they report, we raise."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
