@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _BEFORE, _RUN, _MODEL = "before a run", "run", "use a model"
 COMMANDS = (
+    Command("init", "write a run.toml from a few answers", module=".mtrain_init", group=_BEFORE),
     Command(
         "config",
         "print every setting, or turn a run of Megatron-LM into a run.toml",

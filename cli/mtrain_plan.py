@@ -201,7 +201,7 @@ def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.ranks is not None:
         raise UsageError("--ranks plans one layout, and --gpus lists all of them", fix="give one of them")
     _refuse_idle(arguments)
-    config, hardware = load_config(arguments.config, arguments.overrides), _hardware(arguments)
+    config, hardware = load_config(arguments.config, arguments.overrides), gpus_described(arguments)
     facts = _facts(config, console)
     with console.progress() as progress:
         found = find_layouts(config, hardware, facts=facts, progress=progress)
@@ -244,7 +244,7 @@ def _refuse_idle(arguments: argparse.Namespace) -> None:
         raise UsageError(text, fix=f"leave it out, or {one} {' '.join(idle)}")
 
 
-def _hardware(arguments: argparse.Namespace) -> Hardware:
+def gpus_described(arguments: argparse.Namespace) -> Hardware:
     """The GPUs that the arguments describe.
 
     Raises:

@@ -271,7 +271,7 @@ class OptimizerSection:
     warmup_steps: Positive | None = None  # length of the linear warmup in steps; set at most one of warmup_*
     warmup_samples: Positive | None = None  # the same in samples
     warmup_tokens: Positive | None = None  # the same in tokens
-    warmup_fraction: PositiveFraction | None = None  # the same as a fraction of the decay's length
+    warmup_fraction: PositiveFraction | None = None  # length of the linear warmup as a fraction of the decay's length
     warmup_count: Literal["after", "before"] = (
         "after"  # after: the first step has lr / warmup_steps; before: it has init_lr, as in Megatron
     )

@@ -1,0 +1,137 @@
+"""mtrain init: its files pass the check, its answers come from options, a pipe or the defaults."""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+
+import pytest
+
+from cli.mtrain import main
+from cli.mtrain_init import number, shape_of, short
+from mdata import UsageError
+from tests.helpers.examples import SOAK
+from tests.helpers.runs import make_mix
+from trainer.config.parse import load_config, read_config
+from trainer.run.launch import survey
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def problems(path: Path, ranks: int) -> list[str]:
+    return survey(read_config(path), ranks).problems
+
+
+def test_random_answers_make_files_that_pass_the_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """12 of them, 50 in a soak run; a refusal may only say that no layout works."""
+    drawn, refused = random.Random(45), 0
+    for _ in range(min(12 * SOAK, 50)):
+        gpus = drawn.choice([0, 1, 2, 3, 8, 16])
+        words = [
+            "--gpus",
+            str(gpus),
+            "--model",
+            drawn.choice(["2M", "125M", "1.3B", "gpt2", "llama3.2-1b", "qwen3-4b"]),
+        ]
+        words += ["--sequence-length", drawn.choice(["256", "1008", "1024"])]
+        words += ["--batch-tokens", drawn.choice(["4096", "0.1M", "1M", "3e5"])]
+        words += ["--length", drawn.choice(["100 steps", "1B", "123456789"])]
+        words += ["--precision", "fp32" if gpus == 0 else drawn.choice(["bf16", "fp16", "fp32", "fp8"])]
+        code = main(["init", "--yes", "--overwrite", "--quiet", *words])
+        if code:
+            refused += 1
+            assert (code, gpus > 0) == (2, True) and "no layout of" in capsys.readouterr().err, words
+            continue
+        assert problems(here / "run.toml", max(gpus, 1)) == [], words
+    assert refused < 10
+
+
+def test_answers_from_a_pipe_and_defaults_from_the_data(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_mix(here, ["a", "b"])
+    (here / "mix.json").rename(here / "blend.json")
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n1M\n0\n32\n256\n20 steps\n\nruns/x\n"))
+    assert main(["init"]) == 0
+    out, err = capsys.readouterr()
+    assert "[blend.json]" in err and err.count("\n") == 8 and out.startswith("wrote run.toml: ")
+    config = load_config(here / "run.toml")
+    assert (config.data.blend, config.train.global_batch, config.train.steps) == ("blend.json", 8, 20)
+    assert config.model.vocab_size is None, "it is that of the data's tokenizer"
+    assert (config.run.folder, config.precision.dtype) == ("runs/x", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "12Q"], "the model '12Q' is not known"),
+        (["--model", "."], "--model is '.'"),
+        (["--gpus", "-1"], "--gpus is '-1'"),
+        (["--gpus", "7", "--nodes", "2"], "cannot be divided over the machines"),
+        (["--length", "soon"], "--length is 'soon'"),
+        (["--batch-tokens", "0"], "--batch-tokens is '0'"),
+        (["--precision", "fp4"], "--precision is 'fp4'"),
+        (["--data", "none.json"], "none.json"),
+        (["--model", "gpt2", "--sequence-length", "9999"], "model.max_position"),
+        (["--model", "gpt2", "--sequence-length", "9999", "--gpus", "2"], "model.max_position"),
+        (["--gpus", "1", "--model", "400B"], "no layout of 1 x H100 works"),
+        (["--device", "Z9", "--gpus", "1"], "--device Z9 is not known"),
+    ],
+)
+def test_a_wrong_answer_is_named_and_nothing_is_written(
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(["init", "--yes", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (here / "run.toml").exists()
+
+
+def test_without_an_answer_the_option_is_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["init"]) == 2
+    assert "try: --data, or --yes" in capsys.readouterr().err
+
+
+def test_a_terminal_is_asked_again(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal("\n12Q\n1M\n0\n64\n\n5 steps\n\n\n"))
+    assert main(["init"]) == 0
+    assert "the model '12Q' is not known" in capsys.readouterr().err
+
+
+def test_a_file_is_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "run.toml").write_text("mine")
+    assert main(["init", "--yes"]) == 2
+    assert "run.toml exists" in capsys.readouterr().err and (here / "run.toml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("parameters", [1e6, 125e6, 350e6, 1.3e9, 6.7e9, 70e9])
+def test_a_size_is_met_within_a_tenth(parameters: float) -> None:
+    keys = shape_of(int(parameters), vocab_size=2000)
+    embeddings = 2000 * keys["hidden_size"] * (1 if keys["tie_embeddings"] else 2)
+    assert 12 * keys["num_layers"] * keys["hidden_size"] ** 2 + embeddings == pytest.approx(parameters, rel=0.1)
+    assert keys["hidden_size"] % keys["num_heads"] == 0
+
+
+def test_numbers_as_people_write_them() -> None:
+    for text, value in (("4096", 4096), ("1.3B", 1_300_000_000), ("0.5m", 500_000), ("1e9", 10**9), ("20_000", 20000)):
+        assert number(text, "x") == value
+    for value in (1, 999_999, 1_500_000, 20_000_000_000, 524288):
+        assert number(short(value), "x") == value
+    for text in ("", "-1", "0", "1e99", "nan", "1.3BB"):
+        with pytest.raises(UsageError):
+            number(text, "x")
