@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Any
 
 import mdata
-from mdata.corpus.documents import Documents, select
+from mdata.corpus.documents import DocumentReader, select
 
 from .console import Console
 from .text import add_allow_outside
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Write document after document."""
     corpus = mdata.open_corpus(arguments.path, allow_outside=arguments.allow_outside)
-    documents = Documents(corpus)
+    documents = DocumentReader(corpus)
     if documents.missing is not None:
         console.note(f"mdata: {documents.missing} is missing, so origins are not known")
     tokenizer = None if arguments.ids else corpus.load_tokenizer()
@@ -58,7 +58,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         console.write("".join(f"{line}\n" for line in lines), raw=True)
 
 
-def _chosen(arguments: argparse.Namespace, documents: Documents) -> tuple[Iterable[int], bool]:
+def _chosen(arguments: argparse.Namespace, documents: DocumentReader) -> tuple[Iterable[int], bool]:
     """The numbers in the requested order, and whether there is only one."""
     total = documents.corpus.num_documents
     if arguments.documents is None and not arguments.origin:
@@ -70,13 +70,15 @@ def _chosen(arguments: argparse.Namespace, documents: Documents) -> tuple[Iterab
     return chain(by_origin, select(arguments.documents, total)), words.isdecimal() and not by_origin
 
 
-def _head(number: int, documents: Documents, num_tokens: int) -> str:
+def _head(number: int, documents: DocumentReader, num_tokens: int) -> str:
     origin = documents.origin(number)
     place = f", {origin.path}:{origin.row}" if origin else ""
     return f"==> document {number}{place}, {num_tokens:,} tokens <==\n"
 
 
-def _facts(number: int, documents: Documents, sequences: list[list[int]], *, texts: list[str] | None) -> dict[str, Any]:
+def _facts(
+    number: int, documents: DocumentReader, sequences: list[list[int]], *, texts: list[str] | None
+) -> dict[str, Any]:
     origin = documents.origin(number)
     return {
         "document": number,

@@ -19,7 +19,7 @@ import numpy as np
 import mdata
 from mdata.blend.blend import OpenBlend
 from mdata.blend_planning.preview import blend_table
-from mdata.corpus.documents import Documents
+from mdata.corpus.documents import DocumentReader
 from mdata.manifest.types import Provenance
 
 from .console import Console
@@ -103,7 +103,7 @@ def _provenance(known: Provenance | None) -> dict[str, Any] | None:
 def _first_documents(
     corpus: mdata.Corpus, tokenizer: mdata.Tokenizer | None, *, num_documents: int
 ) -> list[dict[str, Any]]:
-    documents = Documents(corpus)
+    documents = DocumentReader(corpus)
     shown = []
     for number in range(min(num_documents, corpus.num_documents)):
         sequences = documents.corpus.document_sequences(number)

@@ -20,7 +20,7 @@ from mdata.util.regular_files import regular_file
 from .console import Console, Parser
 
 if TYPE_CHECKING:
-    from trainer.config.describe import Key
+    from trainer.config.describe import ConfigKey
 
 MOST_BYTES = 1 << 20  # of a script
 
@@ -74,7 +74,7 @@ def _explain(name: str, console: Console) -> int:
     return 0
 
 
-def _default(key: Key) -> str:
+def _default(key: ConfigKey) -> str:
     if key.required:
         return ", required"
     return f"; default: {key.not_set or repr(key.default)}"

@@ -38,7 +38,7 @@ _LEAST_TEXT = 200  # characters below which a document is not worth its end-of-d
 
 
 @dataclass(frozen=True)
-class Document:
+class TextRecord:
     """One record: its origin (a relative path), its text, its side of the split."""
 
     file: str
@@ -77,7 +77,7 @@ def gather(folder: Path, progress: Progress, *, limits: Mapping[str, int] = LIMI
     return sizes
 
 
-def code(library: Path) -> Iterator[Document]:
+def code(library: Path) -> Iterator[TextRecord]:
     """Every source file of the standard library once."""
     seen: set[bytes] = set()
     for path in _sources(library):
@@ -85,16 +85,16 @@ def code(library: Path) -> Iterator[Document]:
         digest = hashlib.blake2b(data).digest()
         if digest not in seen:
             seen.add(digest)
-            yield Document(path.relative_to(library).as_posix(), _decoded(data), goes_to_validation(data))
+            yield TextRecord(path.relative_to(library).as_posix(), _decoded(data), goes_to_validation(data))
 
 
-def prose(library: Path, sites: Iterable[Path]) -> Iterator[Document]:
+def prose(library: Path, sites: Iterable[Path]) -> Iterator[TextRecord]:
     """Text written for people, from the best to the most repetitive."""
     sites = list(sites)
     seen: set[str] = set()
     for file, text, origin in _prose_parts(library, sites):
         text = text.encode("utf-8", "replace").decode()  # a docstring can hold lone surrogates, UTF-8 cannot
-        yield Document(file, without_repeats(text, seen), goes_to_validation(origin))
+        yield TextRecord(file, without_repeats(text, seen), goes_to_validation(origin))
 
 
 def goes_to_validation(content: bytes) -> bool:
@@ -170,9 +170,9 @@ def _decoded(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _take(documents: Iterable[Document], limit: int, name: str, progress: Progress) -> list[Document]:
+def _take(documents: Iterable[TextRecord], limit: int, name: str, progress: Progress) -> list[TextRecord]:
     """The first documents that fit the limit, in bytes of UTF-8."""
-    kept: list[Document] = []
+    kept: list[TextRecord] = []
     total = 0
     progress.begin(f"gather {name}", limit, unit="B")
     for document in documents:
@@ -188,7 +188,7 @@ def _take(documents: Iterable[Document], limit: int, name: str, progress: Progre
     return kept
 
 
-def _write(path: Path, documents: Iterable[Document]) -> None:
+def _write(path: Path, documents: Iterable[TextRecord]) -> None:
     """One JSON object per line."""
     lines = (json.dumps({"text": d.text, "file": d.file}, ensure_ascii=False) + "\n" for d in documents)
     atomic_write(path, "".join(lines).encode())

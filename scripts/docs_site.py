@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
-    from trainer.config.describe import Key
+    from trainer.config.describe import ConfigKey
 
 
 def config_page() -> str:
@@ -178,7 +178,7 @@ def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _default(key: Key) -> str:
+def _default(key: ConfigKey) -> str:
     value = key.default
     if value is None:
         return "required" if key.required else key.not_set or "not set"

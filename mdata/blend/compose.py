@@ -53,7 +53,7 @@ Opener = Callable[[str], Corpus]
 
 
 @dataclass
-class Found:
+class EntryCorpora:
     """An entry and its corpora; `many`: they are a group by themselves. `left_out`: path -> why, of a folder."""
 
     entry: BlendEntry
@@ -153,12 +153,12 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
     return sealed(blend), tuple(part.corpus for part in parts)
 
 
-def _find(entry: BlendEntry, spec: BlendSpec, open_one: Opener, *, problems: list[str]) -> Found | None:
+def _find(entry: BlendEntry, spec: BlendSpec, open_one: Opener, *, problems: list[str]) -> EntryCorpora | None:
     """Open what an entry names; None, and a problem, where that cannot be."""
     try:
         blend = blend_at(entry.path)
         if blend is not None:
-            return Found(entry, list(_nested(entry, blend, open_one)), many=True, nested=True)
+            return EntryCorpora(entry, list(_nested(entry, blend, open_one)), many=True, nested=True)
         many = is_many(entry.path)
         paths = corpora_at(entry.path) if many else [entry.path]
         corpora = [open_one(path) for path in paths]
@@ -170,7 +170,7 @@ def _find(entry: BlendEntry, spec: BlendSpec, open_one: Opener, *, problems: lis
         parts = [
             PlannedComponent(corpus, by_tokens(corpus.num_tokens, spec.alpha), entry.max_epochs) for corpus in corpora
         ]
-        return Found(entry, parts, many=many, nested=False, left_out=left_out)
+        return EntryCorpora(entry, parts, many=many, nested=False, left_out=left_out)
     except UsageError as error:
         problems.append(str(error))
         return None
@@ -199,7 +199,7 @@ def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterat
         )
 
 
-def _name_all(matches: Sequence[Found]) -> None:
+def _name_all(matches: Sequence[EntryCorpora]) -> None:
     """Short names where they differ, else paths; an entry's own name goes first."""
     for match in matches:
         for part in match.parts:
@@ -250,7 +250,7 @@ def corpora_of_sets(blend: BlendManifest, folder: Path, *, open_one: Opener) -> 
     return corpora
 
 
-def _share_out(matches: Sequence[Found], spec: BlendSpec) -> dict[str, Share]:
+def _share_out(matches: Sequence[EntryCorpora], spec: BlendSpec) -> dict[str, Share]:
     """Give every part its share and group; returns the groups that have shares."""
     _check_shares(matches, spec)
     groups = dict(spec.groups)
@@ -279,7 +279,7 @@ def _share_out(matches: Sequence[Found], spec: BlendSpec) -> dict[str, Share]:
     return groups
 
 
-def _group_name(match: Found) -> str:
+def _group_name(match: EntryCorpora) -> str:
     return (
         match.entry.name
         or Path(match.entry.path).stem.strip("*")
@@ -288,7 +288,7 @@ def _group_name(match: Found) -> str:
     )
 
 
-def _check_shares(matches: Sequence[Found], spec: BlendSpec) -> None:
+def _check_shares(matches: Sequence[EntryCorpora], spec: BlendSpec) -> None:
     """Shares for all or for none among siblings; nothing beside `exhaustive`."""
     if spec.exhaustive and (spec.groups or spec.phases or spec.alpha or any(match.entry.share for match in matches)):
         raise UsageError("exhaustive reads every corpus once", expected="no shares, groups, phases or alpha with it")
@@ -304,7 +304,7 @@ def _check_shares(matches: Sequence[Found], spec: BlendSpec) -> None:
         raise UsageError(
             f"the group {unused[0]} has a share but no members", fix=f'group = "{unused[0]}" at a component'
         )
-    sides: dict[str | None, list[Found]] = {None: []}
+    sides: dict[str | None, list[EntryCorpora]] = {None: []}
     for match in matches:
         sides.setdefault(match.entry.group if match.entry.group in spec.groups else None, []).append(match)
     for group, side in sides.items():
@@ -316,7 +316,7 @@ def _check_shares(matches: Sequence[Found], spec: BlendSpec) -> None:
             )
 
 
-def _by_tokens(match: Found) -> bool:
+def _by_tokens(match: EntryCorpora) -> bool:
     """Whether tokens say what any corpus of an entry gets."""
     if match.nested or not match.entry.share:
         return not match.nested

@@ -138,7 +138,7 @@ def spec_of_mapping(tables: Mapping[str, Any], name: str = "the blend") -> Blend
     Raises:
         UsageError: every problem of it.
     """
-    read = _Reader()
+    read = _SpecReader()
     spec = read.spec(tables)
     if read.problems:
         raise blend_error([f"{name}: {problem}" for problem in read.problems])
@@ -156,7 +156,7 @@ def spec_of_csv(text: str, name: str) -> BlendSpec:
     text = text.removeprefix("\ufeff")  # spreadsheets write it
     semicolons = ";" in text.partition("\n")[0]
     rows = csv.DictReader(io.StringIO(text), skipinitialspace=True, delimiter=";" if semicolons else ",")
-    read, entries = _Reader(), []
+    read, entries = _SpecReader(), []
     for row in rows:
         extra = [value for key, value in row.items() if key is None]
         table = {key.strip(): value.strip() for key, value in row.items() if key and value and value.strip()}
@@ -172,7 +172,7 @@ def spec_of_csv(text: str, name: str) -> BlendSpec:
     return BlendSpec(entries=tuple(entries))
 
 
-class _Reader:
+class _SpecReader:
     """Turns tables into a spec and collects every problem."""
 
     def __init__(self) -> None:

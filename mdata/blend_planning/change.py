@@ -31,7 +31,7 @@ from mdata.manifest.blend_schedule import phases_of, schedules_of, stored_phase,
 from mdata.manifest.ids import sealed
 from mdata.manifest.types import BlendComponent, EarlierPhases, NamedSet, ShareText
 from mdata.mixing.resolve import Sizes, phase_starts
-from mdata.mixing.schedule import Phase, Schedule, blend_error
+from mdata.mixing.schedule import BlendSchedule, Phase, blend_error
 from mdata.mixing.shares import NOTHING, TEXT_LIMITS, TOKENS, USER, WEIGHT, SetBy, Share, as_text, exact
 from mdata.util.option_synonyms import nearest
 
@@ -108,7 +108,7 @@ def change_blend(
     return OpenBlend(sealed(changed), tuple(union.corpora), folder)
 
 
-def _check_sample(old: OpenBlend, schedules: Sequence[Schedule], sizes: Sizes, *, at: int) -> None:
+def _check_sample(old: OpenBlend, schedules: Sequence[BlendSchedule], sizes: Sizes, *, at: int) -> None:
     first = schedules[-2].until or 0 if len(schedules) > 1 else 0
     end = old.phased(sizes.samples_per_epoch, sizes.sequence_length).num_samples
     if at <= first or (end is not None and at >= end):
@@ -121,12 +121,12 @@ def _check_sample(old: OpenBlend, schedules: Sequence[Schedule], sizes: Sizes, *
 
 
 def _rest(
-    schedules: Sequence[Schedule], old: OpenBlend, sizes: Sizes, *, at: int, wholes: Sequence[Fraction | None]
+    schedules: Sequence[BlendSchedule], old: OpenBlend, sizes: Sizes, *, at: int, wholes: Sequence[Fraction | None]
 ) -> list[Phase]:
     """The rest of the phases in force, from sample `at` on; weights as given, or as parts of `wholes`."""
     phases = tuple(_divided(phase, total or 1) for phase, total in zip(schedules[-1].phases, wholes, strict=True))
     begin = schedules[-2].until or 0 if len(schedules) > 1 else 0
-    starts = [begin + start for start in phase_starts([Schedule(phases)], sizes)]
+    starts = [begin + start for start in phase_starts([BlendSchedule(phases)], sizes)]
     number = max(i for i, start in enumerate(starts) if start <= at)
     phase = phases[number]
     if phase.ramp:
@@ -168,7 +168,7 @@ class _Union:
         pairs = zip(self.components, shares, strict=True)
         return [msgspec.structs.replace(part, **stored_share(share)) for part, share in pairs]
 
-    def earlier(self, schedule: Schedule, at_sample: int) -> EarlierPhases:
+    def earlier(self, schedule: BlendSchedule, at_sample: int) -> EarlierPhases:
         """The earlier schedules; the current one ends at the sample of the change."""
         phases = [stored_phase(_over(phase, len(self.components))) for phase in schedule.phases]
         return EarlierPhases(until=schedule.until or at_sample, phases=phases)

@@ -17,7 +17,7 @@ from mdata.errors import UsageError
 from mdata.manifest.blend_schedule import caps_of, schedules_of
 from mdata.mixing.phased_blend import PhasedBlend
 from mdata.mixing.resolve import Sizes, phase_starts
-from mdata.mixing.schedule import Schedule, blend_error
+from mdata.mixing.schedule import BlendSchedule, blend_error
 from mdata.order.data_split import split_edges
 
 
@@ -149,7 +149,7 @@ def samples_per_epoch(blend: OpenBlend, sequence_length: int, *, split: str) -> 
     return tuple(counts)
 
 
-def _counts_samples(schedules: Sequence[Schedule], samples: int | None) -> bool:
+def _counts_samples(schedules: Sequence[BlendSchedule], samples: int | None) -> bool:
     phases = [phase for schedule in schedules for phase in schedule.phases]
     lengths = any(phase.samples is not None or any(s.unit == "samples" for s in phase.shares) for phase in phases)
     return lengths or samples is not None or any(schedule.until is not None for schedule in schedules)

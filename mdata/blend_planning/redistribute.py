@@ -20,7 +20,7 @@ from mdata.errors import UsageError
 from mdata.manifest.blend_schedule import phases_of, schedules_of, stored_phase
 from mdata.manifest.ids import sealed
 from mdata.mixing.resolve import Sizes, length_of, phase_counts, samples_of
-from mdata.mixing.schedule import Phase, Schedule, blend_error, where_in
+from mdata.mixing.schedule import BlendSchedule, Phase, blend_error, where_in
 from mdata.mixing.shares import WEIGHT, Share, as_text
 
 
@@ -60,7 +60,7 @@ def redistribute_blend(
     return OpenBlend(sealed(changed), blend.corpora, blend.folder)
 
 
-def _within_caps(phases: Sequence[Phase], sizes: Sizes, run: int | None) -> Schedule:
+def _within_caps(phases: Sequence[Phase], sizes: Sizes, run: int | None) -> BlendSchedule:
     """The phases in (fractional) samples, with no weighted component beyond its cap."""
     limits = [
         None if cap is None else Fraction(int(cap * size))
@@ -81,7 +81,7 @@ def _within_caps(phases: Sequence[Phase], sizes: Sizes, run: int | None) -> Sche
             raise blend_error([f"{where}all caps together leave {int(can):,} samples, its length is {int(length):,}"])
         used = [a + b for a, b in zip(used, given, strict=True)]
         made.append(Phase(tuple(Share(as_text(x), "samples") for x in given)))
-    return Schedule(tuple(made))
+    return BlendSchedule(tuple(made))
 
 
 def _filled(

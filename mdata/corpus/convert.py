@@ -17,7 +17,7 @@ from mdata.corpus.adopt import Adopted, adopt, adopt_written, check_largest_id
 from mdata.corpus.corpus import check_integers
 from mdata.corpus.paths import prefix_of
 from mdata.errors import UsageError, os_errors_named
-from mdata.indexed.legacy import Group, LegacyReader, legacy_form_of
+from mdata.indexed.legacy import DocumentGroup, LegacyReader, legacy_form_of
 from mdata.indexed.pair_format import DTYPES, bin_path, idx_path
 from mdata.indexed.reader import IndexedReader
 from mdata.indexed.writer import IndexedWriter
@@ -82,7 +82,7 @@ class _Source:
         self.old, self.prefix, self.progress = old, prefix, progress
         self._plus_one = plus_one
 
-    def groups(self, doing: str) -> Iterator[Group]:
+    def groups(self, doing: str) -> Iterator[DocumentGroup]:
         """All documents, in groups."""
         self.progress.begin(f"{doing} {self.prefix.name}", self.old.num_bytes, unit="B")
         for group in self.old.groups():
@@ -90,7 +90,7 @@ class _Source:
             self.progress.advance(group.tokens.nbytes)
         self.progress.end()
 
-    def _changed(self, group: Group) -> Group:
+    def _changed(self, group: DocumentGroup) -> DocumentGroup:
         if not group.tokens.size:
             return group
         smallest = int(group.tokens.min()) - self._plus_one

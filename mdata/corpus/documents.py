@@ -25,7 +25,7 @@ class Origin(NamedTuple):
     row: int
 
 
-class Documents:
+class DocumentReader:
     """Reading access by document.
 
     Args:

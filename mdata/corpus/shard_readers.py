@@ -14,7 +14,7 @@ import numpy as np
 
 from mdata.errors import DamageError
 from mdata.indexed.mapped_files import look_at
-from mdata.indexed.pair_format import MAGIC, VERSION, Header, bin_path, dtype_code, idx_path
+from mdata.indexed.pair_format import MAGIC, VERSION, IdxHeader, bin_path, dtype_code, idx_path
 from mdata.indexed.reader import Described, IndexedReader, Mode, PairFacts
 from mdata.manifest.contained_paths import shards_inside
 from mdata.manifest.types import CorpusManifest, Shard
@@ -62,7 +62,7 @@ def _described_reader(path: Path, prefix: Path, shard: Shard, *, dtype: str, mod
     """A reader that opens its files at the first read of tokens or tables."""
     code = dtype_code(np.dtype(dtype))
     index, tokens = look_at(idx_path(prefix)), look_at(bin_path(prefix))
-    wanted = Header(MAGIC, VERSION, code, shard.sequences, shard.documents + 1).index_bytes
+    wanted = IdxHeader(MAGIC, VERSION, code, shard.sequences, shard.documents + 1).index_bytes
     problems = [
         (file, f"{found[2]} bytes", f"{size} bytes")
         for file, found, size in ((idx_path(prefix), index, wanted), (bin_path(prefix), tokens, shard.bytes))

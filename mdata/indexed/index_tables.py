@@ -32,7 +32,7 @@ from mdata.indexed.pair_format import (
     MAGIC,
     POINTER_DTYPE,
     VERSION,
-    Header,
+    IdxHeader,
     legacy_form,
     unpack_header,
 )
@@ -93,7 +93,7 @@ def read_tables(path: Path, *, mapped: bool = True, identity: Identity | None = 
     )
 
 
-def read_header(path: Path) -> tuple[Header, Identity]:
+def read_header(path: Path) -> tuple[IdxHeader, Identity]:
     """Read the header of an .idx and check the size; also returns the file's identity.
 
     Raises:
@@ -104,7 +104,7 @@ def read_header(path: Path) -> tuple[Header, Identity]:
         return _check_header(path, file.read(LEGACY_HEAD_BYTES) or b"", facts.st_size), identity_of(facts)
 
 
-def _check_header(path: Path, head: bytes, size: int) -> Header:
+def _check_header(path: Path, head: bytes, size: int) -> IdxHeader:
     magic = head[: len(MAGIC)]
     if form := legacy_form(head, size):
         raise DamageError(
@@ -130,7 +130,7 @@ def _check_header(path: Path, head: bytes, size: int) -> Header:
     return header
 
 
-def _check_size(path: Path, size: int, header: Header) -> None:
+def _check_size(path: Path, size: int, header: IdxHeader) -> None:
     wanted = header.index_bytes
     counts = f"{header.num_sequences} sequences and {header.num_boundaries} boundaries"
     if header.num_sequences and size == wanted + header.num_sequences:

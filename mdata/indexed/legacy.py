@@ -49,7 +49,7 @@ _DOCUMENTS_AT_ONCE = 1 << 12
 _GROUP_BYTES = 4 << 20
 
 
-class Group(NamedTuple):
+class DocumentGroup(NamedTuple):
     """Some whole documents, in the form that `IndexedWriter.append` takes."""
 
     tokens: NDArray[Any]
@@ -86,7 +86,7 @@ class _File:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _IntegerTable:
     """Integers in a file."""
 
     file: _File
@@ -119,10 +119,10 @@ class _Layout:
     form: Form
     dtype: np.dtype[np.generic]
     unit_bytes: int
-    lengths: _Table
-    offsets: _Table
-    dimensions: _Table | None
-    boundaries: _Table | None
+    lengths: _IntegerTable
+    offsets: _IntegerTable
+    dimensions: _IntegerTable | None
+    boundaries: _IntegerTable | None
 
 
 class LegacyReader:
@@ -157,7 +157,7 @@ class LegacyReader:
         self.num_tokens = self._data.size // self.dtype.itemsize
         self.num_bytes = self._data.size
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[DocumentGroup]:
         """All documents in order, in groups of some MiB of tokens, or one larger document."""
         start = 0
         for first in range(0, self.num_documents, _DOCUMENTS_AT_ONCE):
@@ -169,7 +169,9 @@ class LegacyReader:
                 count = int(tokens_before[b] - tokens_before[a])
                 raw = self._data.read(start * self.dtype.itemsize, count * self.dtype.itemsize)
                 start += count
-                yield Group(np.frombuffer(raw, self.dtype), lengths[ends[a] : ends[b]], ends[a + 1 : b + 1] - ends[a])
+                yield DocumentGroup(
+                    np.frombuffer(raw, self.dtype), lengths[ends[a] : ends[b]], ends[a + 1 : b + 1] - ends[a]
+                )
 
     def __enter__(self) -> Self:
         return self
@@ -216,7 +218,7 @@ class LegacyReader:
             return edges
         return np.append(edges, self._data.size)  # fairseq's MMIDIDX does not write the last end
 
-    def _checked_boundaries(self) -> _Table | None:
+    def _checked_boundaries(self) -> _IntegerTable | None:
         """The boundaries; None if a merge has lost them: Megatron's merged files keep only the first."""
         table = self._layout.boundaries
         if table is None or (table.count == 1 and self.num_sequences and table.read(0, 1)[0] == 0):
@@ -286,18 +288,18 @@ def _old_layout(index: _File, head: bytes, form: Form) -> _Layout:
         raise _bad(index.path, "number of sizes", sizes, f"{items}, one for each item, since items have one dimension")
     if counted and not boundaries:
         raise _bad(index.path, "boundary count", 0, "documents + 1, so at least 1")
-    dimensions = _Table(index, begin, items + 1)
-    offsets = _Table(index, dimensions.end, items + 1)
-    lengths = _Table(index, offsets.end, sizes)
-    table = _Table(index, lengths.end, boundaries) if counted else None
+    dimensions = _IntegerTable(index, begin, items + 1)
+    offsets = _IntegerTable(index, dimensions.end, items + 1)
+    lengths = _IntegerTable(index, offsets.end, sizes)
+    table = _IntegerTable(index, lengths.end, boundaries) if counted else None
     return _Layout(form, dtype, item_bytes, lengths, offsets, dimensions, table)
 
 
 def _mmap_layout(index: _File, head: bytes) -> _Layout:
     _, version, code, sequences = MMAP_HEADER.unpack_from(head)
     dtype = _dtype(index, version, code)
-    lengths = _Table(index, MMAP_HEADER.size, sequences, np.dtype("<i4"))
-    return _Layout("fairseq's MMIDIDX", dtype, 1, lengths, _Table(index, lengths.end, sequences), None, None)
+    lengths = _IntegerTable(index, MMAP_HEADER.size, sequences, np.dtype("<i4"))
+    return _Layout("fairseq's MMIDIDX", dtype, 1, lengths, _IntegerTable(index, lengths.end, sequences), None, None)
 
 
 def _dtype(index: _File, version: int, code: int) -> np.dtype[np.generic]:

@@ -44,7 +44,7 @@ _UINT16_VOCABULARY = 65500  # Megatron's limit, not 65536: the same vocabulary m
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class IdxHeader:
     """The first 34 bytes of an .idx file.
 
     Attributes:
@@ -72,9 +72,9 @@ def pack_header(dtype: np.dtype[np.generic], *, num_sequences: int, num_document
     return _HEADER.pack(MAGIC, VERSION, dtype_code(dtype), num_sequences, num_documents + 1)
 
 
-def unpack_header(data: bytes) -> Header:
+def unpack_header(data: bytes) -> IdxHeader:
     """Read the first 34 bytes of an .idx file; the values are not checked here."""
-    return Header(*_HEADER.unpack(data))
+    return IdxHeader(*_HEADER.unpack(data))
 
 
 def dtype_code(dtype: np.dtype[np.generic]) -> int:

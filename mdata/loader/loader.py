@@ -231,7 +231,7 @@ class Loader:
         # As many as are alive where the consumer keeps none: then no memory is made after the first steps.
         most = max(sampler.sizes.sizes) // (sampler.dp_size * sampler.micro_batch)
         reads = -(-most // _microbatches_together(sampler.micro_batch, length))
-        buffers = Buffers((self._prefetch + 2) * reads)
+        buffers = BufferPool((self._prefetch + 2) * reads)
         read = partial(_read_together, self._dataset, empty=buffers.empty)
         steps: Iterable[list[npt.NDArray[np.int64]]] = (parts_of(step, length) for step in sampler)
         if any(part.corpus.address for part in self._dataset.components):
@@ -341,7 +341,7 @@ _Memory = tuple[NDArray[Any], dict[str, Any]]
 """An array that keeps memory, and its array interface."""
 
 
-class Buffers:
+class BufferPool:
     """Arrays of a few shapes, over memory that is used again; for any number of threads.
 
     Args:

@@ -13,11 +13,11 @@ from msgspec import UNSET, UnsetType
 
 from mdata.errors import UsageError
 from mdata.manifest.types import BlendManifest, StoredPhase, StoredShare
-from mdata.mixing.schedule import Phase, Schedule, divide_groups
+from mdata.mixing.schedule import BlendSchedule, Phase, divide_groups
 from mdata.mixing.shares import WEIGHT, Share, exact
 
 
-def schedules_of(blend: BlendManifest) -> tuple[Schedule, ...]:
+def schedules_of(blend: BlendManifest) -> tuple[BlendSchedule, ...]:
     """All schedules of a blend, the earlier ones first; groups are divided among their members.
 
     Raises:
@@ -29,8 +29,8 @@ def schedules_of(blend: BlendManifest) -> tuple[Schedule, ...]:
         return tuple(divide_groups(phase, members, names=names) for phase in phases)
 
     earlier = [] if isinstance(blend.earlier, UnsetType) else blend.earlier
-    before = [Schedule(divided(read_phases(part.phases, len(names))), until=part.until) for part in earlier]
-    return (*before, Schedule(divided(phases_of(blend))))
+    before = [BlendSchedule(divided(read_phases(part.phases, len(names))), until=part.until) for part in earlier]
+    return (*before, BlendSchedule(divided(phases_of(blend))))
 
 
 def phases_of(blend: BlendManifest) -> list[Phase]:

@@ -26,7 +26,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdata.mixing.phased_blend import PhasedBlend, Segment
-from mdata.mixing.schedule import NO_LENGTH, NO_REST, NO_ROOM, Phase, Schedule, blend_error, phase_weights, where_in
+from mdata.mixing.schedule import (
+    NO_LENGTH,
+    NO_REST,
+    NO_ROOM,
+    BlendSchedule,
+    Phase,
+    blend_error,
+    phase_weights,
+    where_in,
+)
 from mdata.mixing.shares import LARGEST_SUM, WEIGHT, Share
 from mdata.util.arrays import Int64s
 
@@ -60,7 +69,7 @@ class PhaseSamples:
     steps: int
 
 
-def resolve(schedules: Sequence[Schedule], sizes: Sizes) -> PhasedBlend:
+def resolve(schedules: Sequence[BlendSchedule], sizes: Sizes) -> PhasedBlend:
     """The blend of all schedules; each ends where the next one begins.
 
     Raises:
@@ -87,7 +96,7 @@ def resolve(schedules: Sequence[Schedule], sizes: Sizes) -> PhasedBlend:
     return _within_caps(blend, sizes)
 
 
-def phase_counts(schedule: Schedule, sizes: Sizes) -> list[list[int]]:
+def phase_counts(schedule: BlendSchedule, sizes: Sizes) -> list[list[int]]:
     """Whole samples of each component in each phase of a schedule of amounts.
 
     Raises:
@@ -100,7 +109,7 @@ def phase_counts(schedule: Schedule, sizes: Sizes) -> list[list[int]]:
     return [[b - a for a, b in zip(*pair, strict=True)] for pair in zip(before, totals, strict=False)]
 
 
-def phase_starts(schedules: Sequence[Schedule], sizes: Sizes) -> list[int]:
+def phase_starts(schedules: Sequence[BlendSchedule], sizes: Sizes) -> list[int]:
     """The first sample of each phase that is reached; the blend must be resolvable."""
     starts, begin = [], 0
     for schedule in schedules:
@@ -117,7 +126,7 @@ def phase_starts(schedules: Sequence[Schedule], sizes: Sizes) -> list[int]:
     return starts
 
 
-def _segments(schedule: Schedule, sizes: Sizes, problems: list[str]) -> list[Segment]:
+def _segments(schedule: BlendSchedule, sizes: Sizes, problems: list[str]) -> list[Segment]:
     """The segments of one schedule, ignoring later schedules."""
     exact: list[PhaseSamples] = []
     last: Segment | None = None

@@ -52,7 +52,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class BlendSchedule:
     """Phases one after another; `until` is the sample at which the next schedule takes over."""
 
     phases: tuple[Phase, ...]
@@ -121,7 +121,7 @@ def canonical(phase: Phase) -> list[object]:
     return [phase.samples, phase.tokens, phase.ramp, shares]
 
 
-def missing_lengths(schedules: Sequence[Schedule]) -> list[str]:
+def missing_lengths(schedules: Sequence[BlendSchedule]) -> list[str]:
     """Phases with weights that need a length but have none: a problem whatever the sizes are."""
     phases = schedules[-1].phases
     return [

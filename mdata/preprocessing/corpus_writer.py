@@ -29,7 +29,7 @@ from mdata.manifest.types import (
     BlockHashes,
     CorpusManifest,
     Level,
-    Origins,
+    OriginsSidecar,
     Provenance,
     Shard,
     Statistics,
@@ -132,7 +132,7 @@ class CorpusWriter:
             files = [bin_path(prefix), idx_path(prefix), hashes_path(prefix), manifest_path(prefix)]
             known = content.provenance
             if known is not None:
-                origins = Origins(path=origins_path(prefix).name, hash=self.origins.stage())
+                origins = OriginsSidecar(path=origins_path(prefix).name, hash=self.origins.stage())
                 known = msgspec.structs.replace(known, records=facts.documents, origins=origins)
                 files.append(origins_path(prefix))
             atomic_io.write_partial(hashes_path(prefix), b"".join(facts.block_hashes))

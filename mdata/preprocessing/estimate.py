@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from mdata.errors import UsageError
 from mdata.preprocessing.encode import EncodedChunk, encode_chunk
-from mdata.preprocessing.plan import Job, plan_job, printable_path
+from mdata.preprocessing.plan import JobPlan, plan_job, printable_path
 from mdata.preprocessing.preprocess_options import PreprocessOptions, check_options
 from mdata.progress import SILENT, Progress
 from mdata.sources.chunk import Chunk, chunks
@@ -107,7 +107,7 @@ class _Sampled(NamedTuple):
     encoded: EncodedChunk
 
 
-def _sample(job: Job) -> Iterator[tuple[Chunk, float, float]]:
+def _sample(job: JobPlan) -> Iterator[tuple[Chunk, float, float]]:
     """Chunks, the bytes of input that each represents, and its own; all of a small input, otherwise evenly spread."""
     unit, total = job.options.chunk_bytes, job.input_bytes
     small = total <= _SAMPLE_CHUNKS * unit
@@ -130,7 +130,7 @@ def _sample(job: Job) -> Iterator[tuple[Chunk, float, float]]:
                 yield chunk, own if small else times * share, file_bytes
 
 
-def _chunk(job: Job, file: SourceFile, *, number: int) -> tuple[Chunk | None, float]:
+def _chunk(job: JobPlan, file: SourceFile, *, number: int) -> tuple[Chunk | None, float]:
     """A chunk, and its bytes on disk.
 
     A stream is decompressed well beyond its first chunk, because the number of bytes read from disk is only known
@@ -151,7 +151,7 @@ def _chunk(job: Job, file: SourceFile, *, number: int) -> tuple[Chunk | None, fl
     return first, file_bytes * share
 
 
-def _scaled(job: Job, sampled: list[_Sampled]) -> Estimate:
+def _scaled(job: JobPlan, sampled: list[_Sampled]) -> Estimate:
     covered = sum(one.represents for one in sampled)
     whole = job.input_bytes / covered if covered else 0.0
 

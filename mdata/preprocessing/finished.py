@@ -20,9 +20,9 @@ from mdata.manifest.sidecars import manifest_path
 from mdata.manifest.types import CorpusManifest
 from mdata.object_storage.address import Address
 from mdata.preprocessing.bad_rows import check_manifest
-from mdata.preprocessing.plan import Job, printable_path
+from mdata.preprocessing.plan import JobPlan, printable_path
 from mdata.preprocessing.resume import difference, input_changed, other_engine
-from mdata.preprocessing.run_state import InputState, RunState
+from mdata.preprocessing.run_state import InputState, JobState
 from mdata.util import atomic_io
 
 _SHOWN = 5  # files that must not be replaced
@@ -45,7 +45,7 @@ class PreprocessResult:
     resumed: bool = False
 
 
-def finished_before(job: Job) -> PreprocessResult | None:
+def finished_before(job: JobPlan) -> PreprocessResult | None:
     """The result, if a run of this very job on these very inputs finished and all its files are there.
 
     Raises:
@@ -69,7 +69,7 @@ def finished_before(job: Job) -> PreprocessResult | None:
     return PreprocessResult(found, paths, finished_before=True)
 
 
-def check_replaced(job: Job) -> None:
+def check_replaced(job: JobPlan) -> None:
     """Refuse to replace results of other jobs without --overwrite; with it, note what is replaced.
 
     Raises:
@@ -93,7 +93,7 @@ def check_replaced(job: Job) -> None:
         job.progress.note(f"{path} will be replaced: {reason}")
 
 
-def is_finished(job: Job, state: RunState, *, name: str) -> bool:
+def is_finished(job: JobPlan, state: JobState, *, name: str) -> bool:
     """Whether a result is complete, of this job and of the inputs read: its manifest, which comes last, says so."""
     prefix = job.prefixes[name]
     path = manifest_path(prefix)
@@ -114,7 +114,7 @@ def is_finished(job: Job, state: RunState, *, name: str) -> bool:
     )
 
 
-def stale_partitions(job: Job) -> list[str]:
+def stale_partitions(job: JobPlan) -> list[str]:
     """Notes on partitions and held-out results of earlier runs of this prefix that this job does not write."""
     names, options = {prefix.name for prefix in job.prefixes.values()}, job.options
     folder, stem = Path(options.output_prefix).parent, re.escape(Path(options.output_prefix).name)
@@ -135,7 +135,7 @@ def stale_partitions(job: Job) -> list[str]:
     return lines
 
 
-def _obstacle(job: Job, name: str, path: Path) -> str | None:
+def _obstacle(job: JobPlan, name: str, path: Path) -> str | None:
     """Why a result must not be replaced; None: it belongs to this job, or does not exist."""
     if path.exists():
         return not_ours(job, name, path=path)
@@ -143,7 +143,7 @@ def _obstacle(job: Job, name: str, path: Path) -> str | None:
     return f"{files[0].name} exists without a manifest" if files else None
 
 
-def not_ours(job: Job, name: str, *, path: Path) -> str | None:
+def not_ours(job: JobPlan, name: str, *, path: Path) -> str | None:
     """Why a manifest does not describe a result of this job; None: it does."""
     if not path.is_file():
         return "it is not a file"
@@ -171,7 +171,7 @@ def first_damage(path: Path) -> str | None:
     return str(problems[0]).splitlines()[0] if problems else None
 
 
-def _other_job(job: Job, name: str, found: CorpusManifest) -> str | None:
+def _other_job(job: JobPlan, name: str, found: CorpusManifest) -> str | None:
     """How a finished corpus differs from what this job would write; None: no difference."""
     if reason := _other_options(job, name, found) or other_engine(job, found.notes.get("engine")):
         return reason
@@ -191,7 +191,7 @@ def _other_job(job: Job, name: str, found: CorpusManifest) -> str | None:
     return None
 
 
-def _other_options(job: Job, name: str, found: CorpusManifest) -> str | None:
+def _other_options(job: JobPlan, name: str, found: CorpusManifest) -> str | None:
     """`_other_job` without the inputs."""
     known = found.provenance
     if known is None or found.tokenizer is None:

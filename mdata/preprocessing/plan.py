@@ -1,6 +1,6 @@
 """The plan of a run: everything that is known before the first record is tokenized.
 
-A `Job` has the state of the inputs, the tokenizer, how records are read and where documents go; and the description
+A `JobPlan` has the state of the inputs, the tokenizer, how records are read and where documents go; and the description
 that a journal uses to tell whether an earlier run was the same job.
 """
 
@@ -50,7 +50,7 @@ _EOD_SETTINGS = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Job:
+class JobPlan:
     """See `plan_job`."""
 
     options: PreprocessOptions
@@ -121,7 +121,7 @@ def plan_job(
     *,
     progress: Progress,
     on_files_read: Callable[[TokenizerConfig], None] | None = None,
-) -> Job:
+) -> JobPlan:
     """Load the tokenizer, and count rows if partitions need it.
 
     Args:
@@ -161,7 +161,7 @@ def plan_job(
         chat,
     )
     partitions = Partitions(options.partitions, _rows_per_partition(options, files, read), holdout > 0)
-    job = Job(options, files, tokenizer, spec, partitions, progress)
+    job = JobPlan(options, files, tokenizer, spec, partitions, progress)
     _check_names(job)
     return job
 
@@ -232,7 +232,7 @@ def input_name(file: SourceFile) -> str:
     return section_name(printable_path(file.path), file.section)
 
 
-def _check_names(job: Job) -> None:
+def _check_names(job: JobPlan) -> None:
     """Refuse results that would overwrite each other or the input."""
     seen: dict[Path, str] = {}
     for name, prefix in job.prefixes.items():

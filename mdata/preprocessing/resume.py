@@ -20,8 +20,8 @@ from blake3 import blake3
 from mdata.indexed.append_file import SyncPoint
 from mdata.preprocessing.journal import Journal
 from mdata.preprocessing.placing import discard_others, discard_run
-from mdata.preprocessing.plan import Job, input_name
-from mdata.preprocessing.run_state import InputState, RunState
+from mdata.preprocessing.plan import JobPlan, input_name
+from mdata.preprocessing.run_state import InputState, JobState
 from mdata.sources.chunk import chunk_digest, chunks, read_chunk
 from mdata.sources.input_files import SourceFile
 from mdata.tokenizers.base.helpers import AUTO
@@ -39,7 +39,7 @@ class StartPoint:
         placed: everything that the earlier run wrote has its final name.
     """
 
-    state: RunState
+    state: JobState
     writers: dict[str, dict[str, Any]] = field(default_factory=dict)
     quarantine: SyncPoint | None = None
     placed: bool = False
@@ -57,12 +57,12 @@ class EarlierRun:
     `placed`: everything that it wrote has its final name.
     """
 
-    state: RunState | None
+    state: JobState | None
     why_not: str | None = None
     placed: bool = False
 
 
-def read_earlier_run(job: Job, journal: Journal) -> EarlierRun:
+def read_earlier_run(job: JobPlan, journal: Journal) -> EarlierRun:
     """Read from the journal what an earlier run did; nothing is changed yet."""
     # A run that continues under another policy for bad rows adds a job record.
     jobs = [record["job"] for record in journal.records if record["kind"] == "job"]
@@ -70,7 +70,7 @@ def read_earlier_run(job: Job, journal: Journal) -> EarlierRun:
     given_up = any(record["kind"] == "given up" for record in journal.records)
     if not jobs or not states or given_up:
         return EarlierRun(None)
-    state = RunState(len(job.options.json_keys))
+    state = JobState(len(job.options.json_keys))
     for record in states:
         state.replay(record)
     engines = [record.get("engine") for record in journal.records if record["kind"] == "job"]
@@ -79,7 +79,7 @@ def read_earlier_run(job: Job, journal: Journal) -> EarlierRun:
     return EarlierRun(None if why_not else state, why_not)
 
 
-def resume_or_restart(job: Job, journal: Journal, *, earlier: EarlierRun) -> StartPoint:
+def resume_or_restart(job: JobPlan, journal: Journal, *, earlier: EarlierRun) -> StartPoint:
     """Continue an earlier run of this job, or discard it and start over.
 
     Raises:
@@ -106,19 +106,19 @@ def resume_or_restart(job: Job, journal: Journal, *, earlier: EarlierRun) -> Sta
     return StartPoint(earlier.state, last["sinks"], quarantine and SyncPoint(*quarantine), earlier.placed)
 
 
-def start_over(job: Job, journal: Journal) -> StartPoint:
+def start_over(job: JobPlan, journal: Journal) -> StartPoint:
     """Discard the files of an earlier run, including temporary files."""
     discard_run(journal)
     journal.restart()
     journal.append(_job_record(job))
-    return StartPoint(RunState(len(job.options.json_keys)))
+    return StartPoint(JobState(len(job.options.json_keys)))
 
 
-def _job_record(job: Job) -> dict[str, Any]:
+def _job_record(job: JobPlan) -> dict[str, Any]:
     return {"kind": "job", "job": job.description(), "engine": job.tokenizer.engine}
 
 
-def other_engine(job: Job, made_by: str | None) -> str | None:
+def other_engine(job: JobPlan, made_by: str | None) -> str | None:
     """Engines give the same ids, so another one is a reason only where the user names it to have the result redone."""
     if not job.options.overwrite or job.options.engine == AUTO or made_by == job.tokenizer.engine:
         return None
@@ -157,7 +157,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:12]}..."
 
 
-def input_changed(job: Job, file: SourceFile, *, known: InputState) -> str | None:
+def input_changed(job: JobPlan, file: SourceFile, *, known: InputState) -> str | None:
     """How the part of a file that was read has changed; None if it has not."""
     name = input_name(file)
     if name != known.path:
@@ -178,7 +178,7 @@ def input_changed(job: Job, file: SourceFile, *, known: InputState) -> str | Non
     return None if agrees else f"{name} has changed since"
 
 
-def _changed_input(job: Job, state: RunState) -> str | None:
+def _changed_input(job: JobPlan, state: JobState) -> str | None:
     if len(state.inputs) > len(job.files):
         return f"{len(state.inputs)} inputs were read, {len(job.files)} are given"
     for file, known in zip(job.files, state.inputs, strict=False):
@@ -189,7 +189,7 @@ def _changed_input(job: Job, state: RunState) -> str | None:
     return None
 
 
-def _progress_so_far(job: Job, state: RunState) -> str:
+def _progress_so_far(job: JobPlan, state: JobState) -> str:
     file, chunk = state.next_chunk
     line = f"continuing an earlier run: {state.rows:,} rows are done ({file} inputs, and {chunk} chunks of the next)"
     if chunk and job.files[file].streamed:

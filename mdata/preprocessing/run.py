@@ -54,10 +54,10 @@ from mdata.preprocessing.placing import (
     place,
     remove_leftovers,
 )
-from mdata.preprocessing.plan import Job, input_name, plan_job, printable_path, useful_workers
+from mdata.preprocessing.plan import JobPlan, input_name, plan_job, printable_path, useful_workers
 from mdata.preprocessing.preprocess_options import PreprocessOptions, check_options
 from mdata.preprocessing.resume import EarlierRun, StartPoint, read_earlier_run, resume_or_restart, start_over
-from mdata.preprocessing.run_state import InputState, RunState
+from mdata.preprocessing.run_state import InputState, JobState
 from mdata.preprocessing.worker_pool import Pool, Result
 from mdata.progress import SILENT, Progress
 from mdata.sources.chunk import Chunk, chunk_digest, chunks
@@ -93,7 +93,9 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
 
 
 def _preprocess(
-    options: PreprocessOptions, progress: Progress, elsewhere: Callable[[Job], PreprocessResult | None] | None = None
+    options: PreprocessOptions,
+    progress: Progress,
+    elsewhere: Callable[[JobPlan], PreprocessResult | None] | None = None,
 ) -> PreprocessResult:
     """A run with results at a path; `elsewhere` says which results of the job are finished in object storage."""
     chosen = PathFilter(options.include, options.exclude)
@@ -137,11 +139,11 @@ def _preprocess(
         return found
 
 
-def _manifests(job: Job) -> dict[str, Path]:
+def _manifests(job: JobPlan) -> dict[str, Path]:
     return {name: manifest_path(prefix) for name, prefix in job.prefixes.items()}
 
 
-def _completed(job: Job, journal: Journal) -> EarlierRun:
+def _completed(job: JobPlan, journal: Journal) -> EarlierRun:
     """The earlier run of this journal; if it had begun to rename its results, the renames are completed."""
     earlier = read_earlier_run(job, journal)
     same = earlier.state is not None
@@ -149,7 +151,7 @@ def _completed(job: Job, journal: Journal) -> EarlierRun:
     return replace(earlier, placed=placed and same) if journal.records else EarlierRun(None)
 
 
-def _run(job: Job, journal: Journal, pool: Pool, *, earlier: EarlierRun) -> PreprocessResult:
+def _run(job: JobPlan, journal: Journal, pool: Pool, *, earlier: EarlierRun) -> PreprocessResult:
     if not earlier.placed:  # its results may be replaced, and some may still be missing
         check_replaced(job)
     with beginning(journal.path.parent):
@@ -188,7 +190,7 @@ class WriteLoop:
         policy: handles bad rows.
     """
 
-    def __init__(self, job: Job, journal: Journal, *, start: StartPoint) -> None:
+    def __init__(self, job: JobPlan, journal: Journal, *, start: StartPoint) -> None:
         self.job = job
         self.state = start.state
         self.writers: dict[str, CorpusWriter | None] = {}
@@ -388,7 +390,7 @@ class WriteLoop:
 
 
 def finalize_all(
-    job: Job, state: RunState, *, journal: Journal, writers: dict[str, CorpusWriter | None], policy: BadRowPolicy
+    job: JobPlan, state: JobState, *, journal: Journal, writers: dict[str, CorpusWriter | None], policy: BadRowPolicy
 ) -> dict[str, CorpusManifest]:
     """Finish every result; returns the manifests by name. A writer that is None was finished by an earlier run.
 
@@ -424,7 +426,7 @@ def finalize_all(
     return {name: made[name] for name in prefixes}
 
 
-def _merge(job: Job, state: RunState, key: str, *, made: Mapping[str, CorpusManifest]) -> Staged:
+def _merge(job: JobPlan, state: JobState, key: str, *, made: Mapping[str, CorpusManifest]) -> Staged:
     from mdata.preprocessing.joining import add_statistics, merge_partitions
 
     prefixes = job.prefixes
@@ -442,7 +444,7 @@ def _merge(job: Job, state: RunState, key: str, *, made: Mapping[str, CorpusMani
         writer.close(keep=keep)
 
 
-def _content(job: Job, state: RunState, name: str, statistics: Statistics) -> CorpusContent:
+def _content(job: JobPlan, state: JobState, name: str, statistics: Statistics) -> CorpusContent:
     tokenizer = job.tokenizer
     facts = tokenizer_facts(tokenizer)
     provenance = _provenance(job, state, name=name)
@@ -451,7 +453,7 @@ def _content(job: Job, state: RunState, name: str, statistics: Statistics) -> Co
     return CorpusContent(job.options.level, facts, tokenizer.files, provenance, statistics, notes)
 
 
-def _provenance(job: Job, state: RunState, *, name: str) -> Provenance:
+def _provenance(job: JobPlan, state: JobState, *, name: str) -> Provenance:
     """What decided the content of a result; the number of workers does not."""
     return Provenance(
         program=f"mdata {__version__}",
@@ -465,7 +467,7 @@ def _provenance(job: Job, state: RunState, *, name: str) -> Provenance:
     )
 
 
-def _input_file(job: Job, file: InputState, source: SourceFile) -> InputFile:
+def _input_file(job: JobPlan, file: InputState, source: SourceFile) -> InputFile:
     assert file.hash is not None, f"{file.path} was not read to its end"
     part = source.section
     pieces = b"".join(file.digests).hex()

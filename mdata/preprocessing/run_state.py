@@ -28,7 +28,7 @@ class InputState:
 
 
 @dataclass
-class RunState:
+class JobState:
     """Counts of a run, in the order of the input.
 
     Attributes:

@@ -26,7 +26,7 @@ from mdata.object_storage.stores import open_store
 from mdata.object_storage.uploading import put_file, remove_object
 from mdata.preprocessing.finished import PreprocessResult, corpus_manifest, not_ours
 from mdata.preprocessing.placing import RESULT_ENDINGS
-from mdata.preprocessing.plan import Job
+from mdata.preprocessing.plan import JobPlan
 from mdata.preprocessing.preprocess_options import PreprocessOptions
 from mdata.progress import Progress
 from mdata.util.atomic_io import atomic_write
@@ -57,7 +57,7 @@ class Uploads:
         self._overwrite = options.overwrite
         self.local_options = replace(options, output_prefix=str(Path(options.work_folder, prefix.name)))
 
-    def finished(self, job: Job) -> PreprocessResult | None:
+    def finished(self, job: JobPlan) -> PreprocessResult | None:
         """The results, if all of them are in storage already, made by this same job.
 
         Raises:

@@ -17,7 +17,7 @@ from mdata.reporting.html_tables import Cell, percent, table
 from mdata.reporting.report_data import ComponentFacts, ReportData
 from mdata.reporting.report_style import STYLE
 from mdata.reporting.svg import escape, legend
-from mdata.reporting.vocabulary_use import Usage, Vocabulary
+from mdata.reporting.vocabulary_use import Vocabulary, VocabularyUse
 
 MOST_ROWS = 1000
 _PANELS = 12
@@ -218,7 +218,7 @@ def _words(words: Vocabulary) -> str:
     return f"{used}. {how}"
 
 
-def _usage_row(part: ComponentFacts, usage: Usage, words: Vocabulary) -> list[Cell]:
+def _usage_row(part: ComponentFacts, usage: VocabularyUse, words: Vocabulary) -> list[Cell]:
     top = " ".join(_shown(token.id, token.text) for token in usage.frequent)
     return [
         Cell(part.row.name),
@@ -232,7 +232,7 @@ def _usage_row(part: ComponentFacts, usage: Usage, words: Vocabulary) -> list[Ce
     ]
 
 
-def covered(usage: Usage, most: int) -> float:
+def covered(usage: VocabularyUse, most: int) -> float:
     """The fraction of tokens whose id is among the `most` most frequent."""
     return max((part for rank, part in usage.coverage if rank <= most), default=0.0)
 

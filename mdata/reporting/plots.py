@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from mdata.reporting import svg
 from mdata.reporting.curves import Band, Curves
 from mdata.reporting.token_counts import Lengths
-from mdata.reporting.vocabulary_use import Usage
+from mdata.reporting.vocabulary_use import VocabularyUse
 
 WIDTH = 900
 MARKS = (1, 4)  # epochs to mark: everything was read once; repetition begins to hurt
@@ -110,7 +110,7 @@ def document_lengths(name: str, lengths: Lengths, *, classes: range) -> str:
     return svg.drawing(420, 190, label=f"Document lengths of {name}", description=description, parts=parts)
 
 
-def coverage(whole: Usage, drawn: Sequence[tuple[str, Band | None, Usage]]) -> str:
+def coverage(whole: VocabularyUse, drawn: Sequence[tuple[str, Band | None, VocabularyUse]]) -> str:
     """The fraction of all tokens covered by the k most frequent ids, for the whole and for single components."""
     most = max([usage.coverage[-1][0] for _, _, usage in drawn if usage.coverage] + [whole.coverage[-1][0], 10])
     frame = svg.Frame(WIDTH, 320, (1, most), (0, 1), top=26, log_x=True)

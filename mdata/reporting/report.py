@@ -14,7 +14,7 @@ from typing import Any
 from mdata.errors import UsageError, os_errors_named
 from mdata.reporting.curves import Curves
 from mdata.reporting.report_data import ComponentFacts, ReportData, TrainingLength, read_report
-from mdata.reporting.vocabulary_use import Usage
+from mdata.reporting.vocabulary_use import VocabularyUse
 from mdata.util import atomic_io
 
 ENDINGS = (".html", ".htm")
@@ -110,7 +110,7 @@ def _facts(data: ReportData) -> dict[str, Any]:
     }
 
 
-def _component(part: ComponentFacts, usage: Usage) -> dict[str, Any]:
+def _component(part: ComponentFacts, usage: VocabularyUse) -> dict[str, Any]:
     facts = asdict(part)
     return {**facts.pop("row"), **facts, "vocabulary": _usage(usage)}
 
@@ -130,5 +130,5 @@ def _curves(curves: Curves) -> dict[str, Any]:
     return {"edges": list(curves.edges), "ramps": [ramp for _, ramp in curves.phases], "bands": bands}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: VocabularyUse) -> dict[str, Any]:
     return {**asdict(usage), "coverage": [list(point) for point in usage.coverage]}

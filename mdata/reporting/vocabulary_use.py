@@ -37,7 +37,7 @@ class FrequentId:
 
 
 @dataclass(frozen=True)
-class Usage:
+class VocabularyUse:
     """The use of ids in one corpus, or in all.
 
     Args:
@@ -68,8 +68,8 @@ class Vocabulary:
 
     size: int | None
     full: bool
-    whole: Usage
-    parts: tuple[Usage, ...]
+    whole: VocabularyUse
+    parts: tuple[VocabularyUse, ...]
     unused: int | None
     unused_runs: tuple[tuple[int, int, str | None], ...]
     problem: str | None
@@ -131,7 +131,7 @@ def _texts(corpora: Sequence[Corpus]) -> tuple[_Texts, str | None]:
 
 def _usage(
     weights: NDArray[np.float64] | NDArray[np.int64], counts: Counts, *, texts: _Texts, size: int | None, most: int
-) -> Usage:
+) -> VocabularyUse:
     """The usage from `weights`, one per id; `counts` has the numbers that weights do not show."""
     used = np.flatnonzero(counts.ids)
     order = used[np.argsort(-weights[used], kind="stable")] if used.size else used
@@ -139,7 +139,7 @@ def _usage(
     total = float(sums[-1]) if used.size and sums[-1] else 1.0
     ranks = [rank for rank in RANKS if rank < len(order)] + [len(order)] * bool(len(order))
     beyond = int(counts.ids[size:].sum()) if size is not None else 0
-    return Usage(
+    return VocabularyUse(
         counted=counts.counted,
         distinct=len(used),
         largest=int(used[-1]) if used.size else None,

@@ -57,14 +57,14 @@ class Rewriting:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenCorpus:
     """A result; `there_before`: an earlier run of the same command wrote it."""
 
     manifest: CorpusManifest
     there_before: bool
 
 
-def write_results(rewriting: Rewriting, progress: Progress) -> dict[Path, Written]:
+def write_results(rewriting: Rewriting, progress: Progress) -> dict[Path, WrittenCorpus]:
     """Write all results, or find them written.
 
     Raises:
@@ -94,7 +94,7 @@ def write_results(rewriting: Rewriting, progress: Progress) -> dict[Path, Writte
             return _write_missing(rewriting, journal, written)
 
 
-def _begin(rewriting: Rewriting, journal: Journal, progress: Progress) -> dict[Path, Written]:
+def _begin(rewriting: Rewriting, journal: Journal, progress: Progress) -> dict[Path, WrittenCorpus]:
     """Settle what earlier runs left, and enter the job into the journal; the results that are finished."""
     job = {"outputs": sorted(prefix.name for prefix in rewriting.prefixes), "command": rewriting.command}
     same = [record["job"] for record in journal.records[:1]] == [job]
@@ -113,7 +113,9 @@ def _begin(rewriting: Rewriting, journal: Journal, progress: Progress) -> dict[P
     return written
 
 
-def _write_missing(rewriting: Rewriting, journal: Journal, written: dict[Path, Written]) -> dict[Path, Written]:
+def _write_missing(
+    rewriting: Rewriting, journal: Journal, written: dict[Path, WrittenCorpus]
+) -> dict[Path, WrittenCorpus]:
     missing = [prefix for prefix in rewriting.prefixes if prefix not in written]
     if missing:
         try:
@@ -122,7 +124,7 @@ def _write_missing(rewriting: Rewriting, journal: Journal, written: dict[Path, W
         finally:
             if not journal.resumable:
                 _clear(rewriting)
-        written |= {one.prefix: Written(one.manifest, False) for one in staged}
+        written |= {one.prefix: WrittenCorpus(one.manifest, False) for one in staged}
     _clear(rewriting)
     journal.remove()
     journal.resumable = False
@@ -134,7 +136,7 @@ def _clear(rewriting: Rewriting) -> None:
         remove_leftovers(prefix)
 
 
-def _finished(rewriting: Rewriting) -> dict[Path, Written]:
+def _finished(rewriting: Rewriting) -> dict[Path, WrittenCorpus]:
     """The results of this command that exist and are complete."""
     found = {}
     for prefix in rewriting.prefixes:
@@ -142,7 +144,7 @@ def _finished(rewriting: Rewriting) -> dict[Path, Written]:
         if not isinstance(manifest, CorpusManifest) or rewriting.differs(prefix, manifest) is not None:
             continue
         if rewriting.damage(manifest_path(prefix)) is None:
-            found[prefix] = Written(manifest, True)
+            found[prefix] = WrittenCorpus(manifest, True)
     return found
 
 

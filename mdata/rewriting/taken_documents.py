@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata.corpus.corpus import Corpus
-from mdata.corpus.documents import Documents
+from mdata.corpus.documents import DocumentReader
 from mdata.manifest.types import CorpusManifest, Provenance, Statistics
 from mdata.preprocessing.corpus_writer import CorpusContent, CorpusWriter, length_histogram
 from mdata.preprocessing.placing import Staged
@@ -54,7 +54,7 @@ class DocumentSource:
         if not corpus.contiguous:
             corpus.token_bounds(0, 0)
         self.corpus = corpus
-        self.origins = Documents(corpus).origins
+        self.origins = DocumentReader(corpus).origins
 
     def provenance(self, made_by: Mapping[str, Any]) -> Provenance | None:
         """The provenance of a corpus made from these documents, without what its writer fills in; None: unknown."""

@@ -21,7 +21,7 @@ from mdata.samples.rows import Gathered, RowOptions, Sample, empty_rows, finish
 from mdata.util.arrays import Int64s
 
 
-class Piece(NamedTuple):
+class SamplePiece(NamedTuple):
     """A run of tokens of one sequence: the sequence's number in the corpus, the run's first token in it, its length."""
 
     sequence: int
@@ -46,7 +46,7 @@ class Samples(Protocol):
     def sample(self, k: int) -> Sample:
         """One sample; for rows of text see `RowSamples.sample`."""
 
-    def pieces(self, sample: int) -> list[Piece]:
+    def pieces(self, sample: int) -> list[SamplePiece]:
         """The pieces that a sample reads, in order; padding and pieces without tokens are left out."""
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
@@ -141,7 +141,7 @@ def _lengths_of_documents(cuts: list[int], length: int) -> Sample:
     return {"cu_seqlens": np.array(filled, np.int32), "max_seqlen": np.array(longest, np.int32)}
 
 
-def pieces_of_runs(corpus: Corpus, runs: Iterable[tuple[int, int]], *, sequences: range) -> list[Piece]:
+def pieces_of_runs(corpus: Corpus, runs: Iterable[tuple[int, int]], *, sequences: range) -> list[SamplePiece]:
     """Runs of the token stream, (first token, number of tokens), as pieces of sequences."""
     pieces = []
     for first, count in runs:
@@ -151,7 +151,7 @@ def pieces_of_runs(corpus: Corpus, runs: Iterable[tuple[int, int]], *, sequences
             start, stop = corpus.token_bounds(sequences[place], sequences[place] + 1)
             taken = min(count, stop - first)
             if taken:
-                pieces.append(Piece(sequences[place], first - start, taken))
+                pieces.append(SamplePiece(sequences[place], first - start, taken))
             first, count, place = first + taken, count - taken, place + 1
     return pieces
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from mdata._core import FimRule, KeyedStream, fim_rows
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
-from mdata.samples.base import Piece, RowSamples
+from mdata.samples.base import RowSamples, SamplePiece
 from mdata.samples.rows import Gathered, RowOptions
 from mdata.samples.sample_options import CHARACTER, FIM_VERSION, ROLES, Fim, Name
 from mdata.tokenizers.base.tokenizer import TextRefused, Tokenizer, token_id
@@ -139,7 +139,7 @@ class FimSamples(PickledByArguments, RowSamples):
         ends = np.cumsum(np.bincount(row[inside], minlength=len(rows))).astype(np.int64)
         return ends, (place[inside] + 1).astype(np.int32)
 
-    def pieces(self, sample: int) -> list[Piece]:
+    def pieces(self, sample: int) -> list[SamplePiece]:
         """The sequences that a sample reads before they are rearranged; see `Samples`."""
         return self.kind.pieces(sample)
 

@@ -22,7 +22,7 @@ from mdata.errors import DamageError
 from mdata.indexed.gather import Blocks, RowFinish
 from mdata.mixing.selection import MOST_SAMPLES
 from mdata.order.native_order import OrderKey, StreamOrder
-from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs
+from mdata.samples.base import NativelyOrdered, SamplePiece, pieces_of_runs
 from mdata.samples.rows import Gathered, RowOptions, Rows, in_order
 from mdata.util.arrays import Int64s
 from mdata.util.pickling import PickledByArguments
@@ -91,7 +91,7 @@ class GptSamples(PickledByArguments, NativelyOrdered):
             _, first, count, _ = self.corpus.gatherer.block_pieces(blocks, np.array([start]), counts=counts, inputs=0)
         return list(zip(first.tolist(), count.tolist(), strict=True))
 
-    def pieces(self, sample: int) -> list[Piece]:
+    def pieces(self, sample: int) -> list[SamplePiece]:
         """The sequences that a sample reads, in order: (number in the corpus, first token in it, number of tokens)."""
         return pieces_of_runs(self.corpus, self.runs(sample), sequences=range(*self._sequences))
 

@@ -29,7 +29,7 @@ from mdata.array_cache.store import Arrays
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.permutation import Permutation
-from mdata.samples.base import Piece
+from mdata.samples.base import SamplePiece
 from mdata.samples.rows import Sample
 from mdata.samples.sample_options import MASKED_VERSION, MaskedKind, check_one_of
 from mdata.samples.sentence_mapping import MappingOptions, MappingRows, megatron_mapping, native_parts
@@ -212,11 +212,11 @@ class MaskedSamples(PickledByArguments):
             self._fill(wanted, self._text.rows(wanted, self.rows[self._places(wanted)]), fields)
         return fields
 
-    def pieces(self, sample: int) -> list[Piece]:
+    def pieces(self, sample: int) -> list[SamplePiece]:
         """The sentences of a sample, before truncation and masking; see `Samples`."""
         first, stop, _ = self.rows[self._places(np.array([sample], np.int64))[0]].tolist()
         counts = ((sentence, self.corpus.length_of(sentence)) for sentence in range(first, stop))
-        return [Piece(sentence, 0, count) for sentence, count in counts if count]
+        return [SamplePiece(sentence, 0, count) for sentence, count in counts if count]
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
         """Samples with a sentence; see `Samples`. Searches the whole mapping."""

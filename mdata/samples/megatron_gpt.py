@@ -17,7 +17,7 @@ from mdata.array_cache.store import Arrays
 from mdata.corpus.corpus import Corpus
 from mdata.indexed.gather import Cuts
 from mdata.order.megatron_order import MegatronIndices, MegatronRequest, build, plan
-from mdata.samples.base import Piece, RowSamples
+from mdata.samples.base import RowSamples, SamplePiece
 from mdata.samples.rows import NO_PAD, Gathered, RowOptions, Sample
 from mdata.util.arrays import Int64s, running_sums
 from mdata.util.pickling import PickledByArguments
@@ -123,7 +123,7 @@ class MegatronGptSamples(PickledByArguments, RowSamples):
         kept = ~first_of_row & ~last_is_label
         return np.cumsum(np.bincount(row_of[kept], minlength=len(ends))).astype(np.int64), places[kept].astype(np.int32)
 
-    def pieces(self, sample: int) -> list[Piece]:
+    def pieces(self, sample: int) -> list[SamplePiece]:
         """The sequences that a sample reads; see `Samples`."""
         row = int(self.indices.shuffle[sample])
         first, last = int(self.indices.samples[row, 0]), int(self.indices.samples[row + 1, 0])
@@ -131,7 +131,7 @@ class MegatronGptSamples(PickledByArguments, RowSamples):
         for place in range(first, last + 1):
             sequence = int(self.indices.documents[place])
             begin, end = self._reads(row, place, self.corpus.length_of(sequence))
-            pieces += [Piece(sequence, begin, end - begin)] if end > begin else []
+            pieces += [SamplePiece(sequence, begin, end - begin)] if end > begin else []
         return pieces
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:

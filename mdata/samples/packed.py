@@ -27,7 +27,7 @@ from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.progress import SILENT, Progress
-from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs, samples_at
+from mdata.samples.base import NativelyOrdered, SamplePiece, pieces_of_runs, samples_at
 from mdata.samples.rows import Gathered, RowOptions
 from mdata.samples.sample_options import PACKING_VERSION, Longer
 from mdata.util.arrays import Int64s, ranges
@@ -176,7 +176,7 @@ class PackedSamples(PickledByArguments, NativelyOrdered):
         cuts = ends - np.arange(1, len(ends) + 1), begins[begins > 0].astype(np.int32)
         return Gathered(row_ends - row_starts, cuts)
 
-    def pieces(self, sample: int) -> list[Piece]:
+    def pieces(self, sample: int) -> list[SamplePiece]:
         """The sequences that a sample reads; see `Samples`."""
         _, pieces = self._pieces(self.order.starts([sample]))
         runs = zip(self._first[pieces].tolist(), self._count[pieces].tolist(), strict=True)

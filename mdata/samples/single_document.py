@@ -14,7 +14,7 @@ import numpy as np
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.native_order import OrderKey, StreamOrder
-from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs, samples_at
+from mdata.samples.base import NativelyOrdered, SamplePiece, pieces_of_runs, samples_at
 from mdata.samples.rows import Gathered, RowOptions
 from mdata.samples.sample_options import Longer
 from mdata.util.arrays import Int64s, locate_all
@@ -80,7 +80,7 @@ class DocumentSamples(NativelyOrdered):
         blocks, inside = locate_all(self._offsets, kept)
         return np.array([self._kept_in(*pair) for pair in zip(blocks.tolist(), inside.tolist(), strict=True)], np.int64)
 
-    def pieces(self, sample: int) -> list[Piece]:
+    def pieces(self, sample: int) -> list[SamplePiece]:
         """The sequences that a sample reads; see `Samples`."""
         first, count = self.corpus.gatherer.documents(self.documents(np.array([sample])))
         run = int(first[0]), min(int(count[0]), self._longest)

@@ -25,7 +25,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _OVERHANG = 4
 
 
-class Text(Protocol):
+class SeekableText(Protocol):
     """Decompressed text that can be read at any offset, or at any offset that was not dropped."""
 
     def read(self, offset: int, size: int) -> bytes:
@@ -68,7 +68,7 @@ PARAGRAPHS = Rule(_paragraph_breaks, 3)
 MOST_LOOK_BACK = 3
 
 
-def read_span(text: Text, start: int, *, stop: int, format: Format, spec: ReadSpec) -> bytes:
+def read_span(text: SeekableText, start: int, *, stop: int, format: Format, spec: ReadSpec) -> bytes:
     """The records of a text that begin in [start, stop); the last one is cut if it is too long."""
     rule = PARAGRAPHS if format == "text" else LINES
     first, last = chunk_span(text, start, stop=stop, rule=rule, longest=spec.max_record_bytes)
@@ -78,12 +78,12 @@ def read_span(text: Text, start: int, *, stop: int, format: Format, spec: ReadSp
     return data if text.read(last, 1) else _without_blank_end(data, spec.max_record_bytes)
 
 
-def read_start(text: Text, spec: ReadSpec) -> bytes:
+def read_start(text: SeekableText, spec: ReadSpec) -> bytes:
     """A plain text that is one document, without its byte order mark; cut if it is too long."""
     return text.read(0, spec.max_record_bytes + _OVERHANG).removeprefix(_BYTE_ORDER_MARK)
 
 
-def chunk_span(text: Text, start: int, *, stop: int, rule: Rule, longest: int) -> tuple[int, int]:
+def chunk_span(text: SeekableText, start: int, *, stop: int, rule: Rule, longest: int) -> tuple[int, int]:
     """The byte range of the records that begin in [start, stop); the last one is cut if it is too long."""
     first = _record_start(text, start, limit=stop, rule=rule)
     if first >= stop:
@@ -91,7 +91,7 @@ def chunk_span(text: Text, start: int, *, stop: int, rule: Rule, longest: int) -
     return first, _record_start(text, stop, limit=stop + longest + _OVERHANG, rule=rule)
 
 
-def _record_start(text: Text, offset: int, *, limit: int, rule: Rule) -> int:
+def _record_start(text: SeekableText, offset: int, *, limit: int, rule: Rule) -> int:
     """The first offset in [offset, limit) at which a record begins; else `limit`, or an earlier end of the text."""
     at = offset - rule.look_back
     while True:

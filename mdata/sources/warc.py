@@ -31,7 +31,7 @@ _HEADER_END = re.compile(rb"\r?\n\r?\n")
 _LINE_END = re.compile(rb"\r?\n(?![ \t])")
 
 
-class Text(Protocol):
+class TextStream(Protocol):
     """Decompressed text that is read from its beginning to its end."""
 
     def read(self, offset: int, size: int) -> bytes:
@@ -42,7 +42,7 @@ class Text(Protocol):
 
 
 @dataclass(frozen=True)
-class Header:
+class RecordHeader:
     """The header of a record: its fields by their names in lower case, and the size of its block in bytes."""
 
     fields: dict[str, str]
@@ -59,7 +59,7 @@ class NotARecord(Exception):
     """Bytes that are not the header of a record; the message says why."""
 
 
-def parse_header(data: bytes) -> Header:
+def parse_header(data: bytes) -> RecordHeader:
     """Parse the header of a record, without the empty line after it.
 
     Raises:
@@ -77,10 +77,10 @@ def parse_header(data: bytes) -> Header:
     size = fields.get("content-length", "")
     if not (size.isascii() and size.isdecimal() and len(size) < 19):
         raise NotARecord(f"Content-Length {size[:40]!r} is not a number of bytes" if size else "no Content-Length")
-    return Header(fields, int(size))
+    return RecordHeader(fields, int(size))
 
 
-def record_spans(text: Text, file: SourceFile, *, longest: int) -> Iterator[tuple[int, bytes]]:
+def record_spans(text: TextStream, file: SourceFile, *, longest: int) -> Iterator[tuple[int, bytes]]:
     """Where each record begins, and its header, empty line and block; a block that is too long is cut.
 
     Raises:
@@ -107,7 +107,7 @@ def record_spans(text: Text, file: SourceFile, *, longest: int) -> Iterator[tupl
         text.drop(at)
 
 
-def _header_bytes(text: Text, at: int) -> tuple[bytes, int]:
+def _header_bytes(text: TextStream, at: int) -> tuple[bytes, int]:
     """A header, and its size with the empty line that ends it."""
     size = _SCAN_BYTES
     while True:
@@ -123,7 +123,7 @@ def _header_bytes(text: Text, at: int) -> tuple[bytes, int]:
         size *= 4
 
 
-def _without_line_ends(text: Text, at: int) -> int:
+def _without_line_ends(text: TextStream, at: int) -> int:
     """The first byte from an offset on that is not a line end."""
     while data := text.read(at, _SCAN_BYTES):
         rest = data.lstrip(b"\r\n")
@@ -168,7 +168,7 @@ def parse_records(data: bytes, spec: ReadSpec) -> RecordBatch:
     return RecordBatch(rows, kept if len(kept) < rows else None, (Column(texts, None),), bad_rows)
 
 
-def _text_of(header: Header, block: bytes, spec: ReadSpec) -> str | None:
+def _text_of(header: RecordHeader, block: bytes, spec: ReadSpec) -> str | None:
     """The text of a record; None: it is filtered out."""
 
     def look_up(name: str) -> Any:

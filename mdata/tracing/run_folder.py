@@ -41,7 +41,7 @@ _SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Run:
+class _RunFolder:
     """The files of a run folder, as far as they exist."""
 
     folder: Path
@@ -88,7 +88,7 @@ def trace_run(
     config, plan = _toml(folder / "config.toml"), _json(folder / "plan.json") or {}
     if isinstance(config.get("data"), dict):
         config = {**config, "data": data_found(config["data"], folder, plan)}
-    run = _Run(folder=folder, config=config, plan=plan)
+    run = _RunFolder(folder=folder, config=config, plan=plan)
     options = _options(run)
     if run.config.get("data", {}).get("blend") == MOCK:
         raise UsageError(f"{folder} was trained on mock data: its tokens come from no document")
@@ -116,7 +116,7 @@ def trace_run(
 
 
 def _trace_set(
-    run: _Run, train: Dataset, steps: Steps, *, split: EvaluationSplit, name: str, progress: Progress
+    run: _RunFolder, train: Dataset, steps: Steps, *, split: EvaluationSplit, name: str, progress: Progress
 ) -> Tracer:
     settings = run.config["train"]
     limit, interval = settings.get("eval_samples", 0), settings.get("eval_interval", 0) if split == "valid" else 0
@@ -137,7 +137,7 @@ def _trace_set(
     return Tracer(sets[name], EvaluationSteps(evaluated, steps, interval=interval))
 
 
-def _options(run: _Run) -> DatasetOptions:
+def _options(run: _RunFolder) -> DatasetOptions:
     """The options with which the run read its data."""
     data = dict(run.config.get("data", {}))
     _check_keys(run, "data", [*OPTION_KEYS, *_OTHER_DATA])
@@ -158,13 +158,13 @@ def _options(run: _Run) -> DatasetOptions:
     return DatasetOptions.from_keys(of_run | given)
 
 
-def _steps_asked(run: _Run) -> int:
+def _steps_asked(run: _RunFolder) -> int:
     """The run's length in steps, with the batch sizes of config.toml."""
     unit, amount = _length(run)
     return amount if unit == "steps" else _sizes(run).within(_samples_asked(run))
 
 
-def _samples_asked(run: _Run) -> int:
+def _samples_asked(run: _RunFolder) -> int:
     """Samples for which Megatron's order was built."""
     unit, amount = _length(run)
     if unit == "steps":
@@ -172,19 +172,19 @@ def _samples_asked(run: _Run) -> int:
     return amount if unit == "samples" else amount // run.number("train", "sequence_length")
 
 
-def _length(run: _Run) -> tuple[str, int]:
+def _length(run: _RunFolder) -> tuple[str, int]:
     """The run's length as given: in steps, samples or tokens."""
     unit = next((unit for unit in ("samples", "tokens") if run.config["train"].get(unit)), "steps")
     return unit, run.number("train", unit)
 
 
-def _sizes(run: _Run) -> BatchSizes:
+def _sizes(run: _RunFolder) -> BatchSizes:
     if schedule := run.config["train"].get("batch_schedule", ""):
         return by_steps(schedule, sequence_length=run.number("train", "sequence_length"))
     return read_ramp(run.config["train"].get("batch_ramp", ""), size=run.number("train", "global_batch"))
 
 
-def _check_keys(run: _Run, section: str, known: Sequence[str]) -> None:
+def _check_keys(run: _RunFolder, section: str, known: Sequence[str]) -> None:
     for key, value in run.config.get(section, {}).items():
         if key not in known:
             close = nearest(key, known)
@@ -195,7 +195,7 @@ def _check_keys(run: _Run, section: str, known: Sequence[str]) -> None:
             )
 
 
-def _check_data(run: _Run, dataset: Dataset) -> None:
+def _check_data(run: _RunFolder, dataset: Dataset) -> None:
     """Refuse data whose order differs from the run's.
 
     Raises:
@@ -215,7 +215,7 @@ def _check_data(run: _Run, dataset: Dataset) -> None:
     )
 
 
-def _identity(run: _Run) -> Mapping[str, Any]:
+def _identity(run: _RunFolder) -> Mapping[str, Any]:
     """The fields that decided the order, from the newest checkpoint; empty if there is none."""
     root = run.folder / "checkpoints"
     try:
@@ -231,7 +231,7 @@ def _identity(run: _Run) -> Mapping[str, Any]:
     return known if isinstance(known, dict) else {}
 
 
-def _spans(run: _Run) -> list[StepSpan]:
+def _spans(run: _RunFolder) -> list[StepSpan]:
     """The spans of the run with their sizes: from the starts in events.jsonl, and the counters in metrics.jsonl."""
     sizes = _sizes(run)
     micro_batch = run.number("train", "micro_batch")
@@ -284,7 +284,7 @@ def _starts(folder: Path) -> list[_RunStart]:
     return starts if starts and starts[0].step == 0 else []
 
 
-def _replica_sizes(run: _Run, starts: Sequence[_RunStart]) -> list[int]:
+def _replica_sizes(run: _RunFolder, starts: Sequence[_RunStart]) -> list[int]:
     """How many ranks read the same rows in each start: config.toml has the mesh of the last one."""
     mesh = {axis: run.config.get("mesh", {}).get(axis, 1) for axis in ("tp", "cp", "pp")}
     sizes: list[int] = []

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata.corpus.corpus import Corpus
-from mdata.corpus.documents import Documents, Origin
+from mdata.corpus.documents import DocumentReader, Origin
 from mdata.dataset.component import Component
 from mdata.dataset.dataset import Dataset
 from mdata.dataset.dataset_options import MegatronOrder
 from mdata.errors import UsageError, few
-from mdata.samples.base import Piece
+from mdata.samples.base import SamplePiece
 from mdata.samples.sample_options import Gpt, TextKind
 from mdata.tokenizers.base.tokenizer import Tokenizer
 from mdata.tracing.eval_steps import EvaluationSteps
@@ -50,7 +50,7 @@ class TracedPart:
     sequences: tuple[int, int]
     shard: Path
     origin: Origin | None
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SamplePiece, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,9 +290,9 @@ class Tracer:
             return None
         return inside // part.samples.samples_per_epoch if part.samples.num_samples is None else 0
 
-    def _parts(self, component: int, pieces: Sequence[Piece], sequences: range | None) -> Iterator[TracedPart]:
+    def _parts(self, component: int, pieces: Sequence[SamplePiece], sequences: range | None) -> Iterator[TracedPart]:
         corpus = self.dataset.components[component].corpus
-        run, first = list[Piece](), 0
+        run, first = list[SamplePiece](), 0
         # A sample of an empty document has no pieces.
         for piece, following in zip(pieces, [*pieces[1:], None], strict=False):
             if sequences is not None and piece.sequence not in sequences:
@@ -305,7 +305,7 @@ class Tracer:
             first += sum(one.length for one in run)
             run = []
 
-    def _part(self, component: int, corpus: Corpus, *, run: list[Piece], first: int) -> TracedPart:
+    def _part(self, component: int, corpus: Corpus, *, run: list[SamplePiece], first: int) -> TracedPart:
         document = corpus.document_of(run[0].sequence)
         before = range(corpus.sequences_of(document)[0], run[0].sequence)
         shard, _ = corpus.locate_sequence(run[0].sequence)
@@ -362,8 +362,8 @@ class Tracer:
             )
         return inside
 
-    def _open_documents(self, component: int) -> Documents:
-        return Documents(self.dataset.components[component].corpus)
+    def _open_documents(self, component: int) -> DocumentReader:
+        return DocumentReader(self.dataset.components[component].corpus)
 
 
 def _when(sample: TracedSample) -> tuple[int, int]:
@@ -371,7 +371,7 @@ def _when(sample: TracedSample) -> tuple[int, int]:
     return sample.place.step, sample.place.row
 
 
-def _goes_on(corpus: Corpus, piece: Piece, following: Piece) -> bool:
+def _goes_on(corpus: Corpus, piece: SamplePiece, following: SamplePiece) -> bool:
     """Whether a piece is directly followed by the next one in the same document and shard."""
     if following.first or piece.first + piece.length < corpus.length_of(piece.sequence):
         return False

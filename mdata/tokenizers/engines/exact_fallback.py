@@ -18,14 +18,14 @@ from mdata.tokenizers.base.token_matching import pattern_of_any
 from mdata.tokenizers.base.tokenizer import indices_in_batch
 from mdata.tokenizers.base.tokenizer_json import Definition, is_nfc_or_none, tokens_left_to_exact
 from mdata.tokenizers.base.unicode14 import texts_with_newer_characters
-from mdata.tokenizers.engines.libraries import LIBRARIES, Engine, Ids
+from mdata.tokenizers.engines.libraries import LIBRARIES, Ids, TokenizerEngine
 from mdata.tokenizers.engines.long_text import word_splitter
 
 _PART_CHARS = 1 << 10
 
 
 class FallbackEngine:
-    """See `mdata.tokenizers.engines.libraries.Engine`.
+    """See `mdata.tokenizers.engines.libraries.TokenizerEngine`.
 
     Args:
         name: of the fast engine.
@@ -34,10 +34,10 @@ class FallbackEngine:
         exact: builds the exact engine when the first text needs it.
     """
 
-    def __init__(self, name: str, definition: Definition, *, plain: bool, exact: Callable[[], Engine]) -> None:
+    def __init__(self, name: str, definition: Definition, *, plain: bool, exact: Callable[[], TokenizerEngine]) -> None:
         self.name = name
         nfc_or_none = is_nfc_or_none(definition)
-        self._fast: Engine = LIBRARIES[name](
+        self._fast: TokenizerEngine = LIBRARIES[name](
             {**definition, "normalizer": None} if nfc_or_none else definition, plain=plain
         )
         self._exact = exact
@@ -46,7 +46,7 @@ class FallbackEngine:
         self._composes = nfc_or_none and definition.get("normalizer") is not None
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """See Engine."""
+        """See `TokenizerEngine`."""
         for_exact = set(texts_with_newer_characters(texts))
         for_exact.update(index for index, text in enumerate(texts) if self._left_to_exact.search(text))
         if self._composes:

@@ -48,7 +48,7 @@ _MIN_CHARS_OF_ONE = 8 << 20
 Ids = npt.NDArray[np.uint32]
 
 
-class Engine(Protocol):
+class TokenizerEngine(Protocol):
     """One library with one tokenizer."""
 
     name: str
@@ -62,7 +62,7 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class FlatEngine(Engine, Protocol):
+class FlatEngine(TokenizerEngine, Protocol):
     """An engine that gives the ids of a batch as one array."""
 
     def encode_flat(
@@ -71,7 +71,7 @@ class FlatEngine(Engine, Protocol):
         """The ids of all texts, with `before` and `after` around each, and the number of ids of each."""
 
 
-EngineMaker = Callable[..., Engine]
+EngineMaker = Callable[..., TokenizerEngine]
 """Called as (definition, plain=..., exact=...); `exact` makes the exact engine, for texts that need it."""
 
 
@@ -108,7 +108,7 @@ class ExactEngine:
         self.library.encode_special_tokens = plain
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """See Engine."""
+        """See `TokenizerEngine`."""
         return self.encode_with(texts, add_special_tokens=False)
 
     def encode_with(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Ids]:
@@ -190,7 +190,7 @@ class GigatokenEngine:
         return encode
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """See Engine."""
+        """See `TokenizerEngine`."""
         encode = self._encode
         # Each result holds a buffer of some kilobytes, however short the text: a batch of tiny texts took a gigabyte.
         out = [encode(text).copy() for text in texts]
@@ -232,7 +232,7 @@ class TiktokenEngine:
         )
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """See Engine."""
+        """See `TokenizerEngine`."""
         encode, ids, special = self._library.encode_to_numpy, self._ids, self._special
         # Passing a thousand names takes longer than encoding a short text.
         return [ids[encode(text, allowed_special=set(special.findall(text)), disallowed_special=())] for text in texts]
@@ -253,6 +253,6 @@ def as_json(definition: Definition) -> bytes:
 
 
 # Engines that need only a tokenizer.json, by name.
-LIBRARIES: Mapping[str, Callable[..., Engine]] = MappingProxyType(
+LIBRARIES: Mapping[str, Callable[..., TokenizerEngine]] = MappingProxyType(
     {"gigatoken": GigatokenEngine, "tiktoken": TiktokenEngine, EXACT: ExactEngine}
 )

@@ -25,7 +25,7 @@ from mdata.tokenizers.base.tokenizer_json import (
     is_nfc_or_none,
     split_pattern,
 )
-from mdata.tokenizers.engines.libraries import Engine, Ids
+from mdata.tokenizers.engines.libraries import Ids, TokenizerEngine
 
 PART_CHARS = 1 << 20
 LONGEST_WORD_CHARS = 4 << 20
@@ -114,7 +114,7 @@ def split_at_whitespace(text: str, part_chars: int = PART_CHARS) -> Iterator[str
 
 
 def encode_long_texts(
-    engine: Engine,
+    engine: TokenizerEngine,
     texts: Sequence[str],
     *,
     splitter: Callable[[str], Iterable[str]] | None,
@@ -138,7 +138,9 @@ def encode_long_texts(
     return [_encode_long(engine, text, index=index, splitter=splitter) for index, text in enumerate(texts)]
 
 
-def _encode_long(engine: Engine, text: str, *, index: int, splitter: Callable[[str], Iterable[str]] | None) -> Ids:
+def _encode_long(
+    engine: TokenizerEngine, text: str, *, index: int, splitter: Callable[[str], Iterable[str]] | None
+) -> Ids:
     with indices_in_batch([index]):
         if splitter is None:
             return engine.encode([text])[0]

@@ -28,7 +28,7 @@ _LONG_RUN = re.compile(rf"[\t\v\f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\
 
 
 class RanksEngine:
-    """See `mdata.tokenizers.engines.libraries.Engine`.
+    """See `mdata.tokenizers.engines.libraries.TokenizerEngine`.
 
     Args:
         tokens: bytes -> id; ids are in the order of the merges.
@@ -49,7 +49,7 @@ class RanksEngine:
         self._special = pattern_of_any(() if plain else special)
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """See Engine."""
+        """See `TokenizerEngine`."""
         return [self._encode_long(text) if len(text) > _LONG_RUN_CHARS else self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> Ids:

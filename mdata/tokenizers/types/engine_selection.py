@@ -17,7 +17,7 @@ from mdata.tokenizers.base.self_check_texts import added_token_texts
 from mdata.tokenizers.base.tokenizer import TextRefused
 from mdata.tokenizers.base.tokenizer_json import Definition, added_tokens, model_vocabulary
 from mdata.tokenizers.engines.bpe_families import BYTE_LEVEL, LLAMA
-from mdata.tokenizers.engines.libraries import EXACT, Engine, EngineFamily
+from mdata.tokenizers.engines.libraries import EXACT, EngineFamily, TokenizerEngine
 from mdata.tokenizers.wordpiece.wordpiece_engine import WORDPIECE
 from mdata.util.stop_signals import LibraryError, library_errors
 
@@ -32,7 +32,9 @@ def family_of(definition: Definition) -> EngineFamily:
     return next(family for family in FAMILIES if family.matches(definition))
 
 
-def select_engine(definition: Definition, exact: Engine, *, wanted: str, plain: bool) -> tuple[Engine, tuple[str, ...]]:
+def select_engine(
+    definition: Definition, exact: TokenizerEngine, *, wanted: str, plain: bool
+) -> tuple[TokenizerEngine, tuple[str, ...]]:
     """The engine to use, and notes for the user.
 
     Args:
@@ -70,7 +72,9 @@ def _notes(reasons: list[str], used: str) -> tuple[str, ...]:
     return (f"ids come from {used}: {'; '.join(reasons)}",) if reasons else ()
 
 
-def make_engine(name: str, definition: Definition, *, plain: bool, exact: Callable[[], Engine]) -> Engine:
+def make_engine(
+    name: str, definition: Definition, *, plain: bool, exact: Callable[[], TokenizerEngine]
+) -> TokenizerEngine:
     """A fast engine that passes texts to the exact one if it might not encode them exactly.
 
     Raises:
@@ -80,7 +84,7 @@ def make_engine(name: str, definition: Definition, *, plain: bool, exact: Callab
     return family_of(definition).engines[name](definition, plain=plain, exact=exact)
 
 
-def try_engine(name: str, definition: Definition, *, exact: Engine, plain: bool) -> Engine | str:
+def try_engine(name: str, definition: Definition, *, exact: TokenizerEngine, plain: bool) -> TokenizerEngine | str:
     """The engine, if it is equal to the exact one; otherwise why it cannot be used."""
     family = family_of(definition)
     try:
@@ -98,7 +102,7 @@ def try_engine(name: str, definition: Definition, *, exact: Engine, plain: bool)
     return engine if difference is None else f"it gives other ids for {difference[:40]!r}"
 
 
-def first_difference(engine: Engine, exact: Engine, *, definition: Definition) -> str | None:
+def first_difference(engine: TokenizerEngine, exact: TokenizerEngine, *, definition: Definition) -> str | None:
     """The first self-check text for which the two differ.
 
     Raises:

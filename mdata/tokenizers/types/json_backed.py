@@ -26,7 +26,7 @@ from mdata.tokenizers.base.tokenizer_json import (
     unknown_id,
     with_special_tokens,
 )
-from mdata.tokenizers.engines.libraries import EXACT, Engine, ExactEngine, FlatEngine, Ids
+from mdata.tokenizers.engines.libraries import EXACT, ExactEngine, FlatEngine, Ids, TokenizerEngine
 from mdata.tokenizers.engines.long_text import PART_CHARS, encode_long_texts, refuse_long
 from mdata.tokenizers.types.engine_selection import family_of, make_engine, select_engine
 
@@ -56,7 +56,7 @@ class JsonTokenizer:
         self._add = bool(options.get("include_special_tokens", True))
         self._definition = with_special_tokens(definition, options.get("special_tokens", ()))
         # First, so that the library refuses a definition that the functions below cannot read.
-        self._engine: Engine = self._exact if engine == EXACT else self._make(engine)
+        self._engine: TokenizerEngine = self._exact if engine == EXACT else self._make(engine)
         self._added: list[AddedToken] = added_tokens(self._definition)
         self._surrounding = surrounding_ids(self._definition)
         self._family = family_of(self._definition)
@@ -159,7 +159,7 @@ class JsonTokenizer:
     def _exact(self) -> ExactEngine:
         return ExactEngine(self._definition, plain=self._plain)
 
-    def _make(self, engine: str) -> Engine:
+    def _make(self, engine: str) -> TokenizerEngine:
         try:
             return make_engine(engine, self._definition, plain=self._plain, exact=lambda: self._exact)
         except (ImportError, KeyError) as error:

@@ -30,7 +30,7 @@ from mdata.tokenizers.base.helpers import (
     whole_number,
 )
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TokenizerSpec
-from mdata.tokenizers.engines.libraries import Engine
+from mdata.tokenizers.engines.libraries import TokenizerEngine
 from mdata.tokenizers.engines.long_text import encode_long_texts, split_at_words
 from mdata.tokenizers.tiktoken.tiktoken_engine import RanksEngine, as_definition
 from mdata.tokenizers.tiktoken.tiktoken_ranks import (
@@ -113,7 +113,7 @@ class TikTokenizer:
         if file == LINES_FILE or published:
             how = "its own ranks (its bytes are not in Megatron's order)" if own_numbers else f"its ranks + {base}"
             self.notes = (f"{name}: ids are {how}; {self._said_of_special(named, own_numbers=own_numbers)}",)
-        self._engine: Engine = self._exact if engine == EXACT else self._make_fast()
+        self._engine: TokenizerEngine = self._exact if engine == EXACT else self._make_fast()
 
     def _said_of_special(self, named: bool, *, own_numbers: bool) -> str:
         """The note on special tokens, for a file whose numbering is not obvious."""
@@ -139,7 +139,7 @@ class TikTokenizer:
             self._engine, notes = fast_or_exact(self._try_fast(), self._exact, name=FAST, wanted=wanted)
             self.notes += notes
 
-    def _try_fast(self) -> Engine | str:
+    def _try_fast(self) -> TokenizerEngine | str:
         """The fast engine, or why it cannot be used."""
         definition = as_definition(self._tokens, self.special_ids, pattern=self._pattern)
         if isinstance(definition, str):
@@ -147,7 +147,7 @@ class TikTokenizer:
         found = try_engine(FAST, definition, exact=self._exact, plain=self._plain)
         return "it does not know the pattern" if isinstance(found, str) and "regexes" in found else found
 
-    def _make_fast(self) -> Engine:
+    def _make_fast(self) -> TokenizerEngine:
         definition = as_definition(self._tokens, self.special_ids, pattern=self._pattern)
         assert not isinstance(definition, str), f"an engine that was not compared: {definition}"
         try:

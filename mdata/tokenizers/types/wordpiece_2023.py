@@ -74,7 +74,7 @@ class BertWordPiece2023:
         self.vocab_size = len(self._vocabulary) + sum(name not in self._vocabulary for name in _NEW)
         self._names = {id: entry for entry, id in self._vocabulary.items()}
         self._lower = name == "BertWordPieceLowerCase"
-        self._clean, self._part = _Table(_cleaned), _Table(_without_marks if self._lower else _parted)
+        self._clean, self._part = _Replacements(_cleaned), _Replacements(_without_marks if self._lower else _parted)
 
     engine = "mdata"
     notes: tuple[str, ...] = (f"the ids are those of {MEGATRON_2023}: nothing around texts, no end of document",)
@@ -130,7 +130,7 @@ class BertWordPiece2023:
         return ids
 
 
-class _Table(dict[int, str]):
+class _Replacements(dict[int, str]):
     """The replacement of each character, computed when it first occurs."""
 
     def __init__(self, rule: Callable[[str], str]) -> None:

@@ -18,7 +18,7 @@ from mdata.tokenizers.base.self_check_texts import wordpiece_texts
 from mdata.tokenizers.base.token_matching import pattern_of_any
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, indices_in_batch
 from mdata.tokenizers.base.tokenizer_json import Definition, added_tokens, model_vocabulary
-from mdata.tokenizers.engines.libraries import Engine, EngineFamily, ExactEngine, Ids
+from mdata.tokenizers.engines.libraries import EngineFamily, ExactEngine, Ids, TokenizerEngine
 from mdata.tokenizers.engines.long_text import whitespace_splitter, word_splitter
 from mdata.tokenizers.wordpiece.wordpiece_support import wordpiece_settings, wordpiece_unsupported
 
@@ -37,7 +37,7 @@ class WordPieceEngine:
 
     name = "mdata"
 
-    def __init__(self, definition: Definition, *, plain: bool, exact: Callable[[], Engine]) -> None:
+    def __init__(self, definition: Definition, *, plain: bool, exact: Callable[[], TokenizerEngine]) -> None:
         from mdata._core import WordPiece
 
         settings = wordpiece_settings(definition)
@@ -56,7 +56,7 @@ class WordPieceEngine:
         )
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """See Engine."""
+        """See `TokenizerEngine`."""
         ids, lengths = self.encode_flat(texts, before=(), after=())
         return np.split(ids.view(np.uint32), np.cumsum(lengths)[:-1]) if len(lengths) else []
 

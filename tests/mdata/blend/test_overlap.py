@@ -16,7 +16,7 @@ from mdata.blend.blend import OpenBlend
 from mdata.blend.compose import plan_blend
 from mdata.blend.spec import BlendSpec, read_spec
 from mdata.blend_planning.change import BlendEdits, change_blend
-from mdata.corpus.documents import Documents
+from mdata.corpus.documents import DocumentReader
 from mdata.dataset.eval_sets import evaluation_sets
 from mdata.manifest.lineage import lineage_of, shared_input
 from mdata.rewriting.shuffle import shuffle
@@ -102,7 +102,7 @@ def paths_of(blend: OpenBlend) -> set[str]:
 def documents(path: Path) -> set[tuple[str, int, str]]:
     """What a corpus holds, by the files and rows that its origins name."""
     corpus = mdata.open_corpus(path)
-    found = Documents(corpus)
+    found = DocumentReader(corpus)
     origins = [found.origin(number) for number in range(corpus.num_documents)]
     key = path.stem.split("_")[-2]
     return {(Path(origin.path).name, origin.row, key) for origin in origins if origin}

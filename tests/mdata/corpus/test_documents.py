@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mdata
-from mdata.corpus.documents import Documents, select
+from mdata.corpus.documents import DocumentReader, select
 from mdata.corpus.origins import OriginsWriter
-from mdata.manifest.types import Origins
+from mdata.manifest.types import OriginsSidecar
 from tests.helpers.corpora import write_pair
 from tests.helpers.manifests import corpus_of_pairs, some_corpus
 
@@ -19,20 +19,20 @@ INPUTS = ["data/a/x.jsonl", "data/b/x.jsonl", "y.jsonl"]
 
 
 @pytest.fixture
-def documents(tmp_path) -> Documents:
+def documents(tmp_path) -> DocumentReader:
     """Five documents: rows 1 and 3 of the first input, 2 and 3 of the second, 7 of the third; one is empty."""
     write_pair(tmp_path / "x", [[2, 1], [], [1], [3], [4]])
     writer = OriginsWriter(tmp_path / "x.origins", step=1)
     for file, rows in ((0, [1, 3]), (1, [2, 3]), (2, [7])):
         writer.append(file, np.array(rows))
-    origins = Origins(path="x.origins", hash=writer.commit())
+    origins = OriginsSidecar(path="x.origins", hash=writer.commit())
     writer.close()
     provenance = some_corpus().provenance
     (file,) = provenance.inputs
     inputs = [msgspec.structs.replace(file, path=path) for path in INPUTS]
     provenance = msgspec.structs.replace(provenance, inputs=inputs, origins=origins)
     corpus_of_pairs(tmp_path / "x.json", ["x"], provenance=provenance)
-    return Documents(mdata.open_corpus(tmp_path / "x"))
+    return DocumentReader(mdata.open_corpus(tmp_path / "x"))
 
 
 def test_a_document_gives_its_sequences(documents):
@@ -44,7 +44,7 @@ def test_shards_are_one_row_of_documents(tmp_path):
     write_pair(tmp_path / "a", [[1], [2]])
     write_pair(tmp_path / "b", [[3], [1, 1]])
     corpus_of_pairs(tmp_path / "both.json", ["a", "b"])
-    both = Documents(mdata.open_corpus(tmp_path / "both.json"))
+    both = DocumentReader(mdata.open_corpus(tmp_path / "both.json"))
     assert [[len(ids) for ids in both.corpus.document_sequences(n)] for n in range(4)] == [[1], [2], [3], [1, 1]]
     assert both.origins is None and both.origin(0) is None
 
@@ -79,7 +79,7 @@ def test_an_origin_that_gave_no_document_is_refused(documents, place, text):
 
 def test_a_lost_sidecar_is_told(documents):
     (documents.corpus.path.parent / "x.origins").unlink()
-    again = Documents(documents.corpus)
+    again = DocumentReader(documents.corpus)
     assert again.origin(0) is None and again.missing == documents.corpus.path.parent / "x.origins"
     with pytest.raises(mdata.UsageError, match=r"x.origins is missing"):
         again.from_origin("y.jsonl:7")

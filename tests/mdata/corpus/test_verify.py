@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import mdata
 from cli.mdata import main
-from mdata.corpus.documents import Documents
+from mdata.corpus.documents import DocumentReader
 from mdata.indexed import blocks
 from tests.conftest import ROOT
 from tests.helpers.examples import examples
@@ -256,7 +256,7 @@ def test_a_sidecar_is_a_regular_file_of_the_folder(tmp_path, sidecar, target):
     assert "outside its folder" in found or "not a regular file" in found
     if sidecar == "x.origins":
         with pytest.raises(mdata.UsageError, match=r"outside its folder|not a regular file"):
-            Documents(mdata.open_corpus(path))
+            DocumentReader(mdata.open_corpus(path))
     (small / sidecar).unlink()
     (tmp_path / "elsewhere").rename(small / sidecar)
     assert problems(path) == []

@@ -7,7 +7,7 @@ import pytest
 
 from mdata.indexed.pair_format import (
     DTYPES,
-    Header,
+    IdxHeader,
     bin_path,
     dtype_code,
     idx_path,
@@ -20,7 +20,7 @@ from mdata.indexed.pair_format import (
 def test_header_bytes_are_the_documented_ones():
     packed = pack_header(np.dtype("<u2"), num_sequences=3, num_documents=1)
     assert packed.hex() == "4d4d494449445800000100000000000000" + "08" + "0300000000000000" + "0200000000000000"
-    assert unpack_header(packed) == Header(b"MMIDIDX\0\0", 1, 8, 3, 2)
+    assert unpack_header(packed) == IdxHeader(b"MMIDIDX\0\0", 1, 8, 3, 2)
     assert unpack_header(packed).index_bytes == 42 + 12 * 3 + 8 * 1
 
 

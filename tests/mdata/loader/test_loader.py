@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 import mdata
 from mdata import Loader, UsageError
 from mdata.loader.batch_sizes import by_steps
-from mdata.loader.loader import BatchPlan, Buffers, PrefetchIterator, Reading, describe_places
+from mdata.loader.loader import BatchPlan, BufferPool, PrefetchIterator, Reading, describe_places
 from mdata.progress import Silent
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
@@ -536,7 +536,7 @@ def address(array: np.ndarray) -> int:
 @given(st.lists(st.tuples(st.sampled_from(list(KEEPS)), st.integers(0, 3)), max_size=40), st.integers(1, 3))
 def test_what_is_kept_never_changes(steps, waiting):
     """Each array is filled with its number; of those kept one is dropped now and then."""
-    buffers, kept = Buffers(waiting), []
+    buffers, kept = BufferPool(waiting), []
     for number, (how, dropped) in enumerate(steps):
         array = buffers.empty((2, 3), np.int64)
         assert array.flags.writeable and array.shape == (2, 3) and array.dtype == np.int64
@@ -549,7 +549,7 @@ def test_what_is_kept_never_changes(steps, waiting):
 
 def test_a_tensor_keeps_its_memory():
     torch = pytest.importorskip("torch")
-    buffers = Buffers(2)
+    buffers = BufferPool(2)
     tensor = torch.from_numpy(buffers.empty((2, 3), np.int64))[:, 1:]
     tensor[:] = 5
     for _ in range(3):
@@ -561,7 +561,7 @@ def test_a_tensor_keeps_its_memory():
 
 
 def test_shapes_and_types_do_not_share_memory():
-    buffers = Buffers(4)
+    buffers = BufferPool(4)
     addresses = [address(buffers.empty((2, 3), np.int64)) for _ in range(3)]
     assert len(set(addresses)) == 1
     for shape, dtype in (((3, 2), np.int64), ((2, 3), np.float64)):
@@ -571,7 +571,7 @@ def test_shapes_and_types_do_not_share_memory():
 @pytest.mark.parametrize("waiting", [1, 3])
 def test_no_more_waits_than_is_asked_for(waiting):
     size = 100_000
-    buffers = Buffers(waiting)
+    buffers = BufferPool(waiting)
     gc.collect()
     tracemalloc.start()
     try:
@@ -585,7 +585,7 @@ def test_no_more_waits_than_is_asked_for(waiting):
 
 
 def test_memory_may_come_back_in_another_thread():
-    buffers, wrong = Buffers(4), []
+    buffers, wrong = BufferPool(4), []
 
     def work(number: int) -> None:
         for _ in range(300):

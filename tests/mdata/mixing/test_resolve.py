@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mdata import UsageError
 from mdata.mixing.native_blend import NativeBlend
 from mdata.mixing.resolve import Sizes, Targets, resolve, round_targets
-from mdata.mixing.schedule import Phase, Schedule, canonical, divide_groups
+from mdata.mixing.schedule import BlendSchedule, Phase, canonical, divide_groups
 from mdata.mixing.shares import Share
 from tests.helpers.examples import examples
 from tests.reference import phases as twin
@@ -36,7 +36,7 @@ def phase(*shares: str, **facts) -> Phase:
 
 
 def dealt(*phases: Phase, of: Sizes):
-    return resolve([Schedule(phases)], of)
+    return resolve([BlendSchedule(phases)], of)
 
 
 def test_weights_alone_are_the_native_blend():
@@ -110,7 +110,7 @@ def test_a_schedule_that_was_left_does_not_change():
     before = dealt(*old, of=of)
     for at in (1, 99, 100, 120, 150, 1000):
         for last in (phase("1", "9"), phase("2 epochs", "1 epochs")):
-            after = resolve([Schedule(old, until=at), Schedule((last,))], of)
+            after = resolve([BlendSchedule(old, until=at), BlendSchedule((last,))], of)
             assert after.counts(at) == before.counts(at)
             assert [x.tolist() for x in after.locate(range(at))] == [x.tolist() for x in before.locate(range(at))]
             if last.shares[0].unit == "epochs":
@@ -133,14 +133,14 @@ def test_changes_of_changes_repeat_and_lose_nothing(plans, data):
         phases = tuple(
             Phase(shares_of(*map(str, w)), samples=n, ramp=ramp and i > 0) for i, (w, n, ramp) in enumerate(drawn)
         )
-        blend = resolve([*kept, Schedule(phases)], of)
+        blend = resolve([*kept, BlendSchedule(phases)], of)
         if before is not None:
             assert [x.tolist() for x in blend.locate(range(at))] == [x.tolist() for x in before.locate(range(at))]
         components, inside = blend.locate(range(blend.num_samples))
         for component in range(3):
             assert inside[components == component].tolist() == list(range((components == component).sum()))
         at = data.draw(st.integers(at + 1, blend.num_samples))
-        kept, before = [*kept, Schedule(phases, until=at)], blend
+        kept, before = [*kept, BlendSchedule(phases, until=at)], blend
 
 
 def test_a_cap_that_binds_in_a_bounded_blend_is_refused_with_numbers():
@@ -200,7 +200,7 @@ def test_all_problems_at_once():
 
 def test_a_change_after_the_end_is_refused():
     with pytest.raises(UsageError, match="changes at sample 12, 3 samples after its end"):
-        resolve([Schedule((phase("1 epochs"),), until=12), Schedule((phase("1"),))], sizes(9))
+        resolve([BlendSchedule((phase("1 epochs"),), until=12), BlendSchedule((phase("1"),))], sizes(9))
 
 
 def test_groups_divide_their_share():

@@ -10,7 +10,7 @@ import pytest
 
 import mdata
 from cli.mdata import main
-from mdata.corpus.documents import Documents
+from mdata.corpus.documents import DocumentReader
 from mdata.errors import DamageError, UsageError
 from mdata.launching.job_folder import load_job
 from mdata.object_storage import uploading
@@ -52,7 +52,7 @@ def names(bucket):
 
 
 def everything(path):
-    documents = Documents(mdata.open_corpus(path))
+    documents = DocumentReader(mdata.open_corpus(path))
     return [(documents.corpus.document(n).tolist(), documents.origin(n)) for n in range(documents.corpus.num_documents)]
 
 

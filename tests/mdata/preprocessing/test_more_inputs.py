@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import mdata
-from mdata.corpus.documents import Documents
+from mdata.corpus.documents import DocumentReader
 from mdata.errors import BadInputError, StoppedError, UsageError
 from mdata.preprocessing.estimate import estimate
 from mdata.rewriting.merge import merge
@@ -121,7 +121,7 @@ def assert_same(options, other):
 
 
 def origins(options):
-    documents = Documents(mdata.open_corpus(options.output_prefix + "_text_document.json"))
+    documents = DocumentReader(mdata.open_corpus(options.output_prefix + "_text_document.json"))
     return [documents.origin(number)[1] for number in range(documents.corpus.num_documents)]
 
 

@@ -14,7 +14,7 @@ import pytest
 from blake3 import blake3
 
 import mdata
-from mdata.corpus.documents import Documents
+from mdata.corpus.documents import DocumentReader
 from mdata.errors import BadInputError, StoppedError, UsageError
 from mdata.preprocessing.estimate import estimate
 from mdata.preprocessing.parts import parse_shard, part_prefix
@@ -99,7 +99,7 @@ def test_rows_of_a_section_count_from_its_beginning_and_are_named_so(tmp_path):
     (result,) = [mdata.preprocess(replace(job(tmp_path), shard="2/3"))]
     (path,) = result.paths.values()
     corpus = mdata.open_corpus(path)
-    first = Documents(corpus).origin(0)
+    first = DocumentReader(corpus).origin(0)
     section = corpus.manifest.provenance.inputs[0].section
     assert first == (f"{tmp_path / 'in/a.jsonl'} [{section.start}:{section.stop}]", 1)
     assert not mdata.verify(path).problems

@@ -9,7 +9,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdata.preprocessing.run_state import InputState, RunState
+from mdata.preprocessing.run_state import InputState, JobState
 from tests.helpers.examples import examples
 
 TAKE = st.tuples(st.just("take"), st.integers(0, 9), st.integers(0, 9), st.integers(0, 3))
@@ -28,7 +28,7 @@ EVENTS = st.lists(
 )
 
 
-def apply(state: RunState, event: tuple, *, number: int) -> None:
+def apply(state: JobState, event: tuple, *, number: int) -> None:
     kind, *values = event
     if kind == "open":
         state.open_input(f"in{len(state.inputs)}.jsonl", number, modified_ns=number * 10**9)
@@ -43,7 +43,7 @@ def apply(state: RunState, event: tuple, *, number: int) -> None:
         state.count_chunk(rows, blake3(str(number).encode()).digest(), records=records, special=[special, 0])
 
 
-def facts(state: RunState) -> tuple:
+def facts(state: JobState) -> tuple:
     """All that a run may look at; what is not recorded yet is no part of it."""
     counts = (state.rows, state.records, state.bad, dict(state.skipped), state.special)
     return state.inputs, *counts, state.next_chunk
@@ -53,11 +53,11 @@ def facts(state: RunState) -> tuple:
 @given(events=EVENTS, lose=st.integers(0, 4), then=EVENTS)
 def test_a_replayed_state_is_the_one_that_was_recorded(events, lose, then):
     """Then both go on, records and all, and are replayed once more."""
-    state, records, snapshots = RunState(2), [], []
+    state, records, snapshots = JobState(2), [], []
     run(state, events, records, snapshots)
     kept = len(records) - min(lose, len(records))
     replayed = replay(records[:kept])
-    expected = snapshots[kept - 1] if kept else RunState(2)
+    expected = snapshots[kept - 1] if kept else JobState(2)
     assert facts(replayed) == facts(expected)
     again, other = list(records[:kept]), list(records[:kept])
     run(replayed, then, again, [])
@@ -68,7 +68,7 @@ def test_a_replayed_state_is_the_one_that_was_recorded(events, lose, then):
     assert facts(replay(again)) == facts(replay(other))
 
 
-def run(state: RunState, events: list[tuple], records: list[dict], snapshots: list[RunState]) -> None:
+def run(state: JobState, events: list[tuple], records: list[dict], snapshots: list[JobState]) -> None:
     for number, event in enumerate(events):
         apply(state, event, number=number)
         if event[0] in ("record", "lost"):
@@ -79,8 +79,8 @@ def run(state: RunState, events: list[tuple], records: list[dict], snapshots: li
                 snapshots.append(copy.deepcopy(state))
 
 
-def replay(records: list[dict]) -> RunState:
-    state = RunState(2)
+def replay(records: list[dict]) -> JobState:
+    state = JobState(2)
     for record in records:
         state.replay(record)
     return state
@@ -89,7 +89,7 @@ def replay(records: list[dict]) -> RunState:
 @examples(100)
 @given(counts=st.lists(st.integers(0, 5), max_size=5))
 def test_the_hash_of_an_input_is_that_of_its_chunks_and_the_next_chunk_is_counted(counts):
-    state = RunState(1)
+    state = JobState(1)
     assert state.next_chunk == (0, 0)
     for number, count in enumerate(counts):
         state.open_input(str(number), 0, modified_ns=0)
@@ -107,7 +107,7 @@ def test_the_hash_of_an_input_is_that_of_its_chunks_and_the_next_chunk_is_counte
 
 
 def test_a_record_holds_what_is_new_only():
-    state = RunState(1)
+    state = JobState(1)
     state.open_input("a", 0, modified_ns=0)
     sizes = []
     for chunk in range(4):

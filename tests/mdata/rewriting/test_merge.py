@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import mdata
 from cli.mdata import main
-from mdata.corpus.documents import Documents
+from mdata.corpus.documents import DocumentReader
 from mdata.errors import BadInputError, UsageError
 from mdata.preprocessing import plan
 from mdata.rewriting import merge as merging
@@ -48,7 +48,7 @@ def whole_run(folder, **more):
 def everything(path):
     """All documents with their origins."""
     corpus = mdata.open_corpus(path)
-    documents = Documents(corpus)
+    documents = DocumentReader(corpus)
     return [(corpus.document(n).tolist(), documents.origin(n)) for n in range(corpus.num_documents)]
 
 

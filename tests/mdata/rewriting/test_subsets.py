@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mdata
 from cli.mdata import main
-from mdata.corpus.documents import Documents
+from mdata.corpus.documents import DocumentReader
 from mdata.errors import UsageError
 from mdata.order.permutation import Permutation
 from mdata.preprocessing.preprocess_options import PreprocessOptions
@@ -37,7 +37,7 @@ def bare(folder, documents):
 def contents(path):
     """Each document as its sequences, with its origin."""
     corpus = mdata.open_corpus(path)
-    documents = Documents(corpus)
+    documents = DocumentReader(corpus)
     return [
         ([ids.tolist() for ids in corpus.document_sequences(n)], documents.origin(n))
         for n in range(corpus.num_documents)
