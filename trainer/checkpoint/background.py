@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mdata import MdataError, ResourceError
 from mdata.errors import explain_os_error
-from trainer.checkpoint.rank_file import Shard
+from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, commit, missing_parts, write_part
 
 LONGEST_PAUSE_S = 0.5  # between looks for files; on a shared file system each costs a message
@@ -33,9 +33,9 @@ class HostCopies:
         self._stream: torch.cuda.Stream | None = None
         self._copied: torch.cuda.Event | None = None
 
-    def take(self, shard: Shard, state: Mapping[str, Tensor]) -> tuple[Shard, dict[str, Tensor]]:
+    def take(self, shard: OwnedState, state: Mapping[str, Tensor]) -> tuple[OwnedState, dict[str, Tensor]]:
         """Begin to copy the parts that the rank stores; the result may be read after `wait`."""
-        packed = Shard({name: shard.owned[name].packed() for name in state}, shard.index)
+        packed = OwnedState({name: shard.owned[name].packed() for name in state}, shard.index)
         for name, tensor in state.items():
             held, size = self._held.get(name), packed.owned[name].size
             if held is None or (held.numel(), held.dtype) != (size, tensor.dtype):
@@ -51,7 +51,7 @@ class HostCopies:
             self._copy(state, shard, packed=packed)
         return packed, dict(self._held)
 
-    def _copy(self, state: Mapping[str, Tensor], shard: Shard, *, packed: Shard) -> None:
+    def _copy(self, state: Mapping[str, Tensor], shard: OwnedState, *, packed: OwnedState) -> None:
         for name, tensor in state.items():
             for source, target in zip(shard.owned[name].spans(), packed.owned[name].spans(), strict=True):
                 self._held[name][target].copy_(tensor[source], non_blocking=True)
@@ -99,7 +99,7 @@ class BackgroundSave:
         target: Target,
         place: tuple[int, int],
         *,
-        shard: Shard,
+        shard: OwnedState,
         state: Mapping[str, Tensor],
         ready: Callable[[], None],
         after: Callable[[], None],

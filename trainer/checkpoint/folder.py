@@ -39,7 +39,7 @@ class _Misnamed(IndexFault):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResumePoint:
     """Where a run goes on from.
 
     Attributes:
@@ -55,7 +55,7 @@ def folder_name(step: int) -> str:
     return f"step-{step}"
 
 
-def find_checkpoint(root: Location) -> Found:
+def find_checkpoint(root: Location) -> ResumePoint:
     """The checkpoint to go on from in a run's `checkpoints` folder, or where else it keeps them.
 
     Raises:
@@ -64,14 +64,14 @@ def find_checkpoint(root: Location) -> Found:
     pointer = root / LATEST
     named = _latest_name(root)
     if named is not None and _NAME.fullmatch(named) and files_of(root / named).exists():
-        return Found(root / named)
+        return ResumePoint(root / named)
     problem = f"{pointer} is missing" if named is None else f"{pointer} names no checkpoint of its folder ({named!r})"
     whole = next(whole_checkpoints(root), None)
     if whole is not None:
-        return Found(whole, f"{problem}; using the newest intact checkpoint, {whole.name}")
+        return ResumePoint(whole, f"{problem}; using the newest intact checkpoint, {whole.name}")
     damaged = [folder.name for folder, _ in _checkpoints(root)]
     if named is None and not damaged:
-        return Found(None)
+        return ResumePoint(None)
     raise DamageError(
         problem,
         found=f"{', '.join(damaged)}, and none is intact" if damaged else "no such checkpoint in the folder",
@@ -80,7 +80,7 @@ def find_checkpoint(root: Location) -> Found:
     )
 
 
-def checkpoint_at(location: Location, *, name: str = "latest") -> Found:
+def checkpoint_at(location: Location, *, name: str = "latest") -> ResumePoint:
     """The checkpoint that a user names: itself, its run folder, or the folder with a run's checkpoints.
 
     Args:
@@ -88,14 +88,14 @@ def checkpoint_at(location: Location, *, name: str = "latest") -> Found:
     """
     absent = isinstance(location, Path) and not location.is_dir()
     if absent or not isinstance(files_of(location).look(INDEX), str):
-        return Found(location)
+        return ResumePoint(location)
     root = location
     if isinstance(location, Path):
         kept = checkpoints_of(location)
         root = kept if not isinstance(kept, Path) or kept.is_dir() else location
     elif _latest_name(location) is None and _latest_name(location / "checkpoints") is not None:
         root = location / "checkpoints"  # a copy of a run folder
-    return find_checkpoint(root) if name == "latest" else Found(root / name)
+    return find_checkpoint(root) if name == "latest" else ResumePoint(root / name)
 
 
 def latest_checkpoint(root: Location) -> Location | None:

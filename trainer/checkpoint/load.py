@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mdata import DamageError, UsageError
 from mdata.errors import few
-from trainer.checkpoint.folder import Found, find_checkpoint, instead, read_index, step_of, whole_checkpoints
+from trainer.checkpoint.folder import ResumePoint, find_checkpoint, instead, read_index, step_of, whole_checkpoints
 from trainer.checkpoint.format import DTYPES as SIZES
 from trainer.checkpoint.format import Index, SavedSlice
 from trainer.checkpoint.location import Location
@@ -132,7 +132,7 @@ def verify_checkpoint(folder: Location) -> Index:
     return index
 
 
-def find_valid(root: Location, *, every_byte: bool = True) -> Found:
+def find_valid(root: Location, *, every_byte: bool = True) -> ResumePoint:
     """As `find_checkpoint`, but damaged ones are passed over, which is told.
 
     Args:
@@ -154,7 +154,7 @@ def find_valid(root: Location, *, every_byte: bool = True) -> Found:
             told.append(str(error).splitlines()[0])
         else:
             told += [f"using {folder.name}, the newest valid checkpoint"] if folder != named.folder else []
-            return Found(folder, "; ".join(told) or None)
+            return ResumePoint(folder, "; ".join(told) or None)
     raise DamageError(
         f"no checkpoint in {root} is valid",
         found=few(told, 3),

@@ -58,7 +58,7 @@ class Owned(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class OwnedState:
     """The part of the training state that a rank owns.
 
     Args:
@@ -82,7 +82,7 @@ class RankFile:
         name: of the file. size_bytes: of the whole file.
     """
 
-    def __init__(self, rank: int, shard: Shard, *, state: Mapping[str, Tensor]) -> None:
+    def __init__(self, rank: int, shard: OwnedState, *, state: Mapping[str, Tensor]) -> None:
         self.name = file_of_part(part_name(rank))
         self._pieces = list(_pieces(shard, state))
         self._header = _header(self._pieces)
@@ -117,7 +117,7 @@ class _Piece(NamedTuple):
     values: Tensor
 
 
-def _pieces(shard: Shard, state: Mapping[str, Tensor]) -> Iterator[_Piece]:
+def _pieces(shard: OwnedState, state: Mapping[str, Tensor]) -> Iterator[_Piece]:
     """The slices that this rank stores, in the order of its file."""
     for name, flat in state.items():
         for spec, part, first in shard.owned[name].slices():

@@ -35,7 +35,7 @@ from trainer.checkpoint.folder import check_written, folder_name, make_room, poi
 from trainer.checkpoint.format import HashedFile, RunState, dump_index, dump_part
 from trainer.checkpoint.location import Location, ObjectFolder
 from trainer.checkpoint.object_folder import put, put_all, remove_others, remove_unfinished, try_to_write
-from trainer.checkpoint.rank_file import RankFile, Shard, part_name
+from trainer.checkpoint.rank_file import OwnedState, RankFile, part_name
 from trainer.checkpoint.stored_files import INDEX, files_of, listed
 from trainer.errors import size_text
 from trainer.parallel.collectives import Group, gather_objects
@@ -74,7 +74,7 @@ class Target:
         return f".{self.name}.{self.attempt}.partial"
 
 
-def save_checkpoint(target: Target, shard: Shard, *, state: Mapping[str, Tensor], world: Group) -> Location:
+def save_checkpoint(target: Target, shard: OwnedState, *, state: Mapping[str, Tensor], world: Group) -> Location:
     """Write one checkpoint; it exists under its name when this returns, on every rank.
 
     Args:
@@ -100,7 +100,7 @@ def clear_place(target: Target) -> None:
         make_room(target.root / target.name)
 
 
-def write_part(target: Target, rank: int, *, shard: Shard, state: Mapping[str, Tensor]) -> None:
+def write_part(target: Target, rank: int, *, shard: OwnedState, state: Mapping[str, Tensor]) -> None:
     """Write one rank's slices, and then its side index.
 
     Raises:

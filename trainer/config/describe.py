@@ -18,7 +18,7 @@ _HEADER = "Every setting of a run. A line without # is required; the others show
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Key:
+class ConfigKey:
     """A setting.
 
     Args:
@@ -40,7 +40,7 @@ class Key:
     choices: tuple[str, ...]
 
 
-def describe() -> tuple[Key, ...]:
+def describe() -> tuple[ConfigKey, ...]:
     """Every setting, section by section."""
     hints = inspect.get_annotations(RunConfig, eval_str=True)
     return tuple(key for name, section in hints.items() for key in _section_keys(name, section))
@@ -68,14 +68,14 @@ def default_toml() -> str:
     return "\n".join(lines)
 
 
-def _section_keys(name: str, section: type) -> list[Key]:
+def _section_keys(name: str, section: type) -> list[ConfigKey]:
     source = inspect.getsource(section)
     keys = []
     for field in dataclasses.fields(section):
         missing = field.default is dataclasses.MISSING
         comment, _, otherwise = _comment(source, field.name).partition("; not set: ")
         keys.append(
-            Key(
+            ConfigKey(
                 name=f"{name}.{field.name}",
                 default=None if missing else field.default,
                 required=missing,

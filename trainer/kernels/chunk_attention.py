@@ -95,13 +95,13 @@ def chunks_of_rows(
     """`attention` for chunks, with this kernel."""
     k_BGTK, v_BGTK = k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
     parts = [
-        _Chunk.apply(q.transpose(1, 2), k_BGTK[:, :, :end], v_BGTK[:, :, :end], scale, kernel).transpose(1, 2)
+        _ChunkAttention.apply(q.transpose(1, 2), k_BGTK[:, :, :end], v_BGTK[:, :, :end], scale, kernel).transpose(1, 2)
         for q, end in plain.query_chunks(q_BSHK, ends)
     ]
     return torch.cat(parts, dim=1)
 
 
-class _Chunk(torch.autograd.Function):
+class _ChunkAttention(torch.autograd.Function):
     """The last S of T tokens: [B, H, S, K] of queries, [B, G, T, K] of keys and values."""
 
     @staticmethod

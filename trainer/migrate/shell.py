@@ -72,7 +72,7 @@ def read_commands(text: str, arguments: Sequence[str] = (), *, work: Work | None
     Raises:
         ShellError: unsupported bash, with its line, or a limit is exceeded.
     """
-    return _Reader(arguments, Work() if work is None else work).read(text)
+    return _ShellReader(arguments, Work() if work is None else work).read(text)
 
 
 def unknown(word: str) -> str | None:
@@ -96,7 +96,7 @@ class _Block(NamedTuple):
     arguments: list[str] | None = None
 
 
-class _Reader:
+class _ShellReader:
     """The variables so far, and the commands."""
 
     def __init__(self, arguments: Sequence[str], work: Work) -> None:
@@ -239,7 +239,7 @@ class _Reader:
         elif words[:1] and words[0] in ("read", "mapfile", "readarray"):
             self._forget(words[1:])
         elif words[:1] == ["eval"]:
-            self._commands += _Reader(self._arguments, self._work).read(" ".join(words[1:]))
+            self._commands += _ShellReader(self._arguments, self._work).read(" ".join(words[1:]))
         elif words:
             self._commands.append(words)
 

@@ -2,9 +2,9 @@
 
 Pure: specs and axis sizes in, frozen numbers out. The buffers are divided into buckets at the borders of blocks
 (parallel/buckets.py). Inside a bucket, parameters with equal rules are neighbours: a rule then covers one range, a
-`Segment`, instead of a list of tensors. A bucket is padded so that its shard axis divides it; rank r of n owns the r-th
-of n equal parts, regardless of tensor boundaries (Rajbhandari et al. 2020, "ZeRO"). ownership.py says what of it a rank
-holds; parameters, gradients, main weights and moments all share this layout.
+`RuleRange`, instead of a list of tensors. A bucket is padded so that its shard axis divides it; rank r of n owns the
+r-th of n equal parts, regardless of tensor boundaries (Rajbhandari et al. 2020, "ZeRO"). ownership.py says what of it a
+rank holds; parameters, gradients, main weights and moments all share this layout.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Rules(NamedTuple):
     matrix: bool
 
 
-class Segment(NamedTuple):
+class RuleRange(NamedTuple):
     """Elements [start, stop) with one set of rules."""
 
     start: int
@@ -59,7 +59,7 @@ class Bucket:
     shard: ShardAxis
     shard_size: int
     slots: tuple[Slot, ...]
-    segments: tuple[Segment, ...]
+    segments: tuple[RuleRange, ...]
 
     @property
     def size(self) -> int:
@@ -118,16 +118,16 @@ def make_layout(specs: Sequence[ParamSpec], sizes: Mapping[str, int], *, bucket_
 
 def _bucket(start: int, specs: Sequence[ParamSpec], shard: ShardAxis, shard_size: int) -> Bucket:
     slots: list[Slot] = []
-    segments: list[Segment] = []
+    segments: list[RuleRange] = []
     end = start
     for rules, group in itertools.groupby(sorted(specs, key=_rules), key=_rules):  # stable: keeps the model's order
         first = end
         for spec in group:
             slots.append(Slot(spec, end))
             end = _round_up(end + spec.numel, ALIGNMENT)
-        segments.append(Segment(first, end, rules))
+        segments.append(RuleRange(first, end, rules))
     stop = start + _round_up(end - start, ALIGNMENT * shard_size)
-    segments[-1] = Segment(segments[-1].start, stop, segments[-1].rules)
+    segments[-1] = RuleRange(segments[-1].start, stop, segments[-1].rules)
     return Bucket(start, stop, shard, shard_size, tuple(slots), tuple(segments))
 
 

@@ -28,7 +28,7 @@ from trainer.kernels.table import Kernels
 from trainer.kernels.updates import MOMENTS, rule_of
 from trainer.optim.buffers import Buffers
 from trainer.optim.data_parallel import DataParallelHooks, GradientReducer, ParameterGathers
-from trainer.optim.layout import Bucket, BufferLayout, Segment
+from trainer.optim.layout import Bucket, BufferLayout, RuleRange
 from trainer.optim.muon import MatrixUpdate
 from trainer.optim.ownership import Ownership, everything, owned_by
 from trainer.parallel.collectives import Group, all_reduce_
@@ -258,7 +258,7 @@ class Optimizer:
         return self.state[name][first : first + stop - start]
 
 
-def _by_rate(segment: Segment, bucket: Bucket, *, apart: bool) -> Iterator[tuple[Segment, bool]]:
+def _by_rate(segment: RuleRange, bucket: Bucket, *, apart: bool) -> Iterator[tuple[RuleRange, bool]]:
     """The parts of a segment, and whether each belongs to the token embedding or the head; undivided unless `apart`."""
     spans = [(slot.start, slot.start + slot.spec.numel) for slot in bucket.slots if apart and slot.spec.vocabulary]
     at = segment.start

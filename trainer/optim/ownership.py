@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainer.optim.layout import Bucket, BufferLayout, Segment, Slot
+from trainer.optim.layout import Bucket, BufferLayout, RuleRange, Slot
 from trainer.parallel.params import ParamSpec, Slice, slices
 
 
@@ -77,13 +77,13 @@ class Ownership:
         assert run.start <= element < run.stop, f"element {element} is not owned"
         return run.first + element - run.start
 
-    def segments(self) -> Iterator[tuple[OwnedRun, Segment]]:
+    def segments(self) -> Iterator[tuple[OwnedRun, RuleRange]]:
         """The segments, cut to each run, without empty ones."""
         for run in self.runs:
             for segment in run.bucket.segments:
                 low, high = max(segment.start, run.start), min(segment.stop, run.stop)
                 if low < high:
-                    yield run, Segment(low, high, segment.rules)
+                    yield run, RuleRange(low, high, segment.rules)
 
     def parameters(self) -> Iterator[tuple[Slot, int, int, int]]:
         """(slot, first and last + 1 of its elements, their position in the state) of each parameter in each run."""

@@ -82,7 +82,7 @@ class Executor:
         """
         wait_s = self.wait_s if self._runs else FIRST_WAIT_S
         loss = LossOptions(own_means=own_means, num_components=num_components)
-        run = _Run(self, schedule, microbatches, loss=loss, scale=scale, wait_s=wait_s)
+        run = _StepRun(self, schedule, microbatches, loss=loss, scale=scale, wait_s=wait_s)
         for action in schedule.actions[self.rank]:
             self.watch(action)
             run.do(action)
@@ -98,7 +98,7 @@ class Executor:
         return self._layers[stage]
 
 
-class _Run:
+class _StepRun:
     """One step in progress."""
 
     def __init__(

@@ -25,7 +25,7 @@ from trainer.checkpoint.folder import run_state
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import load_into
 from trainer.checkpoint.location import Location, location_of
-from trainer.checkpoint.rank_file import Shard
+from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, save_checkpoint, together
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
@@ -263,9 +263,9 @@ class Engine:
         return mean(loss_sum, num_tokens)
 
     @property
-    def shard(self) -> Shard:
+    def shard(self) -> OwnedState:
         """The part of the optimizer's state that this rank stores."""
-        return Shard(self.optimizer.owns, {axis: group.rank for axis, group in self.world.groups.items()})
+        return OwnedState(self.optimizer.owns, {axis: group.rank for axis, group in self.world.groups.items()})
 
     def with_scale(self, run: RunState) -> RunState:
         """The run's state with the loss scale of this engine, and what FP8 remembers."""

@@ -42,7 +42,7 @@ class Measuring:
 
     def __init__(self, plan: Plan, engine: Engine, *, dtype: str, components: Sequence[str]) -> None:
         self.rate, self._engine = Rate(), engine
-        self._usage = Usage(plan, dtype, device=engine.world.device)
+        self._usage = DeviceUse(plan, dtype, device=engine.world.device)
         self._used: dict[str, float] = {}  # of the last line
         self.components = tuple(components) if len(components) > 1 else ()
 
@@ -119,7 +119,7 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
     return None if device is None else device.flops
 
 
-class Usage:
+class DeviceUse:
     """One rank's use of its device.
 
     Args:

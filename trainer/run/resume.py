@@ -17,7 +17,7 @@ from mdata import UsageError
 from mdata.loader.resume_check import resumes
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from mdata.util.config_text import load_toml
-from trainer.checkpoint.folder import Found, find_checkpoint, read_index
+from trainer.checkpoint.folder import ResumePoint, find_checkpoint, read_index
 from trainer.checkpoint.format import Index, RunState
 from trainer.checkpoint.load import find_valid
 from trainer.checkpoint.location import Location, checkpoints_folder, location_of
@@ -120,7 +120,7 @@ class Start:
         }
 
 
-def find_start(config: RunConfig, data: RunData, *, found: Found | None = None) -> Start:
+def find_start(config: RunConfig, data: RunData, *, found: ResumePoint | None = None) -> Start:
     """Where and how the run goes on, if it may.
 
     Args:
@@ -152,7 +152,7 @@ def find_start(config: RunConfig, data: RunData, *, found: Found | None = None) 
     return Start(done=done, folder=folder, config=now, changes=changes, notes=(*told, *notes))
 
 
-def conflicts_without_data(config: RunConfig, seen: Found) -> list[UsageError]:
+def conflicts_without_data(config: RunConfig, seen: ResumePoint) -> list[UsageError]:
     """Why a run cannot continue from a checkpoint, apart from its data, which cannot be opened."""
     if seen.folder is None:
         return []
@@ -162,7 +162,7 @@ def conflicts_without_data(config: RunConfig, seen: Found) -> list[UsageError]:
 
 
 def _conflicts(
-    config: RunConfig, stored: RunConfig | None, seen: Found, *, run: RunState, data: RunData | None
+    config: RunConfig, stored: RunConfig | None, seen: ResumePoint, *, run: RunState, data: RunData | None
 ) -> list[UsageError]:
     """Every reason why the run may not continue from a checkpoint."""
     folder = seen.folder
@@ -261,7 +261,7 @@ def first_done(config: RunConfig, first: FirstState) -> Done:
     )
 
 
-def found_by_one(config: RunConfig, *, every_byte: bool = True) -> Found:
+def found_by_one(config: RunConfig, *, every_byte: bool = True) -> ResumePoint:
     """The checkpoint to go on from, as checkpoint.load says.
 
     Args:
@@ -274,7 +274,7 @@ def found_by_one(config: RunConfig, *, every_byte: bool = True) -> Found:
     return find_checkpoint(root) if config.checkpoint.load == "latest" else find_valid(root, every_byte=every_byte)
 
 
-def found_by_all(config: RunConfig, world: World) -> Found:
+def found_by_all(config: RunConfig, world: World) -> ResumePoint:
     """The same on every rank; where every byte has to be compared, rank 0 does that for all."""
     if config.checkpoint.load == "latest":
         return found_by_one(config)
@@ -328,7 +328,7 @@ def changed_settings(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, 
     }
 
 
-def _seen_notes(seen: Found, index: Index) -> Iterator[str]:
+def _seen_notes(seen: ResumePoint, index: Index) -> Iterator[str]:
     """What the user should know of the checkpoint itself."""
     if seen.warning:
         yield seen.warning

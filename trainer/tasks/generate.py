@@ -25,7 +25,7 @@ from mdata.tokenizers.base.tokenizer import TextRefused
 from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io
 from mdata.util.random_keys import derive_key
-from trainer.checkpoint.folder import Found, find_checkpoint, run_state
+from trainer.checkpoint.folder import ResumePoint, find_checkpoint, run_state
 from trainer.checkpoint.location import Location, checkpoints_of
 from trainer.checkpoint.stored_files import files_of, folders_in
 from trainer.config.parse import load_config
@@ -258,7 +258,7 @@ def _added_text(tokenizer: mdata.Tokenizer, ids: Sequence[int], new: Sequence[in
 
 def _checkpoint_folder(run_folder: Path, name: str, progress: Progress) -> Location:
     root = checkpoints_of(run_folder)
-    found = find_checkpoint(root) if name == "latest" else Found(root / name)
+    found = find_checkpoint(root) if name == "latest" else ResumePoint(root / name)
     if found.warning:
         progress.note(found.warning)
     if found.folder is None or not files_of(found.folder).exists():

@@ -30,7 +30,7 @@ from trainer.checkpoint.folder import find_checkpoint, read_index, whole_checkpo
 from trainer.checkpoint.format import HashedFile, RunState, dump_index
 from trainer.checkpoint.load import find_valid, load_state, verify_checkpoint
 from trainer.checkpoint.location import Location
-from trainer.checkpoint.rank_file import Shard
+from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, check_target, commit, write_part
 from trainer.models.gpt_params import parameter_table
 from trainer.models.gpt_shape import GPTShape
@@ -41,13 +41,13 @@ from trainer.parallel.params import Place
 
 def tiny_save(
     root: Path, step: int, *, shape: GPTShape = SMALL
-) -> tuple[Target, list[tuple[Shard, dict[str, torch.Tensor]]]]:
+) -> tuple[Target, list[tuple[OwnedState, dict[str, torch.Tensor]]]]:
     """Where a checkpoint of two ranks with a file of a tokenizer goes, and what each rank stores."""
     run = RunState(step=step, consumed_samples=step, data_id="", data={}, optimizer_steps=step, config="")
     layout = make_layout(parameter_table(shape, Place()), {"data": 2, "edp": 2})
     parts = []
     for rank in (0, 1):
-        part = Shard({"weight": owned_by(layout, {"data": rank, "edp": rank})}, {"tp": 0})
+        part = OwnedState({"weight": owned_by(layout, {"data": rank, "edp": rank})}, {"tp": 0})
         parts.append((part, {"weight": torch.arange(part.owned["weight"].size) + 0.5 + step}))
     total = sum(4 * math.prod(one.size) for part, _ in parts for _, one, _ in part.owned["weight"].slices())
     return Target(root, run, "x", {"tokenizer/vocab.json": b"{}"}, total), parts

@@ -29,7 +29,7 @@ from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import find_valid, load_state, verify_checkpoint
 from trainer.checkpoint.location import ObjectFolder, location_of
 from trainer.checkpoint.object_folder import put, put_all, remove_folder
-from trainer.checkpoint.rank_file import Shard
+from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, check_target, clear_place, commit, discard, missing_parts, write_part
 from trainer.checkpoint.stored_files import INDEX, ObjectFiles, files_of, listed
 from trainer.models.gpt_params import parameter_table
@@ -61,7 +61,7 @@ def save(root: ObjectFolder, step: int, *, ranks: int = 2, value: float | None =
     clear_place(target)
     for rank in reversed(range(ranks)):
         assert missing_parts(target, ranks) == list(range(rank + 1))
-        part = Shard({"weight": owned_by(layout, {"data": rank, "edp": rank})}, {"tp": 0})
+        part = OwnedState({"weight": owned_by(layout, {"data": rank, "edp": rank})}, {"tp": 0})
         state = {"weight": torch.full((part.owned["weight"].size,), float(step) if value is None else value)}
         write_part(target, rank, shard=part, state=state)
     commit(target, ranks)
@@ -198,7 +198,7 @@ def test_a_failed_save_leaves_nothing(server: Proxy, root: ObjectFolder, monkeyp
     run = RunState(step=4, consumed_samples=4, data_id="", data={}, optimizer_steps=4, config="")
     target = Target(root, run, "x")
     layout = make_layout(parameter_table(SMALL, Place()), {"data": 1, "edp": 1})
-    shard = Shard({"weight": everything(layout)}, {"tp": 0})
+    shard = OwnedState({"weight": everything(layout)}, {"tp": 0})
     write_part(target, 0, shard=shard, state={"weight": torch.ones(shard.owned["weight"].size)})
     assert contents(root) != before
     discard(target, 1)  # of another rank, which does nothing

@@ -101,7 +101,7 @@ from pathlib import Path
 from tests.trainer.shapes import LLAMA
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import load_state
-from trainer.checkpoint.rank_file import Shard
+from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, commit, write_part
 from trainer.config.parse import dump_config
 from trainer.convert.first_state import read_owned
@@ -119,7 +119,7 @@ def owned(tp_rank, tp, dp_rank, dp):
 def peak():
     return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) << 10
 if sys.argv[2] == "save":
-    shard = Shard(owned(0, 1, 0, 1), {"tp": 0})
+    shard = OwnedState(owned(0, 1, 0, 1), {"tp": 0})
     state = {"weight": torch.ones(shard.owned["weight"].size)}
     before = peak()
     keys = dict(num_layers=1, hidden_size=1024, num_heads=8, ffn_hidden_size=4096, vocab_size=20000)

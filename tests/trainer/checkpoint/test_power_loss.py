@@ -23,7 +23,7 @@ from trainer.checkpoint.folder import latest_checkpoint, remove_old, run_state
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import load_state
 from trainer.checkpoint.location import Location
-from trainer.checkpoint.rank_file import Shard
+from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, save_checkpoint
 from trainer.models.gpt_params import parameter_table
 from trainer.optim.layout import make_layout
@@ -37,9 +37,9 @@ SMALL = replace(
 )  # fmt: skip
 
 
-def shard() -> Shard:
+def shard() -> OwnedState:
     layout = make_layout(parameter_table(SMALL, Place()), {"data": 1, "edp": 1})
-    return Shard({"weight": everything(layout)}, {"tp": 0})
+    return OwnedState({"weight": everything(layout)}, {"tp": 0})
 
 
 def save(root: Path, step: int, *, value: float, keep: int = 2) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from trainer.checkpoint.format import RunState
-from trainer.checkpoint.rank_file import Shard
+from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, commit, write_part
 from trainer.config.parse import dump_config
 from trainer.convert.convert import Options, convert, open_model
@@ -69,7 +69,7 @@ def owned() -> Ownership:
 def save(folder: Path) -> None:
     """A checkpoint in a run folder."""
     run = RunState(2, 2, data_id="", data={}, optimizer_steps=2, config=dump_config(CONFIG))
-    shard = Shard({"weight": owned()}, {"tp": 0})
+    shard = OwnedState({"weight": owned()}, {"tp": 0})
     target = Target(folder / "checkpoints", run, "x")
     write_part(target, 0, shard=shard, state={"weight": torch.ones(shard.owned["weight"].size)})
     commit(target, 1)

@@ -7,7 +7,7 @@ import torch
 
 from tests.trainer.plan.test_plan import config
 from trainer.plan.plan import make_plan
-from trainer.run.measuring import Usage, peak_flops
+from trainer.run.measuring import DeviceUse, peak_flops
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def test_the_peak_of_a_device(name, dtype, peak):
 
 def test_utilization_by_hand(monkeypatch):
     plan = make_plan(config(model={"vocab_size": 1000}), 4, facts=None)
-    usage = Usage(plan, "bf16", device=CPU)
+    usage = DeviceUse(plan, "bf16", device=CPU)
     assert usage.mfu(1e6) is None and usage.tflops(1e6) == pytest.approx(plan.flops_per_token / 4e6)
     monkeypatch.setattr(usage, "_peak", 1e12)
     assert usage.mfu(1e6) == pytest.approx(1e6 * plan.flops_per_token / (4 * 1e12))
@@ -38,7 +38,7 @@ def test_utilization_by_hand(monkeypatch):
 
 def test_memory_is_the_most_that_was_held():
     plan = make_plan(config(model={"vocab_size": 1000}), 2, facts=None)
-    usage = Usage(plan, "fp32", device=CPU)
+    usage = DeviceUse(plan, "fp32", device=CPU)
     before = usage.memory_bytes()
     block = torch.ones(1 << 26)  # 256 MiB
     held = usage.memory_bytes()
