@@ -126,8 +126,8 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
     _check_texts(parts, groups)
     left_out = {relative_path(Path(path), folder): why for match in matches for path, why in match.left_out.items()}
     components = [_component(part, folder) for part in parts]
-    whole = Phase(samples=spec.samples, tokens=spec.tokens)
-    wanted = spec.phases or ((whole,) if whole != Phase() else ())
+    only_phase = Phase(samples=spec.samples, tokens=spec.tokens)
+    wanted = spec.phases or ((only_phase,) if only_phase != Phase() else ())
     phases = [_phase(phase, parts, groups=groups, problems=problems, where=i + 1) for i, phase in enumerate(wanted)]
     if problems:
         raise blend_error(problems)
@@ -428,23 +428,23 @@ def corpora_at(path: str) -> list[str]:
         if file.suffix == ".idx" and _real(prefix_of(file)) not in spoken_for:
             by_path[file] = prefix_of(file)
     if not by_path:
-        seen = f"{len(files)} files" if roots else "nothing"
-        raise UsageError(f"{path}: no corpus was found", found=seen, expected="manifests or .idx files")
+        count = f"{len(files)} files" if roots else "nothing"
+        raise UsageError(f"{path}: no corpus was found", found=count, expected="manifests or .idx files")
     return [str(by_path[file]) for file in sorted(by_path)]
 
 
 def _below(roots: Iterable[Path]) -> list[Path]:
     """Every file once, under the first of its paths; sorted."""
     files: dict[Path, Path] = {}
-    seen: set[Path] = set()
+    visited: set[Path] = set()
     for root in sorted(roots):
-        for file in _files(root, seen):
+        for file in _files(root, visited):
             files.setdefault(_real(file), file)
     return sorted(files.values())
 
 
-def _files(root: Path, seen: set[Path]) -> Iterable[Path]:
-    """The files below a folder; `seen` collects visited folders, because a link may lead back to one."""
+def _files(root: Path, visited: set[Path]) -> Iterable[Path]:
+    """The files below a folder; `visited` collects visited folders, because a link may lead back to one."""
     if not root.is_dir():
         yield root
         return
@@ -452,12 +452,12 @@ def _files(root: Path, seen: set[Path]) -> Iterable[Path]:
         real = Path(folder).resolve()
         # In this order a folder's own name comes before a link to it in the same folder.
         folders[:] = sorted(
-            (name for name in folders if real not in seen and not name.startswith(".")),
+            (name for name in folders if real not in visited and not name.startswith(".")),
             key=lambda name: (Path(folder, name).is_symlink(), name),
         )
-        if real in seen:
+        if real in visited:
             continue
-        seen.add(real)
+        visited.add(real)
         yield from (Path(folder, name) for name in names if not name.startswith("."))
 
 

@@ -59,13 +59,13 @@ def as_words(words: object, name: str = "the blend") -> list[str]:
     if not isinstance(words, Sequence) or isinstance(words, bytes):
         expected = 'a list such as ["0.7", "a", "0.3", "b"]'
         raise UsageError(f"{name} is not a list of words", found=repr(words), expected=expected)
-    kept = []
+    texts = []
     for number, word in enumerate(words):
         if not isinstance(word, str | Real | os.PathLike) or isinstance(word, bool):
             problem = f"word {number + 1} of {name} is neither a weight nor a corpus"
             raise UsageError(problem, found=repr(word), expected="a number or a text")
-        kept.append(str(word))
-    return kept
+        texts.append(str(word))
+    return texts
 
 
 def words_of_path(path: str | Path) -> list[str]:

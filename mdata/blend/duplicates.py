@@ -70,18 +70,18 @@ def merge_same(
     for number, alike in enumerate(first_alike([part.corpus for part in parts])):
         roots.append(number if alike == number else roots[alike])
         of_corpus.setdefault(roots[number], []).append(parts[number])
-    given = {}
+    merged_shares = {}
     for same in of_corpus.values():
         if len(same) > 1:
             unread = not all(part.corpus.manifest.verified for part in same)
             if unread and len({tuple(r.bin_path.resolve() for r in part.corpus.readers) for part in same}) > 1:
                 both = " and ".join(str(part.corpus.path) for part in same[:2])
                 problems.append(f"{both}: where only the .idx are alike tokens may differ; mdata adopt --full each")
-            given[same[0].name] = _merge(same, parts, groups, spec=spec, problems=problems)
+            merged_shares[same[0].name] = _merge(same, parts, groups, spec=spec, problems=problems)
     merged = [same[0] for same in of_corpus.values()]
     for name in groups.keys() - {part.group for part in merged}:
         del groups[name]
-    return merged, given
+    return merged, merged_shares
 
 
 def _merge(

@@ -37,8 +37,8 @@ def to_train_on(path: str, corpora: Sequence[Corpus]) -> tuple[list[Corpus], dic
     for corpus, lineage in zip(corpora, lineages, strict=True):
         if lineage and lineage.role == "holdout":
             left_out[str(corpus.path)] = f"{lineage.what} of {lineage.key}"
-        elif lineage and (whole := wholes.get({"partition": lineage.run, "shard": lineage.job}.get(lineage.role, ()))):
-            left_out[str(corpus.path)] = f"{lineage.what} of {whole.path.name}, which is included"
+        elif lineage and (parent := wholes.get({"partition": lineage.run, "shard": lineage.job}.get(lineage.role, ()))):
+            left_out[str(corpus.path)] = f"{lineage.what} of {parent.path.name}, which is included"
         else:
             taken.append(corpus)
     if corpora and not taken:
@@ -50,29 +50,34 @@ def to_train_on(path: str, corpora: Sequence[Corpus]) -> tuple[list[Corpus], dic
     return taken, left_out
 
 
-def check_added(corpora: Sequence[Corpus], known: int, *, sets: Mapping[str, Sequence[Corpus]]) -> None:
-    """Refuse corpora added by a change that share documents with the first `known` corpora.
+def check_added(corpora: Sequence[Corpus], num_old: int, *, sets: Mapping[str, Sequence[Corpus]]) -> None:
+    """Refuse corpora added by a change that share documents with the first `num_old` corpora.
 
     Raises:
         UsageError: names each pair of corpora, or corpus and validation or test set.
     """
-    if problems := shared_documents(corpora, first=known):
+    if problems := shared_documents(corpora, first=num_old):
         raise blend_error(problems, fix=f"leave out one of the two; to use both, set {ALLOW}")
-    check_apart(corpora[known:], sets)
+    check_apart(corpora[num_old:], sets)
 
 
 def shared_documents(corpora: Sequence[Corpus], *, first: int = 0) -> list[str]:
     """Each pair of corpora that share documents, as text; at least one of the two has a number from `first` on."""
     lineages = [lineage_of(corpus.manifest) for corpus in corpora]
-    by_input, seen = ByInput(lineages), set()
+    by_input, reported = ByInput(lineages), set()
     problems = []
     for number, lineage in enumerate(lineages):
         if lineage is None:
             continue
         for other, input in by_input.sharing(lineage):
             pair = frozenset((number, other))
-            if other != number and max(pair) >= first and pair not in seen and corpora[other].id != corpora[number].id:
-                seen.add(pair)
+            if (
+                other != number
+                and max(pair) >= first
+                and pair not in reported
+                and corpora[other].id != corpora[number].id
+            ):
+                reported.add(pair)
                 theirs = lineages[other]
                 assert theirs is not None, "found by its inputs"
                 names = f"{corpora[number].path} ({lineage.what}) and {corpora[other].path} ({theirs.what})"

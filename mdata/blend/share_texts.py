@@ -107,12 +107,12 @@ def _set_by_if_old(
 ) -> list[SetBy]:
     """Who set the shares in a manifest older than `set_by`: the tokens, if all shares of a side follow from them."""
     triples = list(zip(shares, sides, tokens, strict=True))
-    given = {
+    set_by_user = {
         side
         for share, side, number in triples
         if share.amount and share.text not in (str(number), _power(number, alpha))
     }
-    return [USER if side in given else TOKENS for side in sides]
+    return [USER if side in set_by_user else TOKENS for side in sides]
 
 
 def _power(tokens: int, alpha: object) -> str | None:
@@ -135,8 +135,8 @@ def _text(share: Share, total: Fraction | None) -> str:
     """An amount or a weight as text: a part of the whole if known, otherwise as given; long fractions rounded."""
     value = share.amount
     if share.unit == WEIGHT:
-        given = total is None and (len(share.text) <= _LONGEST or "/" not in share.text)
-        return share.text if given else f"{float(value / (total or 1)):.{_DIGITS}g}"
+        as_given = total is None and (len(share.text) <= _LONGEST or "/" not in share.text)
+        return share.text if as_given else f"{float(value / (total or 1)):.{_DIGITS}g}"
     if len(share.text) <= _LONGEST or value.denominator == 1:
         return str(share)
     return f"{round(value) if value >= 10**_DIGITS else format(float(value), f'.{_DIGITS}g')} {share.unit}"

@@ -108,12 +108,12 @@ def spec_of_splits(lists: Mapping[str, Sequence[WordLike] | str | None]) -> Blen
     Raises:
         UsageError: another key, a value that is not a list of words, or nothing to train on.
     """
-    given = {key: as_words(value, f'"{key}"') for key, value in lists.items() if value is not None}
-    words = {key: value for key, value in given.items() if value}
+    words_by_split = {key: as_words(value, f'"{key}"') for key, value in lists.items() if value is not None}
+    words = {key: value for key, value in words_by_split.items() if value}
     unknown = [key for key in lists if key not in ("train", "valid", "test")]
     if unknown or "train" not in words:
-        found = f"keys {', '.join(lists)}" if lists else "nothing"
-        raise UsageError("the lists per split cannot be used", found=found, expected='"train", and "valid" and "test"')
+        keys = f"keys {', '.join(lists)}" if lists else "nothing"
+        raise UsageError("the lists per split cannot be used", found=keys, expected='"train", and "valid" and "test"')
     sets = {key: {entry.path: entry.path for entry in parse_data_path(words[key])} for key in words if key != "train"}
     entries = spec_of_words(words["train"]).entries
     return BlendSpec(entries=entries, valid=sets.get("valid", {}), test=sets.get("test", {}), per_split=True)
@@ -179,8 +179,8 @@ class _SpecReader:
         self.problems: list[str] = []
 
     def spec(self, tables: Mapping[str, Any]) -> BlendSpec:
-        known = ("component", "group", "phase", "valid", "test", "alpha", *_FLAGS, *_LENGTHS, _UNKNOWN)
-        self.keys(tables, known, "")
+        allowed = ("component", "group", "phase", "valid", "test", "alpha", *_FLAGS, *_LENGTHS, _UNKNOWN)
+        self.keys(tables, allowed, "")
         entries = [self.entry(t, f"component {i + 1}") for i, t in enumerate(self.tables(tables, "component"))]
         if not entries:
             self.problems.append("no [[component]] names a corpus")
@@ -239,8 +239,8 @@ class _SpecReader:
         if none and not units:
             return None
         if len(units) != 1:
-            found = " and ".join(units) or "none"
-            self.problems.append(f"{where} has one share, in weight, tokens, samples or epochs; found {found}")
+            names = " and ".join(units) or "none"
+            self.problems.append(f"{where} has one share, in weight, tokens, samples or epochs; found {names}")
             return Share("1")
         return Share(self.number(value[units[0]], f"{where}: {units[0]}", zero=zero), units[0])
 
@@ -277,11 +277,11 @@ class _SpecReader:
             self.problems.append(f"{_joined(where, key)} is {value!r}; expected true or false")
         return value is True
 
-    def choice(self, table: Mapping[str, Any], key: str, known: Sequence[str]) -> str:
+    def choice(self, table: Mapping[str, Any], key: str, choices: Sequence[str]) -> str:
         """One of these texts; the first if nothing is given."""
-        value = table.get(key, known[0])
-        if value not in known:
-            self.problems.append(f"{key} is {value!r}; expected {' or '.join(known)}")
+        value = table.get(key, choices[0])
+        if value not in choices:
+            self.problems.append(f"{key} is {value!r}; expected {' or '.join(choices)}")
         return str(value)
 
     def text(self, value: Any, where: str) -> str:
@@ -303,10 +303,10 @@ class _SpecReader:
             return []
         return list(value)
 
-    def keys(self, table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    def keys(self, table: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
         for key in table:
-            if key not in known:
-                close = nearest(key, known)
+            if key not in allowed:
+                close = nearest(key, allowed)
                 self.problems.append(
                     f"{_joined(where, key)} is not known" + (f"; did you mean {close}?" if close else "")
                 )

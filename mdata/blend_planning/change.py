@@ -192,11 +192,15 @@ class _Union:
         problems += [f"{name} is changed twice" for name in dict.fromkeys(named) if named.count(name) > 1]
         weights = {number: share for name, share in edits.shares.items() for number in self._one(name, problems)}
         gone = {number for name in edits.remove for number in self._members(name, problems)}
-        given = {number: _weight(share, self.components[number].name, problems) for number, share in weights.items()}
+        new_weights = {
+            number: _weight(share, self.components[number].name, problems) for number, share in weights.items()
+        }
         swaps = {number: path for name, path in edits.replace.items() for number in self._one(name, problems)}
         more = [(_weight(share, path, problems), path) for share, path in edits.add]
         if TOKENS in set_by:  # shown as parts of 1: a number of tokens would leave the others almost nothing
-            large = [as_text(weight) for weight in (*given.values(), *(weight for weight, _ in more)) if weight > 1]
+            large = [
+                as_text(weight) for weight in (*new_weights.values(), *(weight for weight, _ in more)) if weight > 1
+            ]
             problems += [
                 f"the weight {text} is above 1, but the shares of this blend are fractions of 1, as `mdata blend` shows"
                 for text in large
@@ -204,16 +208,18 @@ class _Union:
         if problems:
             raise blend_error(problems)
         read = {i for i in range(len(self.components)) if any(phase.shares[i].amount for phase in phases)}
-        read |= given.keys()
+        read |= new_weights.keys()
         for weight, path in more:
-            given[self._newly(path, read, "--add", fix="--set {}=WEIGHT changes its weight")] = weight
+            new_weights[self._newly(path, read, "--add", fix="--set {}=WEIGHT changes its weight")] = weight
         fix = "--remove takes a corpus out, and --set {}=WEIGHT changes the weight of this one"
         moved = {number: self._newly(path, read, "--replace", fix=fix) for number, path in swaps.items()}
         count = len(self.corpora)
         edited = []
         for phase, by in zip(phases, set_by, strict=True):
-            edited_phase = _over(_edited(phase, given, gone=gone, moved=moved, count=count), count)
-            of = [replace(share, set_by=USER if i in given else by) for i, share in enumerate(edited_phase.shares)]
+            edited_phase = _over(_edited(phase, new_weights, gone=gone, moved=moved, count=count), count)
+            of = [
+                replace(share, set_by=USER if i in new_weights else by) for i, share in enumerate(edited_phase.shares)
+            ]
             edited.append(replace(edited_phase, shares=tuple(of)))
         return edited
 
@@ -232,10 +238,10 @@ class _Union:
         return [i for i, part in enumerate(self.components) if part.group == name] or self._one(name, problems)
 
     def _added(self, path: str) -> int:
-        one = plan_blend({"component": [{"path": path}]}, self.folder, allow_outside=self.allow_outside)
-        if len(one.corpora) != 1:
-            raise UsageError(f"{path} names {len(one.corpora)} corpora", expected="one", fix="a whole new mixture")
-        return self._place(one.manifest.components[0], one.corpora[0])
+        blend = plan_blend({"component": [{"path": path}]}, self.folder, allow_outside=self.allow_outside)
+        if len(blend.corpora) != 1:
+            raise UsageError(f"{path} names {len(blend.corpora)} corpora", expected="one", fix="a whole new mixture")
+        return self._place(blend.manifest.components[0], blend.corpora[0])
 
     def _newly(self, path: str, read: set[int], option: str, *, fix: str) -> int:
         """The number of a corpus that is not read yet; a second weight for it would be lost. Recorded in `read`."""
@@ -369,17 +375,17 @@ def change_table(
     before = old.phased(sizes[: len(old.corpora)], sequence_length)
     last = before.segments[int(np.searchsorted(before.starts[1:-1], max(at - 1, 0), side="right"))].weights
     rows = []
-    for i, (name, size, given) in enumerate(zip(new.names, sizes, phased.counts(at), strict=True)):
+    for i, (name, size, num_read) in enumerate(zip(new.names, sizes, phased.counts(at), strict=True)):
         goes_on = any(part.weights[i] for part in phased.segments[segments:])
-        again = phased.sample_of(i, max(given, size)) if goes_on else None
+        again = phased.sample_of(i, max(num_read, size)) if goes_on else None
         rows.append(
             ChangeRow(
                 name=name,
-                samples=given,
-                epochs=given / size,
+                samples=num_read,
+                epochs=num_read / size,
                 part_before=float(last[i] / last.sum()) if i < len(last) else 0.0,
                 part_after=float(after[i] / after.sum()),
-                unread=0 if goes_on else -given % size,
+                unread=0 if goes_on else -num_read % size,
                 again_at=again if again is not None and (run is None or again < run) else None,
             )
         )

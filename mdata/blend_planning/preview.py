@@ -195,7 +195,7 @@ def _rows(
     phases = _phase_shares(phased, starts, run)
     rows = []
     for i, (part, corpus) in enumerate(zip(blend.manifest.components, blend.corpora, strict=True)):
-        size, given = sizes.samples_per_epoch[i], counts[i] if counts else None
+        size, num_samples = sizes.samples_per_epoch[i], counts[i] if counts else None
         rows.append(
             BlendRow(
                 name=part.name,
@@ -203,10 +203,10 @@ def _rows(
                 achieved=parts_of_run[i],
                 tokens=corpus.num_tokens,
                 documents=corpus.num_documents,
-                epochs=given / size if given is not None and size else None,
+                epochs=num_samples / size if num_samples is not None and size else None,
                 group=part.group,
-                samples=given if in_samples else None,
-                read_tokens=given * sizes.sequence_length if given is not None else None,
+                samples=num_samples if in_samples else None,
+                read_tokens=num_samples * sizes.sequence_length if num_samples is not None else None,
                 samples_per_epoch=size if in_samples else None,
                 once_at=_once_at(phased, i, size, run=run),
                 phases=tuple(phase[i] for phase in phases),

@@ -73,14 +73,14 @@ def _within_caps(phases: Sequence[Phase], sizes: Sizes, run: int | None) -> Blen
         amounts = [samples_of(share, epoch, sequence_length=sizes.sequence_length) for share, epoch in each]
         length = _length(phase, sizes, amounts, run=run, done=sum(used, Fraction(0)))
         rooms = [None if limit is None else limit - u for limit, u in zip(limits, used, strict=True)]
-        given = _filled(phase, amounts, length - sum(amounts, Fraction(0)), rooms)
-        if given is None:
+        filled = _filled(phase, amounts, length - sum(amounts, Fraction(0)), rooms)
+        if filled is None:
             pairs = zip(rooms, phase.shares, strict=True)
             can = sum(amounts, Fraction(0)) + sum(room for room, share in pairs if room and share.amount)
             where = where_in(number, len(phases))
             raise blend_error([f"{where}all caps together leave {int(can):,} samples, its length is {int(length):,}"])
-        used = [a + b for a, b in zip(used, given, strict=True)]
-        made.append(Phase(tuple(Share(as_text(x), "samples") for x in given)))
+        used = [a + b for a, b in zip(used, filled, strict=True)]
+        made.append(Phase(tuple(Share(as_text(x), "samples") for x in filled)))
     return BlendSchedule(tuple(made))
 
 
@@ -88,7 +88,7 @@ def _filled(
     phase: Phase, amounts: Sequence[Fraction], rest: Fraction, rooms: Sequence[Fraction | None]
 ) -> list[Fraction] | None:
     """Amounts, plus `rest` samples by weight with no component above its `room`; None if the rooms are too small."""
-    given = list(amounts)
+    filled = list(amounts)
     open_ = {i: share.amount for i, share in enumerate(phase.shares) if share.unit == WEIGHT and share.amount}
     while rest > 0:
         total = sum(open_.values(), Fraction(0))
@@ -98,20 +98,20 @@ def _filled(
         for i in over:
             room = rooms[i]
             assert room is not None, "only a component with a cap can be over it"
-            given[i] = max(room, Fraction(0))
-            rest -= given[i]
+            filled[i] = max(room, Fraction(0))
+            rest -= filled[i]
             del open_[i]
         if not over:
             for i, weight in open_.items():
-                given[i] = rest * weight / total
-            return given
-    return given
+                filled[i] = rest * weight / total
+            return filled
+    return filled
 
 
 def _length(phase: Phase, sizes: Sizes, amounts: Sequence[Fraction], *, run: int | None, done: Fraction) -> Fraction:
-    given = length_of(phase, sizes.sequence_length)
-    if given is not None:
-        return given
+    length = length_of(phase, sizes.sequence_length)
+    if length is not None:
+        return length
     if not phase.endless:
         return sum(amounts, Fraction(0))
     if run is None or run <= done:

@@ -86,8 +86,8 @@ class MegatronBlend(PickledByArguments):
         at = starts[wanted] + inside
         if np.any(inside < 0) or np.any(at >= starts[wanted + 1]):
             raise IndexError("a sample that the blend does not take")
-        found: Int64s = order[at]
-        return found
+        global_samples: Int64s = order[at]
+        return global_samples
 
     def counts(self, num_samples: int) -> tuple[int, ...]:
         """How many of the first `num_samples` global samples each component gives."""

@@ -115,8 +115,8 @@ class PhasedBlend(PickledByArguments):
         if num_samples < 0 or (self._end is not None and num_samples > self._end):
             raise IndexError(f"{num_samples} samples of a blend of {self._end}")
         number = int(self._segments_of(np.array([num_samples]))[0])
-        given = self._given(number, num_samples - int(self.starts[number]))
-        return tuple((self.cursors[number] + given).tolist())
+        in_segment = self._given(number, num_samples - int(self.starts[number]))
+        return tuple((self.cursors[number] + in_segment).tolist())
 
     def _segments_of(self, numbers: Int64s) -> Int64s:
         segments = np.searchsorted(self.starts[1:-1], numbers, side="right")
@@ -133,13 +133,13 @@ class PhasedBlend(PickledByArguments):
 
     def _given(self, number: int, count: int) -> Int64s:
         """int64[components]: how many of the first `count` samples of a segment each gives."""
-        weights, given = self.segments[number].weights, np.zeros(self.cursors.shape[1], np.int64)
+        weights, counts = self.segments[number].weights, np.zeros(self.cursors.shape[1], np.int64)
         if count == int(weights.sum()):
             return weights  # the tree's whole sum, known without building the tree
         if count:
             used, tree = self._tree(number)
-            given[used] = tree.counts(count)
-        return given
+            counts[used] = tree.counts(count)
+        return counts
 
     def _make_tree(self, number: int) -> tuple[Int64s, NativeBlend]:
         weights = self.segments[number].weights

@@ -217,13 +217,13 @@ def _length_problem(length: Fraction | None, fixed: Fraction, weight_sum: Fracti
             return NO_LENGTH
         return None
     needed = f"{math.ceil(fixed):,} samples ({math.ceil(fixed * sequence_length):,} tokens)"
-    given = f"{math.ceil(length):,} samples ({math.ceil(length * sequence_length):,} tokens)"
+    length_text = f"{math.ceil(length):,} samples ({math.ceil(length * sequence_length):,} tokens)"
     if weight_sum and fixed >= length:
-        return f"its amounts ask for {needed}, its length is {given}; {NO_ROOM}"
+        return f"its amounts ask for {needed}, its length is {length_text}; {NO_ROOM}"
     if fixed - length >= 1:
-        return f"its amounts ask for {needed}, its length is {given}"
+        return f"its amounts ask for {needed}, its length is {length_text}"
     if not weight_sum and length - fixed >= 1:
-        return f"its amounts give {needed}, its length is {given}; {NO_REST}"
+        return f"its amounts give {needed}, its length is {length_text}; {NO_REST}"
     return None
 
 
@@ -256,16 +256,16 @@ def _targets(exact: Sequence[PhaseSamples]) -> Targets:
 
 def _cut(segments: Sequence[Segment], length: int, problems: list[str], *, at: int) -> list[Segment]:
     """The first `length` samples of segments; their trees stay the same, so samples before the cut do not change."""
-    found: list[Segment] = []
+    cut_segments: list[Segment] = []
     for segment in segments:
-        room = length - sum(part.length or 0 for part in found)
+        room = length - sum(part.length or 0 for part in cut_segments)
         if room <= 0:
-            return found
-        found.append(Segment(segment.weights, room if segment.length is None else min(room, segment.length)))
-    have = sum(part.length or 0 for part in found)
+            return cut_segments
+        cut_segments.append(Segment(segment.weights, room if segment.length is None else min(room, segment.length)))
+    have = sum(part.length or 0 for part in cut_segments)
     if have < length:
         problems.append(f"the mixture changes at sample {at:,}, {length - have:,} samples after its end")
-    return found
+    return cut_segments
 
 
 def _within_caps(blend: PhasedBlend, sizes: Sizes) -> PhasedBlend:
@@ -276,12 +276,12 @@ def _within_caps(blend: PhasedBlend, sizes: Sizes) -> PhasedBlend:
         if cap is not None
     }
     endless = blend.num_samples is None
-    given = blend.cursors[-2 if endless else -1].tolist()
+    samples_read = blend.cursors[-2 if endless else -1].tolist()
     problems = [
-        f"{sizes.names[i]} may be read {sizes.caps[i]} times ({limit:,} samples), its share asks for {given[i]:,} "
-        f"samples ({given[i] / sizes.samples_per_epoch[i]:.4g} epochs)"
+        f"{sizes.names[i]} may be read {sizes.caps[i]} times ({limit:,} samples), its share asks for "
+        f"{samples_read[i]:,} samples ({samples_read[i] / sizes.samples_per_epoch[i]:.4g} epochs)"
         for i, limit in limits.items()
-        if given[i] > limit
+        if samples_read[i] > limit
     ]
     if problems:
         fix = "a smaller share, a larger max_epochs, or redistribute = true, which gives the excess to the others"
@@ -319,16 +319,16 @@ def round_targets(targets: Targets) -> Int64s:
     """int64[segments, components]: how many samples each component gives in each segment."""
     floors, remainders, ends = _rounded_down(targets)
     due = _next_due(floors)
-    given = np.zeros((targets.num_segments + 1, targets.num_components), np.int64)
+    totals = np.zeros((targets.num_segments + 1, targets.num_components), np.int64)
     for segment, end in enumerate(ends):
-        least = np.maximum(floors[segment], given[segment])
+        least = np.maximum(floors[segment], totals[segment])
         short = end - int(least.sum())
-        may = np.flatnonzero((given[segment] <= floors[segment]) & (remainders[segment] > 0))
+        may = np.flatnonzero((totals[segment] <= floors[segment]) & (remainders[segment] > 0))
         assert 0 <= short <= len(may), f"segment {segment}: {short} samples for {len(may)} components"
         first = np.lexsort((may, -remainders[segment, may], due[segment, may]))[:short]
-        given[segment + 1] = least
-        given[segment + 1, may[first]] += 1
-    return np.diff(given, axis=0)
+        totals[segment + 1] = least
+        totals[segment + 1, may[first]] += 1
+    return np.diff(totals, axis=0)
 
 
 def _rounded_down(targets: Targets) -> tuple[Int64s, Int64s, list[int]]:

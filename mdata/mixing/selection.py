@@ -25,16 +25,16 @@ def sample_numbers(samples: ArrayLike) -> Int64s:
     Raises:
         TypeError: not integers. IndexError: a number that does not fit 64 bits.
     """
-    found = np.asarray(samples)
-    if found.size and found.dtype.kind != "i":
-        integers = found.dtype.kind == "u" or (
-            found.dtype.kind == "O" and all(isinstance(one, int) for one in found.ravel().tolist())
+    numbers = np.asarray(samples)
+    if numbers.size and numbers.dtype.kind != "i":
+        integers = numbers.dtype.kind == "u" or (
+            numbers.dtype.kind == "O" and all(isinstance(number, int) for number in numbers.ravel().tolist())
         )
         if not integers:
-            raise TypeError(f"sample numbers are integers, not {found.dtype}")
-        if found.max() >= MOST_SAMPLES or found.min() <= -MOST_SAMPLES:
-            raise IndexError(f"samples {found.min()} to {found.max()}; numbers are from 0 to below 2^62")
-    return np.ascontiguousarray(found, np.int64)
+            raise TypeError(f"sample numbers are integers, not {numbers.dtype}")
+        if numbers.max() >= MOST_SAMPLES or numbers.min() <= -MOST_SAMPLES:
+            raise IndexError(f"samples {numbers.min()} to {numbers.max()}; numbers are from 0 to below 2^62")
+    return np.ascontiguousarray(numbers, np.int64)
 
 
 def from_start(index: int, num_samples: int | None) -> int:
@@ -116,5 +116,5 @@ class Concatenation:
 
     def counts(self, num_samples: int) -> tuple[int, ...]:
         """See `SelectionMap`."""
-        given = np.clip(num_samples - self._offsets[:-1], 0, np.array(self.sizes, np.int64))
-        return tuple(given.tolist())
+        counts = np.clip(num_samples - self._offsets[:-1], 0, np.array(self.sizes, np.int64))
+        return tuple(counts.tolist())
