@@ -76,23 +76,23 @@ class JinjaTemplate:
 
     def turns(self, messages: Sequence[Message], *, every: bool = True) -> Iterator[Turn]:
         """See `Template`; a template that refuses half an exchange is run on whole exchanges, unless `every`."""
-        told = [message._asdict() for message in messages]
+        fields = [message._asdict() for message in messages]
         _check_work(messages, every=every)
-        whole = self._text(told, prompt=False)
+        text = self._text(fields, prompt=False)
         at = 0
         for number, message in enumerate(messages, start=1):
             if not every and message.role != ASSISTANT and number < len(messages):
                 yield Turn([], [], [])
                 continue
-            stop = len(whole) if number == len(messages) else self._reach(told[:number], whole, at=at)
+            stop = len(text) if number == len(messages) else self._reach(fields[:number], text, at=at)
             start = at
             if message.role == ASSISTANT:
-                start = self._reach(told[: number - 1], whole, at=at, prompt=True)
+                start = self._reach(fields[: number - 1], text, at=at, prompt=True)
             if start > stop:
                 raise TemplateRefused(f"the chat template asks for an answer after message {number} has ended")
-            said = whole[start:stop]
+            said = text[start:stop]
             end = len(said.rstrip()) if message.role == ASSISTANT else len(said)
-            yield Turn(_part(whole[at:start]), _part(said[:end]), _part(said[end:]))
+            yield Turn(_part(text[at:start]), _part(said[:end]), _part(said[end:]))
             at = stop
 
     def field_written(self, messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str | None:
@@ -109,11 +109,13 @@ class JinjaTemplate:
             return None  # refused later, when the conversation is written
 
         def is_written(names: Sequence[str]) -> bool:
-            kept = {"role", "content", *names}
-            told = [{name: value for name, value in message.items() if name in kept} for message in messages]
-            given = {name: value for name, value in variables.items() if name in kept}
+            names_in_use = {"role", "content", *names}
+            filtered = [
+                {name: value for name, value in message.items() if name in names_in_use} for message in messages
+            ]
+            record_fields = {name: value for name, value in variables.items() if name in names_in_use}
             try:
-                return self._text(told, prompt=False, record=given) != text
+                return self._text(filtered, prompt=False, record=record_fields) != text
             except TemplateRefused:
                 return True
 
@@ -122,26 +124,28 @@ class JinjaTemplate:
         several = ", ".join(names[:_MOST_TRIED])  # several together, or one of very many
         return next((name for name in names[:_MOST_TRIED] if is_written([name])), several)
 
-    def _reach(self, told: list[dict[str, str]], whole: str, *, at: int, prompt: bool = False) -> int:
+    def _reach(self, messages: list[dict[str, str]], full_text: str, *, at: int, prompt: bool = False) -> int:
         """The end of these messages in the whole text."""
-        if not told and not prompt:
+        if not messages and not prompt:
             return at
-        text = self._text(told, prompt=prompt)
-        if not whole.startswith(text) or len(text) < at:
+        text = self._text(messages, prompt=prompt)
+        if not full_text.startswith(text) or len(text) < at:
             raise TemplateRefused(
-                f"the chat template writes the first {len(told)} messages differently when more follow,"
+                f"the chat template writes the first {len(messages)} messages differently when more follow,"
                 " so its turns cannot be told apart"
             )
         return len(text)
 
-    def _text(self, told: Sequence[Mapping[str, Any]], *, prompt: bool, record: Mapping[str, Any] = _NO_FIELDS) -> str:
+    def _text(
+        self, messages: Sequence[Mapping[str, Any]], *, prompt: bool, record: Mapping[str, Any] = _NO_FIELDS
+    ) -> str:
         import jinja2
 
         try:
             template = _compiled(self.source)
-            characters = sum(len(str(value)) for fields in (*told, record) for value in fields.values())
-            template.environment.begin(messages=len(told), characters=characters)
-            variables = {**_NONE_GIVEN, **record, "messages": told, "add_generation_prompt": prompt}
+            characters = sum(len(str(value)) for fields in (*messages, record) for value in fields.values())
+            template.environment.begin(messages=len(messages), characters=characters)
+            variables = {**_NONE_GIVEN, **record, "messages": messages, "add_generation_prompt": prompt}
             variables |= dict(self.variables)
             return str(template.environment.rendered(template, variables))
         except (jinja2.TemplateError, *_WHAT_RUNNING_RAISES) as error:

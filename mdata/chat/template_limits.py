@@ -106,15 +106,15 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         def limited(*arguments: Any, **options: Any) -> Any:
             self.step()
             first = int(hasattr(filter, "jinja_pass_arg"))
-            before, given = arguments[:first], arguments[first:]
-            if given:
-                given = (given[0], *self._check_method(name, given[0], given[1:], options))
+            before, values_in = arguments[:first], arguments[first:]
+            if values_in:
+                values_in = (values_in[0], *self._check_method(name, values_in[0], values_in[1:], options))
                 if name == "join":
-                    values = list(given[0])
-                    between = str(options.get("d", given[1] if len(given) > 1 else ""))
+                    values = list(values_in[0])
+                    between = str(options.get("d", values_in[1] if len(values_in) > 1 else ""))
                     self._check_size(sum(self._size(value) + len(between) for value in values))
-                    given = (values, *given[1:])
-            arguments = (*before, *given)
+                    values_in = (values, *values_in[1:])
+            arguments = (*before, *values_in)
             return self._measured(filter(*arguments, **options))
 
         return limited
@@ -123,13 +123,13 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self, name: str, owner: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]
     ) -> tuple[Any, ...]:
         """Bound the result of a method or filter; returns the arguments, with a generator turned into a list."""
-        given = (*arguments, *options.values())
-        sizes = [self._size(value) for value in (owner, *given)]
+        all_arguments = (*arguments, *options.values())
+        sizes = [self._size(value) for value in (owner, *all_arguments)]
         self._check_size(sum(sizes))
         if name in ("format", "format_map"):
-            self._check_format(str(owner), given)
+            self._check_format(str(owner), all_arguments)
             return arguments
-        if any(isinstance(value, int) and abs(value) > _LARGEST_ARGUMENT for value in given):
+        if any(isinstance(value, int) and abs(value) > _LARGEST_ARGUMENT for value in all_arguments):
             raise LimitReached(f"it gives {name} a number above {_LARGEST_ARGUMENT:,}")
         if not isinstance(owner, str):
             return arguments
@@ -140,23 +140,23 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             self._check_size(sum(self._size(value) + len(owner) for value in values))
             return (values, *arguments[1:])
         elif name in ("indent", "expandtabs"):
-            wide = max((value for value in given if isinstance(value, int)), default=8)
-            wide = max([wide, *(len(value) for value in given if isinstance(value, str))])
+            wide = max((value for value in all_arguments if isinstance(value, int)), default=8)
+            wide = max([wide, *(len(value) for value in all_arguments if isinstance(value, str))])
             self._check_size(len(owner) + wide * (1 + sum(map(owner.count, "\n\t\r"))))
         elif name == "translate":
             self._check_size(len(owner) * sum(sizes[1:]))
         return arguments
 
-    def _check_format(self, text: str, given: Iterable[Any]) -> None:
+    def _check_format(self, text: str, arguments: Iterable[Any]) -> None:
         """Bound the result of a format: one value per field, each as wide as any number in a field."""
         fields = _FIELD.findall(text)
         numbers = [number for field in fields for number in _NUMBER.findall(field)]
-        values = [one for value in given for one in (value.values() if isinstance(value, dict) else (value,))]
+        values = [member for value in arguments for member in (value.values() if isinstance(value, dict) else (value,))]
         if any("*" in field for field in fields) or re.search(r"\{[^{}]*\{", text):
             numbers += [str(abs(value)) for value in values if isinstance(value, int)] * len(fields)
         if any(len(number) > _LONGEST_NUMBER for number in numbers):
             raise LimitReached(f"it formats with a number of more than {_LONGEST_NUMBER} digits")
-        largest = max((self._size(value) for value in [*given, *values]), default=0)
+        largest = max((self._size(value) for value in [*arguments, *values]), default=0)
         self._check_size(len(text) + sum(map(int, numbers)) + len(fields) * largest)
 
     def _measured(self, value: Any) -> Any:
@@ -180,13 +180,13 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             return len(value)
         size, members, waiting = 0, 0, [value]
         while waiting and size <= self._most:
-            one = waiting.pop()
-            size += len(one) if isinstance(one, str | range) else 1
-            members += len(one) if isinstance(one, range) else 1
-            if isinstance(one, dict):
-                waiting += [*one.keys(), *one.values()]
-            elif isinstance(one, list | tuple):
-                waiting += one
+            item = waiting.pop()
+            size += len(item) if isinstance(item, str | range) else 1
+            members += len(item) if isinstance(item, range) else 1
+            if isinstance(item, dict):
+                waiting += [*item.keys(), *item.values()]
+            elif isinstance(item, list | tuple):
+                waiting += item
         self.step(members // _MEMBERS_OF_A_STEP)
         return size
 
@@ -204,12 +204,12 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 def _size_of(operator: str, left: Any, right: Any) -> int:
     """The size of a result before it is computed; 0 if it is certainly small, or if Python would refuse it."""
     long = [value for value in (left, right) if isinstance(value, str | list | tuple)]
-    whole = [value for value in (left, right) if isinstance(value, int)]
+    integers = [value for value in (left, right) if isinstance(value, int)]
     if operator == "+" and len(long) == 2:
         return len(left) + len(right)
-    if operator == "*" and long and whole:
-        return len(long[0]) * max(whole[0], 0)
-    if operator == "**" and len(whole) == 2:
+    if operator == "*" and long and integers:
+        return len(long[0]) * max(integers[0], 0)
+    if operator == "**" and len(integers) == 2:
         return 0 if left.bit_length() * max(right, 0) <= _MOST_BITS else 1 << 62
     return 0
 
@@ -220,7 +220,10 @@ class _Counted(NodeTransformer):
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         """A value that is compared with a constant of the template is scanned no further than the constant's size."""
         self.generic_visit(node)
-        if any(isinstance(one, nodes.Const) for one in (node.expr, *(o.expr for o in node.ops if "in" not in o.op))):
+        if any(
+            isinstance(operand_node, nodes.Const)
+            for operand_node in (node.expr, *(o.expr for o in node.ops if "in" not in o.op))
+        ):
             looked = [operand for operand in node.ops if "in" in operand.op]
         else:
             node.expr, looked = _asked("looked", node.expr), node.ops
@@ -234,8 +237,8 @@ class _Counted(NodeTransformer):
 
     def _counting(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
-        texts = [one.data for one in node.find_all(nodes.TemplateData)]
-        texts += [one.value for one in node.find_all(nodes.Const) if isinstance(one.value, str)]
+        texts = [child.data for child in node.find_all(nodes.TemplateData)]
+        texts += [child.value for child in node.find_all(nodes.Const) if isinstance(child.value, str)]
         step = _asked("step", nodes.Const(1 + sum(map(len, texts)) // _CHARACTERS_OF_A_STEP, lineno=node.lineno))
         if getattr(node, "test", None) is not None:  # of a loop: it is asked where the body is not reached, too
             node.test = nodes.Or(step, node.test, lineno=node.lineno)  # a step is none, and none is false

@@ -166,11 +166,13 @@ def _own_template(tokenizer: Tokenizer, model: str | None) -> str | None:
     beside = place and (place if place.is_dir() else place.parent) / _FILE
     if beside and beside.is_file():
         return _text_of(beside)
-    found = _config(tokenizer).get("chat_template")
-    if isinstance(found, list):
-        named = [one.get("template") for one in found if isinstance(one, Mapping) and one.get("name") == "default"]
-        found = named[-1] if named else None
-    return found if isinstance(found, str) else None
+    template = _config(tokenizer).get("chat_template")
+    if isinstance(template, list):
+        named = [
+            entry.get("template") for entry in template if isinstance(entry, Mapping) and entry.get("name") == "default"
+        ]
+        template = named[-1] if named else None
+    return template if isinstance(template, str) else None
 
 
 def _text_of(path: Path) -> str:
@@ -184,18 +186,18 @@ def _text_of(path: Path) -> str:
 
 def _variables(tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:
     config = _config(tokenizer)
-    given = {name: config.get(name) for name in _VARIABLES}
-    texts = {name: one.get("content") if isinstance(one, Mapping) else one for name, one in given.items()}
+    values = {name: config.get(name) for name in _VARIABLES}
+    texts = {name: value.get("content") if isinstance(value, Mapping) else value for name, value in values.items()}
     return tuple((name, text) for name, text in texts.items() if isinstance(text, str))
 
 
 def _config(tokenizer: Tokenizer) -> Mapping[str, Any]:
     content = tokenizer.files.get(_CONFIG)
     try:
-        found = parse_json(content) if content else {}
+        config = parse_json(content) if content else {}
     except ValueError as error:
         raise UsageError(f"{_CONFIG} cannot be read", found=str(error)) from error
-    return found if isinstance(found, Mapping) else {}
+    return config if isinstance(config, Mapping) else {}
 
 
 def _fingerprint(name: str, *ids: int) -> str:

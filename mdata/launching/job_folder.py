@@ -90,8 +90,8 @@ class Job:
         return frozenset(n for n in range(1, self.num_parts + 1) if all(map(is_there, self._names_of(n))))
 
     def _names_of(self, number: int) -> list[str]:
-        whole = str(parse_address(self.output_prefix)) if self.is_stored else self.output_prefix
-        prefix = part_prefix(whole, PartNumber(number, self.num_parts))
+        output_prefix = str(parse_address(self.output_prefix)) if self.is_stored else self.output_prefix
+        prefix = part_prefix(output_prefix, PartNumber(number, self.num_parts))
         return [f"{prefix}_{result}{ending}" for result in self.results for ending in (".json", ".idx", ".bin")]
 
     def _is_file(self, name: str) -> bool:
@@ -100,7 +100,7 @@ class Job:
     def _stored_names(self) -> set[str]:
         from mdata.object_storage.reading import list_objects
 
-        return {str(one.address) for one in list_objects(parse_address(self.output_prefix))}
+        return {str(entry.address) for entry in list_objects(parse_address(self.output_prefix))}
 
     def is_merged(self) -> bool:
         """Whether the merge ended well after the last part did; without one: whether nothing is to be merged."""
@@ -161,9 +161,9 @@ def save_job(job: Job) -> None:
         atomic_io.atomic_write(path, json.dumps(asdict(job), indent=1).encode() + b"\n")
 
 
-def _compare(path: Path, known: Job, job: Job) -> None:
+def _compare(path: Path, saved: Job, job: Job) -> None:
     for name in ("words", "cwd", "num_parts"):
-        was, now = getattr(known, name), getattr(job, name)
+        was, now = getattr(saved, name), getattr(job, name)
         if was != now:
             shown = [" ".join(value) if isinstance(value, tuple) else str(value) for value in (was, now)]
             raise UsageError(
@@ -187,14 +187,14 @@ def load_job(path: Path) -> Job:
         UsageError: there is none. DamageError: its description is damaged.
     """
     folders = [path, path.with_name(f"{path.name}.job")]
-    found = next((folder / "job.json" for folder in folders if (folder / "job.json").is_file()), None)
-    if found is None:
+    description = next((folder / "job.json" for folder in folders if (folder / "job.json").is_file()), None)
+    if description is None:
         raise UsageError(f"{path} is not a job", expected="the folder PREFIX.job that mdata launch made, or PREFIX")
     try:
-        value = json.loads(found.read_bytes())
+        value = json.loads(description.read_bytes())
         return Job(**{**value, "words": tuple(value["words"]), "results": tuple(value["results"])})
     except (ValueError, TypeError, KeyError) as error:
-        raise DamageError(f"{found} is damaged", found=str(error), fix="remove it and launch again") from error
+        raise DamageError(f"{description} is damaged", found=str(error), fix="remove it and launch again") from error
 
 
 def read_state(job: Job, number: int) -> PartState | None:

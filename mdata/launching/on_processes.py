@@ -62,10 +62,12 @@ def check_failed(job: Job, failed: Mapping[int, int]) -> None:
     if not failed:
         return
     numbers = sorted(failed)
-    what = "the merge" if numbers == [MERGE] else f"{len(numbers)} of {job.num_parts} parts ({describe(numbers, job)})"
+    parts_text = (
+        "the merge" if numbers == [MERGE] else f"{len(numbers)} of {job.num_parts} parts ({describe(numbers, job)})"
+    )
     said = [line for line in _last_words(job, numbers[0]) if line.startswith("mdata: error:")]
     raise _KINDS.get(failed[numbers[0]], ResourceError)(
-        f"{what} failed",
+        f"{parts_text} failed",
         found=said[-1].removeprefix("mdata: error: ") if said else f"exit code {failed[numbers[0]]}",
         fix=f"see {job.log(numbers[0])}; the same command starts what is missing",
     )

@@ -61,8 +61,8 @@ def _knock(address: str) -> None:
     Raises:
         OSError: nothing answers.
     """
-    if found := re.fullmatch(r"(?:ray://)?(.+):([0-9]{1,5})", address):
-        socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=_ANSWER_S).close()
+    if match := re.fullmatch(r"(?:ray://)?(.+):([0-9]{1,5})", address):
+        socket.create_connection((match[1].strip("[]"), int(match[2])), timeout=_ANSWER_S).close()
 
 
 def _run_all(ray: Any, commands: Sequence[tuple[int, list[str]]], cpus: int, *, progress: Progress) -> dict[int, int]:

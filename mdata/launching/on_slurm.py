@@ -49,10 +49,10 @@ class Submitted:
 def arrays_of(parts: Sequence[int], max_array: int) -> list[Array]:
     """Parts, rising, as arrays whose task ids are 1 to `max_array` - 1, which is what Slurm allows."""
     each = max(1, max_array - 1)
-    found: dict[int, list[int]] = {}
+    tasks_by_offset: dict[int, list[int]] = {}
     for part in parts:
-        found.setdefault((part - 1) // each * each, []).append(part - (part - 1) // each * each)
-    return [Array(offset, tuple(tasks)) for offset, tasks in found.items()]
+        tasks_by_offset.setdefault((part - 1) // each * each, []).append(part - (part - 1) // each * each)
+    return [Array(offset, tuple(tasks)) for offset, tasks in tasks_by_offset.items()]
 
 
 def submit(
@@ -72,7 +72,7 @@ def submit(
     """
     before = _read(job)
     queued = _queued(before)
-    alive = {one: offset for one, offset in before.arrays.items() if one in {name for name, _ in queued}}
+    alive = {array_id: offset for array_id, offset in before.arrays.items() if array_id in {name for name, _ in queued}}
     there = {alive[name] + task for name, task in queued if name in alive and task is not None}
     made = dict(alive)
     new = arrays_of([number for number in numbers if number not in there], _max_array_size())
@@ -123,7 +123,7 @@ def merge_script(job: Job, after: Sequence[str]) -> str:
 
 def _script(job: Job, name: str, options: Sequence[str], command: str) -> str:
     head = [f"--job-name={name}", f"--chdir={job.cwd}", "--requeue", "--open-mode=append", "--ntasks=1"]
-    lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(one)}" for one in (*head, *options)), command]
+    lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in (*head, *options)), command]
     return "\n".join(lines) + "\n"
 
 
@@ -137,8 +137,8 @@ def _queued(submitted: Submitted) -> list[tuple[str, int | None]]:
 
 
 def _max_array_size() -> int:
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _run(["scontrol", "show", "config"]), re.MULTILINE)
-    return int(found[1]) if found else _DEFAULT_ARRAY
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", _run(["scontrol", "show", "config"]), re.MULTILINE)
+    return int(match[1]) if match else _DEFAULT_ARRAY
 
 
 def _sbatch(words: Sequence[str]) -> str:

@@ -130,15 +130,15 @@ class CorpusWriter:
         with os_errors_named(f"finishing {prefix}"):
             facts = self.pair.stage()
             files = [bin_path(prefix), idx_path(prefix), hashes_path(prefix), manifest_path(prefix)]
-            known = content.provenance
-            if known is not None:
+            provenance = content.provenance
+            if provenance is not None:
                 origins = OriginsSidecar(path=origins_path(prefix).name, hash=self.origins.stage())
-                known = msgspec.structs.replace(known, records=facts.documents, origins=origins)
+                provenance = msgspec.structs.replace(provenance, records=facts.documents, origins=origins)
                 files.append(origins_path(prefix))
             atomic_io.write_partial(hashes_path(prefix), b"".join(facts.block_hashes))
             if tokenizer_files := content.tokenizer_files:
                 write_folder(prefix.parent / folder_name(tokenizer_files), tokenizer_files)
-            manifest = stage_manifest(_manifest(prefix, facts, content, known), manifest_path(prefix))
+            manifest = stage_manifest(_manifest(prefix, facts, content, provenance), manifest_path(prefix))
         self.close(keep=True)  # a run may have thousands of results, and open files are limited
         return Staged(prefix, manifest, tuple(files))
 

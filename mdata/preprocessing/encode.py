@@ -105,10 +105,10 @@ def encode_chunk(chunk: Chunk, tokenizer: Tokenizer, *, spec: EncodeSpec) -> Enc
     del data
     parsed = time.perf_counter()
     batch, by_key = encode_records(batch, tokenizer, spec=spec)
-    kept = np.arange(1, batch.rows + 1) if batch.kept is None else np.array(batch.kept, np.int64)
+    record_rows = np.arange(1, batch.rows + 1) if batch.kept is None else np.array(batch.kept, np.int64)
     held = held_out(batch.columns, spec.held_below) if spec.held_below else None
     seconds = (read - begun, parsed - read, time.perf_counter() - parsed)
-    return EncodedChunk(batch.rows, kept, held, by_key, tuple(batch.bad_rows), digest, seconds)
+    return EncodedChunk(batch.rows, record_rows, held, by_key, tuple(batch.bad_rows), digest, seconds)
 
 
 def encode_records(
@@ -154,11 +154,11 @@ def encode_documents(column: Column, tokenizer: Tokenizer, *, spec: EncodeSpec) 
 def _encode_chats(column: Column, tokenizer: Tokenizer, chat: ChatSpec, *, spec: EncodeSpec) -> Encoded:
     from mdata.preprocessing.encode_chat import tokenize_chats
 
-    found = tokenize_chats(column, tokenizer, chat=chat, eod=spec.eod)
-    _check_fit(found.ids, found.lengths, spec.dtype)
+    tokenized = tokenize_chats(column, tokenizer, chat=chat, eod=spec.eod)
+    _check_fit(tokenized.ids, tokenized.lengths, spec.dtype)
     # Roles are not text.
     text_bytes = _text_bytes(Column(column.sentences[1::2], [end // 2 for end in column.ends or []]))
-    return Encoded(found.ids.astype(spec.dtype), found.lengths, found.ends, text_bytes, found.special)
+    return Encoded(tokenized.ids.astype(spec.dtype), tokenized.lengths, tokenized.ends, text_bytes, tokenized.special)
 
 
 def held_out(columns: Sequence[Column], held_below: int) -> npt.NDArray[np.bool_]:
@@ -231,10 +231,10 @@ def _check_fit(tokens: IdArray, lengths: LengthArray, dtype: str) -> None:
 
 def _without_refused(batch: RecordBatch, tokenizer: Tokenizer, spec: EncodeSpec) -> RecordBatch:
     """Encode record by record: slow, but only needed for chunks with a refused record."""
-    kept = list(range(1, batch.rows + 1)) if batch.kept is None else batch.kept
+    record_rows = list(range(1, batch.rows + 1)) if batch.kept is None else batch.kept
     bounds = [[0, *(column.ends or range(1, len(column.sentences) + 1))] for column in batch.columns]
     good, bad_rows = [], list(batch.bad_rows)
-    for record, row in enumerate(kept):
+    for record, row in enumerate(record_rows):
         try:
             for column, ends in zip(batch.columns, bounds, strict=True):
                 sentences = column.sentences[ends[record] : ends[record + 1]]
@@ -242,8 +242,8 @@ def _without_refused(batch: RecordBatch, tokenizer: Tokenizer, spec: EncodeSpec)
             good.append(record)
         except TextRefused as refused:
             # A text that is split is shown as a whole, a conversation by its first content.
-            whole = 0 if spec.chat is None else 1
-            text = sentences[refused.index if spec.splitter is None and spec.chat is None else whole]
+            first_content = 0 if spec.chat is None else 1
+            text = sentences[refused.index if spec.splitter is None and spec.chat is None else first_content]
             bad_rows.append(BadRow(row, "bad-text", refused.reason, repr(text[:80]), text.encode()))
     columns = []
     for column, ends in zip(batch.columns, bounds, strict=True):
@@ -251,7 +251,7 @@ def _without_refused(batch: RecordBatch, tokenizer: Tokenizer, spec: EncodeSpec)
         running = running_sums(np.array([len(document) for document in documents], np.int64))[1:]
         columns.append(Column([text for document in documents for text in document], running.tolist()))
     bad_rows.sort(key=lambda bad_row: bad_row.row)
-    return RecordBatch(batch.rows, [kept[record] for record in good], tuple(columns), bad_rows)
+    return RecordBatch(batch.rows, [record_rows[record] for record in good], tuple(columns), bad_rows)
 
 
 def _with_eod(

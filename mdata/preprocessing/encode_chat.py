@@ -60,13 +60,13 @@ def tokenize_chats(column: Column, tokenizer: Tokenizer, *, chat: ChatSpec, eod:
     first = 0
     for number, end in enumerate(column.ends):
         try:
-            found = spans_of(messages_of(column.sentences[first:end]), chat.template, train_on=chat.train_on)
+            turns = spans_of(messages_of(column.sentences[first:end]), chat.template, train_on=chat.train_on)
         except TemplateRefused as refused:
             raise TextRefused(number, str(refused)) from refused
         if eod is not None:
-            found = found if len(found) % 2 else [*found, []]
-            found[-1].append(eod)
-        spans += found
+            turns = turns if len(turns) % 2 else [*turns, []]
+            turns[-1].append(eod)
+        spans += turns
         ends.append(len(spans))
         first = end
     ids, lengths, text_ids, num_texts = _joined(spans, tokenizer)

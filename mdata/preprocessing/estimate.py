@@ -122,8 +122,8 @@ def _sample(job: JobPlan) -> Iterator[tuple[Chunk, float, float]]:
             first = math.ceil(before / share)
             offsets = [int(n * share) - before for n in range(first, math.ceil(after / share))]
         before = after
-        found = Counter(0 if file.streamed else offset // unit for offset in offsets)
-        for number, times in found.items():
+        times_by_chunk = Counter(0 if file.streamed else offset // unit for offset in offsets)
+        for number, times in times_by_chunk.items():
             chunk, file_bytes = _chunk(job, file, number=number)
             if chunk is not None:
                 own = file.size_bytes if file.streamed else file_bytes
@@ -138,8 +138,8 @@ def _chunk(job: JobPlan, file: SourceFile, *, number: int) -> tuple[Chunk | None
     """
     first: Chunk | None = None
     text_bytes = file_bytes = 0
-    with closing(chunks([file], job.options.chunk_bytes, spec=job.spec.read, start=(0, number))) as found:
-        for chunk in found:
+    with closing(chunks([file], job.options.chunk_bytes, spec=job.spec.read, start=(0, number))) as remaining:
+        for chunk in remaining:
             if not file.streamed:
                 return chunk, chunk.file_bytes
             first = first or chunk
@@ -152,11 +152,11 @@ def _chunk(job: JobPlan, file: SourceFile, *, number: int) -> tuple[Chunk | None
 
 
 def _scaled(job: JobPlan, sampled: list[_Sampled]) -> Estimate:
-    covered = sum(one.represents for one in sampled)
-    whole = job.input_bytes / covered if covered else 0.0
+    covered = sum(sample.represents for sample in sampled)
+    scale = job.input_bytes / covered if covered else 0.0
 
     def total(amount: Callable[[EncodedChunk], float]) -> float:
-        return whole * sum(amount(one.encoded) * one.represents / max(one.file_bytes, 1) for one in sampled)
+        return scale * sum(amount(sample.encoded) * sample.represents / max(sample.file_bytes, 1) for sample in sampled)
 
     def index_bytes(encoded: EncodedChunk) -> int:
         return sum(12 * len(part.lengths) + 8 * len(part.document_ends) for part in encoded.by_key)
@@ -169,7 +169,7 @@ def _scaled(job: JobPlan, sampled: list[_Sampled]) -> Estimate:
     output = total(lambda encoded: index_bytes(encoded) + sum(part.tokens.nbytes for part in encoded.by_key))
     return Estimate(
         input_bytes=job.input_bytes,
-        sampled_bytes=min(job.input_bytes, round(sum(one.file_bytes for one in sampled))),
+        sampled_bytes=min(job.input_bytes, round(sum(sample.file_bytes for sample in sampled))),
         documents=round(total(lambda encoded: len(encoded.kept))),
         tokens=round(total(lambda encoded: sum(len(part.tokens) for part in encoded.by_key))),
         bad_rows=round(total(lambda encoded: len(encoded.bad_rows))),

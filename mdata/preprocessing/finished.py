@@ -58,15 +58,17 @@ def finished_before(job: JobPlan) -> PreprocessResult | None:
         if reason := first_damage(path):
             job.progress.note(f"{path} will be made again: {reason}")
             return None
-    found = {name: corpus_manifest(path) for name, path in paths.items()}
+    manifests = {name: corpus_manifest(path) for name, path in paths.items()}
     quarantine = job.options.quarantine
-    has_bad_rows = any(found.provenance and any(found.provenance.skipped.values()) for found in found.values())
+    has_bad_rows = any(
+        manifests.provenance and any(manifests.provenance.skipped.values()) for manifests in manifests.values()
+    )
     if quarantine is not None and has_bad_rows and not Path(quarantine).is_file():
         job.progress.note(f"the results will be made again: the quarantine file {quarantine} is missing")
         return None
-    for manifest in found.values():
+    for manifest in manifests.values():
         check_manifest(job.options.max_errors, manifest)
-    return PreprocessResult(found, paths, finished_before=True)
+    return PreprocessResult(manifests, paths, finished_before=True)
 
 
 def check_replaced(job: JobPlan) -> None:
@@ -76,12 +78,12 @@ def check_replaced(job: JobPlan) -> None:
         UsageError: names each file, and how it differs.
     """
     paths = {name: manifest_path(prefix) for name, prefix in job.prefixes.items()}
-    found = {path: reason for name, path in paths.items() if (reason := _obstacle(job, name, path))}
+    reasons = {path: reason for name, path in paths.items() if (reason := _obstacle(job, name, path))}
     quarantine = job.options.quarantine and Path(job.options.quarantine)
     if quarantine and quarantine.exists():
         ours = all(not_ours(job, name, path=path) is None for name, path in paths.items())
-        found |= {} if ours else {quarantine: "the quarantine file of an unknown run"}
-    lines = [f"{path}: {reason}" for path, reason in found.items()]
+        reasons |= {} if ours else {quarantine: "the quarantine file of an unknown run"}
+    lines = [f"{path}: {reason}" for path, reason in reasons.items()]
     if lines and not job.options.overwrite:
         raise UsageError(
             "other results already exist and are not replaced",
@@ -89,7 +91,7 @@ def check_replaced(job: JobPlan) -> None:
             expected="no results, or those of the same input and options",
             fix="another output prefix, or --overwrite (overwrite=True) to replace them",
         )
-    for path, reason in found.items():
+    for path, reason in reasons.items():
         job.progress.note(f"{path} will be replaced: {reason}")
 
 
@@ -100,16 +102,16 @@ def is_finished(job: JobPlan, state: JobState, *, name: str) -> bool:
     if atomic_io.partial_path(bin_path(prefix)).exists() or not path.is_file():
         return False
     try:
-        found = open_corpus(path).manifest
+        manifest = open_corpus(path).manifest
     except MdataError:
         return False
-    known = found.provenance
+    provenance = manifest.provenance
     return (
-        known is not None
-        and _other_options(job, name, found) is None
-        and other_engine(job, found.notes.get("engine")) is None
+        provenance is not None
+        and _other_options(job, name, manifest) is None
+        and other_engine(job, manifest.notes.get("engine")) is None
         and len(state.inputs) == len(job.files)
-        and [file.hash for file in known.inputs] == [file.hash for file in state.inputs]
+        and [file.hash for file in provenance.inputs] == [file.hash for file in state.inputs]
         and first_damage(path) is None
     )
 
@@ -127,11 +129,11 @@ def stale_partitions(job: JobPlan) -> list[str]:
         from mdata.manifest.lineage import lineage_of
 
         try:
-            found = lineage_of(corpus_manifest(path))
+            lineage = lineage_of(corpus_manifest(path))
         except MdataError:
             continue
-        if found is not None and found.role != "whole":
-            lines.append(f"{path} is {found.what} of an earlier run and is kept; remove its files if unneeded")
+        if lineage is not None and lineage.role != "whole":
+            lines.append(f"{path} is {lineage.what} of an earlier run and is kept; remove its files if unneeded")
     return lines
 
 
@@ -159,10 +161,10 @@ def corpus_manifest(path: Path) -> CorpusManifest:
     Raises:
         UsageError: a blend's manifest, or no file. DamageError: it was altered.
     """
-    found = load_manifest(path)
-    if not isinstance(found, CorpusManifest):
+    manifest = load_manifest(path)
+    if not isinstance(manifest, CorpusManifest):
         raise UsageError(f"{path} is the manifest of a blend")
-    return found
+    return manifest
 
 
 def first_damage(path: Path) -> str | None:
@@ -171,35 +173,37 @@ def first_damage(path: Path) -> str | None:
     return str(problems[0]).splitlines()[0] if problems else None
 
 
-def _other_job(job: JobPlan, name: str, found: CorpusManifest) -> str | None:
+def _other_job(job: JobPlan, name: str, manifest: CorpusManifest) -> str | None:
     """How a finished corpus differs from what this job would write; None: no difference."""
-    if reason := _other_options(job, name, found) or other_engine(job, found.notes.get("engine")):
+    if reason := _other_options(job, name, manifest) or other_engine(job, manifest.notes.get("engine")):
         return reason
-    known = found.provenance
-    assert known is not None, "a corpus without provenance was not made by this command"
-    if len(known.inputs) != len(job.files):
-        return f"it was made from {len(known.inputs)} inputs; {len(job.files)} are given"
-    for number, (file, input) in enumerate(zip(job.files, known.inputs, strict=True)):
+    provenance = manifest.provenance
+    assert provenance is not None, "a corpus without provenance was not made by this command"
+    if len(provenance.inputs) != len(job.files):
+        return f"it was made from {len(provenance.inputs)} inputs; {len(job.files)} are given"
+    for number, (file, input) in enumerate(zip(job.files, provenance.inputs, strict=True)):
         if printable_path(file.path) == "-":
             return "standard input cannot be compared with the earlier input"
         known_as = number, input.path, input.hash
         if known_as not in job.compared:
             state = InputState(input.name, input.bytes, input.modified_ns, hash=input.hash)
-            job.compared[known_as] = input_changed(job, file, known=state)
+            job.compared[known_as] = input_changed(job, file, recorded=state)
         if reason := job.compared[known_as]:
             return reason
     return None
 
 
-def _other_options(job: JobPlan, name: str, found: CorpusManifest) -> str | None:
+def _other_options(job: JobPlan, name: str, manifest: CorpusManifest) -> str | None:
     """`_other_job` without the inputs."""
-    known = found.provenance
-    if known is None or found.tokenizer is None:
+    provenance = manifest.provenance
+    if provenance is None or manifest.tokenizer is None:
         return "it was not made by this command"
     # max_errors never changes a result, and on_error only where there are bad rows.
-    ignored = ("max_errors",) if any(known.skipped.values()) else ("max_errors", "on_error")
-    old, new = ({**dict(options), **dict.fromkeys(ignored)} for options in (known.options, job.recorded_options(name)))
+    ignored = ("max_errors",) if any(provenance.skipped.values()) else ("max_errors", "on_error")
+    old, new = (
+        {**dict(options), **dict.fromkeys(ignored)} for options in (provenance.options, job.recorded_options(name))
+    )
     return difference(
-        {"options": old, "tokenizer": found.tokenizer.fingerprint},
+        {"options": old, "tokenizer": manifest.tokenizer.fingerprint},
         {"options": new, "tokenizer": job.tokenizer.fingerprint},
     )

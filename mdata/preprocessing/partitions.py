@@ -57,8 +57,8 @@ class Partitions:
         def prefix(middle: str, key: str) -> Path:
             return Path(f"{options.output_prefix}{middle}_{key}_{options.level}")
 
-        found: dict[str, Path] = {}
+        by_name: dict[str, Path] = {}
         for number in self.numbers:
             middle = "_holdout" if number == self.count else "" if self.count == 1 else f"_{number}"
-            found |= {self.name(key, number): prefix(middle, key) for key in options.json_keys}
-        return found | {key: prefix("", key) for key in options.json_keys if self.count > 1}
+            by_name |= {self.name(key, number): prefix(middle, key) for key in options.json_keys}
+        return by_name | {key: prefix("", key) for key in options.json_keys if self.count > 1}

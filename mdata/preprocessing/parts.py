@@ -57,8 +57,8 @@ def parse_shard(text: str) -> PartNumber:
     Raises:
         UsageError: not such a text.
     """
-    found = _SHARD.fullmatch(text) if isinstance(text, str) else None
-    part = PartNumber(int(found[1]), int(found[2])) if found else PartNumber(0, 0)
+    match = _SHARD.fullmatch(text) if isinstance(text, str) else None
+    part = PartNumber(int(match[1]), int(match[2])) if match else PartNumber(0, 0)
     if not 1 <= part.number <= part.count <= MOST_PARTS:
         raise UsageError(
             f"shard={text}", expected=f"K/N, part K of N, such as 3/64: 1 <= K <= N, and N at most {MOST_PARTS}"

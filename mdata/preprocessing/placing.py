@@ -259,8 +259,8 @@ def discard_others(journal: Journal, outputs: Iterable[str], progress: Progress)
 
 def described(job: dict[str, Any]) -> str:
     """Describes an unfinished run by its journal's first record."""
-    what = job.get("command") or f"run of the keys {' '.join(job['options']['json_keys'])}"
-    return f"an earlier, unfinished {what}"
+    run_text = job.get("command") or f"run of the keys {' '.join(job['options']['json_keys'])}"
+    return f"an earlier, unfinished {run_text}"
 
 
 def _placement(journal: Journal) -> _Placement | None:

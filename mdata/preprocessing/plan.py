@@ -234,15 +234,18 @@ def input_name(file: SourceFile) -> str:
 
 def _check_names(job: JobPlan) -> None:
     """Refuse results that would overwrite each other or the input."""
-    seen: dict[Path, str] = {}
+    name_of_prefix: dict[Path, str] = {}
     for name, prefix in job.prefixes.items():
-        if prefix in seen:
+        if prefix in name_of_prefix:
             raise UsageError(
-                f"the results {seen[prefix]} and {name} would both be {prefix}.*", fix="rename one of the keys"
+                f"the results {name_of_prefix[prefix]} and {name} would both be {prefix}.*",
+                fix="rename one of the keys",
             )
-        seen[prefix] = name
+        name_of_prefix[prefix] = name
     inputs = {file.path.resolve() for file in job.files}
-    results = {prefix.with_name(prefix.name + ending).resolve() for prefix in seen for ending in RESULT_ENDINGS}
+    results = {
+        prefix.with_name(prefix.name + ending).resolve() for prefix in name_of_prefix for ending in RESULT_ENDINGS
+    }
     if both := sorted(inputs & results):
         raise UsageError(
             f"{printable_path(both[0])} is an input and would be overwritten by a result",
@@ -257,8 +260,8 @@ def _check_names(job: JobPlan) -> None:
     chosen, endings = PathFilter(job.options.include, job.options.exclude), endings_of(job.options.input_format)[1]
     for name in job.options.inputs:
         if would_be_read(path, name, endings=endings, filter=chosen):
-            what = f"quarantine={quarantine} would be an input of the next run"
-            raise UsageError(what, found=f"--input {name}", fix="a file in another folder")
+            problem = f"quarantine={quarantine} would be an input of the next run"
+            raise UsageError(problem, found=f"--input {name}", fix="a file in another folder")
     if path.resolve() in results:
         raise UsageError(f"quarantine={quarantine} is one of the results", fix="another file for the bad rows")
     if path.exists() and not path.is_file():
@@ -292,8 +295,8 @@ def _rows_per_partition(options: PreprocessOptions, files: Sequence[SourceFile],
     if any(file.path == STDIN for file in files):
         raise UsageError("keep_sequential_samples must count the rows first, but stdin can be read only once")
     rows = 0
-    with closing(chunks(files, options.chunk_bytes, spec=read)) as found:
-        for chunk in found:
+    with closing(chunks(files, options.chunk_bytes, spec=read)) as input_chunks:
+        for chunk in input_chunks:
             rows += parse(chunk.source.format, read_chunk(chunk, read), spec=read).rows
     return max(1, -(-rows // options.partitions))
 

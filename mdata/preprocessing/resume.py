@@ -157,35 +157,35 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:12]}..."
 
 
-def input_changed(job: JobPlan, file: SourceFile, *, known: InputState) -> str | None:
+def input_changed(job: JobPlan, file: SourceFile, *, recorded: InputState) -> str | None:
     """How the part of a file that was read has changed; None if it has not."""
     name = input_name(file)
-    if name != known.path:
-        return f"the input was {known.path}, is {name}"
-    same = (file.size_bytes, file.modified_ns) == (known.size_bytes, known.modified_ns)
+    if name != recorded.path:
+        return f"the input was {recorded.path}, is {name}"
+    same = (file.size_bytes, file.modified_ns) == (recorded.size_bytes, recorded.modified_ns)
     # Standard input has no size or modification time; it is compared while it is read again.
     if (same and not job.options.verify_input) or name == "-":
         return None
     digests = []
     # An open file is compared as far as it was read, a closed one to its end.
-    wanted = None if known.hash else len(known.digests)
+    wanted = None if recorded.hash else len(recorded.digests)
     job.progress.note(f"reading {name} again to see whether it changed")
     for chunk in chunks([file], job.options.chunk_bytes, spec=job.spec.read):
         if wanted is not None and chunk.number >= wanted:
             break
         digests.append(chunk_digest(read_chunk(chunk, job.spec.read)))
-    agrees = blake3(b"".join(digests)).hexdigest() == known.hash if known.hash else digests == known.digests
+    agrees = blake3(b"".join(digests)).hexdigest() == recorded.hash if recorded.hash else digests == recorded.digests
     return None if agrees else f"{name} has changed since"
 
 
 def _changed_input(job: JobPlan, state: JobState) -> str | None:
     if len(state.inputs) > len(job.files):
         return f"{len(state.inputs)} inputs were read, {len(job.files)} are given"
-    for file, known in zip(job.files, state.inputs, strict=False):
-        if reason := input_changed(job, file, known=known):
+    for file, recorded in zip(job.files, state.inputs, strict=False):
+        if reason := input_changed(job, file, recorded=recorded):
             return reason
         # If the content is the same, the input is recorded with its present size and time.
-        known.size_bytes, known.modified_ns = file.size_bytes, file.modified_ns
+        recorded.size_bytes, recorded.modified_ns = file.size_bytes, file.modified_ns
     return None
 
 

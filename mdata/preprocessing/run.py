@@ -112,11 +112,11 @@ def _preprocess(
         job = plan_job(options, files, progress=progress, on_files_read=pool.preload)
         # If nothing is left to do, nothing is written, not even a lock: the folder may be read-only. Leftovers of a run
         # that died at its very end are removed under the lock.
-        found = (elsewhere and elsewhere(job)) or finished_before(job)
-        if found and not any(job.beside(ending).exists() for ending in ("journal", "lock")):
+        result = (elsewhere and elsewhere(job)) or finished_before(job)
+        if result and not any(job.beside(ending).exists() for ending in ("journal", "lock")):
             nothing_begins(job.beside("lock").parent)
             progress.note(_ALREADY_FINISHED)
-            return found
+            return result
         with os_errors_named("taking the run's lock"):
             stack.enter_context(file_lock.hold(job.beside("lock"), remove=True))
         journal = Journal(job.beside("journal"))
@@ -124,19 +124,19 @@ def _preprocess(
         if options.verify_input and not journal.records and not has_results:
             progress.note("--verify-input has no effect: there is no earlier run whose input could be compared")
         stack.callback(lambda: journal.close(keep=journal.resumable))
-        earlier = EarlierRun(None) if found else _completed(job, journal)
-        if earlier.placed and (found := finished_before(job)):
-            found = replace(found, finished_before=False, resumed=True)
-        if found:
+        earlier = EarlierRun(None) if result else _completed(job, journal)
+        if earlier.placed and (result := finished_before(job)):
+            result = replace(result, finished_before=False, resumed=True)
+        if result:
             # The run that made the results died just before its end, or another job was started and abandoned.
             discard_run(journal)
             journal.remove()
-            progress.note(_PLACED if found.resumed else _ALREADY_FINISHED)
+            progress.note(_PLACED if result.resumed else _ALREADY_FINISHED)
         else:
-            found = _run(job, journal, pool, earlier=earlier)
+            result = _run(job, journal, pool, earlier=earlier)
         for line in stale_partitions(job):
             progress.note(line)
-        return found
+        return result
 
 
 def _manifests(job: JobPlan) -> dict[str, Path]:
@@ -287,8 +287,8 @@ class WriteLoop:
         again = bool(first_chunk) and job.files[first_file].streamed
         start = (first_file, 0 if again else first_chunk)
         compared = 0 if again else first_chunk
-        with closing(chunks(job.files, job.options.chunk_bytes, spec=job.spec.read, start=start)) as found:
-            for chunk in found:
+        with closing(chunks(job.files, job.options.chunk_bytes, spec=job.spec.read, start=start)) as from_start:
+            for chunk in from_start:
                 if chunk.file_number == first_file and chunk.number < first_chunk:
                     assert chunk.data is not None, "a stream carries its data"
                     if chunk_digest(chunk.data) != self.state.inputs[first_file].digests[chunk.number]:
@@ -402,7 +402,11 @@ def finalize_all(
     done |= {name for name in prefixes.keys() - writers.keys() if is_finished(job, state, name=name)}
     made = {name: open_corpus(manifest_path(prefixes[name])).manifest for name in done}
     merges = [name for name in prefixes if name not in writers and name not in done]
-    contents = {name: _content(job, state, name, one.statistics()) for name, one in writers.items() if one}
+    contents = {
+        name: _content(job, state, name, staged_result.statistics())
+        for name, staged_result in writers.items()
+        if staged_result
+    }
     open_writers = {name: writer for name, writer in writers.items() if writer}
     results = map_files(lambda name: open_writers[name].stage(contents[name]), [*open_writers])
     staged = dict(zip(open_writers, results, strict=True))
@@ -413,7 +417,7 @@ def finalize_all(
         # The quarantine file belongs to all results, so it is renamed after the old manifests are removed.
         quarantine = [policy.quarantine.path] if policy.quarantine else []
         place(journal, [*staged.values()], replaced=[prefixes[name] for name in merges], also=quarantine)
-    made |= {name: one.manifest for name, one in staged.items()}
+    made |= {name: staged_result.manifest for name, staged_result in staged.items()}
     for name, writer in writers.items():
         if writer:
             writer.close(keep=False)
@@ -421,7 +425,7 @@ def finalize_all(
     if merges:
         joined = [_merge(job, state, name, made=made) for name in merges]
         place(journal, joined)
-        made |= {name: one.manifest for name, one in zip(merges, joined, strict=True)}
+        made |= {name: staged_result.manifest for name, staged_result in zip(merges, joined, strict=True)}
     map_files(remove_leftovers, [*prefixes.values()])
     return {name: made[name] for name in prefixes}
 
@@ -435,8 +439,8 @@ def _merge(job: JobPlan, state: JobState, key: str, *, made: Mapping[str, Corpus
     keep = False
     try:
         merge_partitions([prefixes[name] for name in names], writer)
-        known = [made[name].statistics for name in names]
-        statistics = add_statistics([one for one in known if one is not None])
+        all_statistics = [made[name].statistics for name in names]
+        statistics = add_statistics([of_partition for of_partition in all_statistics if of_partition is not None])
         staged = writer.stage(_content(job, state, key, statistics))
         keep = True
         return staged

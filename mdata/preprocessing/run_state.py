@@ -121,7 +121,7 @@ class JobState:
         first = record["first_input"]
         begun = self.inputs[first].digests if first < len(self.inputs) else []
         self.inputs[first:] = [
-            InputState(**{**known, "digests": _split(known.get("digests", ""))}) for known in record["inputs"]
+            InputState(**{**fields, "digests": _split(fields.get("digests", ""))}) for fields in record["inputs"]
         ]
         if self.inputs and self.inputs[-1].hash is None:
             # Digests of earlier records count if they are of this same file.

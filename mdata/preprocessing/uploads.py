@@ -64,7 +64,7 @@ class Uploads:
             UsageError: results of another job are there, and --overwrite was not given.
         """
         paths = {name: self._address(prefix, ".json") for name, prefix in job.prefixes.items()}
-        found: dict[str, CorpusManifest] = {}
+        manifests: dict[str, CorpusManifest] = {}
         others = []
         with TemporaryDirectory() as folder:
             for name, address in paths.items():
@@ -76,7 +76,7 @@ class Uploads:
                 if reason := not_ours(job, name, path=path):
                     others.append(f"{address}: {reason}")
                 else:
-                    found[name] = corpus_manifest(path)
+                    manifests[name] = corpus_manifest(path)
         if others and not self._overwrite:
             raise UsageError(
                 "other results already exist and are not replaced",
@@ -85,9 +85,9 @@ class Uploads:
             )
         for line in others:
             self._progress.note(f"{line}; it will be replaced")
-        if len(found) < len(paths) or not all(self._is_whole(paths[name], found[name]) for name in paths):
+        if len(manifests) < len(paths) or not all(self._is_whole(paths[name], manifests[name]) for name in paths):
             return None
-        return PreprocessResult(found, dict(paths), finished_before=True)
+        return PreprocessResult(manifests, dict(paths), finished_before=True)
 
     def publish(self, result: PreprocessResult) -> PreprocessResult:
         """Upload the results of the work folder, then remove them from it; also remove leftovers of a killed run.
