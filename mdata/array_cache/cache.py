@@ -85,7 +85,7 @@ class Cache:
         if arrays is None and not self.all and not self._given and entries() < _SMALL:
             arrays = in_memory(make_now)
         elif arrays is None:
-            folder = next((one for one in folders if _can_be_written(one)), folders[0])
+            folder = next((candidate for candidate in folders if _can_be_written(candidate)), folders[0])
             # `find` has already reported problems with an entry there.
             arrays = cached(folder, key, make=make_now, mapped=self.mapped)
         path = None if folder is None else entry_path(folder, key)

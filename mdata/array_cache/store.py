@@ -78,10 +78,10 @@ def find(folder: Path, key: Mapping[str, Any], *, progress: Progress = SILENT, m
         progress: receives a note on problems with an existing entry.
     """
     entry = entry_path(folder, key)
-    found = _opened(entry, key, progress=progress, mapped=mapped) if entry.is_dir() else None
-    if found is not None:
+    arrays = _opened(entry, key, progress=progress, mapped=mapped) if entry.is_dir() else None
+    if arrays is not None:
         file_lock.remove_left(_lock_path(entry))
-    return found
+    return arrays
 
 
 def entry_path(folder: Path, key: Mapping[str, Any]) -> Path:

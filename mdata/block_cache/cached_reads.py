@@ -39,9 +39,16 @@ class CachedReader(IndexedReader):
     """
 
     def __init__(
-        self, prefix: Path, blocks: CorpusBlocks, *, shard: int, mode: Mode, described: Described, known: PairFacts
+        self,
+        prefix: Path,
+        blocks: CorpusBlocks,
+        *,
+        shard: int,
+        mode: Mode,
+        described: Described,
+        known_facts: PairFacts,
     ) -> None:
-        super().__init__(prefix, mode=mode, described=described, known=known)
+        super().__init__(prefix, mode=mode, described=described, known_facts=known_facts)
         self._blocks, self._shard = blocks, shard
 
     def unchanged(self) -> bool:

@@ -59,7 +59,7 @@ def convert(
             f"{new_prefix} is the prefix of the old pair", expected="another one: the old pair is not changed"
         )
     _refuse_another_format(prefix)
-    named = [found for found in map(level_named, (prefix, new_prefix)) if found != "document"]
+    named = [named_level for named_level in map(level_named, (prefix, new_prefix)) if named_level != "document"]
     level = level or (named[0] if named else "document")
     with LegacyReader(prefix) as old:
         _check_values(old, prefix, plus_one=fairseq_ids_plus_one)

@@ -60,14 +60,14 @@ def open_corpus(
         DamageError: a manifest or pair that is altered, truncated or inconsistent.
     """
     path = Path(path)
-    found = manifest_of(path)
-    if found is None:
+    manifest_file = manifest_of(path)
+    if manifest_file is None:
         return _open_bare(prefix_of(path), mode)
-    content = load_manifest(found) if content is None else content
+    content = load_manifest(manifest_file) if content is None else content
     if not isinstance(content, CorpusManifest):
-        raise UsageError(f"{found} is a blend", expected="one corpus")
-    readers = open_shards(found, content, mode=mode, checked=checked, allow_outside=allow_outside)
-    return Corpus(found, content, readers=readers, allow_outside=allow_outside)
+        raise UsageError(f"{manifest_file} is a blend", expected="one corpus")
+    readers = open_shards(manifest_file, content, mode=mode, checked=checked, allow_outside=allow_outside)
+    return Corpus(manifest_file, content, readers=readers, allow_outside=allow_outside)
 
 
 class Corpus:
@@ -160,8 +160,8 @@ class Corpus:
     @property
     def largest_id(self) -> int | None:
         """The largest token id; None where not known or without tokens."""
-        known = [shard.largest_id for shard in self._known.shards if shard.largest_id is not None]
-        return max(known, default=None)
+        largest_ids = [shard.largest_id for shard in self._known.shards if shard.largest_id is not None]
+        return max(largest_ids, default=None)
 
     @property
     def text_bytes(self) -> int | None:
@@ -292,25 +292,27 @@ class Corpus:
 
     def __reduce__(self) -> tuple[object, ...]:
         # Provenance may list more files than there are documents, and no reader needs it.
-        known = msgspec.structs.replace(self._known, provenance=None)
+        manifest = msgspec.structs.replace(self._known, provenance=None)
         complete = self._complete and self._known.provenance is None
         facts = tuple(reader.facts for reader in self.readers)
-        return _reopen, (self.path.absolute(), self.mode, (known, complete), facts, self.allow_outside)
+        return _reopen, (self.path.absolute(), self.mode, (manifest, complete), facts, self.allow_outside)
 
 
 def _reopen(
     path: Path, mode: Mode, manifest: tuple[CorpusManifest, bool], facts: tuple[PairFacts, ...], allow_outside: bool
 ) -> Corpus:
-    known, complete = manifest
-    pairs = zip(known.shards, facts, strict=True)
+    described, complete = manifest
+    pairs = zip(described.shards, facts, strict=True)
     readers = [
-        IndexedReader(path.parent / shard.path, mode=mode, described=Described(path, shard.idx_hash), known=one)
-        for shard, one in pairs
+        IndexedReader(
+            path.parent / shard.path, mode=mode, described=Described(path, shard.idx_hash), known_facts=pair_facts
+        )
+        for shard, pair_facts in pairs
     ]
     if all(reader.unchanged() for reader in readers):
-        return Corpus(path, known, readers=readers, complete=complete, allow_outside=allow_outside)
+        return Corpus(path, described, readers=readers, complete=complete, allow_outside=allow_outside)
     corpus = open_corpus(path, mode=mode, checked=False, allow_outside=allow_outside)
-    _check_id(path, corpus.id, expected=known.id)
+    _check_id(path, corpus.id, expected=described.id)
     return corpus
 
 
@@ -321,9 +323,9 @@ def _load(path: Path, id: str) -> CorpusManifest:
     return content
 
 
-def _check_id(path: Path, found: str, *, expected: str) -> None:
-    if found != expected:
-        raise DamageError(f"{path} was replaced while it was in use", found=found, expected=expected)
+def _check_id(path: Path, corpus_id: str, *, expected: str) -> None:
+    if corpus_id != expected:
+        raise DamageError(f"{path} was replaced while it was in use", found=corpus_id, expected=expected)
 
 
 def _open_bare(prefix: Path, mode: Mode) -> Corpus:
@@ -339,9 +341,9 @@ def _open_bare(prefix: Path, mode: Mode) -> Corpus:
             fix="wait, or run the same command again to complete it",
         )
     reader = IndexedReader(prefix, mode=mode)
-    known = describe_pair(prefix, reader, level=level_named(prefix))
-    reader.described = Described(prefix, known.shards[0].idx_hash)  # of what is found there later
-    return Corpus(prefix, sealed(known), readers=[reader])
+    manifest = describe_pair(prefix, reader, level=level_named(prefix))
+    reader.described = Described(prefix, manifest.shards[0].idx_hash)  # of what is found there later
+    return Corpus(prefix, sealed(manifest), readers=[reader])
 
 
 def describe_pair(prefix: Path, reader: IndexedReader, *, level: Level) -> CorpusManifest:

@@ -103,14 +103,14 @@ class DocumentReader:
         if self._inputs.count(path) == 1:
             return self._inputs.index(path)
         wanted = Path(path).parts
-        hits = [i for i, given in enumerate(self._inputs) if Path(given).parts[-len(wanted) :] == wanted]
+        hits = [i for i, input_path in enumerate(self._inputs) if Path(input_path).parts[-len(wanted) :] == wanted]
         if len(hits) == 1:
             return hits[0]
         if hits:
             raise UsageError(
                 f"{path} matches the paths of {len(hits)} inputs", found=", ".join(self._inputs[i] for i in hits[:3])
             )
-        names = {Path(given).name: given for given in self._inputs}
+        names = {Path(input_path).name: input_path for input_path in self._inputs}
         close = nearest(Path(path).name, names)
         raise UsageError(
             f"{path} is not an input of {self.corpus.name}",

@@ -170,8 +170,8 @@ class CorpusCopy:
                         raise _other_file(path)
                     start = number * BLOCK_BYTES
                     data = read_range(facts, start, stop=start + len(block), store=self._store)
-                    if (found := blake3(data)).digest() != expected:
-                        raise _not_as_written(f"{facts.address}: block {number}", found.hexdigest(), expected.hex())
+                    if (digest := blake3(data)).digest() != expected:
+                        raise _not_as_written(f"{facts.address}: block {number}", digest.hexdigest(), expected.hex())
                     _write_at(fd, data, start)
                 return len(block)
 
@@ -185,8 +185,15 @@ class CorpusCopy:
     def _tokenizer(self, name: str, facts: TokenizerFacts) -> None:
         """Copy the folder with the tokenizer's files, whose name is the hash of what is in it."""
         path, inside = self._path(name), self._at(f"{name}/")
-        found = [one for one in list_objects(inside) if "/" not in one.address.key.removeprefix(inside.key)]
-        files = {one.address.name: read_range(one, 0, stop=one.size_bytes, store=self._store) for one in found}
+        objects = [
+            facts_of_file
+            for facts_of_file in list_objects(inside)
+            if "/" not in facts_of_file.address.key.removeprefix(inside.key)
+        ]
+        files = {
+            facts_of_file.address.name: read_range(facts_of_file, 0, stop=facts_of_file.size_bytes, store=self._store)
+            for facts_of_file in objects
+        }
         if folder_name(files) != name:
             raise _not_as_written(f"{inside}: the files of the tokenizer {facts.type}", folder_name(files), name)
         write_folder(path, files)
@@ -263,7 +270,7 @@ def _other_file(path: Path) -> UsageError:
     )
 
 
-def _not_as_written(what: str, found: str, expected: str) -> DamageError:
+def _not_as_written(subject: str, found: str, expected: str) -> DamageError:
     return DamageError(
-        f"{what} does not match the manifest", found=found, expected=expected, fix="upload the corpus again"
+        f"{subject} does not match the manifest", found=found, expected=expected, fix="upload the corpus again"
     )

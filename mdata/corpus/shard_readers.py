@@ -40,7 +40,7 @@ def open_shards(
         UsageError: a pair is missing, or lies outside the folder. DamageError: it differs from the one that the
             manifest describes.
     """
-    prefixes = shards_inside(path, [one.path for one in content.shards], allow_outside=allow_outside)
+    prefixes = shards_inside(path, [shard.path for shard in content.shards], allow_outside=allow_outside)
     pairs = list(zip(prefixes, content.shards, strict=True))
     if len(pairs) > MOST_OPENED:
         how: Mode = "pread" if len(pairs) > MOST_MAPPED else mode
@@ -64,14 +64,14 @@ def _described_reader(path: Path, prefix: Path, shard: Shard, *, dtype: str, mod
     index, tokens = look_at(idx_path(prefix)), look_at(bin_path(prefix))
     wanted = IdxHeader(MAGIC, VERSION, code, shard.sequences, shard.documents + 1).index_bytes
     problems = [
-        (file, f"{found[2]} bytes", f"{size} bytes")
-        for file, found, size in ((idx_path(prefix), index, wanted), (bin_path(prefix), tokens, shard.bytes))
-        if found[2] != size
+        (file, f"{file_facts[2]} bytes", f"{size} bytes")
+        for file, file_facts, size in ((idx_path(prefix), index, wanted), (bin_path(prefix), tokens, shard.bytes))
+        if file_facts[2] != size
     ]
     if problems:
         raise _not_described(path, problems)
     facts = PairFacts(code, shard.sequences, shard.documents, shard.contiguous, index, tokens, compared=False)
-    return IndexedReader(prefix, mode=mode, described=Described(path, shard.idx_hash), known=facts)
+    return IndexedReader(prefix, mode=mode, described=Described(path, shard.idx_hash), known_facts=facts)
 
 
 def _check_pair(path: Path, dtype: str, *, shard: Shard, reader: IndexedReader) -> None:
@@ -83,7 +83,11 @@ def _check_pair(path: Path, dtype: str, *, shard: Shard, reader: IndexedReader) 
         (reader.bin_path, "bytes", reader.bin_bytes, shard.bytes),
         (reader.bin_path, "tokens", reader.bin_bytes // np.dtype(dtype).itemsize, shard.tokens),
     ]
-    wrong = [(file, f"{name}: {found}", f"{name}: {known}") for file, name, found, known in facts if found != known]
+    wrong = [
+        (file, f"{name}: {actual}", f"{name}: {described}")
+        for file, name, actual, described in facts
+        if actual != described
+    ]
     if wrong:
         raise _not_described(path, wrong)
 
@@ -95,7 +99,7 @@ def _not_described(path: Path, wrong: list[tuple[Path, str, str]]) -> DamageErro
     both = f"copy the pair again, or remove {path.name} to use the pair as it is"
     return DamageError(
         f"{' and '.join(files)} {'is not the one' if len(files) == 1 else 'are not those'} that {path.name} describes",
-        found=", ".join(found for _, found, _ in wrong),
+        found=", ".join(actual for _, actual, _ in wrong),
         expected=", ".join(expected for *_, expected in wrong),
         fix=remedy if len(files) == 1 else both,
     )

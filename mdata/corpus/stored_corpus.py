@@ -114,9 +114,9 @@ class StoredCorpus(Corpus):
 
     def __reduce__(self) -> tuple[object, ...]:
         # As for Corpus, but the process that unpickles opens the cache itself.
-        known = msgspec.structs.replace(self._known, provenance=None)
+        manifest = msgspec.structs.replace(self._known, provenance=None)
         complete = self._complete and self._known.provenance is None
-        return _reopen, (*self._source, self.mode, known, complete)
+        return _reopen, (*self._source, self.mode, manifest, complete)
 
 
 def _reopen(address: Address, cache: CachePlace, mode: Mode, manifest: CorpusManifest, complete: bool) -> StoredCorpus:
@@ -167,7 +167,7 @@ def _open(
             shard=number,
             mode=how,
             described=Described(path, shard.idx_hash),
-            known=_facts(prefix, shard, manifest.dtype),
+            known_facts=_facts(prefix, shard, manifest.dtype),
         )
         for number, (prefix, shard) in enumerate(zip(prefixes, manifest.shards, strict=True))
     ]

@@ -188,8 +188,10 @@ def _verify_blend(path: Path, blend: BlendManifest, *, check: _Check) -> Verifie
                 allow_outside=check.allow_outside,
             )
             if (corpus_id := open_corpus(place, allow_outside=check.allow_outside).id) != part.id:
-                what = f"{place} is not the corpus that was blended"
-                verified = verified.merged(Verified(problems=(DamageError(what, found=corpus_id, expected=part.id),)))
+                problem_text = f"{place} is not the corpus that was blended"
+                verified = verified.merged(
+                    Verified(problems=(DamageError(problem_text, found=corpus_id, expected=part.id),))
+                )
         except MdataError as error:
             known_problems = {str(problem) for problem in verified.problems}
             verified = verified if str(error) in known_problems else verified.merged(Verified(problems=(error,)))
@@ -215,7 +217,7 @@ def _verify_corpus(path: Path, corpus: CorpusManifest, *, check: _Check) -> Veri
             shards_inside(path, [shard.path], allow_outside=check.allow_outside)
     except UsageError as error:  # files outside the folder are not read, not even to compare them
         return Verified((str(path),), problems=(error,))
-    hashed = [check.has_hash(idx_path(check.folder / one.path), one.idx_hash) for one in corpus.shards]
+    hashed = [check.has_hash(idx_path(check.folder / shard.path), shard.idx_hash) for shard in corpus.shards]
     try:
         opened = open_corpus(path, checked=False, allow_outside=check.allow_outside)
     except MdataError as error:

@@ -83,7 +83,7 @@ def dtype_code(dtype: np.dtype[np.generic]) -> int:
     Raises:
         KeyError: the format has no code for this dtype.
     """
-    return {known: code for code, known in DTYPES.items()}[dtype.newbyteorder("<")]
+    return {stored: code for code, stored in DTYPES.items()}[dtype.newbyteorder("<")]
 
 
 def smallest_dtype(vocab_size: int) -> np.dtype[np.generic]:

@@ -87,14 +87,14 @@ class IndexedReader:
         mode: Mode = "mmap",
         contiguous: bool | None = None,
         described: Described | None = None,
-        known: PairFacts | None = None,
+        known_facts: PairFacts | None = None,
     ) -> None:
         if mode not in MODES:
             raise UsageError(f"no mode {mode!r} of reading", expected=" or ".join(MODES))
         self.mode = mode
         self.prefix = Path(prefix)
         self.described = described
-        facts = self._look(contiguous) if known is None else known
+        facts = self._look(contiguous) if known_facts is None else known_facts
         self.facts = facts
         self.dtype = DTYPES[facts.dtype_code]
         self.num_sequences = facts.num_sequences
@@ -102,7 +102,7 @@ class IndexedReader:
         self.bin_bytes = facts.bin[2]
         self.num_tokens = self.bin_bytes // self.dtype.itemsize
         self.contiguous = facts.contiguous
-        if known is not None:
+        if known_facts is not None:
             return
         self._hold()
         if contiguous is None:
@@ -185,12 +185,12 @@ class IndexedReader:
             altered = str(error)
         return None if altered == self.described.idx_hash else self._altered(altered)
 
-    def _altered(self, found: str) -> DamageError:
+    def _altered(self, actual_hash: str) -> DamageError:
         assert self.described is not None, "nothing to compare with"
         by = self.described.by
         return DamageError(
             f"{self.idx_path} is not the one that {by.name} describes, so no sample can be read with it",
-            found=f"hash {found}",
+            found=f"hash {actual_hash}",
             expected=f"hash {self.described.idx_hash}",
             fix=f"`mdata verify {by}` for details; then fetch both files of the pair again, or make the pair again",
         )

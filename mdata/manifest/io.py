@@ -85,8 +85,8 @@ def _checked(text: bytes, name: str) -> Manifest:
     """The same, step by step, and with a reason for whatever is wrong."""
     value = _json_object(text, name)
     if value.get("format") != FORMAT:
-        found = json.dumps(value.get("format"))
-        raise UsageError(f"{name} is not a manifest", found=f"format {found}", expected=f'format "{FORMAT}"')
+        format_text = json.dumps(value.get("format"))
+        raise UsageError(f"{name} is not a manifest", found=f"format {format_text}", expected=f'format "{FORMAT}"')
     if value.get("version") != VERSION:
         raise UsageError(
             f"{name}: this mdata cannot read its version",
@@ -125,11 +125,11 @@ def _check(manifest: Manifest, name: str) -> None:
         reason = "; ".join(line.strip() for line in str(error).splitlines())
         raise DamageError(f"{name}: {reason}", fix=_WRITE_AGAIN) from error
     for place, computed in hashes.items():
-        found = getattr(manifest, place.removeprefix("$."))
-        if found != computed:
+        stored = getattr(manifest, place.removeprefix("$."))
+        if stored != computed:
             raise DamageError(
                 f"{name}: the content is not what was written, at `{place}`",
-                found=found,
+                found=stored,
                 expected=computed,
                 fix=_WRITE_AGAIN,
             )

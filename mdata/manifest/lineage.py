@@ -159,5 +159,5 @@ class ByInput:
         for number in sorted(near):
             other = self._all[number]
             assert other is not None, "it was found by its inputs"
-            if found := shared_input(lineage, other):
-                yield number, found
+            if common := shared_input(lineage, other):
+                yield number, common

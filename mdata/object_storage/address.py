@@ -135,7 +135,7 @@ def parse_address(text: str) -> Address:
         how = _FETCHED_BY.get(scheme, "that storage's own tool")
         raise UsageError(
             f"mdata does not read {scheme}://",
-            expected=f"a path, or one of {', '.join(f'{one}://' for one in SCHEMES)}",
+            expected=f"a path, or one of {', '.join(f'{name}://' for name in SCHEMES)}",
             fix=f"copy it first, with {how}",
         )
     host = rest.partition("/")[0]

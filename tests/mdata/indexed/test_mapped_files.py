@@ -116,11 +116,11 @@ def test_a_file_that_the_pool_opens_again_must_be_the_same(tmp_path, monkeypatch
 @pytest.mark.parametrize("how", ["another", "changed", "cut"])
 def test_what_is_known_of_a_pair_holds_for_the_same_files_only(tmp_path, mode, how):
     first = pair(tmp_path, mode=mode)
-    again = IndexedReader(tmp_path / "a", mode=mode, known=first.facts)
+    again = IndexedReader(tmp_path / "a", mode=mode, known_facts=first.facts)
     assert again.facts == first.facts
     assert again.sequence(1).tolist() == first.sequence(1).tolist()
     for path, read in ((first.bin_path, lambda one: one.tokens(0, 1)), (first.idx_path, lambda one: one.lengths)):
-        late = IndexedReader(tmp_path / "a", mode=mode, known=first.facts)
+        late = IndexedReader(tmp_path / "a", mode=mode, known_facts=first.facts)
         replace(path, how)
         with pytest.raises(DamageError, match=f"{path.name} was replaced or changed"):
             read(late)
@@ -143,7 +143,7 @@ def test_what_is_gone_or_cannot_be_read_is_told(tmp_path):
     (tmp_path / "a.bin").unlink()
     for mode in ("mmap", "pread"):
         with pytest.raises(UsageError, match=r"a\.bin: No such file"):
-            IndexedReader(tmp_path / "a", mode=mode, known=known).tokens(0, 1)
-    error = IndexedReader(tmp_path / "a", known=known).read_fault(8, errno.EIO)
+            IndexedReader(tmp_path / "a", mode=mode, known_facts=known).tokens(0, 1)
+    error = IndexedReader(tmp_path / "a", known_facts=known).read_fault(8, errno.EIO)
     assert isinstance(error, ResourceError)
     assert "a.bin: Input/output error" in str(error)

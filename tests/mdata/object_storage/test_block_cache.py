@@ -607,7 +607,7 @@ def test_the_slow_twin_reads_and_keeps_the_same(near, data):
         prefixes = [near.with_name(name) for name in "ab"]
         facts = [mdata.open_corpus(prefix).readers[0].facts for prefix in prefixes]
         readers = [
-            CachedReader(prefix, blocks, shard=number, mode="mmap", described=None, known=known)
+            CachedReader(prefix, blocks, shard=number, mode="mmap", described=None, known_facts=known)
             for number, (prefix, known) in enumerate(zip(prefixes, facts, strict=True))
         ]
         gatherer = CachedGatherer(readers, blocks)
