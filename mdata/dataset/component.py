@@ -51,8 +51,8 @@ class DamageCheck:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(error, _BY_WRONG_NUMBERS) and not isinstance(error, MdataError):
-            found = (reader.alteration() for reader in self.corpus.readers)
-            damage = next((one for one in found if one is not None), None)
+            alterations = (reader.alteration() for reader in self.corpus.readers)
+            damage = next((alteration for alteration in alterations if alteration is not None), None)
             if damage is not None:
                 raise damage from error
 

@@ -244,10 +244,10 @@ class Dataset:
         (component,), (inside,) = self.locate([from_start(sample, self.num_samples)])
         part = self.components[component]
         with part.damage_check:
-            found: Sample = part.samples.sample(int(inside))
+            row: Sample = part.samples.sample(int(inside))
         if self._dataset_id_dtype is not None:
-            return {"dataset_id": np.array(component, self._dataset_id_dtype), **found}
-        return found
+            return {"dataset_id": np.array(component, self._dataset_id_dtype), **row}
+        return row
 
     def __getitems__(self, samples: Sequence[int]) -> list[Sample]:
         """Several samples, each equal to `self[k]`, read in one call; torch's DataLoader uses this."""
@@ -295,9 +295,9 @@ class Dataset:
             self._check_range(numbers)
         kind = self.components[0].samples
         if self._alone and isinstance(kind, GptSamples):
-            found = kind.read(numbers, rows, threads=self.options.threads)
-            if found is not None:
-                return found
+            read_rows = kind.read(numbers, rows, threads=self.options.threads)
+            if read_rows is not None:
+                return read_rows
         self._check_range(numbers)  # only now: for eight rows it costs a tenth, and C++ checks each number anyway
         return finish(rows, self._gather(numbers, rows.text), options=options)
 
@@ -392,8 +392,8 @@ class Dataset:
     @property
     def largest_id(self) -> int | None:
         """The largest token id of all corpora; None if one of them does not record it."""
-        known = [c.largest_id for c in self._corpora if c.num_tokens]
-        return None if None in known else max((id for id in known if id is not None), default=None)
+        largest_ids = [c.largest_id for c in self._corpora if c.num_tokens]
+        return None if None in largest_ids else max((id for id in largest_ids if id is not None), default=None)
 
     @property
     def tokenizer(self) -> TokenizerFacts | None:
@@ -414,8 +414,8 @@ class Dataset:
     @property
     def _tokenizer_corpus(self) -> Corpus | None:
         """The corpus whose tokenizer is used: one that keeps its files, otherwise one that names it."""
-        known = [(c.tokenizer.folder is None, c) for c in self._corpora if c.tokenizer]
-        return min(known, key=lambda pair: pair[0])[1] if known else None
+        with_tokenizer = [(c.tokenizer.folder is None, c) for c in self._corpora if c.tokenizer]
+        return min(with_tokenizer, key=lambda pair: pair[0])[1] if with_tokenizer else None
 
     @property
     def text_bytes(self) -> int | None:

@@ -117,9 +117,9 @@ class DatasetOptions:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        check_one_of("split", self.split, known=(*SPLITS, WHOLE))
-        check_one_of("mode", self.mode, known=MODES)
-        check_one_of("tokenizer_unknown", self.tokenizer_unknown, known=TOKENIZER_UNKNOWN)
+        check_one_of("split", self.split, allowed=(*SPLITS, WHOLE))
+        check_one_of("mode", self.mode, allowed=MODES)
+        check_one_of("tokenizer_unknown", self.tokenizer_unknown, allowed=TOKENIZER_UNKNOWN)
         if not isinstance(self.kind, TextKind | MaskedKind):
             raise UsageError(f"kind is {self.kind!r}", expected="Gpt(), Document(), Packed(), Chat(), Bert() or T5()")
         if not isinstance(self.order, NativeOrder | MegatronOrder):
@@ -146,8 +146,8 @@ class DatasetOptions:
             UsageError: conflicting keys, or values out of range. TypeError: an unknown key.
         """
         kind, order = keys.get("kind") or Gpt.name, keys.get("order") or NativeOrder.name
-        check_one_of("kind of samples", kind, known=KINDS)
-        check_one_of("order", order, known=ORDERS)
+        check_one_of("kind of samples", kind, allowed=KINDS)
+        check_one_of("order", order, allowed=ORDERS)
         kind_type, order_type = KINDS[str(kind)], ORDERS[str(order)]
         values: dict[Any, dict[str, Any]] = {cls: {}, kind_type: {}, order_type: {}}
         values |= {Fim: {}} if kind_type is Gpt else {}
@@ -222,36 +222,36 @@ class DatasetOptions:
         """Everything that decides which tokens sample k has, and how they are masked."""
         kind, order = self.kind, self.order
         start, train, valid, test = split_edges(self.split_shares)
-        found: dict[str, Any] = {"blend": blend_id}
+        identity: dict[str, Any] = {"blend": blend_id}
         if isinstance(order, NativeOrder):
-            found["blend_algorithm"] = f"{native_blend.NAME} {native_blend.VERSION}"
+            identity["blend_algorithm"] = f"{native_blend.NAME} {native_blend.VERSION}"
         version = native_order.VERSION if isinstance(order, NativeOrder) else _MEGATRON_VERSION
-        found |= {
+        identity |= {
             "order": f"{order.name} {version}",
             "sample_kind": kind.name,
             "seed": self.seed,
             "sequence_length": self.sequence_length,
         }
         if isinstance(kind, TextKind):
-            found["extra_token"] = kind.extra_token
-        found["split"] = self.split
-        found["split_shares"] = [repr(share) for share in (train - start, valid - train, test - valid)]
+            identity["extra_token"] = kind.extra_token
+        identity["split"] = self.split
+        identity["split_shares"] = [repr(share) for share in (train - start, valid - train, test - valid)]
         for name in ("document_masks", *_BY_EOD, "create_attention_mask", "shuffle_block", "eod"):
             value = getattr(order if name == "shuffle_block" else kind, name, None)
             if value not in (None, False):  # a block of 0 is none
-                found[name] = value
+                identity[name] = value
         if isinstance(kind, Gpt) and kind.fim is not None:
-            found["fim"] = kind.fim.identity
+            identity["fim"] = kind.fim.identity
         if isinstance(kind, WholeDocuments):
-            found["longer"] = kind.longer
+            identity["longer"] = kind.longer
         if isinstance(kind, Packed):
-            found["packing"] = f"best fit {PACKING_VERSION}"
+            identity["packing"] = f"best fit {PACKING_VERSION}"
         if isinstance(kind, MaskedKind):
-            found[kind.name] = kind.identity
+            identity[kind.name] = kind.identity
         if isinstance(order, MegatronOrder):
-            found |= {"num_samples": self.num_samples, "pad": order.pad}
-            found |= {"allow_ambiguous_pad": order.allow_ambiguous_pad, "keep_partial": self.keeps_partial}
-        return found
+            identity |= {"num_samples": self.num_samples, "pad": order.pad}
+            identity |= {"allow_ambiguous_pad": order.allow_ambiguous_pad, "keep_partial": self.keeps_partial}
+        return identity
 
 
 KINDS: Mapping[str, type[TextKind | MaskedKind]] = {kind.name: kind for kind in (Gpt, Document, Packed, Chat, Bert, T5)}
@@ -281,7 +281,7 @@ def named_kind(kind: str | TextKind | MaskedKind) -> TextKind | MaskedKind:
     """
     if not isinstance(kind, str):
         return kind
-    check_one_of("kind of samples", kind, known=KINDS)
+    check_one_of("kind of samples", kind, allowed=KINDS)
     if kind == T5.name:
         raise UsageError("kind 't5' needs the decoder's length", fix="kind=mdata.T5(decoder_length=128)")
     return KINDS[kind]()
@@ -295,7 +295,7 @@ def named_order(order: str | NativeOrder | MegatronOrder) -> NativeOrder | Megat
     """
     if not isinstance(order, str):
         return order
-    check_one_of("order", order, known=ORDERS)
+    check_one_of("order", order, allowed=ORDERS)
     return ORDERS[order]()
 
 

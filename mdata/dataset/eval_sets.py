@@ -57,25 +57,27 @@ def evaluation_sets(
         # corpus.
         order, asked = replace(order, keep_partial=order.keep_partial and split == "valid"), num_samples
     unknown = train.tokenizer_unknown
-    whole = replace(train.options, split="whole", num_samples=asked, order=order, tokenizer_unknown=unknown)
+    options = replace(train.options, split="whole", num_samples=asked, order=order, tokenizer_unknown=unknown)
     if paths:
-        found = [(Path(path), Dataset.from_options(path, whole, progress=progress, evaluation=True)) for path in paths]
-        sets = _by_path(found, split)
+        opened = [
+            (Path(path), Dataset.from_options(path, options, progress=progress, evaluation=True)) for path in paths
+        ]
+        sets = _by_path(opened, split)
         if not allow_overlap:
             trained = [part.corpus for part in train.components]
-            named = {f"data.{split}": [part.corpus for one in sets.values() for part in one.components]}
+            named = {f"data.{split}": [part.corpus for dataset in sets.values() for part in dataset.components]}
             check_apart(trained, named, allow="data.allow_overlap = true")
     else:
         of_blend = train.valid_sets if split == "valid" else train.test_sets
         sets = {}
         for name, (path, _) in of_blend.items():
             with errors_wanted_by(f"{_KINDS[split]} set {name} of the blend"):
-                sets[name] = Dataset.from_options(path, whole, progress=progress)
+                sets[name] = Dataset.from_options(path, options, progress=progress)
         _check_ids(sets, of_blend, split=split)
     if not sets and parse_split(train.options.split_shares)[1 + _SPLITS.index(split)] > 0:
-        sets = {split: train.read_as(replace(whole, split=split), progress=progress)}
-    for name, one in sets.items():
-        _check_tokenizer(f"{_KINDS[split]} corpus {name}", one, train)
+        sets = {split: train.read_as(replace(options, split=split), progress=progress)}
+    for name, dataset in sets.items():
+        _check_tokenizer(f"{_KINDS[split]} corpus {name}", dataset, train)
     return sets
 
 
@@ -100,37 +102,37 @@ def evaluated_samples(dataset: Dataset, limit: int) -> npt.NDArray[np.int64]:
     return np.arange(count, dtype=np.int64) * total // count
 
 
-def _by_path(found: Sequence[tuple[Path, Dataset]], split: str) -> dict[str, Dataset]:
+def _by_path(opened: Sequence[tuple[Path, Dataset]], split: str) -> dict[str, Dataset]:
     sets: dict[str, Dataset] = {}
-    for path, dataset in found:
+    for path, dataset in opened:
         name = dataset.components[0].name if len(dataset.components) == 1 else path.stem
         if name in sets:
             raise UsageError(
                 f"data.{split} holds two sets called {name}",
-                found=", ".join(str(path) for path, _ in found),
+                found=", ".join(str(path) for path, _ in opened),
                 fix="name each once, or rename the files of one",
             )
         sets[name] = dataset
     return sets
 
 
-def _check_tokenizer(what: str, one: Dataset, train: Dataset) -> None:
-    if one.fingerprint == train.fingerprint:
+def _check_tokenizer(set_text: str, dataset: Dataset, train: Dataset) -> None:
+    if dataset.fingerprint == train.fingerprint:
         return
     found, expected = (
-        f"tokenizer {each.fingerprint}" if each.fingerprint else "no tokenizer recorded" for each in (one, train)
+        f"tokenizer {each.fingerprint}" if each.fingerprint else "no tokenizer recorded" for each in (dataset, train)
     )
-    if None not in (one.fingerprint, train.fingerprint):
+    if None not in (dataset.fingerprint, train.fingerprint):
         raise UsageError(
-            f"{what} was made with a different tokenizer than the training data",
+            f"{set_text} was made with a different tokenizer than the training data",
             found=found,
             expected=expected,
             fix="preprocess it again with the tokenizer of the training data",
         )
     if train.tokenizer_unknown == REFUSE:
-        silent = one if one.fingerprint is None else train
+        silent = dataset if dataset.fingerprint is None else train
         raise UsageError(
-            f"{what}: either it or the training data does not record its tokenizer",
+            f"{set_text}: either it or the training data does not record its tokenizer",
             found=found,
             expected=expected,
             fix=way_out(str(silent.components[0].corpus.path)),
@@ -138,11 +140,11 @@ def _check_tokenizer(what: str, one: Dataset, train: Dataset) -> None:
 
 
 def _check_ids(sets: Mapping[str, Dataset], named: Mapping[str, tuple[Path, str]], *, split: str) -> None:
-    for name, (path, known) in named.items():
-        if known not in (sets[name].blend_id, *sets[name].corpus_ids):
+    for name, (path, expected_id) in named.items():
+        if expected_id not in (sets[name].blend_id, *sets[name].corpus_ids):
             raise DamageError(
                 f"{_KINDS[split]} set {name} is not the one that was named ({path})",
                 found=f"id {sets[name].corpus_ids[0]}",
-                expected=f"id {known}",
+                expected=f"id {expected_id}",
                 fix=f"put it back, or name the sets in data.{split}",
             )

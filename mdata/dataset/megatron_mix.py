@@ -139,15 +139,15 @@ def mix_identity(blend: OpenBlend, surplus: float | None) -> dict[str, Any]:
     Args:
         blend: with weights. surplus: built beyond the part of each corpus; None: components count by their size.
     """
-    found: dict[str, Any] = {"blend_algorithm": f"{NAME} {VERSION}"}
+    fields: dict[str, Any] = {"blend_algorithm": f"{NAME} {VERSION}"}
     if surplus is None:
-        return found
-    found["blend_surplus"] = repr(surplus)
-    given = normalise([_number(part.share) for part in blend.manifest.components])
+        return fields
+    fields["blend_surplus"] = repr(surplus)
+    weights = normalise([_number(part.share) for part in blend.manifest.components])
     by_user = USER in weights_set_by(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
-    if by_user and given != normalise(blend.weights):
-        found["blend_weights"] = [weight.hex() for weight in given]
-    return found
+    if by_user and weights != normalise(blend.weights):
+        fields["blend_weights"] = [weight.hex() for weight in weights]
+    return fields
 
 
 def _number(share: str) -> float:

@@ -76,8 +76,8 @@ class MockDataset(Dataset):
     def __getitem__(self, sample: int | slice) -> Any:
         """See `Dataset.__getitem__`."""
         numbers = chosen(sample, None) if isinstance(sample, slice) else [from_start(sample, None)]
-        found = self.__getitems__(numbers)
-        return found if isinstance(sample, slice) else found[0]
+        rows = self.__getitems__(numbers)
+        return rows if isinstance(sample, slice) else rows[0]
 
     def read(self, samples: npt.ArrayLike, *, out: Rows | Int64s | None = None) -> Rows:
         """See `Dataset.read`."""

@@ -202,9 +202,9 @@ def _native(
     if stop - start < least:
         if not training:
             return None
-        found = f"{stop - start} tokens in {last - first} sequences"
+        available = f"{stop - start} tokens in {last - first} sequences"
         expected = f"at least sequence length {options.sequence_length} + {extra} = {least} tokens"
-        raise _too_short(corpus, options, found=found, expected=expected)
+        raise _too_short(corpus, options, found=available, expected=expected)
     return GptSamples(
         corpus,
         bounds,

@@ -74,8 +74,8 @@ def build(
         dataset = Dataset(blend, replace(options, split=split, num_samples=asked), cache=cache)
         samples[split] = dataset.num_samples
         names = {component.corpus.id: component.name for component in dataset.components}
-        for kept in cache.log:
-            assert kept.path is not None, "all is kept"
-            facts = (kept.path, kept.rows, kept.num_bytes, kept.seconds, kept.built)
-            arrays.append(BuiltArrays(split, kept.name, names.get(kept.corpus), *facts))
+        for entry in cache.log:
+            assert entry.path is not None, "all is kept"
+            facts = (entry.path, entry.rows, entry.num_bytes, entry.seconds, entry.built)
+            arrays.append(BuiltArrays(split, entry.name, names.get(entry.corpus), *facts))
     return BuildResult(samples, tuple(arrays), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

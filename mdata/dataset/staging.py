@@ -51,14 +51,14 @@ def blocks_read(dataset: Dataset, samples: Int64s) -> list[BlocksRead]:
     """
     used = np.unique(dataset.locate(samples)[0]).tolist() if len(samples) else []
     stored = [corpus for number in used if isinstance(corpus := dataset.components[number].corpus, StoredCorpus)]
-    found = [(corpus, list[Int64s]()) for corpus in stored]
+    blocks_of = [(corpus, list[Int64s]()) for corpus in stored]
     for first in range(0, len(samples), _READ_AT_ONCE):
         with ExitStack() as noting:
             noted = [noting.enter_context(corpus.gatherer.noted()) for corpus in stored]
             dataset.read(samples[first : first + _READ_AT_ONCE])
-        for (_, blocks), more in zip(found, noted, strict=True):
+        for (_, blocks), more in zip(blocks_of, noted, strict=True):
             blocks += more
-    return [BlocksRead(corpus, np.unique(np.concatenate(blocks))) for corpus, blocks in found if blocks]
+    return [BlocksRead(corpus, np.unique(np.concatenate(blocks))) for corpus, blocks in blocks_of if blocks]
 
 
 def stage(dataset: Dataset, batches: Iterable[Int64s], *, progress: Progress = SILENT) -> StageResult:
@@ -84,30 +84,30 @@ def stage(dataset: Dataset, batches: Iterable[Int64s], *, progress: Progress = S
         samples += len(batch)
         for corpus, blocks in blocks_read(dataset, batch):
             wanted[corpus.id][1][blocks] = True
-    found = [BlocksRead(corpus, np.flatnonzero(mask)) for corpus, mask in wanted.values()]
-    num_blocks = sum(len(one.blocks) for one in found)
-    num_bytes = sum(one.corpus.blocks.layout.num_bytes(one.blocks) for one in found)
-    _check_room(found, num_blocks)
+    needed = [BlocksRead(corpus, np.flatnonzero(mask)) for corpus, mask in wanted.values()]
+    num_blocks = sum(len(corpus_blocks.blocks) for corpus_blocks in needed)
+    num_bytes = sum(corpus_blocks.corpus.blocks.layout.num_bytes(corpus_blocks.blocks) for corpus_blocks in needed)
+    _check_room(needed, num_blocks)
     progress.begin("staging", num_bytes, unit="B")
     try:
         fetched = 0
-        for corpus, blocks in _in_parts(found):
+        for corpus, blocks in _in_parts(needed):
             fetched += corpus.blocks.bring(blocks)
             progress.advance(corpus.blocks.layout.num_bytes(blocks))
     finally:
         progress.end()
-    _check_present(found, num_blocks)
+    _check_present(needed, num_blocks)
     return StageResult(samples, num_blocks, num_bytes, fetched)
 
 
-def _in_parts(found: Iterable[BlocksRead]) -> Iterator[BlocksRead]:
-    for corpus, blocks in found:
+def _in_parts(needed: Iterable[BlocksRead]) -> Iterator[BlocksRead]:
+    for corpus, blocks in needed:
         for first in range(0, len(blocks), _FETCHED_AT_ONCE):
             yield BlocksRead(corpus, blocks[first : first + _FETCHED_AT_ONCE])
 
 
-def _check_room(found: Sequence[BlocksRead], num_blocks: int) -> None:
-    room = min((corpus.blocks.capacity() for corpus, _ in found), default=num_blocks)
+def _check_room(needed: Sequence[BlocksRead], num_blocks: int) -> None:
+    room = min((corpus.blocks.capacity() for corpus, _ in needed), default=num_blocks)
     if num_blocks > room:
         raise UsageError(
             "the cache is too small for all blocks that these samples read",
@@ -117,8 +117,11 @@ def _check_room(found: Sequence[BlocksRead], num_blocks: int) -> None:
         )
 
 
-def _check_present(found: Sequence[BlocksRead], num_blocks: int) -> None:
-    evicted = sum(int(np.count_nonzero(one.corpus.blocks.table.states()[one.blocks] != PRESENT)) for one in found)
+def _check_present(fetched: Sequence[BlocksRead], num_blocks: int) -> None:
+    evicted = sum(
+        int(np.count_nonzero(corpus_blocks.corpus.blocks.table.states()[corpus_blocks.blocks] != PRESENT))
+        for corpus_blocks in fetched
+    )
     if evicted:
         raise ResourceError(
             "blocks were evicted again while others were fetched",

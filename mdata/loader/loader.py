@@ -75,7 +75,7 @@ class BatchPlan:
         Raises:
             UsageError: sizes that do not fit each other.
         """
-        found = Sampler(
+        sampler = Sampler(
             data_id=dataset.data_id,
             sizes=self.sizes or constant(self.global_batch),
             micro_batch=self.micro_batch,
@@ -87,8 +87,8 @@ class BatchPlan:
             in_order=isinstance(dataset.options.order, MegatronOrder),
             continues=continued(dataset),
         )
-        found.check()
-        return found
+        sampler.check()
+        return sampler
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)  # not frozen, as Rows

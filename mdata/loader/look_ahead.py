@@ -29,11 +29,11 @@ def looked_ahead(steps: Iterable[list[Int64s]], dataset: Dataset) -> Iterator[li
         waiting.append((step, asked))
         blocks += asked
         while len(waiting) > _MOST_STEPS or (waiting and blocks > most):
-            given, count = waiting.popleft()
+            ready, count = waiting.popleft()
             blocks -= count
-            yield given
-    for given, _ in waiting:
-        yield given
+            yield ready
+    for ready, _ in waiting:
+        yield ready
 
 
 def _ask(dataset: Dataset, step: list[Int64s]) -> tuple[int, int]:

@@ -153,25 +153,25 @@ def build(lengths: Lengths, request: MegatronRequest, *, threads: int = 1) -> Me
     documents = _documents(request, sizes, generator)
     with ThreadPoolExecutor(1) as pool:
         # It draws no random numbers, so it can run while the samples are shuffled.
-        samples = pool.submit(_samples, lengths, documents, request=request, known=sizes, threads=threads)
+        samples = pool.submit(_samples, lengths, documents, request=request, sizes=sizes, threads=threads)
         shuffle = _shuffle(sizes, generator)
         return MegatronIndices(documents, samples.result(), shuffle)
 
 
-def _check_room(request: MegatronRequest, known: MegatronPlan) -> None:
+def _check_room(request: MegatronRequest, sizes: MegatronPlan) -> None:
     """Refuse arrays that do not fit in memory before any is built."""
-    documents = known.epochs * (request.stop - request.first)
+    documents = sizes.epochs * (request.stop - request.first)
     needed = documents * _document_type(request).itemsize
-    needed += (known.samples + 1) * 2 * _sample_type(request, known).itemsize
-    needed += known.samples * _shuffle_type(known).itemsize
+    needed += (sizes.samples + 1) * 2 * _sample_type(request, sizes).itemsize
+    needed += sizes.samples * _shuffle_type(sizes).itemsize
     available = available_bytes()
     if available is not None and needed > available:
         wanted = "one epoch" if request.num_samples is None else f"{request.num_samples:,} samples"
         raise ResourceError(
             f"the arrays of Megatron's order do not fit in memory: {wanted} of {request.sequence_length:,} tokens",
             found=f"{available:,} bytes available",
-            expected=f"{needed:,} bytes, for {documents:,} documents of {known.epochs:,} epochs and "
-            f"{known.samples:,} samples",
+            expected=f"{needed:,} bytes, for {documents:,} documents of {sizes.epochs:,} epochs and "
+            f"{sizes.samples:,} samples",
             fix="use fewer samples, a machine with more memory, or the native order, which needs no arrays",
         )
 
@@ -180,13 +180,13 @@ def _document_type(request: MegatronRequest) -> np.dtype[Any]:
     return np.dtype(np.int32 if request.stop <= _SIGNED_32 else np.int64)
 
 
-def _sample_type(request: MegatronRequest, known: MegatronPlan) -> np.dtype[Any]:
-    places = known.epochs * (request.stop - request.first)
+def _sample_type(request: MegatronRequest, sizes: MegatronPlan) -> np.dtype[Any]:
+    places = sizes.epochs * (request.stop - request.first)
     return np.dtype(np.int32 if max(request.stop, places) <= _SIGNED_32 else np.int64)
 
 
-def _shuffle_type(known: MegatronPlan) -> np.dtype[Any]:
-    return np.dtype(np.uint32 if known.samples < _UNSIGNED_32 - 1 else np.int64)
+def _shuffle_type(sizes: MegatronPlan) -> np.dtype[Any]:
+    return np.dtype(np.uint32 if sizes.samples < _UNSIGNED_32 - 1 else np.int64)
 
 
 def repeated(once: npt.NDArray[Any], times: int) -> npt.NDArray[Any]:
@@ -196,23 +196,23 @@ def repeated(once: npt.NDArray[Any], times: int) -> npt.NDArray[Any]:
     return rows.reshape(-1)
 
 
-def _documents(request: MegatronRequest, known: MegatronPlan, generator: Mersenne) -> npt.NDArray[Any]:
+def _documents(request: MegatronRequest, sizes: MegatronPlan, generator: Mersenne) -> npt.NDArray[Any]:
     once: npt.NDArray[Any] = np.arange(request.first, request.stop, dtype=_document_type(request))
-    documents = once if known.epochs == 1 else repeated(once, known.epochs)
-    cut = len(documents) - len(once) if known.separate else len(documents)
+    documents = once if sizes.epochs == 1 else repeated(once, sizes.epochs)
+    cut = len(documents) - len(once) if sizes.separate else len(documents)
     generator.shuffle(documents[:cut])
     generator.shuffle(documents[cut:])
     return documents
 
 
 def _samples(
-    lengths: Lengths, documents: npt.NDArray[Any], *, request: MegatronRequest, known: MegatronPlan, threads: int
+    lengths: Lengths, documents: npt.NDArray[Any], *, request: MegatronRequest, sizes: MegatronPlan, threads: int
 ) -> npt.NDArray[Any]:
-    rows = np.zeros((known.samples + 1, 2), _sample_type(request, known))
+    rows = np.zeros((sizes.samples + 1, 2), _sample_type(request, sizes))
     extra, q = int(request.extra_token), request.sequence_length
     fill_sample_index(lengths, documents, q, extra, threads, rows.reshape(-1))
-    if known.samples and known.samples * q + extra > known.epochs * known.tokens_per_epoch:
-        rows[known.samples] = _end(lengths, documents, extra)
+    if sizes.samples and sizes.samples * q + extra > sizes.epochs * sizes.tokens_per_epoch:
+        rows[sizes.samples] = _end(lengths, documents, extra)
     return rows
 
 
@@ -224,8 +224,8 @@ def _end(lengths: Lengths, documents: npt.NDArray[Any], extra: int) -> tuple[int
     return place, int(lengths[documents[place]]) - extra
 
 
-def _shuffle(known: MegatronPlan, generator: Mersenne) -> npt.NDArray[Any]:
-    shuffle: npt.NDArray[Any] = np.arange(known.samples, dtype=_shuffle_type(known))
-    generator.shuffle(shuffle[: known.cut])
-    generator.shuffle(shuffle[known.cut :])
+def _shuffle(sizes: MegatronPlan, generator: Mersenne) -> npt.NDArray[Any]:
+    shuffle: npt.NDArray[Any] = np.arange(sizes.samples, dtype=_shuffle_type(sizes))
+    generator.shuffle(shuffle[: sizes.cut])
+    generator.shuffle(shuffle[sizes.cut :])
     return shuffle

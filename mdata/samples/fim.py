@@ -256,8 +256,8 @@ def _resolve(fim: Fim, tokenizer: Tokenizer | None, *, eod: int | None) -> FimId
     Raises:
         UsageError: an unknown id, or one with two meanings.
     """
-    given: dict[str, Name] = dict(zip(ROLES, fim.tokens, strict=False))
-    ids = {role: _id_of(name, tokenizer, option=f"the {role} of fim_tokens") for role, name in given.items()}
+    named: dict[str, Name] = dict(zip(ROLES, fim.tokens, strict=False))
+    ids = {role: _id_of(name, tokenizer, option=f"the {role} of fim_tokens") for role, name in named.items()}
     ends = ids.get("eod", eod)
     if ends is None:
         raise UsageError(

@@ -121,7 +121,7 @@ class SentenceOrder:
     num_samples: int | None = None
 
     def __post_init__(self) -> None:
-        check_one_of("order", self.name, known=ORDERS)
+        check_one_of("order", self.name, allowed=ORDERS)
         if self.name != "megatron" and self.num_samples is not None:
             raise UsageError("num_samples applies only to Megatron's order: the native order has no end")
 

@@ -66,8 +66,8 @@ class MegatronGptSamples(PickledByArguments, RowSamples):
             return built
 
         def entries() -> int:
-            known = plan(self._num_tokens, self.request)
-            return known.epochs * (self.request.stop - self.request.first) + 3 * known.samples
+            sizes = plan(self._num_tokens, self.request)
+            return sizes.epochs * (self.request.stop - self.request.first) + 3 * sizes.samples
 
         key = {"name": "megatron-gpt", "version": VERSION, "corpus": self.corpus.id, **asdict(self.request)}
         return cache.arrays(self.corpus.path, key, make=make, entries=entries)
@@ -120,8 +120,10 @@ class MegatronGptSamples(PickledByArguments, RowSamples):
         last_is_label = np.zeros(len(places), np.bool_)
         if self.request.extra_token:
             last_is_label[ends[runs > 0] - 1] = (before[ends] - before[ends - 1])[runs > 0] == 1
-        kept = ~first_of_row & ~last_is_label
-        return np.cumsum(np.bincount(row_of[kept], minlength=len(ends))).astype(np.int64), places[kept].astype(np.int32)
+        counted = ~first_of_row & ~last_is_label
+        return np.cumsum(np.bincount(row_of[counted], minlength=len(ends))).astype(np.int64), places[counted].astype(
+            np.int32
+        )
 
     def pieces(self, sample: int) -> list[SamplePiece]:
         """The sequences that a sample reads; see `Samples`."""

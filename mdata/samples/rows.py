@@ -193,8 +193,8 @@ class Rows:
     @property
     def fields(self) -> Sample:
         """The arrays with one row per sample, by their names in a sample."""
-        found: Sample = {"tokens": self.tokens, "labels": self.labels, "loss_mask": self.loss_mask}
-        return found if self.position_ids is None else found | {"position_ids": self.position_ids}
+        fields: Sample = {"tokens": self.tokens, "labels": self.labels, "loss_mask": self.loss_mask}
+        return fields if self.position_ids is None else fields | {"position_ids": self.position_ids}
 
     def __len__(self) -> int:
         return len(self.text)
@@ -211,8 +211,8 @@ class Rows:
         text, by_value, counts = self.text, self.by_value, gathered.counts
         if gathered.only_counts and self.documents is None and by_value is _NONE_BY_VALUE:
             return [Rows(text[rows], by_value, options, Gathered(counts[rows])) for rows in places]
-        known = replace(gathered, cuts=self._cuts)
-        return [_told(Rows(text[rows], by_value.part(rows)), known.part(rows), options) for rows in places]
+        facts = replace(gathered, cuts=self._cuts)
+        return [_told(Rows(text[rows], by_value.part(rows)), facts.part(rows), options) for rows in places]
 
     @property
     def _read(self) -> tuple[RowOptions, Gathered]:
@@ -345,9 +345,9 @@ def in_order(parts: list[tuple[Int64s, Gathered]], num_rows: int) -> Gathered:
             trained[places] = part.trained
         if part.cuts is not None:
             ends, cuts = part.cuts
-            for place, found in zip(places.tolist(), np.split(cuts, ends[:-1]), strict=True):
-                of_row[place] = found
+            for place, row_cuts in zip(places.tolist(), np.split(cuts, ends[:-1]), strict=True):
+                of_row[place] = row_cuts
     if not parts or parts[0][1].cuts is None:
         return Gathered(counts, trained=trained)
-    joined: Cuts = np.cumsum([len(found) for found in of_row]), np.concatenate(of_row)
+    joined: Cuts = np.cumsum([len(row_cuts) for row_cuts in of_row]), np.concatenate(of_row)
     return Gathered(counts, joined, trained)

@@ -159,7 +159,7 @@ class WholeDocuments(TextKind):
     longer: Longer = "cut"
 
     def __post_init__(self) -> None:
-        check_one_of("rule for longer documents", self.longer, known=("cut", "drop"))
+        check_one_of("rule for longer documents", self.longer, allowed=("cut", "drop"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,11 +256,11 @@ def check_integer(name: str, value: object, *, least: int | None = None, most: i
         raise UsageError(f"{name} is {value!r}", expected=f"an integer{bounds}")
 
 
-def check_one_of(what: str, value: object, *, known: Collection[str]) -> None:
+def check_one_of(noun: str, value: object, *, allowed: Collection[str]) -> None:
     """Refuse an unknown name.
 
     Raises:
         UsageError: lists the known names.
     """
-    if value not in known:
-        raise UsageError(f"no {what} {value!r}", expected=", ".join(known))
+    if value not in allowed:
+        raise UsageError(f"no {noun} {value!r}", expected=", ".join(allowed))

@@ -74,10 +74,10 @@ class DocumentSamples(NativelyOrdered):
 
     def documents(self, samples: Int64s) -> Int64s:
         """The document of each sample, int64[n]."""
-        kept = self.order.starts(samples)
+        positions = self.order.starts(samples)
         if self._offsets is None:
-            return kept + self.first
-        blocks, inside = locate_all(self._offsets, kept)
+            return positions + self.first
+        blocks, inside = locate_all(self._offsets, positions)
         return np.array([self._kept_in(*pair) for pair in zip(blocks.tolist(), inside.tolist(), strict=True)], np.int64)
 
     def pieces(self, sample: int) -> list[SamplePiece]:
