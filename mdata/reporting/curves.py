@@ -61,12 +61,12 @@ def curves_of(preview: BlendPreview) -> Curves:
     run = preview.num_samples
     assert run, "curves of a training need its length"
     edges, phases = _edges(preview, run)
-    given = np.array([preview.blend.counts(edge) for edge in edges], np.float64)
-    shares = (np.diff(given, axis=0) / np.diff(edges)[:, None]).T
+    samples_read = np.array([preview.blend.counts(edge) for edge in edges], np.float64)
+    shares = (np.diff(samples_read, axis=0) / np.diff(edges)[:, None]).T
     sizes = np.array([_size(row) for row in preview.rows], np.float64)
     bands = bands_of(preview.rows)
     of_bands = np.array([shares[list(band.members)].sum(axis=0) for band in bands])
-    return Curves(tuple(edges), phases, bands, of_bands, given.T / np.maximum(sizes, 1)[:, None])
+    return Curves(tuple(edges), phases, bands, of_bands, samples_read.T / np.maximum(sizes, 1)[:, None])
 
 
 def bands_of(rows: Sequence[BlendRow]) -> tuple[Band, ...]:
@@ -82,14 +82,16 @@ def bands_of(rows: Sequence[BlendRow]) -> tuple[Band, ...]:
     left = set(order) - alone
     for number, key in enumerate(keys):
         group = key if isinstance(key, str) else None
-        found: list[tuple[tuple[int, ...], str]] = [((i,), rows[i].name) for i in members[key] if i in alone]
+        members_and_names: list[tuple[tuple[int, ...], str]] = [
+            ((i,), rows[i].name) for i in members[key] if i in alone
+        ]
         rest = tuple(i for i in members[key] if i not in alone)
         if group is not None and number < MOST_GROUPS and len(rest) > 1:
-            found.append((rest, f"{key}: {len(rest)} others"))
+            members_and_names.append((rest, f"{key}: {len(rest)} others"))
             left -= set(rest)
         bands += [
-            Band(name, of, group, colour=number % COLOURS, strength=1 - 0.65 * place / len(found))
-            for place, (of, name) in enumerate(found)
+            Band(name, of, group, colour=number % COLOURS, strength=1 - 0.65 * place / len(members_and_names))
+            for place, (of, name) in enumerate(members_and_names)
         ]
     if left:
         others = tuple(i for i in order if i in left)

@@ -82,11 +82,11 @@ def _mixture(data: ReportData) -> str:
     columns += [f"phase {i + 1}" for i in shown]
     groups = {row.name: row for row in data.preview.groups} if data.preview else {}
     rows: list[list[Cell]] = []
-    seen: set[str | None] = {None}
+    listed: set[str | None] = {None}
     for part in _by_group(parts)[:MOST_ROWS]:
-        if part.row.group not in seen and part.row.group in groups:
+        if part.row.group not in listed and part.row.group in groups:
             rows.append([Cell(part.row.group, kind="group"), *_cells(groups[part.row.group], None, data, shown=shown)])
-        seen.add(part.row.group)
+        listed.add(part.row.group)
         name = Cell(part.row.name, kind="member" if part.row.group else "", hint=part.path)
         rows.append([name, *_cells(part.row, part.cap, data, shown=shown)])
     first = data.first_out if len(parts) > 1 else None

@@ -110,22 +110,22 @@ def document_lengths(name: str, lengths: Lengths, *, classes: range) -> str:
     return svg.drawing(420, 190, label=f"Document lengths of {name}", description=description, parts=parts)
 
 
-def coverage(whole: VocabularyUse, drawn: Sequence[tuple[str, Band | None, VocabularyUse]]) -> str:
+def coverage(overall: VocabularyUse, drawn: Sequence[tuple[str, Band | None, VocabularyUse]]) -> str:
     """The fraction of all tokens covered by the k most frequent ids, for the whole and for single components."""
-    most = max([usage.coverage[-1][0] for _, _, usage in drawn if usage.coverage] + [whole.coverage[-1][0], 10])
+    most = max([usage.coverage[-1][0] for _, _, usage in drawn if usage.coverage] + [overall.coverage[-1][0], 10])
     frame = svg.Frame(WIDTH, 320, (1, most), (0, 1), top=26, log_x=True)
     x_ticks = [(10.0**k, svg.short(10.0**k)) for k in range(9) if 10**k <= most]
     parts = [svg.axes(frame, x_ticks=x_ticks, y_ticks=[(k / 4, f"{25 * k} %") for k in range(5)])]
-    for name, band, usage in [*drawn, ("all", None, whole)]:
+    for name, band, usage in [*drawn, ("all", None, overall)]:
         if not usage.coverage:
             continue
-        kind = "whole" if usage is whole else f"stroke-{kind_of(band)}" if band else "stroke-others"
+        kind = "whole" if usage is overall else f"stroke-{kind_of(band)}" if band else "stroke-others"
         points = [(frame.px(rank), frame.py(part)) for rank, part in usage.coverage]
         hint = f"{name}: {usage.distinct:,} ids"
         parts.append(svg.line(points, kind=kind, strength=band.strength if band else 1.0, hint=hint))
     parts.append(svg.titles(frame, x="the k most frequent ids", y="fraction of the tokens"))
-    half = next((rank for rank, part in whole.coverage if part >= 0.5), most)
-    description = f"half of the tokens are among the {half:,} most frequent of {whole.distinct:,} ids"
+    half = next((rank for rank, part in overall.coverage if part >= 0.5), most)
+    description = f"half of the tokens are among the {half:,} most frequent of {overall.distinct:,} ids"
     return svg.drawing(WIDTH, 320, label="Use of the vocabulary", description=description, parts=parts)
 
 
@@ -150,14 +150,14 @@ def _stairs(frame: svg.Frame, edges: Sequence[int], values: Sequence[float]) -> 
 
 def _bends(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """A curve without points at which it hardly bends; in drawing units."""
-    kept: list[tuple[float, float]] = []
+    bends: list[tuple[float, float]] = []
     for x, y in points:
-        if len(kept) > 1:
-            (x0, y0), (x1, y1) = kept[-2:]
+        if len(bends) > 1:
+            (x0, y0), (x1, y1) = bends[-2:]
             if abs((y1 - y0) * (x - x1) - (y - y1) * (x1 - x0)) <= 2e-3 * (x1 - x0) * (x - x1):
-                kept.pop()
-        kept.append((x, y))
-    return kept
+                bends.pop()
+        bends.append((x, y))
+    return bends
 
 
 def _phases(frame: svg.Frame, curves: Curves) -> str:

@@ -70,7 +70,7 @@ def find_parts(output_prefix: str, *, count: int | None = None) -> list[FoundRes
     if count is None and len(counts) > 1:
         raise UsageError(
             f"{prefix}: there are parts of several divisions of the job",
-            found=", ".join(_how_many(numbers, one) for one in counts),
+            found=", ".join(_how_many(numbers, division) for division in counts),
             expected="parts of one",
             fix="name one with --parts, or remove the files of the others",
         )
@@ -91,12 +91,12 @@ def find_parts(output_prefix: str, *, count: int | None = None) -> list[FoundRes
 def _numbers_by_result(prefix: Path) -> dict[str, list[PartNumber]]:
     """By what follows a part's number in the names of manifests."""
     pattern = re.compile(re.escape(prefix.name) + r"-([0-9]{5})-of-([0-9]{5})_(.+)\.json")
-    found: dict[str, list[PartNumber]] = {}
+    numbers: dict[str, list[PartNumber]] = {}
     with os_errors_named("looking for parts"):
         for path in prefix.parent.iterdir():
             if named := pattern.fullmatch(path.name):
-                found.setdefault(named[3], []).append(PartNumber(int(named[1]), int(named[2])))
-    return found
+                numbers.setdefault(named[3], []).append(PartNumber(int(named[1]), int(named[2])))
+    return numbers
 
 
 def _how_many(numbers: Mapping[str, Sequence[PartNumber]], count: int) -> str:
@@ -153,7 +153,7 @@ def _differences(first: FoundPart, part: FoundPart, shard: str) -> Iterator[str]
     """Why a part is not of the same job as the first one."""
     if part.made_by.options.get("shard") != shard:
         yield f"it records --shard {part.made_by.options.get('shard')}"
-    described = [_described(one) for one in (first, part)]
+    described = [_described(each) for each in (first, part)]
     if reason := difference(*described):
         yield reason
 
@@ -178,11 +178,11 @@ def check_pairs(prefix: object, results: Sequence[FoundResult], *, size_of: Call
     for part in (part for result in results for part in result.parts):
         (shard,) = part.manifest.shards
         for file, size in ((bin_path(part.prefix), shard.bytes), (idx_path(part.prefix), None)):
-            found = size_of(file)
-            if found is None:
+            actual_bytes = size_of(file)
+            if actual_bytes is None:
                 problems.append(f"{file.name} is missing")
-            elif size is not None and found != size:
-                problems.append(f"{file.name} has {found} bytes, not {size}")
+            elif size is not None and actual_bytes != size:
+                problems.append(f"{file.name} has {actual_bytes} bytes, not {size}")
     if problems:
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise UsageError(

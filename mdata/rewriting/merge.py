@@ -81,13 +81,13 @@ def merge(
         UsageError: a part is missing, or they are not parts of one job; no file was changed.
         BadInputError: too many bad rows. DamageError: a part is damaged. ResourceError: a file operation failed.
     """
-    found = find_parts(output_prefix, count=parts)
-    check_pairs(output_prefix, found, size_of=lambda file: file.stat().st_size if file.is_file() else None)
-    return join(found, copy=copy, overwrite=overwrite, max_errors=max_errors, progress=progress)
+    results = find_parts(output_prefix, count=parts)
+    check_pairs(output_prefix, results, size_of=lambda file: file.stat().st_size if file.is_file() else None)
+    return join(results, copy=copy, overwrite=overwrite, max_errors=max_errors, progress=progress)
 
 
 def join(
-    found: Sequence[FoundResult],
+    results: Sequence[FoundResult],
     *,
     copy: bool,
     overwrite: bool,
@@ -96,7 +96,7 @@ def join(
     damage: Callable[[Path], str | None] = first_damage,
 ) -> list[Merged]:
     """`merge` of parts whose pairs are known to be there; `damage` checks the files of an existing result."""
-    planned = [(result, *_planned(result, copy, progress)) for result in found]
+    planned = [(result, *_planned(result, copy, progress)) for result in results]
     for result, content, _ in planned:
         limit = max_errors or max_errors_of(result)
         check_manifest(limit, msgspec.structs.replace(result.parts[0].manifest, provenance=content.provenance))
@@ -105,12 +105,16 @@ def join(
     def make(prefix: Path) -> Staged:
         return _copy(*by_prefix[prefix], progress) if copy else _refer(*by_prefix[prefix])
 
-    def differs(prefix: Path, known: CorpusManifest) -> str | None:
+    def differs(prefix: Path, existing: CorpusManifest) -> str | None:
         result, content, _ = by_prefix[prefix]
-        return None if _is_same(known, result, content, copy=copy) else f"corpus {known.id[:16]}, made in another way"
+        return (
+            None
+            if _is_same(existing, result, content, copy=copy)
+            else f"corpus {existing.id[:16]}, made in another way"
+        )
 
     parts = {result.prefix: len(result.parts) for result, _, _ in planned}
-    parts_hash = hash_of([[part.manifest.id for part in result.parts] for result in found])
+    parts_hash = hash_of([[part.manifest.id for part in result.parts] for result in results])
     words = f"merge of {max(parts.values())} parts ({parts_hash[:16]}){' --copy' if copy else ''}"
     written = write_results(
         Rewriting(
@@ -125,7 +129,8 @@ def join(
         progress,
     )
     return [
-        Merged(one.manifest, manifest_path(prefix), parts[prefix], one.there_before) for prefix, one in written.items()
+        Merged(corpus.manifest, manifest_path(prefix), parts[prefix], corpus.there_before)
+        for prefix, corpus in written.items()
     ]
 
 
@@ -134,15 +139,15 @@ def _planned(result: FoundResult, copy: bool, progress: Progress) -> tuple[Corpu
     read = with_times_now([part.made_by.inputs for part in result.parts], result.options, progress=progress)
     inputs = join_inputs(read)
     first, made_by = result.parts[0].manifest, [part.made_by for part in result.parts]
-    kinds = sorted({kind for one in made_by for kind in one.skipped})
-    filtered = sum(one.filtered or 0 for one in made_by)
-    special = [one.special_in_text for one in made_by if one.special_in_text is not None]
+    kinds = sorted({kind for each in made_by for kind in each.skipped})
+    filtered = sum(each.filtered or 0 for each in made_by)
+    special = [each.special_in_text for each in made_by if each.special_in_text is not None]
     provenance = Provenance(
         program=made_by[0].program,
         options=result.options if copy else {**result.options, "parts": len(result.parts)},
         inputs=inputs.files,
-        records=sum(one.records for one in made_by),
-        skipped={kind: sum(one.skipped.get(kind, 0) for one in made_by) for kind in kinds},
+        records=sum(each.records for each in made_by),
+        skipped={kind: sum(each.skipped.get(kind, 0) for each in made_by) for kind in kinds},
         special_in_text=sum(special) if special else None,
         origins=None,
         filtered=filtered or msgspec.UNSET,
@@ -157,24 +162,26 @@ def _planned(result: FoundResult, copy: bool, progress: Progress) -> tuple[Corpu
 
 
 def _statistics(parts: Sequence[FoundPart]) -> Statistics | None:
-    known = [part.manifest.statistics for part in parts]
-    return add_statistics([one for one in known if one is not None]) if all(known) else None
+    all_statistics = [part.manifest.statistics for part in parts]
+    return (
+        add_statistics([of_part for of_part in all_statistics if of_part is not None]) if all(all_statistics) else None
+    )
 
 
-def _is_same(known: CorpusManifest, result: FoundResult, content: CorpusContent, *, copy: bool) -> bool:
-    made_by = known.provenance
+def _is_same(existing: CorpusManifest, result: FoundResult, content: CorpusContent, *, copy: bool) -> bool:
+    made_by = existing.provenance
     if made_by is None or content.provenance is None or made_by.origins is None:
         return False
     shards = [part.manifest.shards[0] for part in result.parts if part.manifest.shards[0].documents]
     totals = [sum(getattr(shard, name) for shard in shards) for name in ("documents", "tokens")]
     same_pairs = (
-        len(known.shards) == 1 and [known.shards[0].documents, known.shards[0].tokens] == totals
+        len(existing.shards) == 1 and [existing.shards[0].documents, existing.shards[0].tokens] == totals
         if copy
-        else [(shard.path, shard.idx_hash) for shard in known.shards]
+        else [(shard.path, shard.idx_hash) for shard in existing.shards]
         == [(shard.path, shard.idx_hash) for shard in shards or [result.parts[0].manifest.shards[0]]]
     )
     expected = msgspec.structs.replace(content.provenance, program=made_by.program, origins=made_by.origins)
-    return same_pairs and made_by == expected and known.tokenizer == content.tokenizer
+    return same_pairs and made_by == expected and existing.tokenizer == content.tokenizer
 
 
 def _refer(result: FoundResult, content: CorpusContent, inputs: JoinedInputs) -> Staged:
@@ -344,7 +351,7 @@ def with_times_now(
         for file in inputs:
             times.setdefault(file.path, set()).add(file.modified_ns)
     now = {}
-    for path in (path for path, found in times.items() if len(found) > 1):
+    for path in (path for path, modified in times.items() if len(modified) > 1):
         progress.note(f"reading {path} again: the parts found it with different times of change")
         now[path] = _compared(path, _sections(parts, path), options)
     return [
@@ -371,8 +378,8 @@ def _compared(path: str, read: Iterator[tuple[int, InputFile]], options: dict[st
         section = file.section or None
         assert section is not None, "a whole file is read by one part"
         part = replace(source, section=Section(section.start, section.stop, section.total, 0))
-        found = chunks([part], file.block_bytes, spec=spec)
-        pieces = "".join(chunk_digest(read_chunk(chunk, spec)).hex() for chunk in found)
+        section_chunks = chunks([part], file.block_bytes, spec=spec)
+        pieces = "".join(chunk_digest(read_chunk(chunk, spec)).hex() for chunk in section_chunks)
         if source.size_bytes != file.bytes or pieces != section.pieces:
             raise UsageError(
                 f"{path} is not what part {number} read",

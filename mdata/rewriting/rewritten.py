@@ -124,7 +124,7 @@ def _write_missing(
         finally:
             if not journal.resumable:
                 _clear(rewriting)
-        written |= {one.prefix: WrittenCorpus(one.manifest, False) for one in staged}
+        written |= {result.prefix: WrittenCorpus(result.manifest, False) for result in staged}
     _clear(rewriting)
     journal.remove()
     journal.resumable = False
@@ -138,14 +138,14 @@ def _clear(rewriting: Rewriting) -> None:
 
 def _finished(rewriting: Rewriting) -> dict[Path, WrittenCorpus]:
     """The results of this command that exist and are complete."""
-    found = {}
+    finished = {}
     for prefix in rewriting.prefixes:
         manifest = _manifest(prefix)
         if not isinstance(manifest, CorpusManifest) or rewriting.differs(prefix, manifest) is not None:
             continue
         if rewriting.damage(manifest_path(prefix)) is None:
-            found[prefix] = WrittenCorpus(manifest, True)
-    return found
+            finished[prefix] = WrittenCorpus(manifest, True)
+    return finished
 
 
 def _manifest(prefix: Path) -> CorpusManifest | str | None:
@@ -154,10 +154,10 @@ def _manifest(prefix: Path) -> CorpusManifest | str | None:
     if not path.exists():
         return None
     try:
-        found = load_manifest(path)
+        manifest = load_manifest(path)
     except MdataError as error:
         return str(error).splitlines()[0]
-    return found if isinstance(found, CorpusManifest) else "it is the manifest of a blend"
+    return manifest if isinstance(manifest, CorpusManifest) else "it is the manifest of a blend"
 
 
 def _check_free(rewriting: Rewriting, prefix: Path, progress: Progress) -> None:

@@ -70,7 +70,7 @@ def merge_stored(
         stored = _StoredParts(prefix, folder)
         results = find_parts(str(folder / prefix.name), count=parts)
         check_pairs(prefix, results, size_of=stored.size_of)
-        stored.fetch(results, whole=copy, progress=progress)
+        stored.fetch(results, everything=copy, progress=progress)
         # The files that a manifest names are in storage, not beside its copy.
         merged = join(
             results,
@@ -80,7 +80,7 @@ def merge_stored(
             progress=progress,
             damage=lambda path: None,
         )
-        return [stored.publish(one, copy=copy, progress=progress) for one in merged]
+        return [stored.publish(corpus, copy=copy, progress=progress) for corpus in merged]
 
 
 class _StoredParts:
@@ -90,7 +90,7 @@ class _StoredParts:
         self._prefix, self._folder, self._store = prefix, folder, open_store(prefix)
         self._place = prefix.with_key(prefix.key.removesuffix(prefix.name))
         listed = list_objects(prefix, self._store)
-        self._objects = {one.address.key[len(self._place.key) :]: one for one in listed}
+        self._objects = {facts.address.key[len(self._place.key) :]: facts for facts in listed}
         of_parts = re.compile(re.escape(prefix.name) + r"-[0-9]{5}-of-[0-9]{5}_[^/]+\.json")
         of_results = re.compile(re.escape(prefix.name) + r"_[^/]+\.(json|idx|bin)")
         begin = glob.escape(prefix.name)
@@ -99,25 +99,27 @@ class _StoredParts:
                 path.unlink()
         for path in folder.glob(f".{begin}*.journal"):  # its results may be of other parts
             path.unlink()
-        manifests = [one for name, one in self._objects.items() if of_parts.fullmatch(name)]
-        manifests += [one for name, one in self._objects.items() if of_results.fullmatch(name) and name[-5:] == ".json"]
+        manifests = [facts for name, facts in self._objects.items() if of_parts.fullmatch(name)]
+        manifests += [
+            facts for name, facts in self._objects.items() if of_results.fullmatch(name) and name[-5:] == ".json"
+        ]
         with ThreadPoolExecutor(_THREADS) as pool:
             deque(pool.map(self._manifest, manifests), maxlen=0)
         self._pairs = [name for name in self._objects if of_results.fullmatch(name) and name[-5:] != ".json"]
 
-    def _manifest(self, one: ObjectFacts) -> None:
-        text = read_range(one, 0, stop=one.size_bytes, store=self._store)
-        atomic_write(self._folder / one.address.name, text)
+    def _manifest(self, facts: ObjectFacts) -> None:
+        text = read_range(facts, 0, stop=facts.size_bytes, store=self._store)
+        atomic_write(self._folder / facts.address.name, text)
 
     def size_of(self, file: Path) -> int | None:
         """The bytes of the object that has this name beside the prefix."""
-        found = self._objects.get(file.name)
-        return None if found is None else found.size_bytes
+        facts = self._objects.get(file.name)
+        return None if facts is None else facts.size_bytes
 
-    def fetch(self, results: Sequence[FoundResult], *, whole: bool, progress: Progress) -> None:
+    def fetch(self, results: Sequence[FoundResult], *, everything: bool, progress: Progress) -> None:
         """Copy what a merge reads of the parts: everything, or their origins and the tokenizer."""
         parts = [part for result in results for part in result.parts]
-        if not whole:
+        if not everything:
             # `merge` has to know that such a name is taken. For a copy it may be what a failed upload left.
             for name in self._pairs:
                 (self._folder / name).touch()

@@ -58,25 +58,25 @@ class DocumentSource:
 
     def provenance(self, made_by: Mapping[str, Any]) -> Provenance | None:
         """The provenance of a corpus made from these documents, without what its writer fills in; None: unknown."""
-        known = self.corpus.manifest.provenance if self.origins else None
-        if known is None:
+        provenance = self.corpus.manifest.provenance if self.origins else None
+        if provenance is None:
             return None
-        return msgspec.structs.replace(known, options={**known.options, **made_by}, special_in_text=None)
+        return msgspec.structs.replace(provenance, options={**provenance.options, **made_by}, special_in_text=None)
 
-    def differs(self, made_by: Mapping[str, Any], found: CorpusManifest) -> str | None:
+    def differs(self, made_by: Mapping[str, Any], existing: CorpusManifest) -> str | None:
         """How a corpus differs from what would be made of these documents in this way; None: not at all."""
         sides = (
-            (found.provenance, found.notes.get(_MADE_BY, {}), found.tokenizer),
+            (existing.provenance, existing.notes.get(_MADE_BY, {}), existing.tokenizer),
             (self.provenance(made_by), made_by, self.corpus.manifest.tokenizer),
         )
         facts = [
             {
-                "options": dict(known.options if known else note),
-                "provenance": "recorded" if known else "unknown",
+                "options": dict(provenance.options if provenance else note),
+                "provenance": "recorded" if provenance else "unknown",
                 "tokenizer": tokenizer and tokenizer.fingerprint,
-                "inputs": [file.hash for file in known.inputs] if known else [],
+                "inputs": [file.hash for file in provenance.inputs] if provenance else [],
             }
-            for known, note, tokenizer in sides
+            for provenance, note, tokenizer in sides
         ]
         return difference(*facts)
 
@@ -153,12 +153,14 @@ class DocumentWriter:
     def stage(self, made_by: Mapping[str, Any]) -> Staged:
         """Complete the corpus; `made_by` is added to the options that the source records."""
         manifest = self.source.corpus.manifest
-        known = self.source.provenance(made_by)
+        provenance = self.source.provenance(made_by)
         files = self.source.corpus.tokenizer_files()
         histogram = np.trim_zeros(self._histogram, "b").tolist()
         statistics = Statistics(document_lengths=histogram, text_bytes=None)
-        notes = {} if known else {_MADE_BY: dict(made_by)}
-        return self.writer.stage(CorpusContent(manifest.level, manifest.tokenizer, files, known, statistics, notes))
+        notes = {} if provenance else {_MADE_BY: dict(made_by)}
+        return self.writer.stage(
+            CorpusContent(manifest.level, manifest.tokenizer, files, provenance, statistics, notes)
+        )
 
 
 def write_corpora(
@@ -186,9 +188,9 @@ def write_corpora(
         called,
         [*made_by],
         make=make,
-        differs=lambda prefix, found: source.differs(made_by[prefix], found),
+        differs=lambda prefix, existing: source.differs(made_by[prefix], existing),
     )
-    return {prefix: one.manifest for prefix, one in write_results(rewriting, progress).items()}
+    return {prefix: written.manifest for prefix, written in write_results(rewriting, progress).items()}
 
 
 @contextmanager

@@ -44,16 +44,16 @@ def split(text: str, tables: Tables, *, keep_newlines: bool) -> list[str]:
 
 def _candidates(text: str, keep_newlines: bool) -> Iterator[tuple[regex.Match[str], str]]:
     """Each position where a sentence may end, with the words around it."""
-    kept, kept_word = None, 0
+    last, last_word = None, 0
     for match in (_CANDIDATE_KEEPING if keep_newlines else _CANDIDATE).finditer(text):
-        before = kept.start() if kept else 0
+        before = last.start() if last else 0
         blank = max(text.rfind(character, before, match.start()) for character in " \t\n\r\x0b\x0c")
-        word = blank + 1 if blank > before else kept_word
-        if kept and before <= word:
-            yield kept, text[kept_word : kept.end()] + kept["after"]
-        kept, kept_word = match, word
-    if kept:
-        yield kept, text[kept_word : kept.end()] + kept["after"]
+        word = blank + 1 if blank > before else last_word
+        if last and before <= word:
+            yield last, text[last_word : last.end()] + last["after"]
+        last, last_word = match, word
+    if last:
+        yield last, text[last_word : last.end()] + last["after"]
 
 
 @dataclass

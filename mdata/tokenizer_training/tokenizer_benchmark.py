@@ -185,15 +185,15 @@ def _files() -> list[Path]:
 
 def _texts(max_chars: float = inf) -> Iterator[str]:
     """Texts, until they have `max_chars` characters together."""
-    seen = 0
+    num_chars = 0
     for path in _files():
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeError):
             continue
         yield text
-        seen += len(text)
-        if seen >= max_chars:
+        num_chars += len(text)
+        if num_chars >= max_chars:
             return
 
 

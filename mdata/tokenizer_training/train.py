@@ -182,8 +182,8 @@ def _specs(kind: Kind, output: Path, options: TrainOptions) -> tuple[TokenizerSp
     more = (("special_tokens", list(options.special_tokens)),) if options.special_tokens else ()
     if kind == "byte-bpe":
         vocabulary, merges = str(output / "vocab.json"), str(output / "merges.txt")
-        given = TokenizerSpec(type="GPT2BPETokenizer", vocab_file=vocabulary, merge_file=merges, options=more)
-        return given, folder
+        gpt2 = TokenizerSpec(type="GPT2BPETokenizer", vocab_file=vocabulary, merge_file=merges, options=more)
+        return gpt2, folder
     if kind == "wordpiece":
         vocabulary = str(output / "vocab.txt")
         if options.lower_case:

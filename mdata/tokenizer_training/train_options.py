@@ -123,11 +123,11 @@ def check_options(kind: str, vocab_size: int, *, options: TrainOptions) -> None:
 
 def sentencepiece_options(options: TrainOptions) -> dict[str, Any]:
     """The options with the names of sentencepiece's trainer."""
-    given: dict[str, Any] = {"user_defined_symbols": list(options.user_symbols), "pad_id": 3 if options.pad else -1}
-    given |= _PRESETS[options.preset] if options.preset else {}
-    given |= {name: True for name in ("byte_fallback", "split_digits") if getattr(options, name)}
+    arguments: dict[str, Any] = {"user_defined_symbols": list(options.user_symbols), "pad_id": 3 if options.pad else -1}
+    arguments |= _PRESETS[options.preset] if options.preset else {}
+    arguments |= {name: True for name in ("byte_fallback", "split_digits") if getattr(options, name)}
     if options.character_coverage is not None:
-        given["character_coverage"] = options.character_coverage
+        arguments["character_coverage"] = options.character_coverage
     if options.normalization is not None:
-        given["normalization_rule_name"] = options.normalization
-    return given
+        arguments["normalization_rule_name"] = options.normalization
+    return arguments
