@@ -349,8 +349,8 @@ def _without_long_lists(array: pa.Array, spec: ReadSpec) -> pa.Array:
         return array
     sentences, ends = running_sums(sizes_of(array.flatten())), running_sums(lengths_of(array))
     # In each row, up to and including the first sentence that makes it too long.
-    kept = np.searchsorted(sentences, sentences[ends[:-1]] + spec.max_record_bytes, side="right")
-    stops = np.minimum(ends[1:], kept)
+    too_long_at = np.searchsorted(sentences, sentences[ends[:-1]] + spec.max_record_bytes, side="right")
+    stops = np.minimum(ends[1:], too_long_at)
     counts = stops - ends[:-1]
     items = array.flatten()
     if "view" in str(items.type):  # the library does not accept views
@@ -481,7 +481,7 @@ def _all_good(array: pa.Array, spec: ReadSpec) -> Column | None:
 
 def _row_by_row(batch: pa.RecordBatch, spec: ReadSpec) -> RecordBatch:
     names = list(dict.fromkeys((*spec.text_columns, *(name for name, _ in (spec.where.columns if spec.where else ())))))
-    kept: list[int] = []
+    record_rows: list[int] = []
     values: list[tuple[Any, ...]] = []
     bad_rows: list[BadRow] = []
     for row in range(len(batch)):
@@ -494,8 +494,10 @@ def _row_by_row(batch: pa.RecordBatch, spec: ReadSpec) -> RecordBatch:
             continue
         if value is not None:
             values.append(value)
-            kept.append(row + 1)
-    return RecordBatch(len(batch), kept if len(kept) < len(batch) else None, columns_of(values, spec), bad_rows)
+            record_rows.append(row + 1)
+    return RecordBatch(
+        len(batch), record_rows if len(record_rows) < len(batch) else None, columns_of(values, spec), bad_rows
+    )
 
 
 def _record(contents: Mapping[str, Any], spec: ReadSpec) -> tuple[Any, ...] | None:

@@ -147,7 +147,7 @@ def _read_ahead(file: SourceFile, chunk_bytes: int, spec: ReadSpec) -> Backgroun
             return arrow_chunks(file, chunk_bytes, spec=spec)
         from mdata.sources.streams import stream_chunks
 
-        return stream_chunks(file, chunk_bytes, spec=spec, whole=_is_one_chunk(file, spec), stopped=stopped)
+        return stream_chunks(file, chunk_bytes, spec=spec, one_chunk=_is_one_chunk(file, spec), stopped=stopped)
 
     return BackgroundIterator(
         read, limit=_CHUNKS_AHEAD * chunk_bytes, weight=lambda content: len(content.data), name="mdata-read-ahead"

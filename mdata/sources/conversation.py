@@ -145,8 +145,10 @@ def _turn(message: Mapping[str, Any], number: int, role_name: str, content_name:
         raise BadConversation(f"message {number} ({role}): its {content_name} is {kind}, not a string")
     if role_name == "from":
         if role not in _SPEAKERS:
-            known = ", ".join(_SPEAKERS)
-            raise BadConversation(f"message {number}: unknown speaker {role!r} in 'from'; known speakers are {known}")
+            speakers = ", ".join(_SPEAKERS)
+            raise BadConversation(
+                f"message {number}: unknown speaker {role!r} in 'from'; known speakers are {speakers}"
+            )
         return Message(_SPEAKERS[role], content)
     # Roles belong to the template, so they are not renamed; but the model's turns must not be silently left untrained.
     if train_on != "all" and role != ASSISTANT and role.lower() in (*_MODEL_NAMES, *_ALSO_THE_MODEL):
@@ -236,9 +238,9 @@ def _further_fields(message: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((name, value) for name, value in message.items() if value is not None and name not in read)
 
 
-def _lost(what: str) -> BadConversation:
+def _lost(field: str) -> BadConversation:
     return BadConversation(
-        f"{what} would be lost, because only role and content are written; remove the field if that is intended"
+        f"{field} would be lost, because only role and content are written; remove the field if that is intended"
     )
 
 

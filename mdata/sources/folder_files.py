@@ -51,7 +51,7 @@ class PathFilter:
     def __post_init__(self) -> None:
         for name in ("include", "exclude"):
             patterns = getattr(self, name)
-            if isinstance(patterns, str) or not all(isinstance(one, str) and one.strip("/") for one in patterns):
+            if isinstance(patterns, str) or not all(isinstance(item, str) and item.strip("/") for item in patterns):
                 raise UsageError(f"{name}={patterns!r}", expected="a sequence of patterns such as '*.jsonl.gz'")
             for pattern in patterns:
                 _check(name, pattern)
@@ -79,9 +79,9 @@ class SkippedFiles:
     def add(self, reason: Reason, name: str) -> None:
         """Count one."""
         self.counts[reason] = self.counts.get(reason, 0) + 1
-        kept = self.names.setdefault(reason, [])
-        if len(kept) < _NAMES_KEPT:
-            kept.append(name)
+        names = self.names.setdefault(reason, [])
+        if len(names) < _NAMES_KEPT:
+            names.append(name)
 
     def update(self, other: SkippedFiles) -> None:
         """Add the counts of another one."""
@@ -99,28 +99,30 @@ class SkippedFiles:
 
 
 def files_below(
-    folder: Path, endings: tuple[str, ...], *, known: tuple[str, ...], filter: PathFilter, skipped: SkippedFiles
+    folder: Path, endings: tuple[str, ...], *, all_endings: tuple[str, ...], filter: PathFilter, skipped: SkippedFiles
 ) -> list[Path]:
     """The input files below a folder, sorted; links are followed.
 
     Args:
         folder: where to look.
         endings: of the requested formats, in lower case.
-        known: of all formats.
+        all_endings: of all formats.
         filter: the user's patterns.
         skipped: receives every name that is not input.
 
     Raises:
         UsageError: a folder cannot be listed; it is never skipped.
     """
-    found = []
+    files = []
     for path, is_folder in _walk(folder, filter, skipped):
-        reason = None if is_folder else reason_to_skip(path, endings, known=known, folder=folder, filter=filter)
+        reason = (
+            None if is_folder else reason_to_skip(path, endings, all_endings=all_endings, folder=folder, filter=filter)
+        )
         if reason is None and not is_folder:
-            found.append(path)
+            files.append(path)
         elif reason is not None:
             skipped.add(reason, str(path))
-    return sorted(found)
+    return sorted(files)
 
 
 def is_result(path: PurePath, exists: Callable[[Any], bool] = os.path.exists) -> bool:
@@ -152,13 +154,13 @@ def _walk(folder: Path, filter: PathFilter, skipped: SkippedFiles) -> Iterator[t
         raise error
 
     with os_errors_named("reading the input"):
-        seen: set[str] = set()
+        visited: set[str] = set()
         for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
             real = os.path.realpath(root)
-            if real in seen:  # a link that leads back
+            if real in visited:  # a link that leads back
                 folders.clear()
                 continue
-            seen.add(real)
+            visited.add(real)
             for name in sorted(folders):
                 path = Path(root, name)
                 reason = _folder_reason(path, folder, filter)
@@ -182,7 +184,7 @@ def reason_to_skip(
     path: PurePath,
     endings: tuple[str, ...],
     *,
-    known: tuple[str, ...],
+    all_endings: tuple[str, ...],
     folder: PurePath,
     filter: PathFilter,
     exists: Callable[[Any], bool] = os.path.exists,
@@ -200,7 +202,7 @@ def reason_to_skip(
     name = path.name.lower()
     if name.endswith(endings):
         return None
-    return "another format" if name.endswith(known) else "unknown ending"
+    return "another format" if name.endswith(all_endings) else "unknown ending"
 
 
 def would_be_read(path: Path, name: str, *, endings: tuple[str, ...], filter: PathFilter) -> bool:
@@ -213,7 +215,7 @@ def would_be_read(path: Path, name: str, *, endings: tuple[str, ...], filter: Pa
     if folder.is_dir():
         here, path = folder.resolve(), path.resolve()
         inside = path.is_relative_to(here)
-        return inside and reason_to_skip(path, endings, known=endings, folder=here, filter=filter) is None
+        return inside and reason_to_skip(path, endings, all_endings=endings, folder=here, filter=filter) is None
     if not glob.has_magic(name) or path.name.startswith("."):
         return False
     return pattern_expression(str(folder.absolute())).fullmatch(str(path.absolute())) is not None
@@ -228,8 +230,8 @@ _TOKENS = re.compile(
 def pattern_expression(pattern: str) -> re.Pattern[str]:
     """A glob pattern as an expression over a whole path."""
     parts = []
-    for found in _TOKENS.finditer(pattern):
-        kind, text = found.lastgroup, found[found.lastgroup or 0]
+    for token in _TOKENS.finditer(pattern):
+        kind, text = token.lastgroup, token[token.lastgroup or 0]
         if kind == "deep":
             parts.append("(?:.*/)?" if text.endswith("/") else ".*")
         elif kind == "set":

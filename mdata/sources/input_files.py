@@ -147,19 +147,19 @@ def find_inputs(
         raise UsageError(
             "--include and --exclude need a folder in the input", found=f"no folder among {few(list(map(str, inputs)))}"
         )
-    found: dict[Path | Address, SourceFile] = {}
+    by_path: dict[Path | Address, SourceFile] = {}
     skipped = SkippedFiles()
     for name in inputs:
         for file in _expand(str(name), format, filter, skipped):
             real = file.path if file.path == STDIN else file.path.resolve()
-            if real in found:
+            if real in by_path:
                 raise UsageError(f"{file.path} is named twice in the input", fix="name each file once")
-            found[real] = file
+            by_path[real] = file
     if skipped.counts:
         progress.note(f"skipped input: {skipped}")
     if filter.exclude and "excluded" not in skipped.counts:
         progress.note(f"nothing in the input matches --exclude {' '.join(filter.exclude)}")
-    return Inputs(tuple(found.values()), skipped)
+    return Inputs(tuple(by_path.values()), skipped)
 
 
 def _expand(
@@ -188,9 +188,9 @@ def _paths(name: str, format: Literal["auto"] | Format, filter: PathFilter, skip
                 skipped.add("own result", match)
         taken = [match for match in matches if not is_result(Path(match))]
         if not taken:
-            found = f"only {skipped}" if matches else None
+            skipped_text = f"only {skipped}" if matches else None
             raise UsageError(
-                f"{name}: no file matches this pattern", found=found, fix="check the folder; quote the pattern"
+                f"{name}: no file matches this pattern", found=skipped_text, fix="check the folder; quote the pattern"
             )
         yield from map(Path, taken)
 
@@ -200,9 +200,9 @@ def _of_storage(
 ) -> Iterator[SourceFile]:
     from mdata.sources.object_files import first_bytes, objects_of
 
-    known, endings = endings_of(format)
-    found = objects_of(name, endings, known=known, filter=filter, skipped=skipped)
-    for facts, head in zip(found, first_bytes(found, HEAD_BYTES), strict=True):
+    all_endings, endings = endings_of(format)
+    objects = objects_of(name, endings, all_endings=all_endings, filter=filter, skipped=skipped)
+    for facts, head in zip(objects, first_bytes(objects, HEAD_BYTES), strict=True):
         kind = _format_of(facts.address, head, asked=format)
         yield SourceFile(
             facts.address, facts.size_bytes, facts.modified_ns, kind, compression_of(head), etag=facts.etag
@@ -211,16 +211,16 @@ def _of_storage(
 
 def endings_of(format: Literal["auto"] | Format) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The endings of all formats, and of the requested one."""
-    known = tuple(ending for endings in ENDINGS.values() for ending in endings)
-    return known, known if format == "auto" else ENDINGS[format]
+    all_endings = tuple(ending for endings in ENDINGS.values() for ending in endings)
+    return all_endings, all_endings if format == "auto" else ENDINGS[format]
 
 
 def _of_folder(name: str, format: Literal["auto"] | Format, filter: PathFilter, skipped: SkippedFiles) -> list[Path]:
-    known, endings = endings_of(format)
+    all_endings, endings = endings_of(format)
     here = SkippedFiles()
-    found = files_below(Path(name), endings, known=known, filter=filter, skipped=here)
-    found = without_metadata(found, here)
-    if not found:
+    files = files_below(Path(name), endings, all_endings=all_endings, filter=filter, skipped=here)
+    files = without_metadata(files, here)
+    if not files:
         plain = [ending for ending in endings if not ending.endswith(_COMPRESSED_ENDINGS[1:])]
         more = f", also followed by {', '.join(_COMPRESSED_ENDINGS[1:])} (except .parquet, .arrow and .feather)"
         raise UsageError(
@@ -231,7 +231,7 @@ def _of_folder(name: str, format: Literal["auto"] | Format, filter: PathFilter, 
             else f"files named *{', *'.join(plain)}" + more * (len(plain) < len(endings)),
         )
     skipped.update(here)
-    return found
+    return files
 
 
 def _look_at(path: Path, format: Literal["auto"] | Format) -> SourceFile:
@@ -299,10 +299,10 @@ def refuse_foreign_text(file: SourceFile, head: bytes, compression: Compression)
     if file.format == "text" and begins_like_text(head):
         return
     refuse_foreign(file.path, head)
-    found = format_by_content(head)
-    if compression != "none" and file.format == "jsonl" and found is not None:
-        fix = "decompress it first" if found in _BINARY else f"--input-format {found}"
-        raise UsageError(f"{file.path} is {found} compressed by {compression}, not lines of JSON", fix=fix)
+    actual = format_by_content(head)
+    if compression != "none" and file.format == "jsonl" and actual is not None:
+        fix = "decompress it first" if actual in _BINARY else f"--input-format {actual}"
+        raise UsageError(f"{file.path} is {actual} compressed by {compression}, not lines of JSON", fix=fix)
 
 
 def format_by_content(head: bytes) -> Format | None:
@@ -321,14 +321,14 @@ def _format_of(path: Path | Address, head: bytes, *, asked: Literal["auto"] | Fo
     if (asked == "text" or named_text) and begins_like_text(head):
         return "text"
     refuse_foreign(path, head)
-    found = format_by_content(head)
+    actual = format_by_content(head)
     if asked == "auto":
         by_name: tuple[Format, ...] = ("text", "arrow", "warc")
         named = [format for format in by_name if name.endswith(ENDINGS[format])]
-        return found or (named[0] if named else "jsonl")
-    if (found in _BINARY or asked in _BINARY) and found != asked:
-        what = f"not {asked}" if asked in _BINARY else found
-        raise UsageError(f"{path} is {what}, but the input format is {asked}", fix="leave the input format out")
+        return actual or (named[0] if named else "jsonl")
+    if (actual in _BINARY or asked in _BINARY) and actual != asked:
+        description = f"not {asked}" if asked in _BINARY else actual
+        raise UsageError(f"{path} is {description}, but the input format is {asked}", fix="leave the input format out")
     return asked
 
 

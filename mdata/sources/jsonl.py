@@ -133,7 +133,7 @@ def _look_up(value: Any, key: str) -> Any:
 
 
 def _one_by_one(lines: Sequence[bytes], spec: ReadSpec) -> RecordBatch:
-    kept: list[int] = []
+    record_rows: list[int] = []
     values: list[_Values] = []
     bad_rows: list[BadRow] = []
     for row, line in enumerate(lines, start=1):
@@ -144,8 +144,10 @@ def _one_by_one(lines: Sequence[bytes], spec: ReadSpec) -> RecordBatch:
             continue
         if value is not None:
             values.append(value)
-            kept.append(row)
-    return RecordBatch(len(lines), kept if len(kept) < len(lines) else None, columns_of(values, spec), bad_rows)
+            record_rows.append(row)
+    return RecordBatch(
+        len(lines), record_rows if len(record_rows) < len(lines) else None, columns_of(values, spec), bad_rows
+    )
 
 
 def columns_of(values: Sequence[_Values], spec: ReadSpec) -> tuple[Column, ...]:

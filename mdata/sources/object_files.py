@@ -22,13 +22,13 @@ _LOOKED_AT_ONCE = 16
 
 
 def objects_of(
-    name: str, endings: tuple[str, ...], *, known: tuple[str, ...], filter: PathFilter, skipped: SkippedFiles
+    name: str, endings: tuple[str, ...], *, all_endings: tuple[str, ...], filter: PathFilter, skipped: SkippedFiles
 ) -> list[ObjectFacts]:
     """The objects that an argument means, sorted by key.
 
     Args:
         name: an address, the address of a folder, or a pattern.
-        endings, known, filter, skipped: as in `folder_files.files_below`.
+        endings, all_endings, filter, skipped: as in `folder_files.files_below`.
 
     Raises:
         UsageError: no object, no bucket, or no access. ResourceError: the storage does not answer.
@@ -43,11 +43,11 @@ def objects_of(
             if address.scheme in ("http", "https") or "nothing is there" not in str(missing):
                 raise
             folder = address.with_key(f"{address.key}/")
-            found = list_objects(folder)
-            if not found:
+            objects = list_objects(folder)
+            if not objects:
                 raise
-        return _below(folder, found, endings, known=known, filter=filter, skipped=skipped)
-    return _below(address, list_objects(address), endings, known=known, filter=filter, skipped=skipped)
+        return _below(folder, objects, endings, all_endings=all_endings, filter=filter, skipped=skipped)
+    return _below(address, list_objects(address), endings, all_endings=all_endings, filter=filter, skipped=skipped)
 
 
 def first_bytes(objects: Sequence[ObjectFacts], count: int) -> list[bytes]:
@@ -57,29 +57,31 @@ def first_bytes(objects: Sequence[ObjectFacts], count: int) -> list[bytes]:
         UsageError, ResourceError: as `read_range`.
     """
     with ThreadPoolExecutor(_LOOKED_AT_ONCE) as pool:
-        return list(pool.map(lambda one: read_range(one, 0, stop=min(count, one.size_bytes)), objects))
+        return list(pool.map(lambda facts: read_range(facts, 0, stop=min(count, facts.size_bytes)), objects))
 
 
 def _below(
     folder: Address,
-    found: Sequence[ObjectFacts],
+    objects: Sequence[ObjectFacts],
     endings: tuple[str, ...],
     *,
-    known: tuple[str, ...],
+    all_endings: tuple[str, ...],
     filter: PathFilter,
     skipped: SkippedFiles,
 ) -> list[ObjectFacts]:
-    keys, root = _paths(found), PurePosixPath(folder.key)
+    keys, root = _paths(objects), PurePosixPath(folder.key)
     taken, here = [], SkippedFiles()
-    for one in found:
-        if one.address.key.endswith("/"):
+    for facts in objects:
+        if facts.address.key.endswith("/"):
             continue  # web consoles create it for an empty folder
-        path = PurePosixPath(one.address.key)
-        reason = reason_to_skip(path, endings, known=known, folder=root, filter=filter, exists=keys.__contains__)
+        path = PurePosixPath(facts.address.key)
+        reason = reason_to_skip(
+            path, endings, all_endings=all_endings, folder=root, filter=filter, exists=keys.__contains__
+        )
         if reason is None:
-            taken.append(one)
+            taken.append(facts)
         else:
-            here.add(reason, str(one.address))
+            here.add(reason, str(facts.address))
     if not taken:
         raise UsageError(
             f"{folder}: no input in this folder", found=str(here) or "no object", expected="files that mdata reads"
@@ -88,24 +90,24 @@ def _below(
     return taken
 
 
-def _paths(found: Sequence[ObjectFacts]) -> frozenset[PurePosixPath]:
-    return frozenset(PurePosixPath(one.address.key) for one in found)
+def _paths(objects: Sequence[ObjectFacts]) -> frozenset[PurePosixPath]:
+    return frozenset(PurePosixPath(facts.address.key) for facts in objects)
 
 
 def _matching(pattern: Address, skipped: SkippedFiles) -> list[ObjectFacts]:
     first = min(pattern.key.index(sign) for sign in "*?[" if sign in pattern.key)
     folder = pattern.with_key(pattern.key[: pattern.key[:first].rfind("/") + 1])
-    found = list_objects(folder)
-    keys = _paths(found)
+    objects = list_objects(folder)
+    keys = _paths(objects)
     taken = []
-    for one in found:
-        path = PurePosixPath(one.address.key)
-        if not pattern_expression(pattern.key).fullmatch(one.address.key) or one.address.key.endswith("/"):
+    for facts in objects:
+        path = PurePosixPath(facts.address.key)
+        if not pattern_expression(pattern.key).fullmatch(facts.address.key) or facts.address.key.endswith("/"):
             continue
         if is_result(path, keys.__contains__):
-            skipped.add("own result", str(one.address))
+            skipped.add("own result", str(facts.address))
         else:
-            taken.append(one)
+            taken.append(facts)
     if not taken:
         raise UsageError(f"{pattern}: no object matches this pattern", fix="check the folder; quote the pattern")
     return taken

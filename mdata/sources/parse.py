@@ -38,14 +38,14 @@ def _parse_text(data: bytes, spec: ReadSpec) -> RecordBatch:
     else:
         documents = [paragraph for paragraph in _BETWEEN_PARAGRAPHS.split(data.strip(b"\r\n")) if paragraph]
     texts: list[str] = []
-    kept: list[int] = []
+    record_rows: list[int] = []
     bad_rows: list[BadRow] = []
     for row, document in enumerate(documents, start=1):
         try:
             if len(document) > spec.max_record_bytes:
                 raise too_long(spec)
             texts.append(decoded(document))
-            kept.append(row)
+            record_rows.append(row)
         except Refused as refusal:
             bad_rows.append(refusal.bad_row(row, document, spec=spec))
-    return RecordBatch(len(documents), kept if bad_rows else None, (Column(texts, None),), bad_rows)
+    return RecordBatch(len(documents), record_rows if bad_rows else None, (Column(texts, None),), bad_rows)

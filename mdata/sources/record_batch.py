@@ -147,8 +147,8 @@ class Refused(Exception):
     def bad_row(self, row: int, line: bytes, *, spec: ReadSpec) -> BadRow:
         """The bad row of this number, whose bytes are `line`."""
         excerpt = line[: 4 * _EXCERPT_CHARACTERS].decode(errors="backslashreplace")
-        kept = line if spec.keep_bad_lines else None
-        return BadRow(row, self.kind, str(self), repr(excerpt[:_EXCERPT_CHARACTERS]), kept)
+        stored_line = line if spec.keep_bad_lines else None
+        return BadRow(row, self.kind, str(self), repr(excerpt[:_EXCERPT_CHARACTERS]), stored_line)
 
 
 def too_long(spec: ReadSpec) -> Refused:

@@ -69,8 +69,8 @@ class Comparison:
         if value is None:
             return None
         if kind_of(value) != self.kind:
-            found = kind_of(value) or "neither text nor a number nor a boolean"
-            raise WrongType(f"{self.column!r} is {found}, and --where compares it with {self.kind}")
+            actual_kind = kind_of(value) or "neither text nor a number nor a boolean"
+            raise WrongType(f"{self.column!r} is {actual_kind}, and --where compares it with {self.kind}")
         if self.sign in ("=", "!="):
             return (value in self.values) == (self.sign == "=")
         (other,) = self.values
@@ -96,8 +96,8 @@ class Not:
 
     def of(self, look_up: LookUp) -> bool | None:
         """True, false, or None: unknown."""
-        found = self.inner.of(look_up)
-        return None if found is None else not found
+        inner = self.inner.of(look_up)
+        return None if inner is None else not inner
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ class Joined:
         """True, false, or None: unknown."""
         answer: bool | None = not self.is_or
         for part in self.parts:
-            found = part.of(look_up)
-            if found is self.is_or:
-                return found
-            answer = None if found is None else answer
+            value = part.of(look_up)
+            if value is self.is_or:
+                return value
+            answer = None if value is None else answer
         return answer
 
 
@@ -200,15 +200,15 @@ class _Parser:
     def _split(self) -> Iterator[tuple[str, str, int]]:
         at = 0
         while at < len(self._text):
-            found = _TOKEN.match(self._text, at)
-            if found is None:
+            token = _TOKEN.match(self._text, at)
+            if token is None:
                 self._complain("a word, a number, text in quotes, or a sign", at)
-            kind = str(found.lastgroup)
-            if kind == "name" and found["name"].lower() in _WORDS:
-                yield "word", found["name"].lower(), at
+            kind = str(token.lastgroup)
+            if kind == "name" and token["name"].lower() in _WORDS:
+                yield "word", token["name"].lower(), at
             elif kind != "space":
-                yield ("name" if kind == "quoted" else kind), found[kind], at
-            at = found.end()
+                yield ("name" if kind == "quoted" else kind), token[kind], at
+            at = token.end()
         while True:
             yield "end", "", at
 
@@ -306,9 +306,9 @@ class _Parser:
             value = self.word == "true"
         else:
             self.refuse("text in quotes, a number, true or false")
-        kind, known = kind_of(value), self.kinds[column]
-        if known is not None and kind != known:
-            self.refuse(f"{known}, with which {column!r} is compared before")
+        kind, earlier_kind = kind_of(value), self.kinds[column]
+        if earlier_kind is not None and kind != earlier_kind:
+            self.refuse(f"{earlier_kind}, with which {column!r} is compared before")
         self.kinds[column] = kind
         self._next()
         return value

@@ -35,7 +35,7 @@ def without_metadata(paths: Sequence[Path], skipped: SkippedFiles) -> list[Path]
     folders = {path.parent for path in paths}
     saved = {folder: _data_files(folder) for folder in sorted(folders) if (folder / _STATE).is_file()}
     saved = {folder: files for folder, files in saved.items() if files is not None}
-    above = {folder for folder in {*folders, *(one.parent for one in saved)} if (folder / _SPLITS).is_file()}
+    above = {folder for folder in {*folders, *(entry.parent for entry in saved)} if (folder / _SPLITS).is_file()}
     if not saved and not above:
         return list(paths)
     there = set(paths)
@@ -51,7 +51,7 @@ def without_metadata(paths: Sequence[Path], skipped: SkippedFiles) -> list[Path]
             skipped.add("not of the dataset", str(path))
         elif path == first[path.parent]:
             # All of them at the position of the first.
-            taken += [one for one in files if one in there]
+            taken += [entry for entry in files if entry in there]
     _check_splits(taken, saved, above)
     return taken
 

@@ -47,9 +47,9 @@ _WAIT_S = 0.1
 
 
 def stream_chunks(
-    file: SourceFile, chunk_bytes: int, *, spec: ReadSpec, whole: bool, stopped: Callable[[], bool]
+    file: SourceFile, chunk_bytes: int, *, spec: ReadSpec, one_chunk: bool, stopped: Callable[[], bool]
 ) -> Iterator[ChunkContent]:
-    """The chunks of a compressed file, an object or standard input; if `whole`, the text is one chunk.
+    """The chunks of a compressed file, an object or standard input; if `one_chunk`, the text is one chunk.
 
     Reading a section of an object starts a little before its beginning.
 
@@ -63,7 +63,7 @@ def stream_chunks(
     try:
         if raw.start == 0:
             refuse_foreign_text(file, text.read(0, HEAD_BYTES), raw.compression)
-        if whole:
+        if one_chunk:
             data = read_start(text, spec)
             # The rest is read to verify its checksums.
             while text.read(text.end, READ_BYTES):
@@ -138,8 +138,8 @@ class _RawBytes:
         while len(head) < HEAD_BYTES and (block := next(blocks, b"")):
             head += block
         is_text = self.file.format == "text" and begins_like_text(head)
-        if (found := format_by_content(head)) in ("parquet", "arrow") and not is_text:
-            raise UsageError(f"{found} cannot be read from standard input", fix="name the file")
+        if (content_format := format_by_content(head)) in ("parquet", "arrow") and not is_text:
+            raise UsageError(f"{content_format} cannot be read from standard input", fix="name the file")
         self.compression = compression_of(head)
         yield from decompress(chain([head] if head else [], blocks), self.compression)
 
@@ -346,7 +346,7 @@ def _buffered(
 ) -> Generator[bytes, None, bytes]:
     """One member, for decompressors that keep unused input themselves."""
     while not decompressor.eof:
-        given = (data or more()) if decompressor.needs_input else b""
-        data = b"" if given else data
-        yield decompressor.decompress(given, _STEP_BYTES)
+        chunk = (data or more()) if decompressor.needs_input else b""
+        data = b"" if chunk else data
+        yield decompressor.decompress(chunk, _STEP_BYTES)
     return decompressor.unused_data

@@ -94,8 +94,8 @@ def record_spans(text: TextStream, file: SourceFile, *, longest: int) -> Iterato
             header = parse_header(fields)
         except NotARecord as error:
             raise _damage(file, number, at, str(error)) from error
-        kept = min(header.block_bytes, longest + _OVERHANG)
-        data = text.read(at, head_bytes + kept)
+        block_bytes = min(header.block_bytes, longest + _OVERHANG)
+        data = text.read(at, head_bytes + block_bytes)
         start, stop = at, at + head_bytes + header.block_bytes
         at += len(data)
         while at < stop and (more := text.read(at, min(stop - at, 1 << 16))):
@@ -145,7 +145,7 @@ def _damage(file: SourceFile, number: int, at: int, reason: str) -> BadInputErro
 def parse_records(data: bytes, spec: ReadSpec) -> RecordBatch:
     """The text records of a chunk, and the bad rows."""
     texts: list[str] = []
-    kept: list[int] = []
+    record_rows: list[int] = []
     bad_rows: list[BadRow] = []
     rows = at = 0
     while at < len(data):
@@ -164,8 +164,8 @@ def parse_records(data: bytes, spec: ReadSpec) -> RecordBatch:
             continue
         if text is not None:
             texts.append(text)
-            kept.append(rows)
-    return RecordBatch(rows, kept if len(kept) < rows else None, (Column(texts, None),), bad_rows)
+            record_rows.append(rows)
+    return RecordBatch(rows, record_rows if len(record_rows) < rows else None, (Column(texts, None),), bad_rows)
 
 
 def _text_of(header: RecordHeader, block: bytes, spec: ReadSpec) -> str | None:

@@ -192,7 +192,7 @@ def test_a_stream_holds_a_chunk_and_no_more(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streams, "bytearray", Watched, raising=False)
         spec = ReadSpec(max_record_bytes=1 << 16)
-        parts = list(streams.stream_chunks(file, 1 << 16, spec=spec, whole=False, stopped=lambda: False))
+        parts = list(streams.stream_chunks(file, 1 << 16, spec=spec, one_chunk=False, stopped=lambda: False))
     assert len(parts) == 138 and 1 << 16 < largest < 1 << 20
 
 
