@@ -119,11 +119,11 @@ def build_tokenizer(
     return _type(name).build(files, options or {}, engine=engine)
 
 
-def _checked_options(name: str, known: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
+def _checked_options(name: str, allowed: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
     """The options without default values."""
     for option in options:
-        if option not in known:
-            raise UsageError(f"{name} has no option {option!r}", expected=f"one of {', '.join(known)}")
+        if option not in allowed:
+            raise UsageError(f"{name} has no option {option!r}", expected=f"one of {', '.join(allowed)}")
     if options.get("special_tokens") is not None:
         options = {**options, "special_tokens": list(options["special_tokens"])}
     return {
@@ -137,8 +137,8 @@ def _type(name: str) -> TokenizerType:
     if name in _MODULES:
         return cast(TokenizerType, getattr(import_module(_MODULES[name]), name))
     if name in _UNSUPPORTED:
-        what = f"tokenizer type {name} is not supported: it needs options that Megatron's preprocess_data.py lacks"
-        raise UsageError(what, expected=f"one of {', '.join(_MODULES)}")
+        problem = f"tokenizer type {name} is not supported: it needs options that Megatron's preprocess_data.py lacks"
+        raise UsageError(problem, expected=f"one of {', '.join(_MODULES)}")
     close = nearest(name, (*_MODULES, *_UNSUPPORTED))
     raise UsageError(
         f"no tokenizer type {name!r}",

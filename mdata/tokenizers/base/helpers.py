@@ -130,12 +130,12 @@ def check_engine_name(wanted: str, engines: Sequence[str], *, used_for: str) -> 
 
 
 def fast_or_exact(
-    found: _Engine | str, exact: _Engine, *, name: str, wanted: str, gives: str = "ids"
+    fast: _Engine | str, exact: _Engine, *, name: str, wanted: str, gives: str = "ids"
 ) -> tuple[_Engine, tuple[str, ...]]:
     """The fast engine, or the exact one with a note for the user.
 
     Args:
-        found: the fast engine, or why it cannot be used.
+        fast: the fast engine, or why it cannot be used.
         exact: its `name` is shown in the note.
         name: of the fast engine.
         wanted: "auto", or the name of the fast engine.
@@ -144,8 +144,8 @@ def fast_or_exact(
     Raises:
         UsageError: the fast engine was requested by name and cannot be used.
     """
-    if not isinstance(found, str):
-        return found, ()
+    if not isinstance(fast, str):
+        return fast, ()
     if wanted != AUTO:
-        raise UsageError(f"engine {name} cannot be used here", found=found, fix="--engine auto")
-    return exact, (f"{gives} come from {getattr(exact, 'name')}: {name} is not used: {found}",)  # noqa: B009
+        raise UsageError(f"engine {name} cannot be used here", found=fast, fix="--engine auto")
+    return exact, (f"{gives} come from {getattr(exact, 'name')}: {name} is not used: {fast}",)  # noqa: B009

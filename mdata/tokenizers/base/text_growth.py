@@ -41,9 +41,9 @@ def refuse_growth(definition: Definition) -> None:
     decoders = [rule for rule in components(definition.get("decoder"), "decoders") if rule.get("type") == "Replace"]
     for part, rules in (("normalizer", _normalizers(definition)), ("decoder", decoders)):
         if len(rules) > _MOST_RULES or len(_named(rules)) > _MOST_NAMED:
-            found = f"{len(rules):,} rules with {len(_named(rules)):,} different characters"
+            counts = f"{len(rules):,} rules with {len(_named(rules)):,} different characters"
             raise UsageError(
-                f"tokenizer.json: its {part} is too large", found=found, expected=f"at most {_MOST_RULES:,} of each"
+                f"tokenizer.json: its {part} is too large", found=counts, expected=f"at most {_MOST_RULES:,} of each"
             )
         times, before = growth(rules)
         _refuse_more(f"its {part} can turn one character into {{}}", times, MOST_GROWTH)
@@ -69,11 +69,11 @@ def growth(rules: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return max(1.0, other, *of.values()) * _by_bytes(rules), before
 
 
-def _refuse_more(what: str, found: float, most: int) -> None:
-    if found > most:
-        shown = f"{found:,.0f}" if found < 1e12 else f"{found:.1e}"
+def _refuse_more(problem: str, actual: float, most: int) -> None:
+    if actual > most:
+        shown = f"{actual:,.0f}" if actual < 1e12 else f"{actual:.1e}"
         raise UsageError(
-            f"tokenizer.json: {what.format(shown)}",
+            f"tokenizer.json: {problem.format(shown)}",
             expected=f"at most {most:,}",
             fix="remove rules that lengthen the output of the rules before them",
         )
@@ -123,9 +123,9 @@ def _replaced(rule: Mapping[str, Any], of: Mapping[str, float], other: float) ->
 def _transformed(rule: Mapping[str, Any], of: Mapping[str, float], other: float) -> tuple[dict[str, float], float]:
     """Before a Unicode rule or a table: named characters as it maps them; any other may become any named one."""
     result = {c: _sum(made, of, other) for c, made in _applied(rule, of).items()}
-    for whole, value in of.items():
+    for composed, value in of.items():
         # It may be composed from other characters, which then share its growth.
-        parts = unicodedata.normalize("NFD", whole)
+        parts = unicodedata.normalize("NFD", composed)
         for part in parts if len(parts) > 1 else "":
             result[part] = max(result.get(part, 0.0), value / len(parts))
     most = max(other, *of.values(), other)

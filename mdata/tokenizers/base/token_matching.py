@@ -19,23 +19,23 @@ _FEW = 4
 
 def pattern_of_any(tokens: Iterable[str]) -> re.Pattern[str]:
     """A pattern that finds the earliest of these tokens, and the longest at a position; without tokens, nothing."""
-    known = sorted(set(tokens) - {""})
-    return re.compile(_tree(known, 0) if known else r"(?!)")
+    listed = sorted(set(tokens) - {""})
+    return re.compile(_tree(listed, 0) if listed else r"(?!)")
 
 
 def first_listed(tokens: Iterable[str]) -> list[str]:
     """The tokens without those that can never match because an earlier one in the list is a prefix of them."""
     order = {token: number for number, token in reversed(list(enumerate(tokens)))}
-    kept = []
+    matchable = []
     # In this order the prefixes of a token come right before it, each a prefix of the next.
     inside: list[str] = []
     for token in sorted(order):
         while inside and not token.startswith(inside[-1]):
             inside.pop()
         if not inside or order[token] < order[inside[-1]]:
-            kept.append(token)
+            matchable.append(token)
             inside.append(token)
-    return sorted(kept, key=order.__getitem__)
+    return sorted(matchable, key=order.__getitem__)
 
 
 def prefix_of_another(tokens: Iterable[str]) -> str | None:

@@ -168,12 +168,12 @@ class Tokenizer(Protocol):
 
 def token_id(tokenizer: Tokenizer, text: str) -> int | None:
     """The id of the special token or entry with this text, or of a text that encodes to one id; otherwise None."""
-    found = tokenizer.special_ids.get(text)
+    special_id = tokenizer.special_ids.get(text)
     id_of = getattr(tokenizer, "id_of", None)
-    if found is None and id_of is not None:
-        found = id_of(text)
-    if found is not None:
-        return int(found)
+    if special_id is None and id_of is not None:
+        special_id = id_of(text)
+    if special_id is not None:
+        return int(special_id)
     try:
         ids, _ = tokenizer.encode_batch([text])
     except TextRefused:

@@ -47,20 +47,20 @@ def model_vocabulary(definition: Definition) -> dict[str, int]:
 
 def added_tokens(definition: Definition) -> list[AddedToken]:
     """The added tokens with the ids that the `tokenizers` library gives them."""
-    found: dict[str, AddedToken] = {}
+    by_content: dict[str, AddedToken] = {}
     vocabulary = model_vocabulary(definition)
     free = count(len(vocabulary))
     for entry in definition.get("added_tokens") or ():
         content = entry["content"]
         if not content:
             continue
-        if content in found:
-            id = found[content].id
+        if content in by_content:
+            id = by_content[content].id
         else:  # tokens that the model already has take no new id, wherever their ids are
             id = vocabulary[content] if content in vocabulary else next(free)
         flags = {name: bool(entry.get(name)) for name in _ADDED_FLAGS}
-        found[content] = AddedToken(id=id, content=content, **flags)
-    return list(found.values())
+        by_content[content] = AddedToken(id=id, content=content, **flags)
+    return list(by_content.values())
 
 
 _ADDED_FLAGS = tuple(name for name in AddedToken.__dataclass_fields__ if name not in ("id", "content"))
@@ -73,8 +73,8 @@ def with_special_tokens(definition: Definition, contents: Sequence[str]) -> dict
         UsageError: an empty token, or one whose id would belong to another entry.
     """
     vocabulary = model_vocabulary(definition)
-    known = {token.content for token in added_tokens(definition)}
-    new = [content for content in dict.fromkeys(contents) if content not in known]
+    existing = {token.content for token in added_tokens(definition)}
+    new = [content for content in dict.fromkeys(contents) if content not in existing]
     if "" in new:
         raise UsageError("a special token without text", fix="leave it out")
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -95,8 +95,8 @@ def with_special_tokens(definition: Definition, contents: Sequence[str]) -> dict
 
 def without_special_tokens(definition: Definition) -> dict[str, Any]:
     """The definition without matching special tokens in the text; other added tokens are still matched."""
-    kept = [entry for entry in definition.get("added_tokens") or () if not entry.get("special")]
-    return {**definition, "added_tokens": kept}
+    ordinary = [entry for entry in definition.get("added_tokens") or () if not entry.get("special")]
+    return {**definition, "added_tokens": ordinary}
 
 
 def unknown_id(definition: Definition) -> int | None:
@@ -105,8 +105,8 @@ def unknown_id(definition: Definition) -> int | None:
     if not isinstance(model, Mapping):
         return None
     name = model.get("unk_token")
-    found = model.get("unk_id") if name is None else model_vocabulary(definition).get(name)
-    return found if isinstance(found, int) else None
+    id_or_none = model.get("unk_id") if name is None else model_vocabulary(definition).get(name)
+    return id_or_none if isinstance(id_or_none, int) else None
 
 
 def surrounding_ids(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -140,15 +140,15 @@ def _sides_of(processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int,
 
 def components(part: Any, children: str) -> list[Mapping[str, Any]]:
     """The components of a Sequence, or the single component."""
-    found, left = [], [part]
+    parts, left = [], [part]
     while left:
-        one = left.pop()
-        if isinstance(one, Mapping) and one.get("type") == "Sequence":
-            inside = one.get(children)
+        part_or_sequence = left.pop()
+        if isinstance(part_or_sequence, Mapping) and part_or_sequence.get("type") == "Sequence":
+            inside = part_or_sequence.get(children)
             left += reversed(inside) if isinstance(inside, list) else ()
-        elif isinstance(one, Mapping):
-            found.append(one)
-    return found
+        elif isinstance(part_or_sequence, Mapping):
+            parts.append(part_or_sequence)
+    return parts
 
 
 def split_pattern(definition: Definition) -> str | None:

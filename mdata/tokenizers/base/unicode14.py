@@ -36,11 +36,11 @@ def texts_with_newer_characters(texts: Sequence[str]) -> list[int]:
     # A string knows whether it is ASCII.
     indices = [index for index, text in enumerate(texts) if not text.isascii()]
     others = [texts[index] for index in indices]
-    found: list[int] = []
+    with_newer: list[int] = []
     for start, stop in batches(others, _GROUP_CHARS):
         if _has_newer("".join(others[start:stop])):
-            found += [index for index in indices[start:stop] if _has_newer(texts[index])]
-    return found
+            with_newer += [index for index in indices[start:stop] if _has_newer(texts[index])]
+    return with_newer
 
 
 def _has_newer(text: str) -> bool:

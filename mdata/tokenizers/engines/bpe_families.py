@@ -117,8 +117,8 @@ def _vocabulary_unsupported(definition: Definition, bytes_: Iterable[str]) -> st
     if len(set(vocabulary.values())) != len(vocabulary):
         return "two entries of its vocabulary share an id"
     lefts, rights = merge_parts(definition["model"].get("merges") or ())
-    known = vocabulary.keys() >= {*lefts, *rights} | set(map(str.__add__, lefts, rights))
-    return None if known else "a merge joins entries that do not exist"
+    has_all = vocabulary.keys() >= {*lefts, *rights} | set(map(str.__add__, lefts, rights))
+    return None if has_all else "a merge joins entries that do not exist"
 
 
 def _gigatoken_unsupported(definition: Definition, exact: Any) -> str | None:

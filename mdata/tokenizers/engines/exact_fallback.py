@@ -54,14 +54,14 @@ class FallbackEngine:
         if not for_exact:
             return self._encode_fast(texts)
         long = {index: parts for index in for_exact if len(parts := self._parts(texts[index])) > 1}
-        found = {index: self._encode_parts(index, parts) for index, parts in sorted(long.items())}
+        ids_by_index = {index: self._encode_parts(index, parts) for index, parts in sorted(long.items())}
         for encode, indices in (
             (self._exact().encode, sorted(for_exact - long.keys())),
             (self._encode_fast, [index for index in range(len(texts)) if index not in for_exact]),
         ):
             with indices_in_batch(indices):
-                found.update(zip(indices, encode([texts[index] for index in indices]), strict=True))
-        return [found[index] for index in range(len(texts))]
+                ids_by_index.update(zip(indices, encode([texts[index] for index in indices]), strict=True))
+        return [ids_by_index[index] for index in range(len(texts))]
 
     def _parts(self, text: str) -> list[str]:
         return list(self._split(text, _PART_CHARS)) if self._split else [text]

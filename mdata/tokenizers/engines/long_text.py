@@ -49,8 +49,10 @@ def word_splitter(definition: Definition) -> Callable[..., Iterator[str]] | None
 def whitespace_splitter(definition: Definition) -> Callable[..., Iterator[str]] | None:
     """`split_at_whitespace`, under the same condition."""
     tokens = added_tokens(definition)
-    kept = any(_BLANK.search(token.content) or token.lstrip or token.rstrip or token.single_word for token in tokens)
-    return None if kept else split_at_whitespace
+    crosses_blanks = any(
+        _BLANK.search(token.content) or token.lstrip or token.rstrip or token.single_word for token in tokens
+    )
+    return None if crosses_blanks else split_at_whitespace
 
 
 def _looks_around(token: AddedToken) -> bool:

@@ -114,8 +114,8 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
         if not 0 < number < 1 << 29:
             raise _BrokenError(f"field number {number} at byte {start}")
         if wire == _VARINT:
-            whole, at = _varint(data, at, longest=10)
-            yield number, wire, whole, nothing
+            integer, at = _varint(data, at, longest=10)
+            yield number, wire, integer, nothing
             continue
         if wire == _BYTES:
             size, at = _varint(data, at, longest=5)
@@ -166,9 +166,9 @@ def _parse(data: memoryview) -> tuple[list[_RawPiece], _Facts, _Facts]:
         if number == _PIECES:
             pieces.append(_piece(part))
         elif number in facts:
-            for inner, kind, whole, content in _fields(part):
+            for inner, kind, integer, content in _fields(part):
                 if kind == _VARINT:
-                    facts[number].whole[inner] = whole
+                    facts[number].whole[inner] = integer
                 elif kind == _BYTES:
                     facts[number].data[inner] = bytes(content)
         elif number in (_SELF_TEST, _DENORMALIZER):
@@ -185,13 +185,13 @@ def _passed_over(data: memoryview) -> None:
 
 def _piece(data: memoryview) -> _RawPiece:
     text, score, kind = b"", 0.0, NORMAL
-    for number, wire, whole, part in _fields(data):
+    for number, wire, integer, part in _fields(data):
         if (number, wire) == (1, _BYTES):
             text = bytes(part)
         elif (number, wire) == (2, _FIXED32):
             (score,) = struct.unpack("<f", part)
-        elif (number, wire) == (3, _VARINT) and NORMAL <= whole & 0xFFFFFFFF <= BYTE:
-            kind = whole & 0xFFFFFFFF
+        elif (number, wire) == (3, _VARINT) and NORMAL <= integer & 0xFFFFFFFF <= BYTE:
+            kind = integer & 0xFFFFFFFF
     return text, score, kind
 
 
@@ -236,10 +236,10 @@ def _text(id: int, piece: bytes) -> str:
 
 
 def _check_once(texts: Sequence[str]) -> None:
-    known: dict[str, int] = {}
+    id_of_text: dict[str, int] = {}
     for id, text in enumerate(texts):
-        if known.setdefault(text, id) != id:
-            raise _BrokenError(f"pieces {known[text]} and {id} are both {text!r}")
+        if id_of_text.setdefault(text, id) != id:
+            raise _BrokenError(f"pieces {id_of_text[text]} and {id} are both {text!r}")
 
 
 def _check_kinds(texts: Sequence[str], kinds: bytes, *, byte_fallback: bool, unigram: bool) -> None:

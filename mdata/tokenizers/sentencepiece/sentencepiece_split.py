@@ -45,11 +45,11 @@ class TokenSplitter:
         # For each text: the number of parts, and the ids of the tokens between them.
         between: list[list[int]] = []
         for text in texts:
-            found = list(self._pattern.finditer(text))
-            starts = [0, *(match.end() for match in found)]
-            stops = [*(match.start() for match in found), len(text)]
+            matches = list(self._pattern.finditer(text))
+            starts = [0, *(match.end() for match in matches)]
+            stops = [*(match.start() for match in matches), len(text)]
             parts += [text[start:stop] for start, stop in zip(starts, stops, strict=True)]
-            between.append([self.tokens[match[0]] for match in found])
+            between.append([self.tokens[match[0]] for match in matches])
         ids, lengths = encode_parts(parts, [len(tokens) + 1 for tokens in between], encode=encode)
         return self._joined(np.split(ids, np.cumsum(lengths)[:-1]), between)
 

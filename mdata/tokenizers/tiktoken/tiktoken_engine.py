@@ -85,9 +85,9 @@ class RanksEngine:
             return self.library.decode(ids)
         except KeyError:
             names = self.library.special_tokens_set
-            known = {*self._tokens.values(), *map(self.library.encode_single_token, names)}
+            valid_ids = {*self._tokens.values(), *map(self.library.encode_single_token, names)}
             unknown = "\ufffd".encode()
-            parts = (self.library.decode_single_token_bytes(id) if id in known else unknown for id in ids)
+            parts = (self.library.decode_single_token_bytes(id) if id in valid_ids else unknown for id in ids)
             return b"".join(parts).decode(errors="replace")
 
 

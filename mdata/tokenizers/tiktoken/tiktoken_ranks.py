@@ -81,15 +81,17 @@ def read_tekken(content: bytes, name: str) -> dict[str, Any]:
         raise UsageError(f"{name}: not a list of ranks", found="an object without config", expected=expected)
     pattern = next((short for short, pattern in PATTERNS.items() if pattern == config.get("pattern")), None)
     if pattern is None:
-        found = repr(config.get("pattern"))[:200]
-        raise UsageError(f"{name}: its pattern is unknown", found=found, expected=f"a pattern of {', '.join(PATTERNS)}")
+        actual = repr(config.get("pattern"))[:200]
+        raise UsageError(
+            f"{name}: its pattern is unknown", found=actual, expected=f"a pattern of {', '.join(PATTERNS)}"
+        )
     size: Any = config.get("default_vocab_size")
     num_special: Any = config.get("default_num_special_tokens")
     # Loops run over these numbers, so they must fit the file.
-    whole = isinstance(size, int) and isinstance(num_special, int)
-    if not whole or not 0 < num_special <= len(entries) or not num_special < size <= len(entries) + num_special:
-        found = f"default_vocab_size {size!r}, default_num_special_tokens {num_special!r}, {len(entries)} entries"
-        raise UsageError(f"{name}: its config does not fit its entries", found=found[:200])
+    are_integers = isinstance(size, int) and isinstance(num_special, int)
+    if not are_integers or not 0 < num_special <= len(entries) or not num_special < size <= len(entries) + num_special:
+        actual = f"default_vocab_size {size!r}, default_num_special_tokens {num_special!r}, {len(entries)} entries"
+        raise UsageError(f"{name}: its config does not fit its entries", found=actual[:200])
     special = facts.get("special_tokens")
     names = list(TEKKEN_SPECIAL) if special is None else _special_of_tekken(special, name)
     return {"vocab_size": size, "num_special_tokens": num_special, "pattern": pattern, "special_tokens": names}
@@ -115,16 +117,16 @@ def _entries(content: bytes, name: str) -> list[Any]:
     if isinstance(entries, dict) and "vocab" in entries:
         entries = entries["vocab"]
     if not isinstance(entries, list):
-        found = f"a {type(entries).__name__}"
-        raise UsageError(f"{name}: not a list of ranks", found=found, expected="a list of objects")
+        actual = f"a {type(entries).__name__}"
+        raise UsageError(f"{name}: not a list of ranks", found=actual, expected="a list of objects")
     return entries
 
 
 def _token_of(entry: object, place: int, name: str) -> bytes:
     if not isinstance(entry, dict) or entry.keys() != _KEYS:
-        found = ", ".join(map(repr, entry)) if isinstance(entry, dict) else repr(entry)
-        what = f"{name}: entry {place} is not a rank"
-        raise UsageError(what, found=found[:200], expected=f"exactly the keys {', '.join(sorted(_KEYS))}")
+        actual = ", ".join(map(repr, entry)) if isinstance(entry, dict) else repr(entry)
+        problem = f"{name}: entry {place} is not a rank"
+        raise UsageError(problem, found=actual[:200], expected=f"exactly the keys {', '.join(sorted(_KEYS))}")
     if type(entry["rank"]) is not int or entry["rank"] != place:
         raise UsageError(f"{name}: entry {place} has another rank", found=repr(entry["rank"])[:40], expected=str(place))
     text = entry["token_bytes"]
@@ -149,14 +151,14 @@ def read_lines(content: bytes, name: str) -> Ranks:
         if rank in lines:
             raise UsageError(f"{name}:{number}: rank {rank} is in line {lines[rank]} already", found=_shown(line))
         if token in ranks:
-            what = f"{name}:{number}: the bytes {token[:60]!r} are in line {lines[ranks[token]]} already"
-            raise UsageError(what, found=_shown(line))
+            problem = f"{name}:{number}: the bytes {token[:60]!r} are in line {lines[ranks[token]]} already"
+            raise UsageError(problem, found=_shown(line))
         ranks[token] = rank
         lines[rank] = number
     missing = next((byte for byte in SINGLE_BYTES if byte not in ranks), None)
     if missing is not None:
-        what = f"{name}: byte {missing[0]} has no rank, so texts with it have no ids"
-        raise UsageError(what, expected="a line for each of the 256 bytes")
+        problem = f"{name}: byte {missing[0]} has no rank, so texts with it have no ids"
+        raise UsageError(problem, expected="a line for each of the 256 bytes")
     return ranks
 
 

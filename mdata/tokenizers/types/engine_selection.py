@@ -46,8 +46,8 @@ def select_engine(
     Raises:
         UsageError: no such engine, or the named engine cannot be used.
     """
-    known = dict.fromkeys(name for family in (BYTE_LEVEL, *FAMILIES) for name in family.engines)
-    check_engine_name(wanted, (*known, EXACT), used_for="tokenizers")
+    engine_names = dict.fromkeys(name for family in (BYTE_LEVEL, *FAMILIES) for name in family.engines)
+    check_engine_name(wanted, (*engine_names, EXACT), used_for="tokenizers")
     family = family_of(definition)
     if wanted == EXACT:
         return exact, ()
@@ -60,11 +60,11 @@ def select_engine(
     unsupported = family.unsupported(definition)
     reasons: list[str] = []
     for name in family.engines if wanted == AUTO else (wanted,):
-        found = unsupported or try_engine(name, definition, exact=exact, plain=plain)
-        if not isinstance(found, str) or wanted != AUTO:
-            engine, _ = fast_or_exact(found, exact, name=name, wanted=wanted)
+        engine_or_reason = unsupported or try_engine(name, definition, exact=exact, plain=plain)
+        if not isinstance(engine_or_reason, str) or wanted != AUTO:
+            engine, _ = fast_or_exact(engine_or_reason, exact, name=name, wanted=wanted)
             return engine, _notes(reasons, name)
-        reasons.append(f"{name} is not used: {found}")
+        reasons.append(f"{name} is not used: {engine_or_reason}")
     return exact, _notes([unsupported] if unsupported else reasons, EXACT)
 
 

@@ -99,8 +99,8 @@ def _check_2023(
     """Refuse options and files that the fork of 2023 did not have, failed on, or read differently."""
     missing = next((entry for entry in (END_OF_TEXT, *ALPHABET) if entry not in vocabulary), None)
     if missing is not None:
-        what = f"{spec.vocab_file}: no entry {missing!r}, without which {MEGATRON_2023} fails"
-        raise UsageError(what, fix="leave out --compat")
+        problem = f"{spec.vocab_file}: no entry {missing!r}, without which {MEGATRON_2023} fails"
+        raise UsageError(problem, fix="leave out --compat")
     if not merges.startswith(b"#version") or not merges.endswith(b"\n"):
         raise UsageError(
             f"{spec.merge_file}: {MEGATRON_2023} drops the first line in any case, and a last line without an end",
@@ -151,8 +151,8 @@ class GPT2BPETokenizer(JsonTokenizer):
 
     def _file_notes(self) -> list[str]:
         dropped = [repr(bytes([byte])) for byte, symbol in enumerate(ALPHABET) if symbol not in self._vocabulary]
-        what = "bytes without an entry are dropped from every text, as in Megatron"
-        return [f"{what}: {few(dropped)}"] if dropped else []
+        note = "bytes without an entry are dropped from every text, as in Megatron"
+        return [f"{note}: {few(dropped)}"] if dropped else []
 
     @cached_property
     def fingerprint(self) -> str:

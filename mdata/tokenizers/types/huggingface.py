@@ -70,7 +70,7 @@ class HuggingFaceTokenizer(JsonTokenizer):
         definition = _json_object(files, MODEL_FILE)
         _check_definition(definition, merges=engine == EXACT)
         self._config, self._special_map = (_json_object(files, name) if name in files else {} for name in CONFIG_FILES)
-        kept = {"include_special_tokens": True, **options}
+        recorded_options = {"include_special_tokens": True, **options}
         # In transformers that field has the effect of our option.
         plain = {"special_in_text": "plain"} if self._config.get("split_special_tokens") else {}
         if engine == EXACT:
@@ -80,8 +80,8 @@ class HuggingFaceTokenizer(JsonTokenizer):
             _check_model(checked.library, definition)
             if not options.get("special_tokens"):
                 self._exact = checked
-        super().__init__(files, definition, options={**plain, **kept}, engine=engine)
-        self.options = kept
+        super().__init__(files, definition, options={**plain, **recorded_options}, engine=engine)
+        self.options = recorded_options
         self.eod = self._id_of_role("eos_token", "sep_token")
         self._differences: list[str] = []
 
@@ -140,12 +140,12 @@ def _check_merges(merges: list[Any], vocabulary: Mapping[str, Any], *, prefix: o
         left, right = parts
         made = left + right.removeprefix(mark)
         if not right.startswith(mark) or made not in vocabulary:
-            what = f"{MODEL_FILE}: merge {number} makes {made[:60]!r}, which is not in the vocabulary"
+            problem = f"{MODEL_FILE}: merge {number} makes {made[:60]!r}, which is not in the vocabulary"
             if made in vocabulary:
-                what = (
+                problem = (
                     f"{MODEL_FILE}: merge {number} has a second part without {mark[:20]!r}, which marks parts of words"
                 )
-            raise UsageError(what, found=repr(merge)[:80])
+            raise UsageError(problem, found=repr(merge)[:80])
 
 
 def _check_template(part: object) -> None:
@@ -154,13 +154,13 @@ def _check_template(part: object) -> None:
         return
     for inner in part.get("processors") or ():
         _check_template(inner)
-    known = part.get("special_tokens") or {}
+    tokens_with_ids = part.get("special_tokens") or {}
     for side in ("single", "pair"):
         for step in part.get(side) or ():
             name = step["SpecialToken"].get("id") if "SpecialToken" in step else None
-            if name is not None and name not in known:
-                what = f"{MODEL_FILE} adds a token to every text and does not give its ids"
-                raise UsageError(what, found=repr(name)[:80], expected="the token in special_tokens of the template")
+            if name is not None and name not in tokens_with_ids:
+                problem = f"{MODEL_FILE} adds a token to every text and does not give its ids"
+                raise UsageError(problem, found=repr(name)[:80], expected="the token in special_tokens of the template")
 
 
 def _ids_of_empty(library: Any) -> list[int]:

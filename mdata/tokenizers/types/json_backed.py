@@ -82,11 +82,11 @@ class JsonTokenizer:
     def _check_added(self) -> None:
         """Check that the library numbers added tokens as `added_tokens` does."""
         for token in self._added:
-            found = self._exact.library.token_to_id(token.content)
-            if found != token.id:
+            library_id = self._exact.library.token_to_id(token.content)
+            if library_id != token.id:
                 raise UsageError(
                     f"the added token {token.content!r} has another id in this version of tokenizers",
-                    found=f"{found}",
+                    found=f"{library_id}",
                     expected=f"{token.id}, the next one that is free",
                     fix="give the token an id of its own in the vocabulary",
                 )
@@ -128,8 +128,8 @@ class JsonTokenizer:
 
     def special_in_text(self, ids: IdArray, num_texts: int) -> int:
         """See the protocol."""
-        found = self._count_special(ids)
-        return found - num_texts * self._num_special_added if found else 0
+        count = self._count_special(ids)
+        return count - num_texts * self._num_special_added if count else 0
 
     def _count_special(self, ids: IdArray) -> int:
         def count(first: int, last: int) -> int:
@@ -148,8 +148,8 @@ class JsonTokenizer:
 
     def id_of(self, text: str) -> int | None:
         """The id of an entry by its name."""
-        found = self._ids_of_added.get(text)
-        return model_vocabulary(self._definition).get(text) if found is None else found
+        added_id = self._ids_of_added.get(text)
+        return model_vocabulary(self._definition).get(text) if added_id is None else added_id
 
     @cached_property
     def _ids_of_added(self) -> Mapping[str, int]:

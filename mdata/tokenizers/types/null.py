@@ -51,15 +51,15 @@ class NullTokenizer:
         if options.get("vocab_size") is None:
             raise UsageError(f"{NAME} needs the number of ids", fix="--vocab-size N")
         if options.get("special_in_text", "special") != "special":
-            what = f"the texts of {NAME} are ids, so its end of document cannot be spelled as plain text"
-            raise UsageError(what, fix="choose an id that occurs in no text: --null-tokenizer-eod-id N")
+            problem = f"the texts of {NAME} are ids, so its end of document cannot be spelled as plain text"
+            raise UsageError(problem, fix="choose an id that occurs in no text: --null-tokenizer-eod-id N")
         fork = is_megatron_2023(options)
         # The fork of 2023 adds an id for the end of document.
         self.vocab_size = whole_number("vocab_size", options["vocab_size"], lowest=1, type=NAME) + fork
         eod = options.get("eod_id")
         if fork and eod is not None:
-            what = f"{MEGATRON_2023} ends documents with the vocabulary's size, {options['vocab_size']}"
-            raise UsageError(what, found=f"eod_id={eod!r}", fix="leave out one of the two options")
+            problem = f"{MEGATRON_2023} ends documents with the vocabulary's size, {options['vocab_size']}"
+            raise UsageError(problem, found=f"eod_id={eod!r}", fix="leave out one of the two options")
         self.eod = self.vocab_size - 1 if eod is None else whole_number("eod_id", eod, lowest=0, type=NAME)
         self.files: Mapping[str, bytes] = {}
         self.options = dict(options)
@@ -87,8 +87,8 @@ def _ids(index: int, text: str) -> list[int]:
         ids = [int(part) for part in parts]
     except ValueError as error:
         wrong = next(part for part in parts if not _is_number(part))
-        what = "an empty text" if not text else f"{wrong[:40]!r}" if wrong else "two blanks, or one at an end,"
-        raise TextRefused(index, f"{what} is not a whole number") from error
+        subject = "an empty text" if not text else f"{wrong[:40]!r}" if wrong else "two blanks, or one at an end,"
+        raise TextRefused(index, f"{subject} is not a whole number") from error
     wide = next((id for id in ids if not -LARGEST_ID - 1 <= id <= LARGEST_ID), None)
     if wide is not None:
         shown = str(wide) if abs(wide) < 10**40 else "a number of more than 40 digits"

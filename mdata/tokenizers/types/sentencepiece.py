@@ -120,8 +120,8 @@ class SentencePieceType:
             wanted, [*(fast.name for fast in FAST_ENGINES), self._exact.name], used_for="SentencePiece models"
         )
         for fast in FAST_ENGINES if wanted != self._exact.name else ():
-            found = fast.try_model(self._model, self._exact)
-            engine, notes = fast_or_exact(found, self._exact, name=fast.name, wanted=wanted)
+            engine_or_reason = fast.try_model(self._model, self._exact)
+            engine, notes = fast_or_exact(engine_or_reason, self._exact, name=fast.name, wanted=wanted)
             self._fast = engine if isinstance(engine, fast) else None
             self.notes = notes if self._model.model_type == "bpe" else ()
 
@@ -161,8 +161,8 @@ class SentencePieceType:
 
         Tokens of the options that are ordinary pieces are not counted: they occur in texts anyway.
         """
-        found = int(np.count_nonzero(np.isin(ids, self._counted))) if len(self._counted) else 0
-        return found - num_texts if self._bos is not None else found
+        count = int(np.count_nonzero(np.isin(ids, self._counted))) if len(self._counted) else 0
+        return count - num_texts if self._bos is not None else count
 
     def decode(self, ids: Sequence[int]) -> str:
         """See the protocol."""
@@ -209,18 +209,20 @@ class SentencePieceType:
         if not isinstance(tokens, list) or not all(isinstance(token, str) and token for token in tokens):
             raise UsageError(f"special_tokens={tokens!r}", expected="a list of texts that are not empty")
         if tokens and not self.options.get("legacy"):
-            what = f"{self.name} takes special tokens only in its legacy mode; otherwise the model has all tokens"
-            raise UsageError(what, fix="--tokenizer-sentencepiece-legacy, or leave out --tokenizer-special-tokens")
-        given = {"legacy", "ignore_extra_whitespaces", "compat"} & self.options.keys()
-        if len(given) > 1:
-            raise UsageError(f"{self.name}: {' and '.join(sorted(given))} do not go together", fix="name one of them")
+            problem = f"{self.name} takes special tokens only in its legacy mode; otherwise the model has all tokens"
+            raise UsageError(problem, fix="--tokenizer-sentencepiece-legacy, or leave out --tokenizer-special-tokens")
+        exclusive = {"legacy", "ignore_extra_whitespaces", "compat"} & self.options.keys()
+        if len(exclusive) > 1:
+            raise UsageError(
+                f"{self.name}: {' and '.join(sorted(exclusive))} do not go together", fix="name one of them"
+            )
 
     def _added_tokens(self, forked: bool) -> dict[str, int]:
         """The tokens at which texts are split, with their ids: new ones follow the pieces, in the order given."""
-        known = dict(self._model.ids)
+        piece_ids = dict(self._model.ids)
         if self._legacy:
             # A text that the library does not know is a new token; so is <unk> itself.
-            del known[self._model.pieces[self._model.roles["unk"]]]
+            del piece_ids[self._model.pieces[self._model.roles["unk"]]]
             wanted = self.options.get("special_tokens", [])
         elif forked and self.fork_splits:
             pieces, roles = self._model.pieces, self._model.roles
@@ -229,12 +231,12 @@ class SentencePieceType:
         else:
             return {}
         new = iter(range(len(self._model.pieces), len(self._model.pieces) + len(wanted)))
-        return {token: known[token] if token in known else next(new) for token in dict.fromkeys(wanted)}
+        return {token: piece_ids[token] if token in piece_ids else next(new) for token in dict.fromkeys(wanted)}
 
     def _role(self, role: str) -> int:
         if role not in self._model.roles:
-            what = f"{self.name} of {MEGATRON_2023} puts {role} before every text, and this model has no such piece"
-            raise UsageError(what, fix="leave out --compat")
+            problem = f"{self.name} of {MEGATRON_2023} puts {role} before every text, and this model has no such piece"
+            raise UsageError(problem, fix="leave out --compat")
         return self._model.roles[role]
 
     def _end(self) -> int | None:

@@ -144,8 +144,12 @@ class TikTokenizer:
         definition = as_definition(self._tokens, self.special_ids, pattern=self._pattern)
         if isinstance(definition, str):
             return definition
-        found = try_engine(FAST, definition, exact=self._exact, plain=self._plain)
-        return "it does not know the pattern" if isinstance(found, str) and "regexes" in found else found
+        engine_or_reason = try_engine(FAST, definition, exact=self._exact, plain=self._plain)
+        return (
+            "it does not know the pattern"
+            if isinstance(engine_or_reason, str) and "regexes" in engine_or_reason
+            else engine_or_reason
+        )
 
     def _make_fast(self) -> TokenizerEngine:
         definition = as_definition(self._tokens, self.special_ids, pattern=self._pattern)
@@ -186,8 +190,8 @@ class TikTokenizer:
         try:
             arrays = encode_long_texts(self._engine, texts, splitter=split_at_words)
         except (UnicodeEncodeError, TypeError):
-            whole = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
-            arrays = encode_long_texts(self._engine, whole, splitter=split_at_words)
+            repaired = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
+            arrays = encode_long_texts(self._engine, repaired, splitter=split_at_words)
         return concatenate([ids.view(np.int32) for ids in arrays])
 
     def special_in_text(self, ids: IdArray, num_texts: int) -> int:
@@ -210,10 +214,10 @@ def _pattern(value: object) -> str:
     return str(value)
 
 
-def _are_named(given: Sequence[str]) -> bool:
+def _are_named(special_tokens: Sequence[str]) -> bool:
     """Whether these are a model's own special tokens, not Megatron's seven in another order."""
-    has_ids = any(_with_id(text)[1] is not None for text in given)
-    return bool(given) and (has_ids or not set(SPECIAL_TOKENS) <= set(given))
+    has_ids = any(_with_id(text)[1] is not None for text in special_tokens)
+    return bool(special_tokens) and (has_ids or not set(SPECIAL_TOKENS) <= set(special_tokens))
 
 
 def _with_id(text: str) -> tuple[str, int | None]:
@@ -226,8 +230,10 @@ def _with_id(text: str) -> tuple[str, int | None]:
 def _named_ids(options: Mapping[str, Any], ranks: Ranks) -> dict[str, int]:
     """The special tokens that the user names; one without an id gets the next after the last one or rank."""
     if "num_special_tokens" in options:
-        what = f"{NAME}: num_special_tokens is for Megatron's special tokens, but special_tokens names those of a model"
-        raise UsageError(what, fix="leave out --tiktoken-num-special-tokens")
+        problem = (
+            f"{NAME}: num_special_tokens is for Megatron's special tokens, but special_tokens names those of a model"
+        )
+        raise UsageError(problem, fix="leave out --tiktoken-num-special-tokens")
     taken = set(ranks.values())
     ids: dict[str, int] = {}
     following = max(taken) + 1
@@ -236,10 +242,10 @@ def _named_ids(options: Mapping[str, Any], ranks: Ranks) -> dict[str, int]:
             raise UsageError(f"{NAME}: a special token is empty", fix="leave it out")
         id = following if id is None else id
         if name in ids or id in taken or id > LARGEST_ID:
-            found = f"{name}={id}"
+            clash = f"{name}={id}"
             raise UsageError(
                 f"{NAME}: a special token has the id of another entry, or is named twice",
-                found=found,
+                found=clash,
                 expected=f"an id that the file leaves free, such as {max(taken) + 1}",
             )
         ids[name] = id
@@ -255,27 +261,27 @@ def _size_of_named(options: Mapping[str, Any], ids: Sequence[int]) -> int:
 
 def _special_names(options: Mapping[str, Any], *, published: bool) -> tuple[str, ...]:
     """All special tokens in the order of their ids; `published`: the file names them in its own way, not Megatron's."""
-    given = tuple(options.get("special_tokens") or SPECIAL_TOKENS)
+    listed = tuple(options.get("special_tokens") or SPECIAL_TOKENS)
     count = whole_number(
-        "num_special_tokens", options.get("num_special_tokens", NUM_SPECIAL), lowest=len(given), type=NAME
+        "num_special_tokens", options.get("num_special_tokens", NUM_SPECIAL), lowest=len(listed), type=NAME
     )
-    names = (*given, *(f"<SPECIAL_{number}>" for number in range(len(given), count)))
+    names = (*listed, *(f"<SPECIAL_{number}>" for number in range(len(listed), count)))
     missing = [name for name in SPECIAL_TOKENS if name not in names]
     if missing and not published:
         expected = f"a list that holds {' '.join(SPECIAL_TOKENS)}"
         raise UsageError(f"{NAME}: special tokens without {' '.join(missing)}", expected=expected)
-    _refuse_odd_names(names, given)
+    _refuse_odd_names(names, listed)
     return names
 
 
-def _refuse_odd_names(names: Sequence[str], given: Sequence[str]) -> None:
-    """Refuse special tokens of which one hides another, or with white space; only `given` ones can have that."""
+def _refuse_odd_names(names: Sequence[str], listed: Sequence[str]) -> None:
+    """Refuse special tokens of which one hides another, or with white space; only `listed` ones can have that."""
     ordered = sorted(names)
     for name, following in pairwise(ordered):
         if following.startswith(name):
-            found = f"{name!r} and {following!r}"
-            raise UsageError(f"{NAME}: a special token is the beginning of another, or empty", found=found)
-    odd = next((name for name in given if any(character.isspace() for character in name)), None)
+            pair = f"{name!r} and {following!r}"
+            raise UsageError(f"{NAME}: a special token is the beginning of another, or empty", found=pair)
+    odd = next((name for name in listed if any(character.isspace() for character in name)), None)
     if odd is not None:
         raise UsageError(f"{NAME}: a special token with white space in it", found=repr(odd))
 
@@ -302,8 +308,8 @@ def _of_lines(content: bytes, name: str, *, options: Mapping[str, Any], num_spec
 
 
 def _vocab_size(options: Mapping[str, Any], default: int, num_special: int) -> int:
-    given = options.get("vocab_size", default)
-    return whole_number("vocab_size", given, lowest=num_special + len(SINGLE_BYTES), type=NAME)
+    vocab_size = options.get("vocab_size", default)
+    return whole_number("vocab_size", vocab_size, lowest=num_special + len(SINGLE_BYTES), type=NAME)
 
 
 def _check_size(name: str, size: int, *, there: int, num_special: int) -> None:

@@ -55,16 +55,16 @@ def differences(definition: Definition, config: Config, *, special_map: Config, 
     if name in _OTHERS or (name in _COMPARED and _parts(definition) != _parts_of(name, config)):
         may = "may cut" if name in _OTHERS else "cuts"
         notes.append(f"tokenizer.json counts; transformers 5 (in Megatron) {may} words of a {name} by other rules")
-    known = {token.content: token for token in added_tokens(definition)}
+    by_content = {token.content: token for token in added_tokens(definition)}
     sources = [config] if _DECODER in config else [config, special_map, {_ADDED_FILE: added}]
-    missing = dict.fromkeys(text for source in sources for text in _named(source) if text not in known)
+    missing = dict.fromkeys(text for source in sources for text in _named(source) if text not in by_content)
     if missing:
-        what = "ordinary text here, but special tokens in Megatron, because other files of the folder name them"
-        notes.append(f"{what}: {' '.join(list(missing)[:8])} (add them to the added_tokens of tokenizer.json)")
-    other = [token["content"] for token in _decoder(config) if _differs(token, known.get(token["content"]))]
+        note = "ordinary text here, but special tokens in Megatron, because other files of the folder name them"
+        notes.append(f"{note}: {' '.join(list(missing)[:8])} (add them to the added_tokens of tokenizer.json)")
+    other = [token["content"] for token in _decoder(config) if _differs(token, by_content.get(token["content"]))]
     if other:
-        what = "matched as tokenizer.json says; Megatron follows tokenizer_config.json, which has other flags for"
-        notes.append(f"{what}: {' '.join(other[:8])}")
+        note = "matched as tokenizer.json says; Megatron follows tokenizer_config.json, which has other flags for"
+        notes.append(f"{note}: {' '.join(other[:8])}")
     return notes
 
 
@@ -91,8 +91,8 @@ def _decoder(config: Config) -> list[dict[str, Any]]:
     return [token for token in tokens if isinstance(token, dict) and isinstance(token.get("content"), str)]
 
 
-def _differs(token: Mapping[str, Any], known: AddedToken | None) -> bool:
-    return known is not None and any(bool(token[flag]) != getattr(known, flag) for flag in _FLAGS if flag in token)
+def _differs(token: Mapping[str, Any], added: AddedToken | None) -> bool:
+    return added is not None and any(bool(token[flag]) != getattr(added, flag) for flag in _FLAGS if flag in token)
 
 
 def _parts(definition: Definition) -> tuple[Any, Any]:
@@ -105,10 +105,16 @@ def _plain(part: Any) -> Any:
         return None
     inner = part.get("normalizers", part.get("pretokenizers"))
     if isinstance(inner, list):
-        plain = [_plain(one) for one in inner]
+        plain = [_plain(component) for component in inner]
         return plain[0] if len(plain) == 1 else plain
-    known = {"add_prefix_space": False, "use_regex": True, "prepend_scheme": "always", "split": True, "invert": False}
-    usual = {key: value for key, value in known.items() if part.get("type") in _HAVING[key]}
+    defaults = {
+        "add_prefix_space": False,
+        "use_regex": True,
+        "prepend_scheme": "always",
+        "split": True,
+        "invert": False,
+    }
+    usual = {key: value for key, value in defaults.items() if part.get("type") in _HAVING[key]}
     return {**usual, **{key: value for key, value in part.items() if key not in ("trim_offsets", "str_rep")}}
 
 

@@ -54,13 +54,17 @@ class BertWordPiece(JsonTokenizer):
 
     def __init__(self, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> None:
         self._vocabulary = read_vocabulary(files[VOCAB_FILE], VOCAB_FILE)
-        kept = {key: value for key, value in options.items() if (key, value) != ("include_special_tokens", True)}
-        self._ignored = kept.pop("special_tokens", []) if self.name == CASE else []
+        recorded_options = {
+            key: value for key, value in options.items() if (key, value) != ("include_special_tokens", True)
+        }
+        self._ignored = recorded_options.pop("special_tokens", []) if self.name == CASE else []
         named = _named_ids(self._vocabulary)
         definition = as_definition(self._vocabulary, lower=self.name == LOWER, surrounding=(named[CLS], named[SEP]))
-        further = _EXTRA if self.name == CASE else kept.get("special_tokens", ())
-        super().__init__(files, definition, options={**kept, "special_tokens": [*NAMED, *further]}, engine=engine)
-        self.options = kept
+        further = _EXTRA if self.name == CASE else recorded_options.get("special_tokens", ())
+        super().__init__(
+            files, definition, options={**recorded_options, "special_tokens": [*NAMED, *further]}, engine=engine
+        )
+        self.options = recorded_options
         self.eod = named[SEP]
 
     def _file_notes(self) -> list[str]:

@@ -138,8 +138,8 @@ class _Replacements(dict[int, str]):
         self._rule = rule
 
     def __missing__(self, code: int) -> str:
-        self[code] = found = self._rule(chr(code))
-        return found
+        self[code] = replacement = self._rule(chr(code))
+        return replacement
 
 
 def _category(character: str) -> str:

@@ -72,8 +72,8 @@ class WordPieceEngine:
         indices = sorted(for_exact)
         parts = np.split(ids, np.cumsum(lengths)[:-1])
         with indices_in_batch(indices):
-            found = self._exact().encode([texts[index] for index in indices])
-        for index, exact in zip(indices, found, strict=True):
+            exact_ids = self._exact().encode([texts[index] for index in indices])
+        for index, exact in zip(indices, exact_ids, strict=True):
             parts[index] = np.array([*before, *exact.tolist(), *after], dtype=np.int32)
             lengths[index] = len(parts[index])
         return np.concatenate(parts), lengths
@@ -98,9 +98,11 @@ def _borders(classes: dict[str, list[tuple[int, int]]]) -> Iterator[str]:
         place = bisect_right(starts, code) - 1
         return place < 0 or code > classes["unsettled"][place][1]
 
-    known = sorted(code for code in codes if 0 <= code < 0x110000 and not 0xD800 <= code < 0xE000 and settled(code))
-    for start in range(0, len(known), _CODES_AT_ONCE):
-        some = map(chr, known[start : start + _CODES_AT_ONCE])
+    settled_codes = sorted(
+        code for code in codes if 0 <= code < 0x110000 and not 0xD800 <= code < 0xE000 and settled(code)
+    )
+    for start in range(0, len(settled_codes), _CODES_AT_ONCE):
+        some = map(chr, settled_codes[start : start + _CODES_AT_ONCE])
         yield " ".join(f"x{c}Y{c}{c} e\u0323{c}\u0301\u302e" for c in some)
 
 
