@@ -31,9 +31,9 @@ class MdataError(Exception):
     exit_code = 1
 
     def __init__(
-        self, what: str, *, found: str | None = None, expected: str | None = None, fix: str | None = None
+        self, problem: str, *, found: str | None = None, expected: str | None = None, fix: str | None = None
     ) -> None:
-        super().__init__(_in_lines(what, found=found, expected=expected, fix=fix))
+        super().__init__(_in_lines(problem, found=found, expected=expected, fix=fix))
 
 
 class UsageError(MdataError, ValueError):
@@ -69,12 +69,12 @@ class StoppedError(BaseException):
 
     exit_code = 75
 
-    def __init__(self, what: str, *, fix: str | None = None) -> None:
-        super().__init__(_in_lines(what, fix=fix))
+    def __init__(self, problem: str, *, fix: str | None = None) -> None:
+        super().__init__(_in_lines(problem, fix=fix))
 
 
-def _in_lines(what: str, *, found: str | None = None, expected: str | None = None, fix: str | None = None) -> str:
-    lines = [what]
+def _in_lines(problem: str, *, found: str | None = None, expected: str | None = None, fix: str | None = None) -> str:
+    lines = [problem]
     lines += [f"  found: {found}"] if found else []
     lines += [f"  expected: {expected}"] if expected else []
     lines += [f"  try: {fix}"] if fix else []
@@ -163,18 +163,18 @@ def explain_os_error(error: OSError, doing: str | None = None) -> MdataError:
     where = " -> ".join(
         os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)
     )
-    what = ": ".join(part for part in (doing, where, reason) if part)
+    problem = ": ".join(part for part in (doing, where, reason) if part)
     if number in _OURS:
-        return MdataError(what)
+        return MdataError(problem)
     if number in _USAGE:
-        return UsageError(what, fix=_USAGE[number])
-    return ResourceError(what, fix=_MACHINE.get(number, _DEVICE))
+        return UsageError(problem, fix=_USAGE[number])
+    return ResourceError(problem, fix=_MACHINE.get(number, _DEVICE))
 
 
 def _number_in(said: str) -> int:
     """The errno in the message of a Rust library, whose errors have no number; 0: there is none."""
-    found = re.search(r"\(os error (\d+)\)$", said)
-    return int(found[1]) if found else 0
+    match = re.search(r"\(os error (\d+)\)$", said)
+    return int(match[1]) if match else 0
 
 
 @contextmanager

@@ -52,8 +52,8 @@ class _RunFolder:
         """An integer setting of config.toml."""
         value = self.config.get(section, {}).get(key)
         if type(value) is not int:
-            what = f"{self.folder / 'config.toml'}: {section}.{key} is not a whole number"
-            raise DamageError(what, found=repr(value))
+            problem = f"{self.folder / 'config.toml'}: {section}.{key} is not a whole number"
+            raise DamageError(problem, found=repr(value))
         return value
 
 
@@ -142,20 +142,20 @@ def _options(run: _RunFolder) -> DatasetOptions:
     data = dict(run.config.get("data", {}))
     _check_keys(run, "data", [*OPTION_KEYS, *_OTHER_DATA])
     _check_keys(run, "train", _TRAIN)
-    given: dict[str, Any] = {key: data[key] for key in data if key not in _OTHER_DATA}
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
-    order, wanted = str(given.get("order", NativeOrder.name)), bool(given.pop("document_masks", False))
-    given |= document_mask_keys(order=order, wanted=wanted)
-    if order == MegatronOrder.name and "num_samples" not in given:
-        given["num_samples"] = _samples_asked(run)
+    options: dict[str, Any] = {key: data[key] for key in data if key not in _OTHER_DATA}
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    order, wanted = str(options.get("order", NativeOrder.name)), bool(options.pop("document_masks", False))
+    options |= document_mask_keys(order=order, wanted=wanted)
+    if order == MegatronOrder.name and "num_samples" not in options:
+        options["num_samples"] = _samples_asked(run)
     of_run: dict[str, Any] = {
         "sequence_length": run.number("train", "sequence_length"),
         "seed": run.number("run", "seed"),
     }
     of_run["split_shares"] = str(data.get("split", "100,0,0"))
-    given["cache"] = given.get("cache") or None
-    given["tokenizer_unknown"] = "ok"  # a trace only reads; the run has already checked whether corpora may be mixed
-    return DatasetOptions.from_keys(of_run | given)
+    options["cache"] = options.get("cache") or None
+    options["tokenizer_unknown"] = "ok"  # a trace only reads; the run has already checked whether corpora may be mixed
+    return DatasetOptions.from_keys(of_run | options)
 
 
 def _steps_asked(run: _RunFolder) -> int:
@@ -184,10 +184,10 @@ def _sizes(run: _RunFolder) -> BatchSizes:
     return read_ramp(run.config["train"].get("batch_ramp", ""), size=run.number("train", "global_batch"))
 
 
-def _check_keys(run: _RunFolder, section: str, known: Sequence[str]) -> None:
+def _check_keys(run: _RunFolder, section: str, allowed: Sequence[str]) -> None:
     for key, value in run.config.get(section, {}).items():
-        if key not in known:
-            close = nearest(key, known)
+        if key not in allowed:
+            close = nearest(key, allowed)
             raise UsageError(
                 f"{run.folder / 'config.toml'} was written by another version: this one has no key {section}.{key}",
                 found=f"{key} = {value!r}",
@@ -227,8 +227,8 @@ def _identity(run: _RunFolder) -> Mapping[str, Any]:
     index = _json(root / newest / "index.json") or {}
     known_format = (index.get("format"), index.get("version")) in _CHECKPOINTS
     state = index.get("run") if known_format else None
-    known = state.get("data") if isinstance(state, dict) else None
-    return known if isinstance(known, dict) else {}
+    recorded = state.get("data") if isinstance(state, dict) else None
+    return recorded if isinstance(recorded, dict) else {}
 
 
 def _spans(run: _RunFolder) -> list[StepSpan]:
@@ -251,9 +251,12 @@ def _spans(run: _RunFolder) -> list[StepSpan]:
             dp_size=world_size // replicas[number] if world_size else planned,
         )
         # The last start has the sizes of config.toml; an earlier one may have had others.
-        seen = next((s for s in counters if s > step and end is not None and s <= end), None)
-        if seen is not None and sum(Steps([*spans, span], seed=0).bounds(seen)) != counters[seen]:
-            span = replace(span, sizes=constant(max(1, (counters[seen] - before) // (seen - step))))
+        counted_step = next((s for s in counters if s > step and end is not None and s <= end), None)
+        if (
+            counted_step is not None
+            and sum(Steps([*spans, span], seed=0).bounds(counted_step)) != counters[counted_step]
+        ):
+            span = replace(span, sizes=constant(max(1, (counters[counted_step] - before) // (counted_step - step))))
         spans.append(span)
     return spans
 
@@ -320,8 +323,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     with os_errors_named("reading a run folder"):
-        whole, _, _ = path.read_bytes().rpartition(b"\n")
-    return [_object(line, f"{path}, line {n}") for n, line in enumerate(whole.split(b"\n"), 1) if line]
+        complete_lines, _, _ = path.read_bytes().rpartition(b"\n")
+    return [_object(line, f"{path}, line {n}") for n, line in enumerate(complete_lines.split(b"\n"), 1) if line]
 
 
 def _object(content: bytes, where: str) -> dict[str, Any]:

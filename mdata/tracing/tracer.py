@@ -302,7 +302,7 @@ class Tracer:
             if following is not None and _goes_on(corpus, piece, following):
                 continue
             yield self._part(component, corpus, run=run, first=first)
-            first += sum(one.length for one in run)
+            first += sum(member.length for member in run)
             run = []
 
     def _part(self, component: int, corpus: Corpus, *, run: list[SamplePiece], first: int) -> TracedPart:

@@ -55,4 +55,4 @@ def _float_in(value: object, path: str) -> str | None:
         items = [(f"{path}.{key}", item) for key, item in value.items()]
     elif isinstance(value, list | tuple):
         items = [(f"{path}[{number}]", item) for number, item in enumerate(value)]
-    return next((found for place, item in items if (found := _float_in(item, place))), None)
+    return next((float_at for place, item in items if (float_at := _float_in(item, place))), None)

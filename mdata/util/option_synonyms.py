@@ -137,16 +137,20 @@ def normal(name: str) -> str:
 
 def synonym(name: str, names: Iterable[str]) -> str | None:
     """Which of these names a word means: by another spelling, or by the table."""
-    known = list(names)
-    spelled = {normal(one): one for one in reversed(known)}
+    candidates = list(names)
+    spelled = {normal(candidate): candidate for candidate in reversed(candidates)}
     word = normal(name)
     # A key may be given with its section: only the last part is looked up.
-    spelled |= {normal(one).rpartition(".")[2]: one for one in reversed(known) if "." in one and one != name}
+    spelled |= {
+        normal(candidate).rpartition(".")[2]: candidate
+        for candidate in reversed(candidates)
+        if "." in candidate and candidate != name
+    }
     if word in spelled:
         return spelled[word]
-    for one in SYNONYMS.get(word.rpartition(".")[2], ()):
-        for possible in (one, one.rpartition(".")[2]):
-            if possible in known:
+    for candidate in SYNONYMS.get(word.rpartition(".")[2], ()):
+        for possible in (candidate, candidate.rpartition(".")[2]):
+            if possible in candidates:
                 return possible
     return None
 
@@ -155,6 +159,6 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     """The name that a user most likely meant, by meaning or by spelling; None if nothing is close."""
     import difflib
 
-    known = list(names)
-    found = synonym(name, known) or next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), None)
-    return None if found == name else found
+    candidates = list(names)
+    match = synonym(name, candidates) or next(iter(difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)), None)
+    return None if match == name else match
