@@ -49,8 +49,10 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     unused: tuple[str, ...] = ()
     if arguments.tokenizer_type is not None:
         tokenizer, unused = tokenizer_of(arguments)
-    elif given := given_options(arguments):
-        raise mdata.UsageError(f"{' and '.join(given)} given without a tokenizer type", fix="add --tokenizer-type")
+    elif used_options := given_options(arguments):
+        raise mdata.UsageError(
+            f"{' and '.join(used_options)} given without a tokenizer type", fix="add --tokenizer-type"
+        )
     if unused:
         console.note(f"mdata: ignored for {arguments.tokenizer_type}: {', '.join(unused)}")
     if arguments.threads is not None and (arguments.convert is not None or not arguments.full):

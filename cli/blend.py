@@ -50,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     overlap = "include held-out parts of folders; accept the same documents in two corpora"
     mix.add_argument("--allow-overlap", action="store_true", help=overlap)
     theirs = parser.add_argument_group("Megatron's lists per split, instead of WORDs")
-    for split, what in (("train", "the blend"), ("valid", "validation sets"), ("test", "test sets")):
-        theirs.add_argument(f"--{split}-data-path", nargs="+", metavar="WORD", help=f"weights and corpora of {what}")
+    for split, content in (("train", "the blend"), ("valid", "validation sets"), ("test", "test sets")):
+        theirs.add_argument(f"--{split}-data-path", nargs="+", metavar="WORD", help=f"weights and corpora of {content}")
     theirs.add_argument("--per-split-data-args-path", metavar="FILE.json", help="a file with train, valid and test")
     theirs.add_argument("--data-args-path", metavar="FILE", help="a file with weights and corpora")
     add_change_arguments(parser)
@@ -79,7 +79,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         blend = save_blend(blend, Path(arguments.output))
     where = "nothing was written" if arguments.dry_run else arguments.output
     merged = blend.manifest.notes.get("merged", {})
-    lines = [*(f"{name}: entries with the shares {given} were merged" for name, given in merged.items()), *lines]
+    lines = [*(f"{name}: entries with the shares {shares} were merged" for name, shares in merged.items()), *lines]
     lines = [*(f"{path} was left out: {why}" for path, why in blend.left_out.items()), *lines]
     text = "\n".join([*_text(preview), *lines, f"{where}: blend {blend.manifest.id[:16]}"])
     console.result(
@@ -96,20 +96,20 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> dict[str, Any]:
-    given = {name: getattr(arguments, name) for name in ("sequence_length", "samples", "tokens")}
-    return {**given, "split": arguments.split_shares}
+    lengths = {name: getattr(arguments, name) for name in ("sequence_length", "samples", "tokens")}
+    return {**lengths, "split": arguments.split_shares}
 
 
 def _spec(arguments: argparse.Namespace) -> BlendSpec | None:
     """The given description of the blend; None if there is none."""
     lists = {split: getattr(arguments, f"{split}_data_path") for split in ("train", "valid", "test")}
-    given = [
+    sources = [
         ("WORD", bool(arguments.words)),
         (next((f"--{split}-data-path" for split, words in lists.items() if words), ""), any(lists.values())),
         ("--per-split-data-args-path", arguments.per_split_data_args_path is not None),
         ("--data-args-path", arguments.data_args_path is not None),
     ]
-    named = [name for name, is_given in given if is_given]
+    named = [name for name, is_given in sources if is_given]
     if len(named) > 1:
         raise mdata.UsageError("the data is given in two ways", found=" and ".join(named), expected="one of them")
     if not named:
@@ -170,12 +170,12 @@ def _text(preview: BlendPreview) -> list[str]:
 def _with_groups(preview: BlendPreview) -> list[BlendRow]:
     groups = {group.name: group for group in preview.groups}
     rows: list[BlendRow] = []
-    seen: set[str] = set()
+    listed: set[str] = set()
     for row in preview.rows:
         if row.group is None:
             rows.append(row)
-        elif row.group not in seen:
-            seen.add(row.group)
+        elif row.group not in listed:
+            listed.add(row.group)
             members = [member for member in preview.rows if member.group == row.group]
             rows.append(replace(groups[row.group], name=f"{row.group}: {_corpora(len(members))}"))
             rows += [replace(member, name=f"  {member.name}") for member in members]

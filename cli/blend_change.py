@@ -36,9 +36,9 @@ def add_change_arguments(parser: argparse.ArgumentParser) -> None:
 def refuse_without_from(arguments: argparse.Namespace) -> None:
     """Refuse options of a change without --from."""
     options = ("--at-sample", "--set", "--add", "--remove", "--replace")
-    given = [option for option in options if getattr(arguments, _dest(option)) not in (None, [])]
-    if given:
-        raise mdata.UsageError(f"{' and '.join(given)} without --from", expected="--from OLD.json, the run's blend")
+    used = [option for option in options if getattr(arguments, _dest(option)) not in (None, [])]
+    if used:
+        raise mdata.UsageError(f"{' and '.join(used)} without --from", expected="--from OLD.json, the run's blend")
 
 
 def changed(
@@ -67,14 +67,14 @@ def changed(
     old = mdata.open_blend(arguments.from_blend, tokenizer_unknown=unknown, allow_outside=outside)
     sequence_length, split = arguments.sequence_length, arguments.split_shares
     edited = any((edits.shares, edits.add, edits.remove, edits.replace))
-    given = replace(edits, allow_overlap=arguments.allow_overlap) if edited else None
+    edits_or_none = replace(edits, allow_overlap=arguments.allow_overlap) if edited else None
     blend = change_blend(
         old,
         arguments.at_sample,
         folder=folder,
         sequence_length=sequence_length,
         spec=spec,
-        edits=given,
+        edits=edits_or_none,
         split=split,
     )
     rows = change_table(old, blend, sequence_length=sequence_length, split=split, run=length)

@@ -102,10 +102,10 @@ def _bash(program: str, commands: Mapping[str, Words]) -> str:
     values = {pattern: f"words={_quoted(' '.join(choices))}" for pattern, choices in _values(commands).items()}
     names = {name: f"words={_quoted(' '.join(_names(words)))}" for name, words in commands.items()}
     arguments = {name: _quoted(" ".join(words.arguments)) for name, words in commands.items() if words.arguments}
-    given = {name: f"words={text}" for name, text in arguments.items()}
+    by_command = {name: f"words={text}" for name, text in arguments.items()}
     with_settings = [name for name, words in commands.items() if words.settings]
     if with_settings:
-        given["|".join(with_settings)] = "settings=1"
+        by_command["|".join(with_settings)] = "settings=1"
     keys = next((list(commands[name].settings) for name in with_settings), [])
     sections = list(dict.fromkeys(key.partition(".")[0] for key in keys))
     return f"""# bash completion of {program}, printed by "{program} completion bash".
@@ -137,7 +137,7 @@ _{program}() {{
         return
     fi
     case $command in
-{_cases(given, indent=8)}
+{_cases(by_command, indent=8)}
     esac
     if [[ -n $settings && $cur == *.* && $cur != */* ]]; then
         words={_quoted(" ".join(f"{key}=" for key in keys))}
@@ -157,11 +157,13 @@ def _zsh(program: str, commands: Mapping[str, Words]) -> str:
     values = {pattern: f"compadd -- {' '.join(choices)}; return" for pattern, choices in _values(commands).items()}
     described = {name: _described(words) for name, words in commands.items()}
     options = {name: f"options=({text})" for name, text in described.items()}
-    given = {name: f"compadd -- {' '.join(words.arguments)}" for name, words in commands.items() if words.arguments}
+    by_command = {
+        name: f"compadd -- {' '.join(words.arguments)}" for name, words in commands.items() if words.arguments
+    }
     with_settings = [name for name, words in commands.items() if words.settings]
     if with_settings:
         keys = [f"{key}=" for key in commands[with_settings[0]].settings]
-        given["|".join(with_settings)] = f"compadd -S '' -- {' '.join(keys)}"
+        by_command["|".join(with_settings)] = f"compadd -S '' -- {' '.join(keys)}"
     names = " ".join(_quoted(f"{name}:{words.summary}") for name, words in commands.items())
     return f"""#compdef {program}
 # zsh completion of {program}, printed by "{program} completion zsh".
@@ -188,7 +190,7 @@ _{program}() {{
         return
     fi
     case $command in
-{_cases(given, indent=8)}
+{_cases(by_command, indent=8)}
     esac
     _files
 }}
@@ -214,11 +216,11 @@ def _fish(program: str, commands: Mapping[str, Words]) -> str:
             spelled = " ".join(f"-l {s[2:]}" if s.startswith("--") else f"-s {s[1:]}" for s in option.names)
             value = f" -x -a {_fish_quoted(' '.join(option.choices))}" if option.choices else " -r"
             lines.append(f"{start} {spelled}{value if option.takes_value else ''} -d {_fish_quoted(option.help)}")
-        given = [*words.arguments]
+        candidates = [*words.arguments]
         for key, choices in words.settings.items():
-            given += [f"{key}={choice}" for choice in choices] or [f"{key}="]
-        if given:
-            lines.append(f"{start} -a {_fish_quoted(' '.join(given))}")
+            candidates += [f"{key}={choice}" for choice in choices] or [f"{key}="]
+        if candidates:
+            lines.append(f"{start} -a {_fish_quoted(' '.join(candidates))}")
     return "\n".join(lines) + "\n"
 
 

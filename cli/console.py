@@ -73,8 +73,8 @@ class Parser(argparse.ArgumentParser):
         self.register("type", int, _whole_number)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        found: list[Any] = super()._get_option_tuples(option_string)
-        first = [match for match in found if match[0].dest not in self.second_choice] or found
+        matches: list[Any] = super()._get_option_tuples(option_string)
+        first = [match for match in matches if match[0].dest not in self.second_choice] or matches
         return list({match[0].dest: match for match in first}.values())  # two names of one option are one
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -82,9 +82,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage; a misspelt option is reported first: it may cause the other errors."""
-        before, told, unknown = message.partition("unrecognized arguments: ")
+        before, separator, unknown = message.partition("unrecognized arguments: ")
         misspelt = self._unknown_options()
-        if misspelt and not told:
+        if misspelt and not separator:
             unknown = " ".join(misspelt)
             message = f"unrecognized arguments: {unknown}; {before}"
         fixes = [fix for word in misspelt or unknown.split(" ")[:1] if (fix := self._meant(word.partition("=")[0]))]
@@ -103,7 +103,9 @@ class Parser(argparse.ArgumentParser):
         """The words that look like options but are neither options nor abbreviations."""
         words = [word.partition("=")[0] for word in takewhile("--".__ne__, self.words)]
         options = [word for word in words if word.startswith("--") or _ONE_DASH.match(word)]
-        return [one for one in options if one not in self._option_string_actions and not self._may_mean(one)]
+        return [
+            option for option in options if option not in self._option_string_actions and not self._may_mean(option)
+        ]
 
     def _may_mean(self, word: str) -> bool:
         """Whether a word is an abbreviation, or an option of one letter with its value (`-omix.json`)."""
@@ -306,13 +308,13 @@ def _report(error: BaseException, console: Console, *, debug: bool) -> int:
     if isinstance(error, KeyboardInterrupt):
         console.tell(f"{console.program}: interrupted")
         return INTERRUPTED
-    known = _as_known(error)
-    if known is None:
+    known_error = _as_known(error)
+    if known_error is None:
         hint = f"this is a bug in {console.program}; run again with --debug and report what it prints"
         console.error(f"{_in_one_line(error)}\n  {hint}")
         return 1
-    console.error(str(known))
-    return known.exit_code
+    console.error(str(known_error))
+    return known_error.exit_code
 
 
 def _as_known(error: BaseException) -> MdataError | StoppedError | None:

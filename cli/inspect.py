@@ -53,7 +53,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 def corpus_facts(corpus: mdata.Corpus, num_documents: int) -> dict[str, Any]:
     """The facts about a corpus and its first documents, as JSON types."""
-    known, statistics = corpus.tokenizer, corpus.manifest.statistics
+    tokenizer_facts, statistics = corpus.tokenizer, corpus.manifest.statistics
     tokenizer, problem = None, None
     try:
         tokenizer = corpus.load_tokenizer()
@@ -75,9 +75,9 @@ def corpus_facts(corpus: mdata.Corpus, num_documents: int) -> dict[str, Any]:
         "largest_id": corpus.largest_id,
         "text_bytes": corpus.text_bytes,
         "lengths": statistics.document_lengths if statistics else None,
-        "tokenizer": known.type if known else None,
-        "fingerprint": known.fingerprint if known else None,
-        "vocab_size": known.vocab_size if known else None,
+        "tokenizer": tokenizer_facts.type if tokenizer_facts else None,
+        "fingerprint": tokenizer_facts.fingerprint if tokenizer_facts else None,
+        "vocab_size": tokenizer_facts.vocab_size if tokenizer_facts else None,
         "eod": corpus.eod,
         "tokenizer_problem": problem,
         "provenance": _provenance(corpus.manifest.provenance),
@@ -85,18 +85,18 @@ def corpus_facts(corpus: mdata.Corpus, num_documents: int) -> dict[str, Any]:
     }
 
 
-def _provenance(known: Provenance | None) -> dict[str, Any] | None:
-    if known is None:
+def _provenance(provenance: Provenance | None) -> dict[str, Any] | None:
+    if provenance is None:
         return None
     return {
-        "program": known.program,
-        "options": known.options,
-        "inputs": [{"path": file.path, "bytes": file.bytes, "rows": file.rows} for file in known.inputs],
-        "records": known.records,
-        "skipped": known.skipped,
-        "filtered": known.filtered or 0,
-        "special_in_text": known.special_in_text,
-        "origins": known.origins.path if known.origins else None,
+        "program": provenance.program,
+        "options": provenance.options,
+        "inputs": [{"path": file.path, "bytes": file.bytes, "rows": file.rows} for file in provenance.inputs],
+        "records": provenance.records,
+        "skipped": provenance.skipped,
+        "filtered": provenance.filtered or 0,
+        "special_in_text": provenance.special_in_text,
+        "origins": provenance.origins.path if provenance.origins else None,
     }
 
 
@@ -149,18 +149,18 @@ def _lengths_text(bins: list[int] | None) -> str | None:
     return f"{', '.join(parts)} tokens" if parts else "no documents"
 
 
-def _provenance_lines(known: dict[str, Any] | None) -> list[str]:
-    if known is None:
+def _provenance_lines(provenance: dict[str, Any] | None) -> list[str]:
+    if provenance is None:
         return ["made by another program, or without a manifest: its inputs are not known"]
-    inputs = known["inputs"]
+    inputs = provenance["inputs"]
     rows, size = sum(file["rows"] for file in inputs), sum(file["bytes"] for file in inputs)
-    lines = [f"made by {known['program']} from {len(inputs):,} inputs: {rows:,} rows, {size:,} bytes"]
+    lines = [f"made by {provenance['program']} from {len(inputs):,} inputs: {rows:,} rows, {size:,} bytes"]
     lines += [f"  {file['path']}: {file['rows']:,} rows, {file['bytes']:,} bytes" for file in inputs[:_INPUTS_SHOWN]]
     lines += [f"  and {len(inputs) - _INPUTS_SHOWN:,} more"] if len(inputs) > _INPUTS_SHOWN else []
-    skipped = ", ".join(f"{count:,} {kind}" for kind, count in known["skipped"].items() if count)
+    skipped = ", ".join(f"{count:,} {kind}" for kind, count in provenance["skipped"].items() if count)
     lines.append(f"rows left out: {skipped or 'none'}")
-    lines.append(f"special tokens in the texts: {_plain(known['special_in_text'])}")
-    lines.append(f"options: {', '.join(f'{name}={value}' for name, value in known['options'].items())}")
+    lines.append(f"special tokens in the texts: {_plain(provenance['special_in_text'])}")
+    lines.append(f"options: {', '.join(f'{name}={value}' for name, value in provenance['options'].items())}")
     return lines
 
 

@@ -75,10 +75,10 @@ def _command(words: list[str]) -> tuple[list[str], mdata.PreprocessOptions]:
     parser = Parser(prog="mdata preprocess")
     add_preprocess(parser)
     parser.words = words[1:]
-    given = parser.parse_intermixed_args(words[1:])
-    if given.dry_run:
+    parsed = parser.parse_intermixed_args(words[1:])
+    if parsed.dry_run:
         raise mdata.UsageError("--dry-run writes nothing, so there are no parts to launch", fix="run it by itself")
-    return words, options_of(given)[0]
+    return words, options_of(parsed)[0]
 
 
 def _start(arguments: argparse.Namespace, job: Job, missing: list[int], *, progress: Progress) -> str:

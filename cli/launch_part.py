@@ -52,8 +52,8 @@ def main(argv: Sequence[str]) -> int:
 def _words(job: Job, number: int, cpus: int) -> list[str]:
     """The command line, with one worker per cpu of the part unless the user gave a number."""
     words = job.words_of(number)
-    given = number == MERGE or any(word.split("=")[0] == "--workers" for word in words)
-    return words if given else [*words, "--workers", str(cpus)]
+    has_workers = number == MERGE or any(word.split("=")[0] == "--workers" for word in words)
+    return words if has_workers else [*words, "--workers", str(cpus)]
 
 
 def _die_with_parent() -> None:

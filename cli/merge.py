@@ -53,17 +53,17 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         )
     rows = [
         {
-            "manifest": str(one.path),
-            "parts": one.num_parts,
-            "documents": sum(shard.documents for shard in one.manifest.shards),
-            "tokens": sum(shard.tokens for shard in one.manifest.shards),
-            "id": one.manifest.id,
-            "there_before": one.there_before,
+            "manifest": str(corpus.path),
+            "parts": corpus.num_parts,
+            "documents": sum(shard.documents for shard in corpus.manifest.shards),
+            "tokens": sum(shard.tokens for shard in corpus.manifest.shards),
+            "id": corpus.manifest.id,
+            "there_before": corpus.there_before,
         }
-        for one in merged
+        for corpus in merged
     ]
-    for one in merged:
-        if one.there_before:
-            console.note(f"mdata: {one.path} already exists and was made from these parts; nothing was done")
+    for corpus in merged:
+        if corpus.there_before:
+            console.note(f"mdata: {corpus.path} already exists and was made from these parts; nothing was done")
     names = ("manifest", "parts", "documents", "tokens")
     console.result(table(names, [tuple(row[name] for name in names) for row in rows]), {"corpora": rows})

@@ -56,8 +56,8 @@ def _explain(name: str, console: Console) -> int:
     keys = [key for key in describe() if name in (key.name, *key.name.split("."))]
     if not keys:
         every = [key.name for key in describe()]
-        near = [known for known in every if name in known] or list(filter(None, [nearest(name, every)]))
-        near = near or [known for known in every if nearest(name, [known.partition(".")[2]])]
+        near = [key_name for key_name in every if name in key_name] or list(filter(None, [nearest(name, every)]))
+        near = near or [key_name for key_name in every if nearest(name, [key_name.partition(".")[2]])]
         fix = f"did you mean {' or '.join(near[:3])}?" if near else "mtrain config lists every setting"
         raise UsageError(f"there is no setting {name!r}", fix=fix)
     lines = [line for key in keys for line in (f"{key.name}: {key.comment}", f"  {key.expected}{_default(key)}")]
@@ -114,9 +114,9 @@ def _script(text: str) -> tuple[str, list[str]]:
         return _script_text(Path(words[0])), words
     except OSError as error:
         fix = "give a script's file, or the command line itself: 'pretrain_gpt.py --num-layers 24 ...'"
-        known = explain_os_error(error, "reading the script")
-        if not isinstance(known, UsageError):
-            raise known from error
+        explained = explain_os_error(error, "reading the script")
+        if not isinstance(explained, UsageError):
+            raise explained from error
         raise UsageError(f"cannot read the script {words[0]}", found=error.strerror, fix=fix) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{words[0]} is not a text file", found=str(error), fix="give a bash script") from error
@@ -125,6 +125,6 @@ def _script(text: str) -> tuple[str, list[str]]:
 def _script_text(path: Path) -> str:
     """The text of a script."""
     if (size := regular_file(path).stat().st_size) > MOST_BYTES:
-        found, expected = f"{size:,} bytes", f"at most {MOST_BYTES:,}"
-        raise UsageError(f"cannot read the script {path}", found=found, expected=expected, fix="give a bash script")
+        actual, expected = f"{size:,} bytes", f"at most {MOST_BYTES:,}"
+        raise UsageError(f"cannot read the script {path}", found=actual, expected=expected, fix="give a bash script")
     return path.read_text(encoding="utf-8")

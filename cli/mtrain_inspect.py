@@ -41,12 +41,12 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     from trainer.checkpoint.load import verify_checkpoint
     from trainer.checkpoint.location import location_of
 
-    found = checkpoint_at(location_of(arguments.checkpoint))
-    if (folder := found.folder) is None:
+    checkpoint = checkpoint_at(location_of(arguments.checkpoint))
+    if (folder := checkpoint.folder) is None:
         fix = "give a folder step-N, or a run folder with checkpoints"
         raise UsageError(f"there is no checkpoint in {arguments.checkpoint}", fix=fix)
-    if found.warning:
-        console.note(found.warning)
+    if checkpoint.warning:
+        console.note(checkpoint.warning)
     index = verify_checkpoint(folder) if arguments.verify else read_index(folder)
     facts = checkpoint_facts(folder, index, verified=arguments.verify and index.hashed)
     console.result(checkpoint_text(facts), facts)

@@ -148,13 +148,15 @@ def _schedule_lines(config: RunConfig, plan: Plan) -> list[str]:
 
     layout, count = plan.pipeline, plan.num_microbatches
     shown = min(count, 2 * plan.pp)
-    whole, grid = layout.timeline(count), layout.timeline(shown)
+    full_step, grid = layout.timeline(count), layout.timeline(shown)
     each = f"{count} microbatch{'es' * (count > 1)}" + (f", the grid shows a step of {shown}" if shown < count else "")
     lines = ["", f"schedule {layout.schedule}, {each}", render_text(grid, num_stages=len(layout.stage_ranks))]
-    bubble = f"bubble: {whole.bubble:.1%} of the busiest rank's work"
+    bubble = f"bubble: {full_step.bubble:.1%} of the busiest rank's work"
     if plan.pp > 1:
-        most = max(whole.idle)
-        bubble += f"; rank {whole.idle.index(most)} is idle for {most / whole.step:.1%} of the step, the longest"
+        most = max(full_step.idle)
+        bubble += (
+            f"; rank {full_step.idle.index(most)} is idle for {most / full_step.step:.1%} of the step, the longest"
+        )
     lines.append(f"{bubble} (work is counted in layers, without communication)")
     memory = rank_bytes(config, plan)
     for rank, held in enumerate(plan.parameters_per_stage):
@@ -162,7 +164,7 @@ def _schedule_lines(config: RunConfig, plan: Plan) -> list[str]:
         lines.append(
             f"rank {rank}: {' + '.join(map(str, layers))} layer{'s' * (sum(layers) > 1)}, {held:,} parameters, "
             f"state {size_text(memory[rank].state)}, activations {size_text(memory[rank].activations)}, "
-            f"in all {size_text(memory[rank].total)}, idle {whole.idle[rank] / whole.step:.1%}"
+            f"in all {size_text(memory[rank].total)}, idle {full_step.idle[rank] / full_step.step:.1%}"
         )
     return lines
 
@@ -204,11 +206,11 @@ def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
     config, hardware = load_config(arguments.config, arguments.overrides), gpus_described(arguments)
     facts = _facts(config, console)
     with console.progress() as progress:
-        found = find_layouts(config, hardware, facts=facts, progress=progress)
-    none_runs = all(layout.problem for layout in found)
+        layouts = find_layouts(config, hardware, facts=facts, progress=progress)
+    none_runs = all(layout.problem for layout in layouts)
     if none_runs and (problems := problems_of_every_layout(config, hardware, facts=facts)):
         raise problems_error(arguments.config, problems)
-    rows = [_layout_row(layout, hardware) for layout in found]
+    rows = [_layout_row(layout, hardware) for layout in layouts]
     header = (
         "tp",
         "cp",
@@ -228,20 +230,20 @@ def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
     lines = ["  ".join([*map(str.rjust, row, widths), row[-1]]).rstrip() for row in (header, *rows)]
     gib, nodes = hardware.memory_bytes / 2**30, f"{hardware.nodes} node" + "s" * (hardware.nodes > 1)
     lines.insert(0, f"{hardware.gpus} x {hardware.device.name} of {gib:.0f} GiB on {nodes}; estimates")
-    console.result("\n".join(lines), {"layouts": [_layout_facts(layout, hardware) for layout in found]})
+    console.result("\n".join(lines), {"layouts": [_layout_facts(layout, hardware) for layout in layouts]})
     return 0
 
 
 def _refuse_idle(arguments: argparse.Namespace) -> None:
     """Refuse options and settings that a list of layouts would ignore."""
-    one = f"plan one layout: mtrain plan {arguments.config} --ranks {arguments.gpus}"
+    one_layout = f"plan one layout: mtrain plan {arguments.config} --ranks {arguments.gpus}"
     if arguments.schedule:
-        fix = f"leave --schedule out, or {one} --schedule mesh.pp=2"
+        fix = f"leave --schedule out, or {one_layout} --schedule mesh.pp=2"
         raise UsageError("--schedule draws one layout, and --gpus lists all of them", fix=fix)
     chosen = ("mesh.", "recompute.", "train.micro_batch=")  # the list tries all of their values
     if idle := [word for word in arguments.overrides if word.startswith(chosen)]:
         text = f"--gpus tries every mesh, microbatch and recomputation, so {' '.join(idle)} has no effect"
-        raise UsageError(text, fix=f"leave it out, or {one} {' '.join(idle)}")
+        raise UsageError(text, fix=f"leave it out, or {one_layout} {' '.join(idle)}")
 
 
 def gpus_described(arguments: argparse.Namespace) -> Hardware:
@@ -265,8 +267,8 @@ def gpus_described(arguments: argparse.Namespace) -> Hardware:
         )
     device = device_named(arguments.device or _this_gpu())
     if device is None:
-        known = ", ".join(device.name for device in DEVICES)
-        raise UsageError(f"--device {arguments.device} is not known", expected=f"one of {known}")
+        device_names = ", ".join(device.name for device in DEVICES)
+        raise UsageError(f"--device {arguments.device} is not known", expected=f"one of {device_names}")
     memory = device.memory_bytes if arguments.memory is None else round(arguments.memory * GIB)
     network = NETWORK if arguments.network is None else arguments.network * 1e9 / 8
     link = device.link if arguments.link is None else arguments.link * 1e9

@@ -62,10 +62,10 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         with console.progress() as progress:
             preflight(ReadConfig(first, []), world_size, where=arguments.config, progress=progress)
 
-        def train(one: RunConfig) -> None:
-            where = Path(one.run.folder).name
-            console.note(f"training {where} to step {one.train.exit_interval}")
-            _train(one, world_size, Path(scratch, "run.toml"))
+        def train(of_training: RunConfig) -> None:
+            where = Path(of_training.run.folder).name
+            console.note(f"training {where} to step {of_training.train.exit_interval}")
+            _train(of_training, world_size, Path(scratch, "run.toml"))
 
         proof = prove(config, folder, restart=arguments.restart, steps=arguments.steps, train=train)
     console.result(proof_text(proof), dataclasses.asdict(proof))
@@ -78,7 +78,10 @@ def proof_text(proof: Proof) -> str:
     if not proof.differences:
         return f"equal: {compared} have the same bits"
     lines = [f"not equal: {len(proof.differences)} differences in {compared}"]
-    lines += [f"  {one.what}: {one.straight}, interrupted: {one.interrupted}" for one in proof.differences[:SHOWN]]
+    lines += [
+        f"  {difference.what}: {difference.straight}, interrupted: {difference.interrupted}"
+        for difference in proof.differences[:SHOWN]
+    ]
     if len(proof.differences) > SHOWN:
         lines.append(f"  and {len(proof.differences) - SHOWN} more (--json has all)")
     return "\n".join(lines)

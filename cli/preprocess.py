@@ -64,7 +64,7 @@ def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, 
     """The options for the library, and the given options that have no effect, each once."""
     tokenizer_options, unused = tokenizer_options_of(arguments)
     on_error = _on_error(arguments)
-    given = {"workers": arguments.workers, "max_record_bytes": arguments.max_record_bytes}
+    optional = {"workers": arguments.workers, "max_record_bytes": arguments.max_record_bytes}
     options = mdata.PreprocessOptions(
         input=tuple(arguments.input),
         include=tuple(arguments.include),
@@ -99,7 +99,7 @@ def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, 
         verify_input=arguments.verify_input,
         overwrite=arguments.overwrite,
         work_folder=arguments.work_folder,
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in optional.items() if value is not None},
     )
     return options, tuple(dict.fromkeys((*arguments.ignored, *unused)))
 
@@ -116,9 +116,9 @@ def _on_error(arguments: argparse.Namespace) -> _Policy:
 
 def _remarks(result: PreprocessResult) -> list[str]:
     """Remarks for the user besides the numbers, one line each."""
-    known = [manifest.provenance for name, manifest in result.manifests.items() if "/" not in name]
+    recorded = [manifest.provenance for name, manifest in result.manifests.items() if "/" not in name]
     # The counts are those of the whole run, and equal in the manifests of all its results.
-    provenances = [provenance for provenance in known if provenance is not None]
+    provenances = [provenance for provenance in recorded if provenance is not None]
     if result.finished_before or not provenances:
         return []
     lines = []

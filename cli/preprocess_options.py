@@ -177,8 +177,8 @@ class _OnError(argparse.Action):
         """Accept the policy and, after quarantine, the file."""
         policy, *file = list(values or ())
         if policy not in ("stop", "skip", "quarantine") or len(file) > (policy == "quarantine"):
-            given = " ".join([policy, *file])
-            raise mdata.UsageError(f"--on-error {given}", expected="stop, skip, or quarantine FILE")
+            words = " ".join([policy, *file])
+            raise mdata.UsageError(f"--on-error {words}", expected="stop, skip, or quarantine FILE")
         namespace.on_error = policy
         if file:
             namespace.quarantine = file[0]

@@ -74,8 +74,8 @@ class Meter:
 
     def shares(self) -> dict[str, float]:
         """Each stage's part of the time of all of them."""
-        whole = sum(self.stage_seconds.values())
-        return {name: seconds / whole for name, seconds in self.stage_seconds.items()} if whole > 0 else {}
+        total = sum(self.stage_seconds.values())
+        return {name: seconds / total for name, seconds in self.stage_seconds.items()} if total > 0 else {}
 
 
 class BarProgress(ConsoleProgress):

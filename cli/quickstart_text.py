@@ -61,16 +61,16 @@ def gather(folder: Path, progress: Progress, *, limits: Mapping[str, int] = LIMI
     corpora = {"code": (code(library), limits["code"]), "prose": (prose(library, sites), limits["prose"])}
     sizes: dict[str, int] = {}
     for name, (documents, limit) in corpora.items():
-        kept = _take(documents, limit, name, progress)
+        taken = _take(documents, limit, name, progress)
         for side in ("train", "valid"):
-            chosen = [document for document in kept if document.valid == (side == "valid")]
+            chosen = [document for document in taken if document.valid == (side == "valid")]
             sizes[f"{name}-{side}"] = sum(len(document.text.encode()) for document in chosen)
             _write(folder / f"{name}-{side}.jsonl", chosen)
-        found = sizes[f"{name}-train"] + sizes[f"{name}-valid"]
-        if found < LEAST_BYTES or not sizes[f"{name}-valid"]:
+        text_bytes = sizes[f"{name}-train"] + sizes[f"{name}-valid"]
+        if text_bytes < LEAST_BYTES or not sizes[f"{name}-valid"]:
             raise UsageError(
                 f"the Python installation {library} holds too little text for the quickstart's {name} corpus",
-                found=f"{found} bytes, {sizes[f'{name}-valid']} of them for validation",
+                found=f"{text_bytes} bytes, {sizes[f'{name}-valid']} of them for validation",
                 expected=f"at least {LEAST_BYTES} bytes, some of them for validation",
                 fix="use a Python that includes the sources of its library: make quickstart PYTHON=...",
             )
@@ -79,22 +79,22 @@ def gather(folder: Path, progress: Progress, *, limits: Mapping[str, int] = LIMI
 
 def code(library: Path) -> Iterator[TextRecord]:
     """Every source file of the standard library once."""
-    seen: set[bytes] = set()
+    digests: set[bytes] = set()
     for path in _sources(library):
         data = path.read_bytes()
         digest = hashlib.blake2b(data).digest()
-        if digest not in seen:
-            seen.add(digest)
+        if digest not in digests:
+            digests.add(digest)
             yield TextRecord(path.relative_to(library).as_posix(), _decoded(data), goes_to_validation(data))
 
 
 def prose(library: Path, sites: Iterable[Path]) -> Iterator[TextRecord]:
     """Text written for people, from the best to the most repetitive."""
     sites = list(sites)
-    seen: set[str] = set()
+    paragraphs: set[str] = set()
     for file, text, origin in _prose_parts(library, sites):
         text = text.encode("utf-8", "replace").decode()  # a docstring can hold lone surrogates, UTF-8 cannot
-        yield TextRecord(file, without_repeats(text, seen), goes_to_validation(origin))
+        yield TextRecord(file, without_repeats(text, paragraphs), goes_to_validation(origin))
 
 
 def goes_to_validation(content: bytes) -> bool:
@@ -102,17 +102,17 @@ def goes_to_validation(content: bytes) -> bool:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") % VALID_ONE_IN == 0
 
 
-def without_repeats(text: str, seen: set[str]) -> str:
-    """The paragraphs of a text that are short or new; adds them to `seen`."""
-    kept = []
+def without_repeats(text: str, paragraphs: set[str]) -> str:
+    """The paragraphs of a text that are short or new; adds them to `paragraphs`."""
+    new_paragraphs = []
     for paragraph in re.split(r"\n[ \t]*\n", text):
         key = " ".join(paragraph.lower().split())
         if len(key) >= _REPEATED_LENGTH:
-            if key in seen:
+            if key in paragraphs:
                 continue
-            seen.add(key)
-        kept.append(paragraph)
-    return "\n\n".join(kept)
+            paragraphs.add(key)
+        new_paragraphs.append(paragraph)
+    return "\n\n".join(new_paragraphs)
 
 
 def docstrings(source: bytes) -> str:
@@ -162,8 +162,8 @@ def _docstring_parts(root: Path) -> Iterator[tuple[str, str, bytes]]:
 
 def _sources(root: Path) -> list[Path]:
     """The .py files below a folder in the order of their names, tests and tables left out."""
-    found = (path for path in root.rglob("*.py") if not LEFT_OUT & set(path.relative_to(root).parts))
-    return sorted(path for path in found if path.is_file())
+    paths = (path for path in root.rglob("*.py") if not LEFT_OUT & set(path.relative_to(root).parts))
+    return sorted(path for path in paths if path.is_file())
 
 
 def _decoded(data: bytes) -> str:
@@ -172,7 +172,7 @@ def _decoded(data: bytes) -> str:
 
 def _take(documents: Iterable[TextRecord], limit: int, name: str, progress: Progress) -> list[TextRecord]:
     """The first documents that fit the limit, in bytes of UTF-8."""
-    kept: list[TextRecord] = []
+    taken: list[TextRecord] = []
     total = 0
     progress.begin(f"gather {name}", limit, unit="B")
     for document in documents:
@@ -182,10 +182,10 @@ def _take(documents: Iterable[TextRecord], limit: int, name: str, progress: Prog
         if total + size > limit:
             break
         total += size
-        kept.append(document)
+        taken.append(document)
         progress.advance(size)
     progress.end()
-    return kept
+    return taken
 
 
 def _write(path: Path, documents: Iterable[TextRecord]) -> None:

@@ -33,10 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", metavar="PATH", help="a run folder, or the path or address of a blend, corpus or prefix"
     )
-    what = parser.add_argument_group("what to fetch (either --steps or --samples)")
-    what.add_argument("--steps", metavar="A:B", help="blocks of steps A to B - 1; the first step is 1")
-    what.add_argument("--samples", metavar="A:B", help="blocks of samples A to B - 1; the first sample is 0")
-    what.add_argument("--dp-ranks", metavar="A:B", help="with --steps: only the rows of data-parallel ranks A to B - 1")
+    group = parser.add_argument_group("what to fetch (either --steps or --samples)")
+    group.add_argument("--steps", metavar="A:B", help="blocks of steps A to B - 1; the first step is 1")
+    group.add_argument("--samples", metavar="A:B", help="blocks of samples A to B - 1; the first sample is 0")
+    group.add_argument(
+        "--dp-ranks", metavar="A:B", help="with --steps: only the rows of data-parallel ranks A to B - 1"
+    )
     parser.add_argument("--cache", metavar="FOLDER", help="the cache folder: data.cache of the run")
     parser.add_argument(
         "--cache-size", metavar="SIZE", help='limit on its blocks: data.cache_size of the run, such as "500 GiB"'
@@ -91,7 +93,7 @@ def _batches(arguments: argparse.Namespace, tracer: mdata.Tracer) -> Iterator[In
 
 def _range(option: str, text: str, *, least: int) -> tuple[int, int]:
     """A and B of "A:B"."""
-    found = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
-    if found is None or not least <= int(found[1]) < int(found[2]):
+    match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
+    if match is None or not least <= int(match[1]) < int(match[2]):
         raise mdata.UsageError(f"{option} {text}", expected=f"A:B with A >= {least} and B > A, such as {least}:100")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])

@@ -128,7 +128,9 @@ def foreign_package() -> str | None:
             continue
         if spec.origin and DISTRIBUTION in Path(spec.origin).read_text("utf-8", errors="replace")[:2000]:
             continue
-        others = [one for one in packages_distributions().get(name, ()) if one != DISTRIBUTION]
+        others = [
+            distribution for distribution in packages_distributions().get(name, ()) if distribution != DISTRIBUTION
+        ]
         of = f", of the distribution {others[0]}" if others else ""
         remove = f"pip uninstall {others[0]}, and install {DISTRIBUTION} again" if others else "remove it from the path"
         return (

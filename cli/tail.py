@@ -58,8 +58,8 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 def _interesting(job: Job) -> list[int]:
     parts = job_status(job).parts
-    found = [p.number for p in parts if p.condition in ("failed", "silent", "running", "stopped")]
-    return found or [MERGE]
+    numbers = [p.number for p in parts if p.condition in ("failed", "silent", "running", "stopped")]
+    return numbers or [MERGE]
 
 
 def _show(console: Console, job: Job, number: int, lines: list[str]) -> None:

@@ -79,10 +79,12 @@ def tokenizer_options_of(arguments: argparse.Namespace) -> tuple[tuple[tuple[str
         "--tiktoken-pattern": ("pattern", arguments.tiktoken_pattern),
         "--tiktoken-num-special-tokens": ("num_special_tokens", arguments.tiktoken_num_special_tokens),
     }
-    given = {option: (name, value) for option, (name, value) in values.items() if value is not None}
+    set_options = {option: (name, value) for option, (name, value) in values.items() if value is not None}
     # Other ids were requested: a type that does not have them says so itself.
-    taken = (*_TYPE_OPTIONS.get(arguments.tokenizer_type, tuple(given)), _COMPAT)
-    return tuple(given[name] for name in given if name in taken), tuple(name for name in given if name not in taken)
+    taken = (*_TYPE_OPTIONS.get(arguments.tokenizer_type, tuple(set_options)), _COMPAT)
+    return tuple(set_options[name] for name in set_options if name in taken), tuple(
+        name for name in set_options if name not in taken
+    )
 
 
 def given_options(arguments: argparse.Namespace) -> list[str]:

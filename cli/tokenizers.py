@@ -66,7 +66,9 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
             "engines": versions,
             "tokenizer": name,
             "text": _TEXT,
-            "measured": [{"form": form, "type": type, **asdict(one)} for form, type, many in measured for one in many],
+            "measured": [
+                {"form": form, "type": type, **asdict(result)} for form, type, many in measured for result in many
+            ],
         },
     )
 
@@ -95,7 +97,9 @@ def _as_text(
     kinds = [[type, facts.needs, ", ".join(facts.engines) or "needs none"] for type, facts in types.items()]
     engines = [[engine, version or "not installed"] for engine, version in versions.items()]
     rows = [
-        [form, one.engine, one.mb_per_s, one.load_s, one.why_not or ""] for form, _, many in measured for one in many
+        [form, result.engine, result.mb_per_s, result.load_s, result.why_not or ""]
+        for form, _, many in measured
+        for result in many
     ]
     parts = (
         table(("type", "needs", "engines; the fastest that gives the exact ids is used"), kinds),

@@ -30,14 +30,14 @@ from .traced_data import add_data_arguments, open_tracer
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is asked for, how much is shown, and how data is read where no run says it."""
     parser.add_argument("path", metavar="PATH", help="a run folder, or a blend, corpus or prefix")
-    what = parser.add_argument_group("what to trace (one of these)")
-    what.add_argument("--step", type=int, metavar="N", help="all samples of a step, from 1")
-    what.add_argument("--sample", type=int, metavar="N", help="one sample of the training")
-    what.add_argument(
+    target = parser.add_argument_group("what to trace (one of these)")
+    target.add_argument("--step", type=int, metavar="N", help="all samples of a step, from 1")
+    target.add_argument("--sample", type=int, metavar="N", help="one sample of the training")
+    target.add_argument(
         "--token", type=int, metavar="N", help="one token of the training: token N mod S of sample N div S"
     )
-    what.add_argument("--document", type=int, metavar="N", help="a document of a corpus: the samples that read it")
-    what.add_argument("--origin", metavar="FILE:ROW", help="the same, for the document of an input's row")
+    target.add_argument("--document", type=int, metavar="N", help="a document of a corpus: the samples that read it")
+    target.add_argument("--origin", metavar="FILE:ROW", help="the same, for the document of an input's row")
     shown = parser.add_argument_group("what to show")
     shown.add_argument("--component", metavar="NAME", help="the corpus of the document, if there are several")
     shown.add_argument("--dp-rank", type=int, metavar="R", help="of a step: only the rows of this data-parallel rank")
@@ -102,19 +102,19 @@ def _step(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Console,
     counts = tracer.counts(samples)
     rows = tracer.rows(arguments.step, dp_rank=arguments.dp_rank)[: max(arguments.rows, 0)]
     traced = [tracer.row(arguments.step, row) for row in rows.tolist()]
-    _note_missing(tracer, sorted({one.component for one in traced}), console)
+    _note_missing(tracer, sorted({sample.component for sample in traced}), console)
     if not console.json:
         console.write(
             step_table(tracer, arguments.step, samples=samples, counts=counts, traced=traced, rank=arguments.dp_rank)
         )
         if shown.text or shown.tokens:
-            console.write("".join("\n" + sample_text(tracer, one, shown=shown) for one in traced))
+            console.write("".join("\n" + sample_text(tracer, sample, shown=shown) for sample in traced))
         return
     first, last = int(np.min(samples)), int(np.max(samples))
     head = {"step": arguments.step, "rank": arguments.dp_rank, "samples": len(samples), "first": first, "last": last}
     console.write(json.dumps({**head, "components": counts}, ensure_ascii=False) + "\n")
-    for one in traced:
-        console.write(json.dumps(sample_facts(tracer, one, shown=shown), ensure_ascii=False) + "\n")
+    for sample in traced:
+        console.write(json.dumps(sample_facts(tracer, sample, shown=shown), ensure_ascii=False) + "\n")
     if 0 < len(traced) < len(samples):  # --rows 0 asks for counts alone
         console.note(f"mdata: {len(traced)} of {len(samples)} samples of step {arguments.step} shown (--rows: more)")
 
@@ -132,17 +132,19 @@ def _document(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Cons
     for component, number in places:
         # One more than is shown tells whether there are more.
         readers = tracer.readers(component, number, until=until, until_step=arguments.until_step)
-        found = list(islice(readers, rows + 1))
-        kept, more = found[:rows], len(found) > rows
+        readers_read = list(islice(readers, rows + 1))
+        shown_readers, more = readers_read[:rows], len(readers_read) > rows
         if console.json:
-            for one in kept:
-                facts = reader_facts(tracer, one, document=number, shown=shown)
+            for reader in shown_readers:
+                facts = reader_facts(tracer, reader, document=number, shown=shown)
                 console.write(json.dumps(facts, ensure_ascii=False) + "\n")
             if more:
                 console.note(f"mdata: more than {rows} samples read document {number} (--rows shows more)")
             continue
         console.write(
-            reader_table(tracer, component, document=number, readers=kept, more=more, bounded=bounded, shown=shown)
+            reader_table(
+                tracer, component, document=number, readers=shown_readers, more=more, bounded=bounded, shown=shown
+            )
         )
 
 
@@ -161,17 +163,17 @@ def _documents(tracer: mdata.Tracer, arguments: argparse.Namespace) -> Iterator[
         numbers = [arguments.document] if arguments.origin is None else documents.from_origin(arguments.origin)
         yield from ((component, number) for number in numbers)
         return
-    found, refused = [], ""
+    places, refused = [], ""
     for component in range(len(tracer.dataset.components)):
         try:
-            found += [(component, number) for number in tracer.documents(component).from_origin(arguments.origin)]
+            places += [(component, number) for number in tracer.documents(component).from_origin(arguments.origin)]
         except mdata.UsageError as error:
             refused = refused or str(error).splitlines()[0]
-    if not found:
+    if not places:
         raise mdata.UsageError(
             f"no component has a document of {arguments.origin}", found=refused, fix="--component NAME shows why"
         )
-    yield from found
+    yield from places
 
 
 def _note_missing(tracer: mdata.Tracer, components: list[int], console: Console) -> None:

@@ -76,14 +76,14 @@ def step_table(
     whose = "" if rank is None else f"; {len(samples):,} of them are rank {rank}'s"
     if isinstance(steps, Steps) and steps.consecutive:
         first, size = steps.bounds(step)
-        what = f"samples {first:,} to {first + size - 1:,}"
+        samples_text = f"samples {first:,} to {first + size - 1:,}"
     else:
-        what = f"{len(steps.rows(step)):,} samples"
-    lines = [f"{steps.verb} {step:,}: {what}{whose}"]
+        samples_text = f"{len(steps.rows(step)):,} samples"
+    lines = [f"{steps.verb} {step:,}: {samples_text}{whose}"]
     lines.append(table(["component", "samples", "share"], [[n, c, c / len(samples)] for n, c in counts.items()]))
     if traced:
         header = ["row", "sample", "rank", "microbatch", "component", "its sample", "epoch", "documents", "origin"]
-        lines += ["", table(header, [_step_row(one) for one in traced])]
+        lines += ["", table(header, [_step_row(sample) for sample in traced])]
     if len(traced) < len(samples):
         lines.append(f"and {len(samples) - len(traced):,} more (--rows)")
     return "\n".join(lines) + "\n"
@@ -108,12 +108,12 @@ def reader_table(
     far = "" if bounded else f", in the first 3 epochs{whose} (--until-{further} searches further)"
     lines = [f"document {document:,} of {part.name}{place}: {size:,} tokens{far}"]
     header = ["step", "sample", "rank", "microbatch", "its sample", "epoch", "tokens of it", "in the sample"]
-    rows = [_reader_row(one) for one in readers]
+    rows = [_reader_row(sample) for sample in readers]
     lines.append(table(header, rows) if rows else "no sample reads it")
     lines += ["and more (--rows)"] if more else []
-    for one in readers if shown.text or shown.tokens else ():
-        lines.append(f"sample {one.sample:,}:")
-        for some in one.parts:
+    for sample in readers if shown.text or shown.tokens else ():
+        lines.append(f"sample {sample.sample:,}:")
+        for some in sample.parts:
             lines += _content(tracer, component, some, shown=shown)
     return "\n".join(lines) + "\n"
 

@@ -100,16 +100,16 @@ def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
             expected="the folder of a run (it has a config.toml), or data with at least --sequence-length",
         )
     names = [name for name in (*_READ, *_CACHE) if getattr(arguments, name, None) is not None]
-    given: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     for word in arguments.option or ():
         name, equals, value = word.partition("=")
         if not equals or name not in OPTION_KEYS:
             close = nearest(name, OPTION_KEYS)
             raise mdata.UsageError(f"--option {word}", expected="NAME=VALUE", fix=f"{close}=...?" if close else None)
-        given[name] = _value(value)
+        options[name] = _value(value)
     # Whether corpora may be read together is a matter of the run; here it is only told what is read.
     usual = {"sequence_length": arguments.sequence_length, "tokenizer_unknown": "ok"}
-    return mdata.DatasetOptions.from_keys(usual | given)
+    return mdata.DatasetOptions.from_keys(usual | options)
 
 
 def _value(text: str) -> Any:

@@ -32,31 +32,31 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.threads is not None and arguments.threads < 1:
         raise mdata.UsageError(f"--threads {arguments.threads}", expected="at least 1")
     with console.progress() as progress:
-        found = mdata.verify(
+        verified = mdata.verify(
             arguments.path,
             full=arguments.full,
             threads=arguments.threads,
             allow_outside=arguments.allow_outside,
             progress=progress,
         )
-    for problem in found.problems:
+    for problem in verified.problems:
         console.error(str(problem))
-    if arguments.full and found.unhashed:
-        names = ", ".join(found.unhashed)
+    if arguments.full and verified.unhashed:
+        names = ", ".join(verified.unhashed)
         console.note(f"mdata: no block hashes are known for {names}; mdata adopt --full records them")
     facts = {
-        "checked": list(found.checked),
-        "bin_bytes_read": found.bin_bytes,
-        "problems": [str(problem) for problem in found.problems],
-        "damaged_blocks": [asdict(blocks) for blocks in found.damaged],
-        "without_block_hashes": list(found.unhashed),
+        "checked": list(verified.checked),
+        "bin_bytes_read": verified.bin_bytes,
+        "problems": [str(problem) for problem in verified.problems],
+        "damaged_blocks": [asdict(blocks) for blocks in verified.damaged],
+        "without_block_hashes": list(verified.unhashed),
     }
     # Damage may prevent comparing a .bin at all.
-    every_byte = arguments.full and not found.unhashed and (found.bin_bytes or not found.problems)
-    depth = f"every byte of .bin ({found.bin_bytes:,})" if every_byte else "structure, indexes and sidecars"
-    number = len(found.problems)
+    every_byte = arguments.full and not verified.unhashed and (verified.bin_bytes or not verified.problems)
+    depth = f"every byte of .bin ({verified.bin_bytes:,})" if every_byte else "structure, indexes and sidecars"
+    number = len(verified.problems)
     verdict = f"{number} problem{'s'[: number > 1]}" if number else "no damage"
-    console.result("\n".join([*found.checked, f"{verdict}; checked {depth}"]), facts)
-    if any(isinstance(problem, mdata.DamageError) for problem in found.problems):
+    console.result("\n".join([*verified.checked, f"{verdict}; checked {depth}"]), facts)
+    if any(isinstance(problem, mdata.DamageError) for problem in verified.problems):
         return mdata.DamageError.exit_code
-    return found.problems[0].exit_code if found.problems else 0
+    return verified.problems[0].exit_code if verified.problems else 0
