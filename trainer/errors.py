@@ -36,10 +36,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def amount_asked(text: str) -> str | None:
     """The requested amount in an allocator's message: "2.00 GiB"; None if it has none."""
-    found = re.search(r"allocate (\d[\d.]*) ?(bytes|[KMGTPE]i?B)", text)
-    if found is None:
+    match = re.search(r"allocate (\d[\d.]*) ?(bytes|[KMGTPE]i?B)", text)
+    if match is None:
         return None
-    return size_text(int(found[1])) if found[2] == "bytes" and found[1].isdecimal() else f"{found[1]} {found[2]}"
+    return size_text(int(match[1])) if match[2] == "bytes" and match[1].isdecimal() else f"{match[1]} {match[2]}"
 
 
 class OutOfMemoryError(ResourceError):
@@ -78,8 +78,8 @@ def found_text(error: BaseException) -> str:
     free = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", reason)
     left = f", {free[2]} of the GPU's {free[1]} free" if free else ""
     held = re.search(r"([\d.]+ \w+) is allocated by PyTorch", reason)
-    kept = f", {held[1]} held by PyTorch" if held else ""
-    return f"tried to allocate {asked}{left}{kept}" if asked else reason[:200] or type(error).__name__
+    held_text = f", {held[1]} held by PyTorch" if held else ""
+    return f"tried to allocate {asked}{left}{held_text}" if asked else reason[:200] or type(error).__name__
 
 
 def size_text(count: int) -> str:

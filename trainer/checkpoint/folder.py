@@ -66,9 +66,9 @@ def find_checkpoint(root: Location) -> ResumePoint:
     if named is not None and _NAME.fullmatch(named) and files_of(root / named).exists():
         return ResumePoint(root / named)
     problem = f"{pointer} is missing" if named is None else f"{pointer} names no checkpoint of its folder ({named!r})"
-    whole = next(whole_checkpoints(root), None)
-    if whole is not None:
-        return ResumePoint(whole, f"{problem}; using the newest intact checkpoint, {whole.name}")
+    intact = next(whole_checkpoints(root), None)
+    if intact is not None:
+        return ResumePoint(intact, f"{problem}; using the newest intact checkpoint, {intact.name}")
     damaged = [folder.name for folder, _ in _checkpoints(root)]
     if named is None and not damaged:
         return ResumePoint(None)
@@ -91,8 +91,8 @@ def checkpoint_at(location: Location, *, name: str = "latest") -> ResumePoint:
         return ResumePoint(location)
     root = location
     if isinstance(location, Path):
-        kept = checkpoints_of(location)
-        root = kept if not isinstance(kept, Path) or kept.is_dir() else location
+        checkpoints = checkpoints_of(location)
+        root = checkpoints if not isinstance(checkpoints, Path) or checkpoints.is_dir() else location
     elif _latest_name(location) is None and _latest_name(location / "checkpoints") is not None:
         root = location / "checkpoints"  # a copy of a run folder
     return find_checkpoint(root) if name == "latest" else ResumePoint(root / name)
@@ -117,11 +117,11 @@ def read_index(folder: Location) -> Index:
     except IndexFault as error:
         part, _, inside = error.place.partition("/")
         name, place = (part, inside) if part.endswith(".json") else (INDEX, error.place)
-        what = f"{folder / name} is damaged" + (f" at {place}" if place else "")
-        raise DamageError(what, found=error.shown, expected=error.expected, fix=instead(folder)) from error
+        problem_text = f"{folder / name} is damaged" + (f" at {place}" if place else "")
+        raise DamageError(problem_text, found=error.shown, expected=error.expected, fix=instead(folder)) from error
     if problem := _file_problem(files, index):
-        name, found, expected = problem
-        raise DamageError(f"{folder / name} is damaged", found=found, expected=expected, fix=instead(folder))
+        name, actual, expected = problem
+        raise DamageError(f"{folder / name} is damaged", found=actual, expected=expected, fix=instead(folder))
     return index
 
 
@@ -168,9 +168,9 @@ def check_written(folder: Location, *, index: bytes | None = None) -> None:
     except IndexFault as error:
         problem = (error.place or INDEX, error.shown, error.expected)
     if problem:
-        name, found, expected = problem
+        name, actual, expected = problem
         fix = "look at the system's log: the file system or the storage did not keep what was written"
-        raise DamageError(f"a checkpoint was not written: {folder / name}", found=found, expected=expected, fix=fix)
+        raise DamageError(f"a checkpoint was not written: {folder / name}", found=actual, expected=expected, fix=fix)
 
 
 def remove_leftovers(root: Location) -> None:
@@ -200,15 +200,15 @@ def remove_old(root: Location, keep: int, *, every: int = 0, best: Collection[in
         return
     current = _latest_name(root) or ""
     last = step_of(root / current) if _NAME.fullmatch(current) else math.inf
-    whole = 0
+    num_intact = 0
     for folder, files in there:
         step = step_of(folder)
         stays = folder.name == current or (every and step % every == 0) or step in best
         # What is to stay need not be read once enough newer ones are known to be whole.
-        if step > last or (whole >= keep and stays) or not _is_whole(folder, files):
+        if step > last or (num_intact >= keep and stays) or not _is_whole(folder, files):
             continue
-        whole += 1
-        if whole > keep:
+        num_intact += 1
+        if num_intact > keep:
             with suppress(OSError):
                 _remove(folder)
 
@@ -223,8 +223,8 @@ def make_room(final: Location) -> None:
         if not files_of(final).exists():
             return
         if _is_misnamed(final):
-            what = f"{final} is a checkpoint of another step, and stands where one is to be written"
-            raise UsageError(what, fix="give it another name, and start again")
+            problem = f"{final} is a checkpoint of another step, and stands where one is to be written"
+            raise UsageError(problem, fix="give it another name, and start again")
         remove_folder(final)
     elif final.is_dir() and not _is_link(final) and (final / INDEX).is_file() and not _is_misnamed(final):
         _remove(final)  # a step that is done again after a resume from before it
@@ -266,9 +266,9 @@ def _remove(folder: Location) -> None:
 
 def _checkpoints(root: Location) -> list[tuple[Location, Files]]:
     """The folders that are checkpoints by name and have an index, with their files, newest first."""
-    found = [(root / name, files) for name, files in folders_in(root).items() if _NAME.fullmatch(name)]
-    found = [(folder, files) for folder, files in found if files.look(INDEX) != NOTHING]
-    return sorted(found, key=lambda one: step_of(one[0]), reverse=True)
+    candidates = [(root / name, files) for name, files in folders_in(root).items() if _NAME.fullmatch(name)]
+    candidates = [(folder, files) for folder, files in candidates if files.look(INDEX) != NOTHING]
+    return sorted(candidates, key=lambda candidate: step_of(candidate[0]), reverse=True)
 
 
 def steps_in(root: Location) -> frozenset[int]:
@@ -312,8 +312,8 @@ def _read_index(folder: Location, files: Files) -> Index:
 
 
 def _content(files: Files, name: str) -> bytes:
-    if isinstance(found := files.look(name), str):
-        raise IndexFault("" if name == INDEX else name, found, "a file")
+    if isinstance(size_or_fault := files.look(name), str):
+        raise IndexFault("" if name == INDEX else name, size_or_fault, "a file")
     return files.read(name)
 
 
@@ -322,12 +322,12 @@ def _file_problem(files: Files, index: Index) -> tuple[str, str, str] | None:
     sizes = {name: file.bytes for some in (index.files, index.extras) for name, file in some.items()}
     for name, size in sizes.items():
         stands = files.look(name)
-        found = stands if isinstance(stands, str) else f"{stands} bytes"
-        if found != (expected := f"{size} bytes"):
-            return name, found, expected
-    known = {INDEX, *sizes, *index.parts}
+        actual = stands if isinstance(stands, str) else f"{stands} bytes"
+        if actual != (expected := f"{size} bytes"):
+            return name, actual, expected
+    listed = {INDEX, *sizes, *index.parts}
     for name in files.names():
-        if name not in known and _OURS.fullmatch(name):
+        if name not in listed and _OURS.fullmatch(name):
             return name, "a file that the index does not list", "no such file: it belongs to another checkpoint"
     return None
 

@@ -240,8 +240,8 @@ def _index(raw: bytes, table: Mapping[str, Any], read_part: Callable[[str], byte
     merged: dict[str, list[SavedTensor]] = {}
     for name, file in parts.items():
         content = read_part(name)
-        if (found := blake3(content).hexdigest()) != file.hash:
-            raise IndexFault(name, f"hash {found}", f"{file.hash}, as index.json says")
+        if (actual_hash := blake3(content).hexdigest()) != file.hash:
+            raise IndexFault(name, f"hash {actual_hash}", f"{file.hash}, as index.json says")
         part = parse_part(content, name)
         files[file_of_part(name)] = part.file
         for key, tensor in part.tensors.items():
@@ -256,8 +256,8 @@ def _joined(name: str, parts: Sequence[SavedTensor]) -> SavedTensor:
     first = parts[0]
     for other in parts:
         if (other.shape, other.dtype) != (first.shape, first.dtype):
-            found = f"shape {list(other.shape)}, {other.dtype}"
-            raise IndexFault(f"tensors/{name}", found, f"shape {list(first.shape)}, {first.dtype} as in another part")
+            actual = f"shape {list(other.shape)}, {other.dtype}"
+            raise IndexFault(f"tensors/{name}", actual, f"shape {list(first.shape)}, {first.dtype} as in another part")
     slices = tuple(piece for part in parts for piece in part.slices)
     _check_tiles(f"tensors/{name}", first.shape, slices)
     return SavedTensor(first.shape, slices, first.dtype)
@@ -266,8 +266,8 @@ def _joined(name: str, parts: Sequence[SavedTensor]) -> SavedTensor:
 def _check_tiles(place: str, shape: tuple[int, ...], slices: Sequence[SavedSlice]) -> None:
     if not tiles_exactly(shape, [(piece.start, piece.size) for piece in slices]):
         covered = sum(math.prod(piece.size) for piece in slices)
-        found = f"{len(slices)} slices with {covered} elements in total"
-        raise IndexFault(place, found, f"slices that cover each of the {math.prod(shape)} elements exactly once")
+        actual = f"{len(slices)} slices with {covered} elements in total"
+        raise IndexFault(place, actual, f"slices that cover each of the {math.prod(shape)} elements exactly once")
 
 
 def _part_tensor(name: str, value: Any, *, place: str, file: str) -> SavedTensor:
@@ -293,8 +293,8 @@ def _is_slice(item: Any, shape: tuple[int, ...]) -> bool:
     start, size, hashed = item["start"], item["size"], item["hash"]
     if type(start) is not list or type(size) is not list or not len(start) == len(size) == len(shape):
         return False
-    for first, count, whole in zip(start, size, shape, strict=True):
-        if type(first) is not int or type(count) is not int or first < 0 or not 0 < count <= whole - first:
+    for first, count, extent in zip(start, size, shape, strict=True):
+        if type(first) is not int or type(count) is not int or first < 0 or not 0 < count <= extent - first:
             return False
     return type(hashed) is str and _HASH.fullmatch(hashed) is not None
 
@@ -325,9 +325,9 @@ def _index_1(raw: bytes, table: Mapping[str, Any]) -> Index:
 
 def _check_checksum(raw: bytes, claimed: Any) -> None:
     text_of(claimed, "checksum", form=_HASH)
-    whole = raw.replace(f'"checksum": "{claimed}"'.encode(), _EMPTY_CHECKSUM, 1)
-    if blake3(whole).hexdigest() != claimed:
-        raise IndexFault("checksum", claimed, f"{blake3(whole).hexdigest()}, the hash of the file's content")
+    content = raw.replace(f'"checksum": "{claimed}"'.encode(), _EMPTY_CHECKSUM, 1)
+    if blake3(content).hexdigest() != claimed:
+        raise IndexFault("checksum", claimed, f"{blake3(content).hexdigest()}, the hash of the file's content")
 
 
 def _files_1(sizes: Any, headers: Any) -> dict[str, SavedFile]:
@@ -376,7 +376,7 @@ def _rectangle(
     check_keys(table, keys, place=place)
     start, size = sizes_of(table["start"], f"{place}/start", low=0), sizes_of(table["size"], f"{place}/size", low=1)
     inside = len(start) == len(size) == len(shape)
-    if not inside or any(a + n > whole for a, n, whole in zip(start, size, shape, strict=True)):
+    if not inside or any(a + n > extent for a, n, extent in zip(start, size, shape, strict=True)):
         raise IndexFault(place, f"start {list(start)}, size {list(size)}", f"a part of shape {list(shape)}")
     return start, size
 

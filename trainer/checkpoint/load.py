@@ -146,18 +146,18 @@ def find_valid(root: Location, *, every_byte: bool = True) -> ResumePoint:
         return named
     # A later one may be of a curve that this run has left.
     others = [path for path in whole_checkpoints(root) if step_of(path) < step_of(named.folder)]
-    told = [named.warning] if named.warning else []
+    messages = [named.warning] if named.warning else []
     for folder in (named.folder, *others):
         try:
             (verify_checkpoint if every_byte else read_index)(folder)
         except (DamageError, UsageError) as error:  # not of a disk or a storage that fails: it says nothing of the next
-            told.append(str(error).splitlines()[0])
+            messages.append(str(error).splitlines()[0])
         else:
-            told += [f"using {folder.name}, the newest valid checkpoint"] if folder != named.folder else []
-            return ResumePoint(folder, "; ".join(told) or None)
+            messages += [f"using {folder.name}, the newest valid checkpoint"] if folder != named.folder else []
+            return ResumePoint(folder, "; ".join(messages) or None)
     raise DamageError(
         f"no checkpoint in {root} is valid",
-        found=few(told, 3),
+        found=few(messages, 3),
         fix=f"restore one from a copy, or move {root} away to begin at step 1",
     )
 
@@ -188,8 +188,8 @@ def _parse_header(header: bytes, file_bytes: int) -> dict[str, _Entry]:
     for key, value in table.items():
         if key == "__metadata__":
             continue
-        found: dict[str, Any] = value if type(value) is dict else {}
-        kind, shape, offsets = (found.get(name) for name in ("dtype", "shape", "data_offsets"))
+        fields: dict[str, Any] = value if type(value) is dict else {}
+        kind, shape, offsets = (fields.get(name) for name in ("dtype", "shape", "data_offsets"))
         if type(kind) is not str or kind not in SIZES or not _are_sizes(shape) or not _are_sizes(offsets):
             raise ValueError(f"{key} is {str(value)[:80]}")
         if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * SIZES[kind]:
@@ -246,16 +246,16 @@ class SliceReader:
         for block in self._blocks:
             free.put(block)
 
-        def read(one: tuple[SavedSlice, _Entry, Sequence[Copy]]) -> None:
+        def read(wanted_slice: tuple[SavedSlice, _Entry, Sequence[Copy]]) -> None:
             block = free.get()
             try:
-                self._read_slice(file, *one, block=block)
+                self._read_slice(file, *wanted_slice, block=block)
             finally:
                 free.put(block)
 
         with ThreadPoolExecutor(file.threads, thread_name_prefix="load") as threads:
             try:
-                for _ in threads.map(read, sorted(wanted, key=lambda one: one[1].begin)):
+                for _ in threads.map(read, sorted(wanted, key=lambda item: item[1].begin)):
                     pass
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
@@ -264,14 +264,14 @@ class SliceReader:
     def _read_slice(
         self, file: BlockReader, piece: SavedSlice, entry: _Entry, copies: Sequence[Copy], *, block: Tensor
     ) -> None:
-        seen, at = blake3(), entry.begin
+        hasher, at = blake3(), entry.begin
         for box in cut((piece.start, piece.size), BLOCK_BYTES // entry.dtype.itemsize):
             count = math.prod(box[1]) * entry.dtype.itemsize
             content = block[:count]
             file.read_into(content.numpy().data, at)
             at += count
             if piece.hash is not None:
-                seen.update(content.numpy().data)
+                hasher.update(content.numpy().data)
             values = content.view(entry.dtype).view(box[1])
             for copy in copies:
                 if common := intersection(copy.part, box):
@@ -279,7 +279,7 @@ class SliceReader:
                     copy.target[_box(start, size, copy.origin)] = values[_box(start, size, box[0])].to(
                         copy.target.dtype
                     )
-        if piece.hash is not None and seen.hexdigest() != piece.hash:
+        if piece.hash is not None and hasher.hexdigest() != piece.hash:
             raise self._damage(piece.file, f"{piece.key} with a different hash than when it was written", None)
 
     def _entries(self, name: str, file: BlockReader) -> dict[str, _Entry]:
@@ -319,20 +319,20 @@ class SliceReader:
             stands = f"{piece.key} of shape {list(entry.shape)}, {entry.type}"
             raise self._damage(piece.file, stands, f"{listed or 'floats'} of shape {list(piece.size)}")
 
-    def _damage(self, name: str, found: str, expected: str | None) -> DamageError:
+    def _damage(self, name: str, actual: str, expected: str | None) -> DamageError:
         fix = instead(self.folder)
-        return DamageError(f"{self.folder / name} is damaged", found=found, expected=expected, fix=fix)
+        return DamageError(f"{self.folder / name} is damaged", found=actual, expected=expected, fix=fix)
 
 
 def read_extras(folder: Location, index: Index) -> dict[str, bytes]:
     """The small files of a checkpoint, by name, each compared with its hash."""
     files = files_of(folder)
-    found = {name: files.read(name) for name in index.extras}
-    for name, content in found.items():
+    contents = {name: files.read(name) for name in index.extras}
+    for name, content in contents.items():
         if blake3(content).hexdigest() != index.extras[name].hash:
-            told = "a different hash than when it was written"
-            raise DamageError(f"{folder / name} is damaged", found=told, fix=instead(folder))
-    return found
+            problem = "a different hash than when it was written"
+            raise DamageError(f"{folder / name} is damaged", found=problem, fix=instead(folder))
+    return contents
 
 
 def intersection(a: Rectangle, b: Rectangle) -> Rectangle | None:

@@ -123,7 +123,7 @@ def check_destination(text: str) -> None:
 
 def _check_scheme(text: str, schemes: tuple[str, ...], does: str, *, fix: str) -> None:
     if (scheme := scheme_of(text)) not in (*schemes, "file"):  # parse_address says what a file:// is
-        *most, last = (f"{one}://" for one in schemes)
+        *most, last = (f"{name}://" for name in schemes)
         raise UsageError(
             f"mtrain does not {does} {scheme}://",
             expected=f"a path, or an address that begins with {', '.join(most)} or {last}",

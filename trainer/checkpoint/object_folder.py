@@ -37,16 +37,16 @@ def put(place: ObjectFolder, content: bytes) -> None:
 def put_all(folder: ObjectFolder, contents: Mapping[str, bytes]) -> None:
     """Write small objects into a folder, several at once."""
     with ThreadPoolExecutor(AHEAD, thread_name_prefix="checkpoint-objects") as pool:
-        for _ in pool.map(lambda one: put(folder / one[0], one[1]), contents.items()):
+        for _ in pool.map(lambda item: put(folder / item[0], item[1]), contents.items()):
             pass
 
 
 def latest_name(root: ObjectFolder) -> str | None:
     """The name in `latest`; None if there is no such object."""
-    found = object_there((root / LATEST).address, root.store)
-    if found is None:
+    facts = object_there((root / LATEST).address, root.store)
+    if facts is None:
         return None
-    return read_range(found, 0, stop=min(100, found.size_bytes), store=root.store).decode(errors="replace").strip()
+    return read_range(facts, 0, stop=min(100, facts.size_bytes), store=root.store).decode(errors="replace").strip()
 
 
 def point_to_objects(final: ObjectFolder) -> None:
@@ -59,7 +59,7 @@ def remove_folder(folder: ObjectFolder) -> None:
     facts = listed(folder)
     if INDEX in facts:
         remove_objects([facts.pop(INDEX).address], folder.store)
-    remove_objects([one.address for one in facts.values()], folder.store)
+    remove_objects([object_facts.address for object_facts in facts.values()], folder.store)
 
 
 def remove_others(folder: ObjectFolder, *, keep: Collection[str]) -> None:
@@ -68,9 +68,11 @@ def remove_others(folder: ObjectFolder, *, keep: Collection[str]) -> None:
     Args:
         keep: names that stay; with each side index the file that it describes.
     """
-    known = {*keep, *(file_of_part(name) for name in keep)}
-    found = listed(folder).items()
-    remove_objects([one.address for name, one in found if name not in known and _WRITTEN.fullmatch(name)], folder.store)
+    current = {*keep, *(file_of_part(name) for name in keep)}
+    objects = listed(folder).items()
+    remove_objects(
+        [facts.address for name, facts in objects if name not in current and _WRITTEN.fullmatch(name)], folder.store
+    )
 
 
 def remove_unfinished(root: ObjectFolder) -> None:
@@ -80,11 +82,11 @@ def remove_unfinished(root: ObjectFolder) -> None:
     `latest` names is left alone.
     """
     facts, named = listed(root), latest_name(root)
-    gone = [one.address for name, one in facts.items() if _LEFTOVER.fullmatch(name)]
-    for name, one in facts.items():
-        found = _IN_STEP.fullmatch(name)
-        if found and _WRITTEN.fullmatch(found[2]) and f"{found[1]}/{INDEX}" not in facts and found[1] != named:
-            gone.append(one.address)
+    gone = [object_facts.address for name, object_facts in facts.items() if _LEFTOVER.fullmatch(name)]
+    for name, object_facts in facts.items():
+        match = _IN_STEP.fullmatch(name)
+        if match and _WRITTEN.fullmatch(match[2]) and f"{match[1]}/{INDEX}" not in facts and match[1] != named:
+            gone.append(object_facts.address)
     remove_objects(gone, root.store)
 
 

@@ -75,19 +75,19 @@ def folders_in(root: Location) -> dict[str, Files]:
     """The folders in a folder with their files, by name; none where the storage cannot list."""
     if isinstance(root, Path):
         return {path.name: LocalFiles(path) for path in root.iterdir()} if root.is_dir() else {}
-    found: dict[str, dict[str, ObjectFacts]] = {}
+    by_folder: dict[str, dict[str, ObjectFacts]] = {}
     for name, facts in listed(root).items():
         folder, _, inside = name.partition("/")
         if inside:
-            found.setdefault(folder, {})[inside] = facts
-    return {name: ObjectFiles(root / name, inside) for name, inside in found.items()}
+            by_folder.setdefault(folder, {})[inside] = facts
+    return {name: ObjectFiles(root / name, inside) for name, inside in by_folder.items()}
 
 
 def listed(folder: ObjectFolder) -> dict[str, ObjectFacts]:
     """All objects in a folder, by their names there; none where the storage cannot list."""
     skip = len(folder.inside.key)
-    found = list_objects(folder.inside, folder.store) if folder.is_listed else []
-    return {one.address.key[skip:]: one for one in found}
+    objects = list_objects(folder.inside, folder.store) if folder.is_listed else []
+    return {facts.address.key[skip:]: facts for facts in objects}
 
 
 class LocalFiles:
@@ -106,12 +106,12 @@ class LocalFiles:
         if inner and (self._folder / inner).is_symlink():
             return "a file in a folder that is a link"
         try:
-            found = (self._folder / name).lstat()
+            status = (self._folder / name).lstat()
         except (FileNotFoundError, NotADirectoryError):
             return NOTHING
-        if stat.S_ISREG(found.st_mode):
-            return found.st_size
-        return "a link" if stat.S_ISLNK(found.st_mode) else "not a regular file"
+        if stat.S_ISREG(status.st_mode):
+            return status.st_size
+        return "a link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
 
     def names(self) -> Iterable[str]:
         """See `Files`."""
@@ -141,10 +141,10 @@ class LocalBlocks:
         """See `BlockReader`."""
         done = 0
         while done < len(block):
-            got = os.preadv(self._fd, [block[done:]], at + done)
-            if got == 0:
+            num_read = os.preadv(self._fd, [block[done:]], at + done)
+            if num_read == 0:
                 raise EOFError
-            done += got
+            done += num_read
 
 
 class ObjectFiles:
@@ -165,8 +165,8 @@ class ObjectFiles:
 
     def look(self, name: str) -> int | str:
         """See `Files`."""
-        found = self._find(name)
-        return NOTHING if found is None else found.size_bytes
+        facts = self._find(name)
+        return NOTHING if facts is None else facts.size_bytes
 
     def names(self) -> Iterable[str]:
         """See `Files`."""
@@ -175,12 +175,12 @@ class ObjectFiles:
     def read(self, name: str) -> bytes:
         """See `Files`. Side indexes are fetched together: a reader that needs one needs all of them."""
         if name not in self._contents:
-            alike = [one for one in self.names() if _READ_TOGETHER.fullmatch(one)]
+            alike = [item for item in self.names() if _READ_TOGETHER.fullmatch(item)]
             names = alike if name in alike else [name]
             with ThreadPoolExecutor(min(AHEAD, len(names)), thread_name_prefix="checkpoint-objects") as pool:
                 wanted = [(facts, facts.size_bytes) for facts in map(self._known, names)]
-                found = pool.map(lambda one: read_range(one[0], 0, stop=one[1], store=self._store), wanted)
-                self._contents |= zip(names, found, strict=True)
+                contents = pool.map(lambda item: read_range(item[0], 0, stop=item[1], store=self._store), wanted)
+                self._contents |= zip(names, contents, strict=True)
         return self._contents[name]
 
     @contextmanager

@@ -92,5 +92,5 @@ def _comment(source: str, name: str) -> str:
     """The comment of a field, which may be on a later line of the field."""
     field = re.search(rf"^    {name}: .*?(?=^    [a-z]\w*: |\Z)", source, re.MULTILINE | re.DOTALL)
     assert field, f"{name} is a field of its section"
-    found = re.findall(r"#\s*(.*)", field.group())
-    return " ".join(found)
+    comments = re.findall(r"#\s*(.*)", field.group())
+    return " ".join(comments)

@@ -69,10 +69,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         UsageError: the file cannot be read; or lists all of its problems.
     """
-    found = read_config(path, overrides)
-    if found.problems:
-        raise problems_error(str(path), found.problems, fix=AFTERWARDS)
-    return found.config
+    read = read_config(path, overrides)
+    if read.problems:
+        raise problems_error(str(path), read.problems, fix=AFTERWARDS)
+    return read.config
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> ReadConfig:
@@ -83,8 +83,8 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> ReadConfig:
     """
     tables = _read_toml(Path(path))
     problems = [problem for text in overrides if (problem := _apply_override(tables, text))]
-    config, found = parse_config(tables)
-    return ReadConfig(config or RunConfig(**_valid_sections(tables)), problems + found)
+    config, more_problems = parse_config(tables)
+    return ReadConfig(config or RunConfig(**_valid_sections(tables)), problems + more_problems)
 
 
 def _valid_sections(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,10 +118,10 @@ def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]
             problems.append(f"{name} = {_shown(table)} is not a section; write [{name}] and put its keys below it")
             continue
         table, unknown = _with_preset(table) if name == "model" else (table, [])
-        arguments, found = _parse_section(name, section, table)
-        found += unknown
-        problems += found
-        if not found:
+        arguments, section_problems = _parse_section(name, section, table)
+        section_problems += unknown
+        problems += section_problems
+        if not section_problems:
             values[name] = section(**arguments)
     return (None if problems else RunConfig(**values)), problems
 
@@ -150,10 +150,10 @@ def value_problems(config: RunConfig) -> list[str]:
 def setting_problem(name: str, value: Any) -> str | None:
     """Why section.key cannot have this value (unknown key, wrong type or range); None: it can."""
     section, _, key = name.partition(".")
-    known = _section_types().get(section)
-    if known is None:
+    section_type = _section_types().get(section)
+    if section_type is None:
         return f"there is no section [{section}]"
-    hints = _hints(known)
+    hints = _hints(section_type)
     return (
         _value_problem(name, _converted(value, hints[key]), hints[key]) if key in hints else f"there is no key {name}"
     )
@@ -177,7 +177,7 @@ def _listed_values(hint: Any) -> tuple[str, ...]:
     if get_origin(hint) is Literal:
         return tuple(choice for choice in get_args(hint) if choice)
     if get_origin(hint) in (Union, types.UnionType):
-        return tuple(value for one in get_args(hint) for value in _listed_values(one))
+        return tuple(value for member in get_args(hint) for value in _listed_values(member))
     return ()
 
 
@@ -210,9 +210,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         text = regular_file(path).read_bytes()
     except OSError as error:
-        known = explain_os_error(error, "reading the configuration")
-        if not isinstance(known, UsageError):
-            raise known from error
+        explained = explain_os_error(error, "reading the configuration")
+        if not isinstance(explained, UsageError):
+            raise explained from error
         fix = "give the path of a run's TOML file, such as configs/quickstart.toml"
         raise UsageError(f"cannot read the configuration {path}", found=error.strerror, fix=fix) from error
     try:
@@ -242,8 +242,8 @@ def _apply_override(tables: dict[str, Any], text: str) -> str | None:
         return f"{_cut(repr(text))} is not an override; expected section.key=value, such as {example}"
     table = tables.setdefault(section, {})
     if isinstance(table, dict):
-        known = _section_types().get(section)
-        table[key] = _override_value(value.strip(), _hints(known).get(key) if known else None)
+        section_type = _section_types().get(section)
+        table[key] = _override_value(value.strip(), _hints(section_type).get(key) if section_type else None)
     return None
 
 
@@ -292,17 +292,17 @@ def key_names() -> list[str]:
     return [f"{name}.{key}" for name, section in _section_types().items() for key in _hints(section)]
 
 
-def _suggestion(name: str, known: Mapping[str, Any]) -> str:
-    near = nearest(name, known)
-    one_of = "one of " if len(known) > 1 else ""
-    return f"; did you mean {near}?" if near else f"; expected {one_of}{', '.join(known)}"
+def _suggestion(name: str, names: Mapping[str, Any]) -> str:
+    near = nearest(name, names)
+    one_of = "one of " if len(names) > 1 else ""
+    return f"; did you mean {near}?" if near else f"; expected {one_of}{', '.join(names)}"
 
 
 def _if_set(hint: Any) -> Any | None:
     """The type of a key's values when it is set; None for a key that always has a value."""
     if get_origin(hint) not in (Union, types.UnionType) or types.NoneType not in get_args(hint):
         return None
-    (of_values,) = (one for one in get_args(hint) if one is not types.NoneType)
+    (of_values,) = (member for member in get_args(hint) if member is not types.NoneType)
     return of_values
 
 
@@ -352,7 +352,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is Literal:
         return type(value) is str and value in get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(_fits(value, one) for one in get_args(hint))
+        return any(_fits(value, member) for member in get_args(hint))
     if origin is tuple:
         return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
     if type(value) is not hint:
@@ -371,7 +371,7 @@ def _expectation(hint: Any) -> str:
         choices = [repr(choice) for choice in get_args(hint)]
         return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
     if origin in (Union, types.UnionType):
-        return " or ".join(_expectation(one) for one in get_args(hint) if one is not types.NoneType)
+        return " or ".join(_expectation(member) for member in get_args(hint) if member is not types.NoneType)
     if origin is tuple:
         return 'a list of strings, such as ["a", "b"]' if get_args(hint)[0] is str else "a list of integers, as [2, 1]"
     words: Mapping[type, str] = types.MappingProxyType(
