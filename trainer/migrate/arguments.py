@@ -58,27 +58,27 @@ def read_arguments(words: Sequence[str], table: Mapping[str, Flag]) -> Given:
         if not equals:
             while end < len(words) and not words[end].startswith("--"):
                 end += 1
-        found = [joined] if equals else list(words[at + 1 : end])
+        values_of_flag = [joined] if equals else list(words[at + 1 : end])
         at = end
         flag = table.get(name)
         if unknown(name) == name:
             lists.append(name)
             continue
-        most = {"switch": 0, "texts": len(found), "any": len(found)}.get(flag.kind, 1) if flag else 0
-        if not equals and found[most:] and all(unknown(word) == word for word in found[most:]):
-            lists += found[most:]
-            found = found[:most]
+        most = {"switch": 0, "texts": len(values_of_flag), "any": len(values_of_flag)}.get(flag.kind, 1) if flag else 0
+        if not equals and values_of_flag[most:] and all(unknown(word) == word for word in values_of_flag[most:]):
+            lists += values_of_flag[most:]
+            values_of_flag = values_of_flag[:most]
         if flag is None:
             unknown_words += 1
             if unknown_words <= _NAMED:
                 problems[name] = _unknown_word(name, table)
             continue
-        value, problem = _value(flag, found)
+        value, problem = _value(flag, values_of_flag)
         if problem:
             problems.setdefault(name, f"{name} {problem}")
         else:
             first = flag.same_as or name
-            values[first], texts[first] = value, " ".join([name, *found])
+            values[first], texts[first] = value, " ".join([name, *values_of_flag])
     if unknown_words > _NAMED:
         problems[""] = f"{unknown_words - _NAMED} more are not arguments of {PROGRAM}; the first {_NAMED} are listed"
     for name in lists:
@@ -112,7 +112,7 @@ def _value(flag: Flag, words: list[str]) -> tuple[Any, str | None]:
     if flag.use != "mapped":
         return " ".join(words), None
     if not words or any(unknown(word) for word in words):
-        missing = next((found for word in words if (found := unknown(word))), "nothing follows it")
+        missing = next((placeholder for word in words if (placeholder := unknown(word))), "nothing follows it")
         return None, f"has a value that cannot be resolved here: {missing}; write it out"
     try:
         if flag.kind == "int":

@@ -64,26 +64,26 @@ def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
     except (ShellError, RecursionError) as error:
         fix = f"give the command itself: mtrain config --from-megatron '{SCRIPT} --num-layers ...'"
         raise UsageError("the script cannot be read", found=str(error), fix=fix) from error
-    found = [command for command in commands if any(_is_script(word) for word in command)]
-    if len(found) != 1:
+    launches = [command for command in commands if any(_is_script(word) for word in command)]
+    if len(launches) != 1:
         others = [word for command in commands for word in command if word.endswith(".py")]
         other = next((name for word in others if (name := PurePath(word).name) in _OTHERS), None)
-        if not found and other:
+        if not launches and other:
             fix = f"mtrain trains the models of {SCRIPT}"
             if kind := _SAMPLES.get(other):
                 fix += f"; mdata makes the samples: mdata.open_dataset(..., kind={kind}())"
             raise UsageError(f"{other} cannot be converted", found=f"mtrain lacks {_OTHERS[other]}", fix=fix)
-        seen = f"{len(found)} such commands" if found else ", ".join(others[:3]) or "no Python script"
+        commands_text = f"{len(launches)} such commands" if launches else ", ".join(others[:3]) or "no Python script"
         sourced = [" ".join(command[:2]) for command in commands if command[0] in (".", "source")]
-        if not found and sourced:
-            seen += f", and `{sourced[0]}`, a file that is not read"
-        elif not found and SCRIPT in text:
-            seen += f", and {SCRIPT} in a text or a here-document, which are not read"
-        fix = "give one of them" if found else f"give the command that starts {SCRIPT}, or its script's file"
-        raise UsageError(f"expected one command that starts {SCRIPT}", found=seen, fix=fix)
-    at = next(place for place, word in enumerate(found[0]) if _is_script(word))
+        if not launches and sourced:
+            commands_text += f", and `{sourced[0]}`, a file that is not read"
+        elif not launches and SCRIPT in text:
+            commands_text += f", and {SCRIPT} in a text or a here-document, which are not read"
+        fix = "give one of them" if launches else f"give the command that starts {SCRIPT}, or its script's file"
+        raise UsageError(f"expected one command that starts {SCRIPT}", found=commands_text, fix=fix)
+    at = next(place for place, word in enumerate(launches[0]) if _is_script(word))
     batch = re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE)
-    return Launch(tuple(found[0][at + 1 :]), *_sizes(found[0][:at], " ".join(batch).split()))
+    return Launch(tuple(launches[0][at + 1 :]), *_sizes(launches[0][:at], " ".join(batch).split()))
 
 
 def _inner(command: list[str], work: Work) -> list[list[str]]:

@@ -90,8 +90,8 @@ def _after_documents(text: str, at: int, line: int, documents: list[tuple[str, b
             if at >= len(text):
                 raise ShellError(f"line {first - 1}: the here-document has no line {mark}")
             end = text.find("\n", at) % (len(text) + 1)
-            found, at, line = text[at:end], min(end + 1, len(text)), line + 1
-            if (found.lstrip("\t") if after_tabs else found) == mark:
+            text_line, at, line = text[at:end], min(end + 1, len(text)), line + 1
+            if (text_line.lstrip("\t") if after_tabs else text_line) == mark:
                 break
     return at, line
 

@@ -43,7 +43,7 @@ class Migration:
         """The settings as parsed TOML."""
         result: dict[str, dict[str, Any]] = {}
         order = {name: place for place, name in enumerate(key_names())}
-        for setting in sorted(self.settings, key=lambda one: order.get(one.key, len(order))):
+        for setting in sorted(self.settings, key=lambda item: order.get(item.key, len(order))):
             section, _, key = setting.key.partition(".")
             result.setdefault(section, {})[key] = setting.value
         return result
@@ -57,20 +57,20 @@ def migrate(words: Sequence[str], world_size: int | None) -> Migration:
         world_size: the number of ranks; None: unknown.
     """
     table = flag_table()
-    given = read_arguments(words, table)
-    refused = list(given.problems) + [
-        f"{text}: {table[name].note}" for name, text in given.texts.items() if _is_refused(table[name], given)
+    arguments = read_arguments(words, table)
+    refused = list(arguments.problems) + [
+        f"{text}: {table[name].note}" for name, text in arguments.texts.items() if _is_refused(table[name], arguments)
     ]
-    found = _found(given, table, world_size)
-    wrong = {problem.split(" ")[0] for problem in given.problems}
-    refusals = [one for one in found if isinstance(one, Refusal) and one.flag not in wrong]
-    if given.incomplete:  # what is missing may be among the unknown arguments
-        refusals = [one for one in refusals if one.flag in given]
-    refused += [f"{given.texts.get(one.flag, one.flag)}: {one.reason}" for one in refusals]
-    settings = [one for one in found if isinstance(one, Setting)]
+    mapped_or_refused = _found(arguments, table, world_size)
+    wrong = {problem.split(" ")[0] for problem in arguments.problems}
+    refusals = [item for item in mapped_or_refused if isinstance(item, Refusal) and item.flag not in wrong]
+    if arguments.incomplete:  # what is missing may be among the unknown arguments
+        refusals = [item for item in refusals if item.flag in arguments]
+    refused += [f"{arguments.texts.get(item.flag, item.flag)}: {item.reason}" for item in refusals]
+    settings = [item for item in mapped_or_refused if isinstance(item, Setting)]
     usable, spared = [], []
     for setting in settings:
-        by = " ".join(given.texts[name] for name in setting.flags if name in given)
+        by = " ".join(arguments.texts[name] for name in setting.flags if name in arguments)
         if not (problem := setting_problem(setting.key, setting.value) or _mock_problem(setting)):
             usable.append(setting)
         elif setting.neutral != setting.value:
@@ -78,21 +78,23 @@ def migrate(words: Sequence[str], world_size: int | None) -> Migration:
         elif by:
             spared.append((by, "this version does nothing else"))
     decided = {name for setting in settings for name in setting.flags}
-    idle = [name for name in given.texts if table[name].use == "mapped" and name not in decided]
+    idle = [name for name in arguments.texts if table[name].use == "mapped" and name not in decided]
     idle = [name for name in idle if not any(name in line for line in refused)]
     mapped = [
         (
-            " ".join(given.texts[name] for name in setting.flags if name in given),
+            " ".join(arguments.texts[name] for name in setting.flags if name in arguments),
             f"{setting.key} = {_toml(setting.value)}",
         )
         for setting in usable
-        if any(name in given for name in setting.flags)
+        if any(name in arguments for name in setting.flags)
     ]
-    spared += [(text, table[name].note) for name, text in given.texts.items() if table[name].use == "not needed"]
+    spared += [(text, table[name].note) for name, text in arguments.texts.items() if table[name].use == "not needed"]
     spared += [
-        (text, "its value is the default") for name, text in given.texts.items() if _is_default(table[name], given)
+        (text, "its value is the default")
+        for name, text in arguments.texts.items()
+        if _is_default(table[name], arguments)
     ]
-    spared += [(given.texts[name], _NO_EFFECT) for name in idle]
+    spared += [(arguments.texts[name], _NO_EFFECT) for name in idle]
     return Migration(tuple(usable), tuple(mapped), tuple(spared), tuple(refused))
 
 
@@ -126,7 +128,7 @@ def as_toml(migration: Migration, *, title: str, world_size: int | None, nodes: 
     lines += ["", "Settings marked (default) are Megatron-LM's defaults, or what it always does."]
     body = [_comment(line) for line in lines]
     asked = {setting.partition(" = ")[0] for _, setting in migration.mapped}
-    notes = {one.key: one.note for one in migration.settings}
+    notes = {item.key: item.note for item in migration.settings}
     for section, table in migration.tables.items():
         body += ["", f"[{section}]"]
         for key, value in table.items():
@@ -145,27 +147,27 @@ def _mock_problem(setting: Setting) -> str | None:
     return None if "mock" in says else "data.blend has no mock data"
 
 
-def _found(given: Given, table: Mapping[str, Flag], world_size: int | None) -> list[Setting | Refusal]:
+def _found(arguments: Given, table: Mapping[str, Flag], world_size: int | None) -> list[Setting | Refusal]:
     """Settings and refusals: copied values, then those of the rules, which take precedence."""
-    found: dict[object, Setting | Refusal] = {}
+    by_key: dict[object, Setting | Refusal] = {}
     neutral = {"model.attention_dropout": 0.0, "model.hidden_dropout": 0.0}
     for flag in table.values():
-        if flag.copied and not flag.same_as and given[flag.name] is not None:
-            value = given[flag.name]
-            found[flag.key] = Setting(flag.key, value, (flag.name,), neutral.get(flag.key))
-        elif flag.copied and not flag.same_as and flag.name not in given and flag.default is None:
-            found[flag.name] = Refusal(flag.name, "missing; a run needs it")
-    for one in [*model_rules(given), *run_rules(given, world_size)]:
-        found[one.key if isinstance(one, Setting) else (one.flag, one.reason)] = one
-    return list(found.values())
+        if flag.copied and not flag.same_as and arguments[flag.name] is not None:
+            value = arguments[flag.name]
+            by_key[flag.key] = Setting(flag.key, value, (flag.name,), neutral.get(flag.key))
+        elif flag.copied and not flag.same_as and flag.name not in arguments and flag.default is None:
+            by_key[flag.name] = Refusal(flag.name, "missing; a run needs it")
+    for item in [*model_rules(arguments), *run_rules(arguments, world_size)]:
+        by_key[item.key if isinstance(item, Setting) else (item.flag, item.reason)] = item
+    return list(by_key.values())
 
 
-def _is_default(flag: Flag, given: Given) -> bool:
-    return flag.use == "refused" and flag.kind != "switch" and _same(given.texts[flag.name], flag)
+def _is_default(flag: Flag, arguments: Given) -> bool:
+    return flag.use == "refused" and flag.kind != "switch" and _same(arguments.texts[flag.name], flag)
 
 
-def _is_refused(flag: Flag, given: Given) -> bool:
-    return flag.use == "refused" and not _is_default(flag, given)
+def _is_refused(flag: Flag, arguments: Given) -> bool:
+    return flag.use == "refused" and not _is_default(flag, arguments)
 
 
 def _same(text: str, flag: Flag) -> bool:

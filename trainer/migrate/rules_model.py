@@ -169,8 +169,8 @@ def _vocabulary(a: Given) -> Iterator[Setting | Refusal]:
         return
     multiple = a["--make-vocab-size-divisible-by"] * a["--tensor-model-parallel-size"]
     if a["--no-pad-vocab-size"]:
-        given = ("--no-pad-vocab-size", "--tokenizer-type", "--vocab-size")
-        yield Setting("model.vocab_size", size, given, note=f"{why}, without padding")
+        flags_read = ("--no-pad-vocab-size", "--tokenizer-type", "--vocab-size")
+        yield Setting("model.vocab_size", size, flags_read, note=f"{why}, without padding")
         return
     if multiple < 1:
         yield Refusal("--make-vocab-size-divisible-by", "expected a number of at least 1")

@@ -166,14 +166,14 @@ def _stages(a: Given) -> Iterator[Setting | Refusal]:
     if a[_LAYOUT] is not None:
         yield from _given_stages(a, others=(per_stage, per_rank, *ends, *counted))
         return
-    whole = layers + sum(bool(a[flag]) for flag in counted)
-    chunks = a[per_rank] or (whole // (pp * a[per_stage]) if (a[per_stage] or 0) > 0 else 1)
+    counted_layers = layers + sum(bool(a[flag]) for flag in counted)
+    chunks = a[per_rank] or (counted_layers // (pp * a[per_stage]) if (a[per_stage] or 0) > 0 else 1)
     if pp > 1 and chunks > 1:
         flag = per_rank if a[per_rank] else per_stage
         yield Setting("mesh.schedule", "interleaved", (flag,))
         yield Setting("mesh.virtual_pipeline", chunks, (flag,))
-    given = tuple(flag for flag in (*ends, *counted) if a[flag])
-    if pp == 1 or not given:
+    used = tuple(flag for flag in (*ends, *counted) if a[flag])
+    if pp == 1 or not used:
         return
     if pp * chunks > layers or layers >= 1 << 16:
         yield Refusal(
@@ -183,10 +183,10 @@ def _stages(a: Given) -> Iterator[Setting | Refusal]:
     ends_given, counts = (a[ends[0]], a[ends[1]]), (a[counted[0]], a[counted[1]])
     split = _layers_per_stage(layers, pp, chunks=chunks, ends=ends_given, counted=counts)
     if sum(split) == layers and min(split) > 0:
-        yield Setting("mesh.layers_per_stage", split, given)
+        yield Setting("mesh.layers_per_stage", split, used)
     else:
         yield Refusal(
-            given[0], f"{layers} layers cannot be split this way into {pp * chunks} stages; Megatron-LM refuses it too"
+            used[0], f"{layers} layers cannot be split this way into {pp * chunks} stages; Megatron-LM refuses it too"
         )
 
 
@@ -196,14 +196,14 @@ def _given_stages(a: Given, *, others: tuple[str, ...]) -> Iterator[Setting | Re
     reason = ""
     for repeat in (r"\(([^)]+)\)\*([0-9]{1,9})", r"(.)\*([0-9]{1,9})"):  # a group; one layer
         if sum(len(part) * int(count) for part, count in re.findall(repeat, text)) < _LONGEST_LAYOUT:
-            text = re.sub(repeat, lambda found: found[1] * int(found[2]), text)
+            text = re.sub(repeat, lambda match: match[1] * int(match[2]), text)
     stages = text.split("|")
-    counts, whole = tuple(stage.count("t") for stage in stages), "".join(stages)
+    counts, all_stages = tuple(stage.count("t") for stage in stages), "".join(stages)
     if clash := next((flag for flag in others if a[flag]), None):
         reason = f"Megatron-LM refuses it together with {clash}; leave one of them out"
-    elif "m" in whole:
+    elif "m" in all_stages:
         reason = "m is a layer of multi-token prediction, which no model here has"
-    elif not re.fullmatch("Et*L", whole) or sum(counts) != layers:
+    elif not re.fullmatch("Et*L", all_stages) or sum(counts) != layers:
         reason = f"expected E, t {layers} times (--num-layers) and L in this order; Megatron-LM refuses it too"
     elif len(stages) % pp or (pp == 1 and len(stages) > 1):
         reason = f"{len(stages)} stages for --pipeline-model-parallel-size {pp}; Megatron-LM refuses it too"
@@ -332,9 +332,9 @@ def _sharding(a: Given) -> Iterator[Setting | Refusal]:
         if a[name]:
             yield Setting(f"optimizer.{name[2:].replace('-', '_')}", True, (name,))
     if a["--use-torch-fsdp2"]:
-        kept = a["--torch-fsdp2-no-reshard-after-forward"]
+        keep_parameters = a["--torch-fsdp2-no-reshard-after-forward"]
         flags = ("--use-torch-fsdp2", "--torch-fsdp2-no-reshard-after-forward")
-        yield Setting("optimizer.sharding", "gradients" if kept else "parameters", flags)
+        yield Setting("optimizer.sharding", "gradients" if keep_parameters else "parameters", flags)
     elif a["--use-megatron-fsdp"] and a[strategy] not in _SHARDINGS:
         yield Refusal(strategy, f"{a[strategy]} is not one of {', '.join(_SHARDINGS)}")
     elif a["--use-megatron-fsdp"]:
@@ -441,14 +441,14 @@ def _precision(a: Given) -> Iterator[Setting | Refusal]:
     yield Setting("precision.dtype", kind, ("--fp16", "--bf16"))
     half = a["--grad-reduce-in-bf16"] if kind == "bf16" else not a["--accumulate-allreduce-grads-in-fp32"]
     flag = "--accumulate-allreduce-grads-in-fp32" if kind == "fp16" else "--grad-reduce-in-bf16"
-    kept = "params" if half and kind != "fp32" else "main"
+    gradient_dtype = "params" if half and kind != "fp32" else "main"
     fsdp = ("--megatron-fsdp-main-grads-dtype", "--megatron-fsdp-grad-comm-dtype")
     for name in fsdp:
         if a[name] not in ("auto", "fp32"):
             yield Refusal(name, "auto and fp32 are supported")
-        elif a[name] == "fp32" and kept == "params":
+        elif a[name] == "fp32" and gradient_dtype == "params":
             yield Refusal(name, f"gradients are {kind} with the other arguments; leave it out")
-    yield Setting("precision.gradients", kept, (*([flag] if kind != "fp32" else []), *fsdp), "main")
+    yield Setting("precision.gradients", gradient_dtype, (*([flag] if kind != "fp32" else []), *fsdp), "main")
     if kind == "fp16":
         yield Setting("optimizer.count_skipped", False, (), True)
     if kind == "fp16" and a["--loss-scale"]:

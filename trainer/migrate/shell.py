@@ -77,8 +77,8 @@ def read_commands(text: str, arguments: Sequence[str] = (), *, work: Work | None
 
 def unknown(word: str) -> str | None:
     """The first `<NAME>` in a word, if any: an unknown value."""
-    found = re.search(r"<[^<>]+>", word)
-    return found.group() if found else None
+    match = re.search(r"<[^<>]+>", word)
+    return match.group() if match else None
 
 
 class _Block(NamedTuple):
@@ -256,7 +256,7 @@ class _ShellReader:
             self._forget([name])
         elif raw.startswith("("):
             statements = split_statements(raw[1:-1])
-            new = [field for one in statements for word in one.words for field in self.expand(word)]
+            new = [field for statement in statements for word in statement.words for field in self.expand(word)]
             self._values[name] = [*self._values.get(name, []), *new] if plus else new
         else:
             text = " ".join(self.expand(f'"{raw}"' if raw[:1] not in ("'", '"') else raw))
@@ -300,12 +300,12 @@ class _ShellReader:
             elif mark == "`" or raw.startswith("$(", at):
                 yield self._substituted(raw, at)
                 at = closing(raw, at + (mark == "$"))
-            elif mark == "$" and (found := _reference(raw, at)):
-                inside_braces, at = found
+            elif mark == "$" and (expression_and_end := _reference(raw, at)):
+                inside_braces, at = expression_and_end
                 values = self._value(inside_braces)
                 listed = inside_braces in ("@", "*") or "[" in inside_braces
-                whole = quoted or inside_braces[-1:] in ("'", '"')  # ${NAME:-"a b"}
-                yield (values, True) if quoted and listed else ([" ".join(values)], whole)
+                unsplit = quoted or inside_braces[-1:] in ("'", '"')  # ${NAME:-"a b"}
+                yield (values, True) if quoted and listed else ([" ".join(values)], unsplit)
             elif placeholder := re.match(r"<[^<>\n]*>", raw[at:]):
                 yield [re.sub(r"\s+", "_", placeholder.group())], True
                 at += placeholder.end()
@@ -339,14 +339,14 @@ class _ShellReader:
         if name in ("@", "*"):
             return self._arguments
         if name.isdigit():
-            given = self._arguments[int(name) - 1 : int(name)] if int(name) else ["<script>"]
+            values = self._arguments[int(name) - 1 : int(name)] if int(name) else ["<script>"]
         else:
-            given = self._values.get(name, [])
-        if default_mark and (name not in self._values or ":" in default_mark) and not "".join(given):
+            values = self._values.get(name, [])
+        if default_mark and (name not in self._values or ":" in default_mark) and not "".join(values):
             return [" ".join(self.expand(f'"{default}"' if default[:1] not in ("'", '"') else default))]
-        if not given and name not in self._values:
+        if not values and name not in self._values:
             return [f"<argument_{name}>" if name.isdigit() else f"<{name}>"]
-        return given
+        return values
 
     def _truth(self, tokens: Sequence[str]) -> bool | None:
         """A condition of tests on strings and numbers, joined by && and ||; None: unknown."""
@@ -368,7 +368,7 @@ class _ShellReader:
         if raw[:1] == ["!"]:
             return _opposite(self._test(raw[1:]))
         words = [" ".join(self.expand(word)) for word in raw]
-        known = not any(unknown(word) for word in words)
+        are_known = not any(unknown(word) for word in words)
         if len(words) == 2 and words[0] in ("-z", "-n"):
             # A variable that is not set counts as empty here: scripts test for that.
             name = re.fullmatch(r"<(\w+)>", words[1])
@@ -376,7 +376,7 @@ class _ShellReader:
                 return None  # set, but to an unknown value
             empty = not words[1] or bool(name)
             return empty == (words[0] == "-z")
-        if len(words) != 3 or not known:
+        if len(words) != 3 or not are_known:
             return None
         left, how, right = words
         if how in ("=", "==", "!=") and re.search(r"[*?[]", right):
