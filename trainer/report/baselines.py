@@ -146,9 +146,9 @@ def _witten_bell(counts: PairCounts, tokens: Int64, labels: Int64, pair_counts: 
     if types == 0:
         below = np.full(counts.vocab_size, 1.0 / counts.vocab_size)
     followers = counts.followers[tokens]
-    seen = counts.token_counts[tokens] + followers
-    mixed = (pair_counts + followers * below[labels]) / np.maximum(seen, 1)
-    return np.where(seen > 0, mixed, below[labels])
+    denominator = counts.token_counts[tokens] + followers
+    mixed = (pair_counts + followers * below[labels]) / np.maximum(denominator, 1)
+    return np.where(denominator > 0, mixed, below[labels])
 
 
 def _lookup(counts: PairCounts, tokens: Int64, labels: Int64) -> Int64:
@@ -173,8 +173,8 @@ def _chunks(rows: Iterable[Row], vocab_size: int) -> Iterator[tuple[Int64, Int64
     held: list[tuple[np.ndarray, np.ndarray]] = []
     size = 0
     for tokens, labels, mask in rows:
-        kept = np.asarray(mask) != 0
-        held.append((np.asarray(tokens)[kept], np.asarray(labels)[kept]))
+        unmasked = np.asarray(mask) != 0
+        held.append((np.asarray(tokens)[unmasked], np.asarray(labels)[unmasked]))
         size += len(held[-1][0])
         if size >= _CHUNK_PAIRS:
             yield _joined(held, vocab_size)

@@ -170,8 +170,8 @@ def read_run(folder: Path) -> Run:
             fix="run mtrain train first, or give the folder that run.folder names",
         )
     config, plan = load_config(folder / "config.toml"), _json(folder / "plan.json", {})
-    found = data_found(dataclasses.asdict(config.data), folder, plan if isinstance(plan, dict) else {})
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **found))
+    data_fields = data_found(dataclasses.asdict(config.data), folder, plan if isinstance(plan, dict) else {})
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **data_fields))
     return Run(
         folder=folder,
         config=config,
@@ -223,9 +223,9 @@ def baselines_of(run: Run, data: RunData) -> tuple[dict[str, Baselines], list[st
         "eval_samples": run.config.train.eval_samples,
         "vocab_size": vocab_size,
     }
-    kept = _json(path, {})
-    if kept.get("facts") == facts and set(kept["valid"]) == set(data.valid):
-        return {name: Baselines(**values) for name, values in kept["valid"].items()}, []
+    cached = _json(path, {})
+    if cached.get("facts") == facts and set(cached["valid"]) == set(data.valid):
+        return {name: Baselines(**values) for name, values in cached["valid"].items()}, []
     counts = count_pairs(_rows(data.train, np.arange(run.consumed, dtype=np.int64)), vocab_size)
     stored = {
         name: evaluate(counts, _rows(valid, evaluated_samples(valid, run.config.train.eval_samples)))

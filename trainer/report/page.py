@@ -112,10 +112,10 @@ def _head(run: Run) -> str:
 
 def _pipeline(run: Run) -> str:
     """The actions of each pipeline rank in a step; empty if there is only one."""
-    known, count = run.plan.get("pipeline"), run.plan.get("num_microbatches", 0)
-    if not known or run.plan.get("pp", 1) == 1:
+    stored, count = run.plan.get("pipeline"), run.plan.get("num_microbatches", 0)
+    if not stored or run.plan.get("pp", 1) == 1:
         return ""
-    layout = msgspec.convert(known, PipelineLayout)
+    layout = msgspec.convert(stored, PipelineLayout)
     shown = min(count, 2 * layout.num_ranks)
     text = (
         f"Schedule {layout.schedule}, {count} microbatch{'es' if count > 1 else ''} a step: estimated bubble "
@@ -208,7 +208,7 @@ def _throughput(run: Run) -> str:
         sentence += f", {100 * _median(shares):.1f} % of the devices' peak (MFU)"
     if held := [memory for _, memory in _curve(run, "memory_bytes", 1)]:
         sentence += f"; at most {max(held) / 2**30:,.2f} GiB held by rank 0"
-    drawing = plots.over_tokens("Throughput", rates, what="tokens per second")
+    drawing = plots.over_tokens("Throughput", rates, quantity="tokens per second")
     return f'<div><h2>Throughput</h2><p class="lead">{sentence}</p>{drawing}</div>'
 
 
@@ -221,7 +221,7 @@ def _optimizer(run: Run) -> str:
             continue
         sentences.append(f"{name} {curve[-1][1]:.4g}")
         if always or len({value for _, value in curve}) > 1:
-            panels.append(f"<div><h3>{name}</h3>{plots.over_tokens(name, curve, what=name)}</div>")
+            panels.append(f"<div><h3>{name}</h3>{plots.over_tokens(name, curve, quantity=name)}</div>")
     if not sentences:
         return ""
     lead = f"at the last line of metrics: {', '.join(sentences)}"
@@ -231,12 +231,12 @@ def _optimizer(run: Run) -> str:
 def _read(corpora: Corpora) -> str:
     if not corpora.read:
         return ""
-    got = sum(corpus.samples for corpus in corpora.read) or 1
+    total = sum(corpus.samples for corpus in corpora.read) or 1
     rows = [
         [
             Cell(corpus.name),
             Cell(f"{100 * corpus.share:.1f} %"),
-            Cell(f"{100 * corpus.samples / got:.2f} %"),
+            Cell(f"{100 * corpus.samples / total:.2f} %"),
             *map(Cell, (corpus.samples, corpus.tokens, corpus.corpus_tokens)),
             _number(f"{corpus.epochs:.2f}"),
         ]

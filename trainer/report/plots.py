@@ -51,14 +51,14 @@ def loss_panel(name: str, train: Curve, *, valid: Curve, lines: Sequence[tuple[s
     return drawing + svg.legend([("others", "training (all corpora)"), *([("c0", "validation")] if valid else [])])
 
 
-def over_tokens(label: str, curve: Curve, *, what: str) -> str:
+def over_tokens(label: str, curve: Curve, *, quantity: str) -> str:
     """One value over tokens; the axis begins at 0.
 
     Args:
-        label: of the drawing. curve: (million tokens, value). what: the value's name.
+        label: of the drawing. curve: (million tokens, value). quantity: the value's name.
     """
     frame = _frame(260, curve, (0.0, max([y for _, y in curve] or [1.0]) * 1.1 or 1.0))
-    parts = [_axes(frame, what), _line(frame, _thinned(curve), "stroke-c0", what)]
+    parts = [_axes(frame, quantity), _line(frame, _thinned(curve), "stroke-c0", quantity)]
     return svg.drawing(_WIDTH, 260, label=label, description=f"{len(curve):,} measurements", parts=parts)
 
 
@@ -121,10 +121,10 @@ def _frame(height: int, curve: Curve, limits: tuple[float, float], *, right: int
     return svg.Frame(_WIDTH, height, (0, last), limits, right=right)
 
 
-def _axes(frame: svg.Frame, what: str) -> str:
+def _axes(frame: svg.Frame, quantity: str) -> str:
     x_ticks = [(x, f"{x:.4g}") for x in svg.nice_ticks(frame.x[1])]
     y_ticks = [(y, svg.short(y)) for y in svg.nice_ticks(frame.y[1], low=frame.y[0])]
-    return svg.axes(frame, x_ticks=x_ticks, y_ticks=y_ticks) + svg.titles(frame, x=_TOKENS, y=what)
+    return svg.axes(frame, x_ticks=x_ticks, y_ticks=y_ticks) + svg.titles(frame, x=_TOKENS, y=quantity)
 
 
 def _line(frame: svg.Frame, curve: Curve, kind: str, hint: str) -> str:

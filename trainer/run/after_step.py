@@ -165,7 +165,7 @@ class AfterStep:
         if losses.get("valid"):
             self.saver.evaluated(step, losses["valid"])
         if self.log is not None:
-            self.log.step(step, {**measured, **{split: found for split, found in losses.items() if found}})
+            self.log.step(step, {**measured, **{split: of_split for split, of_split in losses.items() if of_split}})
 
     def _save_if_due(self, now: Done, report: StepReport, measured: dict[str, Any]) -> bool:
         """Write a checkpoint if one is due and the state is sound; the same on every rank."""

@@ -274,5 +274,5 @@ def _document_lengths(train: mdata.Dataset, config: RunConfig) -> tuple[int, ...
 
 
 def _largest(datasets: list[mdata.Dataset]) -> int | None:
-    known = [d.largest_id for d in datasets if d.largest_id is not None]
-    return max(known) if known else None
+    largest_ids = [d.largest_id for d in datasets if d.largest_id is not None]
+    return max(largest_ids) if largest_ids else None

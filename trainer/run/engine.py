@@ -189,14 +189,14 @@ class Engine:
         """
         own_means = self.loss_average == "megatron"
         scale, gradient_scale = self._scales(len(microbatches), own_means=own_means)
-        found = self.add_gradients(
+        counts = self.add_gradients(
             microbatches, own_means=own_means, scale=gradient_scale, num_components=num_components
         )
         has_loss = self.plan.pipeline.stage_ranks[-1] == self.world.groups["pp"].rank
-        means = torch.full_like(found[1:2], len(microbatches) * has_loss)
-        divisor = means if own_means else found[1:2]
+        means = torch.full_like(counts[1:2], len(microbatches) * has_loss)
+        divisor = means if own_means else counts[1:2]
         # What all tp ranks know alike is said by the first of them; microbatches are the same on all cp ranks.
-        sums = torch.cat((divisor, found)) * float(self.tp.rank == 0)
+        sums = torch.cat((divisor, counts)) * float(self.tp.rank == 0)
         sums[0] *= float(not own_means or self.cp.rank == 0)
         totals = torch.cat((sums, numbers_beside(votes(), sums)))
         decay = self.optimizer.settings.weight_decay if weight_decay is None else weight_decay

@@ -113,17 +113,17 @@ def verdict(heartbeats: Mapping[int, Heartbeat], silent: Mapping[int, int], *, r
     late = not_started(heartbeats, silent, ticks=START_TICKS)
     if late:
         more = f", and {len(late) - 1} more" if len(late) > 1 else ""
-        what = f"rank {late[0]} of {ranks.world_size} did not start{more}"
-        return Verdict(what=what, found=f"nothing was heard of {numbers(late)}", lost=late, by=ranks.rank)
+        problem = f"rank {late[0]} of {ranks.world_size} did not start{more}"
+        return Verdict(what=problem, found=f"nothing was heard of {numbers(late)}", lost=late, by=ranks.rank)
     if lost:
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
-        what = f"rank {lost[0]} of {ranks.world_size} does not respond{more}"
-        found = places([(rank, heartbeats[rank]) for rank in lost], last=True)
-        return Verdict(what=what, found=found, lost=lost, by=ranks.rank)
+        problem = f"rank {lost[0]} of {ranks.world_size} does not respond{more}"
+        places_text = places([(rank, heartbeats[rank]) for rank in lost], last=True)
+        return Verdict(what=problem, found=places_text, lost=lost, by=ranks.rank)
     are_all = len(heartbeats) == ranks.world_size and here
     if are_all and all(heartbeats[rank].waits and heartbeats[rank].still >= STILL_TICKS for rank in here):
-        found = places([(rank, heartbeats[rank]) for rank in here])
-        return Verdict(what="all ranks wait for each other", found=found, by=ranks.rank)
+        places_text = places([(rank, heartbeats[rank]) for rank in here])
+        return Verdict(what="all ranks wait for each other", found=places_text, by=ranks.rank)
     return None
 
 
@@ -135,10 +135,10 @@ def without_store(ranks: Ranks, why: str, *, heartbeat: Heartbeat) -> Verdict:
     """
     own = f"; {places([(ranks.rank, heartbeat)])}"
     if ranks.holder is not None:
-        what = f"rank {ranks.holder} of {ranks.world_size} does not respond"
-        return Verdict(what=what, found=f"its process holds the store of all ranks, which {why}{own}", by=ranks.rank)
-    what = f"rank {ranks.rank} of {ranks.world_size} cannot reach the store that all ranks share"
-    return Verdict(what=what, found=f"the launcher on the first machine holds it, and it {why}{own}", by=ranks.rank)
+        problem = f"rank {ranks.holder} of {ranks.world_size} does not respond"
+        return Verdict(what=problem, found=f"its process holds the store of all ranks, which {why}{own}", by=ranks.rank)
+    problem = f"rank {ranks.rank} of {ranks.world_size} cannot reach the store that all ranks share"
+    return Verdict(what=problem, found=f"the launcher on the first machine holds it, and it {why}{own}", by=ranks.rank)
 
 
 def not_started(heartbeats: Mapping[int, Heartbeat], silent: Mapping[int, int], *, ticks: int) -> list[int]:
@@ -164,8 +164,8 @@ def places(heartbeats: Sequence[tuple[int, Heartbeat]], *, last: bool = False) -
         ranks.setdefault(heartbeat.where, []).append(rank)
         peers = f" ({heartbeat.peers})" if heartbeat.peers else ""
         named.setdefault(heartbeat.where + peers, []).append(rank)
-    rarest = sorted((named if len(named) <= SHOWN else ranks).items(), key=lambda found: len(found[1]))
-    texts = [f"{numbers(found)} {'was last ' if last else ''}{where}" for where, found in rarest[:SHOWN]]
+    rarest = sorted((named if len(named) <= SHOWN else ranks).items(), key=lambda ranks_there: len(ranks_there[1]))
+    texts = [f"{numbers(ranks_there)} {'was last ' if last else ''}{where}" for where, ranks_there in rarest[:SHOWN]]
     return "; ".join([*texts, *([f"and at {len(rarest) - SHOWN} more places"] if len(rarest) > SHOWN else [])])
 
 

@@ -31,8 +31,8 @@ def header(config: RunConfig, plan: Plan, *, start: Start, device: str) -> Itera
     yield f"{plan.num_parameters:,} parameters in {config.precision.dtype} on {ranks}, {device}"
     tokens = f"{plan.global_batch:,} samples x {plan.sequence_length:,} tokens"
     steps = f"steps {start.done.steps + 1:,} to {plan.steps:,} of {tokens}"
-    given = config.checkpoint.init_from
-    fresh = f"weights of {given}" if given else f"new weights from seed {config.run.seed}"
+    init_from = config.checkpoint.init_from
+    fresh = f"weights of {init_from}" if init_from else f"new weights from seed {config.run.seed}"
     origin = f"resumed from {start.folder}" if start.folder else fresh
     yield f"{steps}, in {plan.num_microbatches} microbatches of {plan.micro_batch:,} per rank; {origin}"
     yield from start.notes

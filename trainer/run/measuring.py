@@ -75,8 +75,8 @@ class Measuring:
 
     def _losses(self, report: StepReport) -> dict[str, float]:
         """Losses of the components from which the step read tokens with loss."""
-        known = zip(self.components, report.component_losses, strict=True)
-        return {name: loss for name, loss in known if not math.isnan(loss)}
+        named_losses = zip(self.components, report.component_losses, strict=True)
+        return {name: loss for name, loss in named_losses if not math.isnan(loss)}
 
 
 class Rate:
@@ -103,9 +103,9 @@ class Rate:
 
     def take(self) -> tuple[float, float]:
         """(tokens per second, share of waiting); resets the counters."""
-        found = (self.tokens / self._seconds, self._waited / self._seconds) if self._seconds else (0.0, 0.0)
+        rates = (self.tokens / self._seconds, self._waited / self._seconds) if self._seconds else (0.0, 0.0)
         self.tokens, self._seconds, self._waited = 0, 0.0, 0.0
-        return found
+        return rates
 
 
 HALF = ("bf16", "fp16")

@@ -136,9 +136,9 @@ def _free_name(folder: Path) -> Path:
 def _drop_torn_end(path: Path) -> None:
     """Remove an incomplete last line, so that the next line does not continue it."""
     content = path.read_bytes() if path.exists() else b""
-    whole = content[: content.rfind(b"\n") + 1]
-    if whole != content:
-        atomic_io.atomic_write(path, whole)
+    complete_lines = content[: content.rfind(b"\n") + 1]
+    if complete_lines != content:
+        atomic_io.atomic_write(path, complete_lines)
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -146,8 +146,8 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         content = regular_file(path).read_bytes()
     except FileNotFoundError:
         return []
-    whole, _, _torn = content.rpartition(b"\n")  # bytes: a line may be torn inside a character
-    return [_parsed(line, path, number) for number, line in enumerate(whole.split(b"\n"), 1) if line]
+    complete_lines, _, _torn = content.rpartition(b"\n")  # bytes: a line may be torn inside a character
+    return [_parsed(line, path, number) for number, line in enumerate(complete_lines.split(b"\n"), 1) if line]
 
 
 def _parsed(line: bytes, path: Path, number: int) -> dict[str, Any]:

@@ -81,10 +81,10 @@ def compare(straight: Path, interrupted: Path, *, steps: int) -> Proof:
     """
     curves = [{line["step"]: line for line in read_metrics(folder)} for folder in (straight, interrupted)]
     differences = [
-        Difference(f"{name} of step {step}", _shown(one), _shown(other))
+        Difference(f"{name} of step {step}", _shown(value), _shown(other))
         for step in range(1, steps + 1)
         for name in COMPUTED
-        if (one := curves[0].get(step, {}).get(name)) != (other := curves[1].get(step, {}).get(name))
+        if (value := curves[0].get(step, {}).get(name)) != (other := curves[1].get(step, {}).get(name))
     ]
     indexes = [verify_checkpoint(folder / "checkpoints" / folder_name(steps)) for folder in (straight, interrupted)]
     differences += _state_differences(*indexes)
@@ -107,9 +107,9 @@ def _shortened(config: RunConfig, folder: Path, steps: int) -> RunConfig:
     return dataclasses.replace(config, run=run, train=train, checkpoint=checkpoint)
 
 
-def _state_differences(one: Index, other: Index) -> Iterator[Difference]:
+def _state_differences(straight: Index, other: Index) -> Iterator[Difference]:
     for name in STATE:
-        values = getattr(one.run, name), getattr(other.run, name)
+        values = getattr(straight.run, name), getattr(other.run, name)
         if values[0] != values[1]:
             yield Difference(f"{name} of the checkpoint", *map(_shown, values))
 

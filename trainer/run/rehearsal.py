@@ -138,8 +138,8 @@ def count_parameters(plan: Plan, tables: dict[tuple[int, int], tuple[ParamSpec, 
                 shapes[piece.name] = piece.shape
                 boxes.setdefault(piece.name, {})[piece.start, piece.size] = math.prod(piece.size)
     for name, shape in shapes.items():
-        found = sum(boxes[name].values())
-        assert found == math.prod(shape), f"the ranks hold {found} elements of {name}, which has {math.prod(shape)}"
+        held = sum(boxes[name].values())
+        assert held == math.prod(shape), f"the ranks hold {held} elements of {name}, which has {math.prod(shape)}"
     total = sum(math.prod(shape) for shape in shapes.values())
     assert total == plan.num_parameters, f"the ranks hold {total} parameters, the model has {plan.num_parameters}"
     return total
@@ -194,19 +194,19 @@ def _microbatch(config: RunConfig, plan: Plan, engine: Engine) -> Microbatch:
 
 def members(mesh: Mesh) -> list[dict[Hashable, Group]]:
     """For each rank: axis -> the ranks of its group, link -> sender and receiver; one shared object per group."""
-    found: list[dict[Hashable, Group]] = [{} for _ in range(mesh.world_size)]
+    groups_of_rank: list[dict[Hashable, Group]] = [{} for _ in range(mesh.world_size)]
     for axis in AXES:
         for rank in range(mesh.world_size):
-            if axis not in found[rank] and (group := mesh.ranks_of(axis, rank)):
+            if axis not in groups_of_rank[rank] and (group := mesh.ranks_of(axis, rank)):
                 for other in group:
-                    found[other][axis] = group
+                    groups_of_rank[other][axis] = group
     pairs = [way for ways in mesh.link_rounds() for pair in ways for way in (pair, pair[::-1])]
-    for line in {groups["pp"] for groups in found}:
+    for line in {groups["pp"] for groups in groups_of_rank}:
         for sender, receiver in pairs:
             link = (line[sender], line[receiver])
             for rank in link:
-                found[rank][sender, receiver] = link
-    return found
+                groups_of_rank[rank][sender, receiver] = link
+    return groups_of_rank
 
 
 def _entries(events: list[Event], schedule: Schedule, *, rank: int) -> Iterator[Entry]:
@@ -223,8 +223,10 @@ def _entries(events: list[Event], schedule: Schedule, *, rank: int) -> Iterator[
                 yield _message(schedule, action, event)
         joins = [event for event in done if isinstance(event.axis, str)]
         for axis in dict.fromkeys(event.axis for event in joins):  # one entry for all: they repeat the checked one
-            what = tuple(_what(event) for event in joins)
-            yield Entry("join", axis, (str(action), what), str(action), sum(event.axis == axis for event in joins))
+            collectives = tuple(_what(event) for event in joins)
+            yield Entry(
+                "join", axis, (str(action), collectives), str(action), sum(event.axis == axis for event in joins)
+            )
     for event in by_action[UPDATE]:
         yield Entry("join", event.axis, _what(event), UPDATE)
 
@@ -250,10 +252,10 @@ def _answers(config: RunConfig, plan: Plan, mesh: Mesh, rank: int) -> list[Any]:
     sizes, pp = {axis: mesh.size(axis) for axis in ("data", "edp")}, mesh.index("pp", rank)
     tables = _tables(config, plan)
     layouts = [make_layout(tables[pp, tp], sizes) for tp in range(plan.tp)]
-    found = []
+    parts = []
     for other in mesh.ranks_of("stage", rank):
         place: Coordinates = mesh.coordinates(other)
         owned = owned_by(layouts[place.tp], {axis: mesh.index(axis, other) for axis in sizes}).only(matrix=True)
         index = {axis: mesh.index(axis, other) for axis in AXES if mesh.has(axis, other)}
-        found.append(parts_of(owned, index.__getitem__))
-    return found
+        parts.append(parts_of(owned, index.__getitem__))
+    return parts

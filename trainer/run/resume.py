@@ -131,41 +131,43 @@ def find_start(config: RunConfig, data: RunData, *, found: ResumePoint | None = 
             differ.
         DamageError: the checkpoint is not whole.
     """
-    seen = found or find_checkpoint(checkpoints_folder(config))
-    folder = seen.folder
+    resume_point = found or find_checkpoint(checkpoints_folder(config))
+    folder = resume_point.folder
     if folder is None:
         return _first_start(config, data)
     run = (index := read_index(folder)).run
     stored, _ = parse_config(load_toml(run.config))
-    conflicts = _conflicts(config, stored, seen, run=run, data=data)
+    conflicts = _conflicts(config, stored, resume_point, run=run, data=data)
     if conflicts:
         raise problems_error(f"continuing {folder.name}", [*map(str, conflicts)]) if conflicts[1:] else conflicts[0]
     done = done_in(run)
-    told = tuple(_seen_notes(seen, index))
+    checkpoint_notes = tuple(_seen_notes(resume_point, index))
     if stored is None:
         note = f"{folder.name} has settings that this version does not know, so changed settings are not reported"
-        return Start(done=done, folder=folder, config=with_horizon(config, None), changes={}, notes=(*told, note))
+        return Start(
+            done=done, folder=folder, config=with_horizon(config, None), changes={}, notes=(*checkpoint_notes, note)
+        )
     before = with_horizon(stored, None)
     now = with_horizon(config, before)
     changes = changed_settings(before, now)
     notes = tuple(_notes(changes, before=before, now=now, asked=config, folder=folder, done=done))
-    return Start(done=done, folder=folder, config=now, changes=changes, notes=(*told, *notes))
+    return Start(done=done, folder=folder, config=now, changes=changes, notes=(*checkpoint_notes, *notes))
 
 
-def conflicts_without_data(config: RunConfig, seen: ResumePoint) -> list[UsageError]:
+def conflicts_without_data(config: RunConfig, resume_point: ResumePoint) -> list[UsageError]:
     """Why a run cannot continue from a checkpoint, apart from its data, which cannot be opened."""
-    if seen.folder is None:
+    if resume_point.folder is None:
         return []
-    run = read_index(seen.folder).run
+    run = read_index(resume_point.folder).run
     stored, _ = parse_config(load_toml(run.config))
-    return _conflicts(config, stored, seen, run=run, data=None)
+    return _conflicts(config, stored, resume_point, run=run, data=None)
 
 
 def _conflicts(
-    config: RunConfig, stored: RunConfig | None, seen: ResumePoint, *, run: RunState, data: RunData | None
+    config: RunConfig, stored: RunConfig | None, resume_point: ResumePoint, *, run: RunState, data: RunData | None
 ) -> list[UsageError]:
     """Every reason why the run may not continue from a checkpoint."""
-    folder = seen.folder
+    folder = resume_point.folder
     assert folder is not None, "a checkpoint exists"
     conflicts = [
         *_model_conflict(config, stored, data=data, folder=folder),
@@ -173,9 +175,9 @@ def _conflicts(
         *_optimizer_conflict(config, stored, folder),
         *_rate_conflict(config, stored, done_in(run)),
     ]
-    if conflicts and seen.warning:
+    if conflicts and resume_point.warning:
         fix = f"write the name of another checkpoint into {folder.parent / LATEST}"
-        conflicts.append(UsageError(seen.warning, fix=fix))
+        conflicts.append(UsageError(resume_point.warning, fix=fix))
     return conflicts
 
 
@@ -278,11 +280,11 @@ def found_by_all(config: RunConfig, world: World) -> ResumePoint:
     """The same on every rank; where every byte has to be compared, rank 0 does that for all."""
     if config.checkpoint.load == "latest":
         return found_by_one(config)
-    found = together(
+    resume_point = together(
         world.groups["world"], lambda: found_by_one(config) if world.is_main else None, doing="comparing a checkpoint"
     )[0]
-    assert found is not None, "rank 0 looks"
-    return found
+    assert resume_point is not None, "rank 0 looks"
+    return resume_point
 
 
 def check_agreed(start: Start, *, world: World) -> None:
@@ -297,12 +299,12 @@ def check_agreed(start: Start, *, world: World) -> None:
         return
     expected = "one folder that all machines share"
     if len({done for done, _ in everyone}) > 1:
-        what, found = checkpoints_folder(config), "steps " + ", ".join(str(done.steps) for done, _ in everyone)
+        folder, actual = checkpoints_folder(config), "steps " + ", ".join(str(done.steps) for done, _ in everyone)
     else:
         assert config.checkpoint.init_from is not None, "a first state is read from there"
-        what, found = location_of(config.checkpoint.init_from), ", ".join(str(first) for _, first in everyone)
+        folder, actual = location_of(config.checkpoint.init_from), ", ".join(str(first) for _, first in everyone)
         expected += ", which no run is writing to; or name one checkpoint in it"
-    raise UsageError(f"the ranks do not see the same checkpoints in {what}", found=found, expected=expected)
+    raise UsageError(f"the ranks do not see the same checkpoints in {folder}", found=actual, expected=expected)
 
 
 def with_horizon(config: RunConfig, before: RunConfig | None) -> RunConfig:
@@ -328,12 +330,15 @@ def changed_settings(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, 
     }
 
 
-def _seen_notes(seen: ResumePoint, index: Index) -> Iterator[str]:
+def _seen_notes(resume_point: ResumePoint, index: Index) -> Iterator[str]:
     """What the user should know of the checkpoint itself."""
-    if seen.warning:
-        yield seen.warning
+    if resume_point.warning:
+        yield resume_point.warning
     if not index.hashed:
-        yield f"{seen.folder} was written by an older version, without hashes: damage to its content cannot be detected"
+        yield (
+            f"{resume_point.folder} was written by an older version, without hashes: "
+            "damage to its content cannot be detected"
+        )
 
 
 def _notes(
@@ -346,15 +351,17 @@ def _notes(
     done: Done,
 ) -> Iterator[str]:
     if changes:
-        told = ", ".join(f"{name} {value_text(old)} -> {value_text(new)}" for name, (old, new) in changes.items())
-        yield f"changed since {folder.name}: {told}"
+        changes_text = ", ".join(
+            f"{name} {value_text(old)} -> {value_text(new)}" for name, (old, new) in changes.items()
+        )
+        yield f"changed since {folder.name}: {changes_text}"
     was, will = (_rates(c, done, batch=batch_sizes(now).at(done.samples)) for c in (before, now))
     names = ["learning_rate", *(["embedding_learning_rate"] if now.optimizer.embedding_lr else []), "weight_decay"]
     for name in names:
         old, new = getattr(was, name), getattr(will, name)
         if old != new:
-            what = f"the {name.replace('_', ' ')} of step {done.steps + 1} is {new:g}"
-            yield f"{what}; with the checkpoint's settings it would be {old:g}"
+            rate_text = f"the {name.replace('_', ' ')} of step {done.steps + 1} is {new:g}"
+            yield f"{rate_text}; with the checkpoint's settings it would be {old:g}"
     yield from _horizon_notes(asked, now, done)
 
 

@@ -57,8 +57,8 @@ def locked_folder(config: RunConfig, world: World) -> Iterator[None]:
 def folder_problems(config: RunConfig) -> Iterator[str]:
     """Why the run's folders cannot be made or written, if that can be seen; neither is made."""
     run, usual = config.run.folder, Path(config.run.folder, "checkpoints")
-    kept = config.checkpoint.folder or (str(usual) if os.path.lexists(usual) else "")
-    for key, folder in (("run.folder", run), ("checkpoint.folder", kept)):
+    checkpoints = config.checkpoint.folder or (str(usual) if os.path.lexists(usual) else "")
+    for key, folder in (("run.folder", run), ("checkpoint.folder", checkpoints)):
         if is_address(folder) or address_of(folder):
             if key == "run.folder":
                 yield f"{key}={folder!r} is an address; choose a folder, and set checkpoint.folder to the address"
@@ -68,8 +68,8 @@ def folder_problems(config: RunConfig) -> Iterator[str]:
         place = Path(folder).absolute()
         there = next(path for path in (place, *place.parents) if os.path.lexists(path))
         if not there.is_dir():
-            what = "a file" if there.exists() else "a broken link"
-            yield f"{key}={folder!r} cannot be created: {there} is {what}; choose another folder"
+            obstacle = "a file" if there.exists() else "a broken link"
+            yield f"{key}={folder!r} cannot be created: {there} is {obstacle}; choose another folder"
         elif not os.access(there, os.W_OK | os.X_OK):
             yield f"{key}={folder!r} is not writable: no permission for {there}; choose another folder"
         elif not _stores_files(there):
@@ -116,8 +116,8 @@ def _started_in(folder: Path) -> dict[str, Any]:
 def tokenizer_files(data: RunData) -> dict[str, bytes]:
     """The files that decide ids, by name in the folder, so that `generate` needs no corpus."""
     files = {f"tokenizer/{name}": content for name, content in data.train.tokenizer_files.items()}
-    if known := data.train.tokenizer:
-        facts = {"type": known.type, "options": known.options, "fingerprint": known.fingerprint}
+    if tokenizer := data.train.tokenizer:
+        facts = {"type": tokenizer.type, "options": tokenizer.options, "fingerprint": tokenizer.fingerprint}
         files["tokenizer_facts.json"] = _json(facts)
     return files
 

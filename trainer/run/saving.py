@@ -215,11 +215,11 @@ class Saver:
             return True
         discard(save.target, self._engine.everyone.rank)
         step = save.target.run.step
-        told = wanted_by(f"the checkpoint of step {step} was not written; the older ones are intact", failed)
+        error = wanted_by(f"the checkpoint of step {step} was not written; the older ones are intact", failed)
         ends = needed or self._settings.on_failure == "stop"
-        self._tell("save failed", {"step": step, "error": str(failed)}, "" if ends else str(told))
+        self._tell("save failed", {"step": step, "error": str(failed)}, "" if ends else str(error))
         if ends:
-            raise told
+            raise error
         return False
 
     def _first_look(self) -> tuple[str, frozenset[int]]:
@@ -273,8 +273,8 @@ def prune_finished(config: RunConfig) -> None:
 def recorded_losses(config: RunConfig) -> dict[int, float]:
     """The mean validation loss of each step in metrics.jsonl; empty if no checkpoint is kept for it."""
     lines = read_metrics(Path(config.run.folder)) if config.checkpoint.keep_best else []
-    found = {line["step"]: _mean_loss(line.get("valid") or {}) for line in lines}
-    return {step: loss for step, loss in found.items() if loss is not None}
+    loss_of_step = {line["step"]: _mean_loss(line.get("valid") or {}) for line in lines}
+    return {step: loss for step, loss in loss_of_step.items() if loss is not None}
 
 
 def _mean_loss(losses: Mapping[str, float | None]) -> float | None:

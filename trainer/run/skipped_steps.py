@@ -61,7 +61,7 @@ class SkippedSteps:
         return report.applied or (scale_falls and math.isfinite(report.loss))
 
 
-def diverged(what: str, report: StepReport) -> UsageError:
+def diverged(problem: str, report: StepReport) -> UsageError:
     """The error for a run that has diverged."""
-    found = f"loss {report.loss}, gradient norm {report.grad_norm}"
-    return UsageError(what, found=found, fix="lower optimizer.lr, or continue from an older checkpoint")
+    numbers = f"loss {report.loss}, gradient norm {report.grad_norm}"
+    return UsageError(problem, found=numbers, fix="lower optimizer.lr, or continue from an older checkpoint")

@@ -190,12 +190,14 @@ class Watchdog:
         """Send this rank's heartbeat, read others and a verdict; in a thread of its own, because it may not return."""
         try:
             self._give()
-            if (found := self._read()) is not None:
-                text = json.dumps(asdict(found))
+            if (new_verdict := self._read()) is not None:
+                text = json.dumps(asdict(new_verdict))
                 if self.store.compare_set(_VERDICT, "", text).decode() == text:
                     self._grace_s = HEARD_TICKS * self.tick_s  # the store may be in this process
-                    self._found = found  # before the line: where it cannot be printed, this process ends as well
-                    self.tell(f"{found.what} ({found.found}); all ranks are stopped")  # a launcher may wait for it
+                    self._found = new_verdict  # before the line: where it cannot be printed, this process ends as well
+                    self.tell(
+                        f"{new_verdict.what} ({new_verdict.found}); all ranks are stopped"
+                    )  # a launcher may wait for it
             self._hear()
             self._failures = 0
         except RuntimeError as error:  # of the store
@@ -244,8 +246,8 @@ class Watchdog:
         busy = late or held_up_by(self._heartbeats)
         self._told = self._told + 1 if busy else 0
         if self._told % STILL_TICKS == 1:
-            what = "" if late else f": {places([(rank, self._heartbeats[rank]) for rank in busy[:SHOWN]])}"
-            self.tell(f"the other ranks wait for {numbers(busy)}{what or ', of which nothing was heard yet'}")
+            places_text = "" if late else f": {places([(rank, self._heartbeats[rank]) for rank in busy[:SHOWN]])}"
+            self.tell(f"the other ranks wait for {numbers(busy)}{places_text or ', of which nothing was heard yet'}")
 
 
 def _fingerprint(frame: FrameType | None) -> Iterator[tuple[int, int]]:

@@ -137,11 +137,11 @@ def run_tokenizer(run_folder: Path) -> mdata.Tokenizer:
     facts_path, folder = run_folder / "tokenizer_facts.json", run_folder / "tokenizer"
     with os_errors_named(f"reading the tokenizer of {run_folder}"):
         files = {path.name: path.read_bytes() for path in folder.glob("*") if path.is_file()}
-        kept = facts_path.read_bytes() if facts_path.exists() else None
-    if kept is None:
+        facts_text = facts_path.read_bytes() if facts_path.exists() else None
+    if facts_text is None:
         return _undescribed_tokenizer(run_folder, files)
     try:
-        facts = json.loads(kept)
+        facts = json.loads(facts_text)
         name, options, expected = facts["type"], facts["options"], facts["fingerprint"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamageError(
@@ -175,13 +175,13 @@ def continue_ids(
 ) -> list[int]:
     """New token ids after `ids`, until the end-of-document token or sampling.max_tokens."""
     device = next(model.parameters()).device
-    known, new = list(ids), list[int]()
+    context_ids, new = list(ids), list[int]()
     while len(new) < choose.sampling.max_tokens:
-        tokens_BS = torch.tensor([known[-context:]], device=device)
+        tokens_BS = torch.tensor([context_ids[-context:]], device=device)
         token = choose(next_logits(model, tokens_BS, world=world))
         if token == eod:
             break
-        known.append(token)
+        context_ids.append(token)
         new.append(token)
     return new
 
@@ -252,20 +252,20 @@ def _encode(tokenizer: mdata.Tokenizer, prompt: str) -> list[int]:
 
 def _added_text(tokenizer: mdata.Tokenizer, ids: Sequence[int], new: Sequence[int]) -> str:
     """The text of new tokens after others; alone, a SentencePiece-like decoder drops the space before the first."""
-    before, whole = tokenizer.decode(ids), tokenizer.decode([*ids, *new])
-    return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(new)
+    before, full_text = tokenizer.decode(ids), tokenizer.decode([*ids, *new])
+    return full_text[len(before) :] if full_text.startswith(before) else tokenizer.decode(new)
 
 
 def _checkpoint_folder(run_folder: Path, name: str, progress: Progress) -> Location:
     root = checkpoints_of(run_folder)
-    found = find_checkpoint(root) if name == "latest" else ResumePoint(root / name)
-    if found.warning:
-        progress.note(found.warning)
-    if found.folder is None or not files_of(found.folder).exists():
+    resume_point = find_checkpoint(root) if name == "latest" else ResumePoint(root / name)
+    if resume_point.warning:
+        progress.note(resume_point.warning)
+    if resume_point.folder is None or not files_of(resume_point.folder).exists():
         have = sorted(name for name in folders_in(root) if name.startswith("step-"))
         raise UsageError(
             f"there is no checkpoint {name!r} in {root}",
             found=", ".join(have) or "no checkpoint",
             fix="train first (mtrain train), or name one of those found",
         )
-    return found.folder
+    return resume_point.folder
