@@ -46,24 +46,24 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.run.launch import survey
 
     read, world_size = _read(arguments)
-    found = survey(read, world_size)
-    if found.problems and not console.json:
-        raise found.error(arguments.config)
+    result = survey(read, world_size)
+    if result.problems and not console.json:
+        raise result.error(arguments.config)
     facts = {
         "config": arguments.config,
         "world_size": world_size,
-        "problems": found.problems,
-        "nearest_layout": found.nearest,
+        "problems": result.problems,
+        "nearest_layout": result.nearest,
     }
     lines: list[str] = []
-    if found.start:
-        facts |= start_facts(found.start)
-        lines += start_lines(found.start)
+    if result.start:
+        facts |= start_facts(result.start)
+        lines += start_lines(result.start)
     lacks: list[str] = []
-    if found.start and not found.problems:
-        plan = _plan(found.start, found, world_size)
-        rows, more = _rehearsed(found.start, found, plan) if arguments.ranks is not None else ([], {})
-        lacks, here = [*_lacks_memory(more, arguments.memory)], [*_lacks_disk(found.start, plan)]
+    if result.start and not result.problems:
+        plan = _plan(result.start, result, world_size)
+        rows, more = _rehearsed(result.start, result, plan) if arguments.ranks is not None else ([], {})
+        lacks, here = [*_lacks_memory(more, arguments.memory)], [*_lacks_disk(result.start, plan)]
         if arguments.ranks is None:
             lacks += here
         else:  # the ranks may run on other machines, with larger disks
@@ -72,7 +72,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     ranks = "--nproc" if arguments.ranks is None else "--ranks"
     verdict = "too little memory or disk" if lacks else "no problems"
     console.result("\n".join([f"{arguments.config}: {verdict} with {ranks} {world_size}", *lines]), facts)
-    return found.kind.exit_code if found.problems else ResourceError.exit_code if lacks else 0
+    return result.kind.exit_code if result.problems else ResourceError.exit_code if lacks else 0
 
 
 def _read(arguments: argparse.Namespace) -> tuple[ReadConfig, int]:
@@ -91,14 +91,14 @@ def _read(arguments: argparse.Namespace) -> tuple[ReadConfig, int]:
     return read_config(arguments.config, arguments.overrides), arguments.ranks
 
 
-def _plan(start: Start, found: Survey, world_size: int) -> Plan:
+def _plan(start: Start, result: Survey, world_size: int) -> Plan:
     from trainer.plan.plan import make_plan
 
     done = {"done_steps": start.done.steps, "done_samples": start.done.samples}
-    return make_plan(start.config, world_size, facts=found.facts, **done)
+    return make_plan(start.config, world_size, facts=result.facts, **done)
 
 
-def _rehearsed(start: Start, found: Survey, plan: Plan) -> tuple[list[str], dict[str, Any]]:
+def _rehearsed(start: Start, surveyed: Survey, plan: Plan) -> tuple[list[str], dict[str, Any]]:
     """The rehearsal as text and as JSON types."""
     from trainer.plan.memory import rank_bytes
     from trainer.run.rehearsal import rehearse
@@ -106,14 +106,14 @@ def _rehearsed(start: Start, found: Survey, plan: Plan) -> tuple[list[str], dict
 
     config = start.config
     result = rehearse(config, plan)
-    totals = [rank.total for rank in rank_bytes(config, plan, kept=result.kept_bytes)]
+    totals = [rank.total for rank in rank_bytes(config, plan, buffer_bytes=result.kept_bytes)]
     needed = checkpoint_bytes(config, plan)
     facts = {
         "rehearsal": dataclasses.asdict(result),
         "bytes_per_pipeline_rank": totals,
         "checkpoint_bytes": needed,
     }
-    return [*_rehearsal_lines(plan, result, found, totals), f"save      {size_text(needed)} per checkpoint"], facts
+    return [*_rehearsal_lines(plan, result, surveyed, totals), f"save      {size_text(needed)} per checkpoint"], facts
 
 
 def _lacks_memory(facts: dict[str, Any], memory: float | None) -> Iterator[str]:
@@ -144,8 +144,8 @@ def _lacks_disk(start: Start, plan: Plan) -> Iterator[str]:
         yield f"problem: {error}"
 
 
-def _rehearsal_lines(plan: Plan, result: Rehearsal, found: Survey, totals: list[int]) -> list[str]:
-    facts, matched, least, most = found.facts, result.matched, min(totals), max(totals)
+def _rehearsal_lines(plan: Plan, result: Rehearsal, surveyed: Survey, totals: list[int]) -> list[str]:
+    facts, matched, least, most = surveyed.facts, result.matched, min(totals), max(totals)
     tokens = f"{facts.num_tokens:,} tokens" if facts is not None and facts.num_tokens else "unlimited tokens"
     bubble = name = ""
     if plan.pp > 1:

@@ -38,9 +38,9 @@ class AttentionKernel(Protocol):
 
     @staticmethod
     def backward(
-        dy_BHSK: Tensor, heads: tuple[Tensor, Tensor, Tensor], *, found: Attended, causal: bool, scale: float | None
+        dy_BHSK: Tensor, heads: tuple[Tensor, Tensor, Tensor], *, attended: Attended, causal: bool, scale: float | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of queries, keys and values, given the result and sums of the whole softmax in `found`."""
+        """The gradients of queries, keys and values, given the result and sums of the whole softmax in `attended`."""
 
 
 class CuDnn:
@@ -49,19 +49,19 @@ class CuDnn:
     @staticmethod
     def forward(heads: tuple[Tensor, Tensor, Tensor], *, causal: bool, scale: float | None) -> Attended:
         """See AttentionKernel."""
-        y, sums, *kept = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        y, sums, *for_backward = torch.ops.aten._scaled_dot_product_cudnn_attention(
             *heads, None, True, 0.0, causal, False, scale=scale
         )
-        return Attended(y, sums, tuple(kept[:6]))
+        return Attended(y, sums, tuple(for_backward[:6]))
 
     @staticmethod
     def backward(
-        dy_BHSK: Tensor, heads: tuple[Tensor, Tensor, Tensor], *, found: Attended, causal: bool, scale: float | None
+        dy_BHSK: Tensor, heads: tuple[Tensor, Tensor, Tensor], *, attended: Attended, causal: bool, scale: float | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See AttentionKernel."""
-        queries, keys, most_queries, most_keys, seed, offset = found.kept
+        queries, keys, most_queries, most_keys, seed, offset = attended.kept
         dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-            dy_BHSK, *heads, found.y_BHSK, found.sums_BHS1, seed, offset, None,
+            dy_BHSK, *heads, attended.y_BHSK, attended.sums_BHS1, seed, offset, None,
             queries, keys, most_queries, most_keys, 0.0, causal, scale=scale,
         )  # fmt: skip
         return dq, dk, dv
@@ -110,15 +110,15 @@ class _ChunkAttention(torch.autograd.Function):
     ) -> Tensor:
         before = k_BGTK.shape[2] - q_BHSK.shape[2]
         own = kernel.forward((q_BHSK, k_BGTK[:, :, before:], v_BGTK[:, :, before:]), causal=True, scale=scale)
-        y, sums, kept = own.y_BHSK, own.sums_BHS1, [own.kept]
+        y, sums, for_backward = own.y_BHSK, own.sums_BHS1, [own.kept]
         if before:
             other = kernel.forward((q_BHSK, k_BGTK[:, :, :before], v_BGTK[:, :, :before]), causal=False, scale=scale)
             share = torch.sigmoid(other.sums_BHS1 - own.sums_BHS1)  # of the softmax before the chunk
             y = torch.lerp(y.to(share.dtype), other.y_BHSK.to(share.dtype), share).to(y.dtype)
             sums = torch.logaddexp(own.sums_BHS1, other.sums_BHS1)
-            kept.append(other.kept)
+            for_backward.append(other.kept)
         ctx.save_for_backward(q_BHSK, k_BGTK, v_BGTK, y, sums)
-        ctx.before, ctx.scale, ctx.kernel, ctx.kept = before, scale, kernel, kept
+        ctx.before, ctx.scale, ctx.kernel, ctx.kept = before, scale, kernel, for_backward
         return y
 
     @staticmethod
@@ -130,13 +130,13 @@ class _ChunkAttention(torch.autograd.Function):
         heads = (q, k[:, :, before:], v[:, :, before:])
         attended = Attended(y, sums, ctx.kept[0])
         dq, dk[:, :, before:], dv[:, :, before:] = kernel.backward(
-            dy_BHSK, heads, found=attended, causal=True, scale=scale
+            dy_BHSK, heads, attended=attended, causal=True, scale=scale
         )
         if before:
             heads = (q, k[:, :, :before], v[:, :, :before])
             attended = Attended(y, sums, ctx.kept[1])
             more, dk[:, :, :before], dv[:, :, :before] = kernel.backward(
-                dy_BHSK, heads, found=attended, causal=False, scale=scale
+                dy_BHSK, heads, attended=attended, causal=False, scale=scale
             )
             dq = dq + more
         return dq, dk, dv, None, None

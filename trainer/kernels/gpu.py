@@ -104,10 +104,10 @@ def scored_attention(
 def _visible(window: int, document_BT: Tensor | None, place_S: Tensor | None) -> Callable[..., Tensor]:
     def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         place = i if place_S is None else place_S[i]
-        seen = place >= j
+        is_visible = place >= j
         if window:
-            seen = seen & (place - j < window)
-        return seen if document_BT is None else seen & (document_BT[b, place] == document_BT[b, j])
+            is_visible = is_visible & (place - j < window)
+        return is_visible if document_BT is None else is_visible & (document_BT[b, place] == document_BT[b, j])
 
     return mask
 

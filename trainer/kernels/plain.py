@@ -312,8 +312,8 @@ def dropout(x_NF: Tensor, sample_N: Tensor, position_N: Tensor, key_2: Tensor, p
 
     The draws are those of `philox.keep`: from the token's sample and position, the feature and the key.
     """
-    kept = keep(sample_N, position_N, None, features=x_NF.shape[1], key_2=key_2, probability=probability)
-    return torch.where(kept, _widen(x_NF) / (1 - probability), 0.0).to(x_NF.dtype)
+    keep_mask = keep(sample_N, position_N, None, features=x_NF.shape[1], key_2=key_2, probability=probability)
+    return torch.where(keep_mask, _widen(x_NF) / (1 - probability), 0.0).to(x_NF.dtype)
 
 
 def logit_statistics(logits_NV: Tensor, column_N: Tensor, real: int) -> tuple[Tensor, Tensor, Tensor]:

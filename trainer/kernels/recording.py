@@ -98,9 +98,13 @@ class RecordedFunction:
 
     def __call__(self, *arguments: Given) -> list[Given]:
         """Replay with other arguments of the same shapes."""
-        for kept, given in zip(self._arguments, arguments, strict=True):
-            assert (kept is None) == (given is None), "recorded with a tensor where there is none now, or the reverse"
-            if kept is not None and given is not None:
-                kept.data.copy_(given.detach())  # `data`: autograd, which may have saved `kept`, sees no change
+        for recorded, argument in zip(self._arguments, arguments, strict=True):
+            assert (recorded is None) == (argument is None), (
+                "recorded with a tensor where there is none now, or the reverse"
+            )
+            if recorded is not None and argument is not None:
+                recorded.data.copy_(
+                    argument.detach()
+                )  # `data`: autograd, which may have saved `recorded`, sees no change
         self._recorded.replay()
         return [None if x is None else x.clone() for x in self._results]

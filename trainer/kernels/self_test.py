@@ -30,8 +30,8 @@ def differences(group: str, kernels: Any, *, device: torch.device, dtype: torch.
     except (RuntimeError, TypeError, AttributeError, ImportError, AssertionError) as error:
         return f"its self-test failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     expected = EXAMPLES[group](plain, _draws(device), torch.float32)
-    for (name, got), (_, right) in zip(results, expected, strict=True):
-        if problem := _difference(name, got, right, tolerance=TOLERANCES[dtype]):
+    for (name, actual), (_, right) in zip(results, expected, strict=True):
+        if problem := _difference(name, actual, right, tolerance=TOLERANCES[dtype]):
             return problem
     return ""
 
@@ -54,8 +54,8 @@ def _norm(kernels: Any, draw: Callable[..., Tensor], dtype: torch.dtype) -> Resu
     weight, bias = draw(WIDTH).to(dtype), draw(WIDTH).to(dtype)
     total, y, scale = kernels.rms_norm(x, branch, weight, None, 1e-5)
     yield from (("the sum", total), ("RMSNorm", y), ("its scale", scale))
-    for given in (dsum.clone(), None):
-        dx, dweight, _ = kernels.rms_norm_backward(given, dy, total, weight, scale)
+    for gradient in (dsum.clone(), None):
+        dx, dweight, _ = kernels.rms_norm_backward(gradient, dy, total, weight, scale)
         yield from (("RMSNorm's gradient", dx), ("the gradient of RMSNorm's weight", dweight))
     total, y, mean, scale = kernels.layer_norm(x, None, weight, bias, 1e-5)
     yield from (("LayerNorm", y), ("its mean", mean), ("its scale", scale))
@@ -115,9 +115,9 @@ def float8_differences(quantize: Callable[..., Any], product: Callable[..., Tens
     except (RuntimeError, TypeError, AttributeError, ImportError, AssertionError) as error:
         return f"its self-test failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     expected = _float8(float8_quantize, float8_product, _draws(device))
-    for (name, got), (_, right) in zip(results, expected, strict=True):
+    for (name, actual), (_, right) in zip(results, expected, strict=True):
         # Results are rounded to bf16. Values are equal, except where a scale that differs in its last bit changed one.
-        if problem := _difference(name, got, right, tolerance=2e-3 if "value" in name else 1e-2):
+        if problem := _difference(name, actual, right, tolerance=2e-3 if "value" in name else 1e-2):
             return problem
     return ""
 

@@ -120,8 +120,8 @@ class Buffers:
         """Allocate the kept tensor, and the tensor of each bucket."""
         buckets = self.layout.buckets
         if own:
-            kept = Flat(self.owned, torch.zeros(self.owned.size, dtype=dtype, device=device))
-            return kept, [_without_memory(bucket.size, dtype, device) for bucket in buckets]
+            own_part = Flat(self.owned, torch.zeros(self.owned.size, dtype=dtype, device=device))
+            return own_part, [_without_memory(bucket.size, dtype, device) for bucket in buckets]
         buffer = torch.zeros(self.layout.size, dtype=dtype, device=device)
         return Flat(everything(self.layout), buffer), [buffer[bucket.start : bucket.stop] for bucket in buckets]
 

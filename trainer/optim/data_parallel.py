@@ -107,8 +107,8 @@ class ParameterGathers:
         """The buckets of blocks, in one order on all ranks."""
         return sorted({number for block in blocks for number in self._of_block.get(block, ())})
 
-    def _release_but(self, kept: Iterable[int]) -> None:
-        for number in sorted(self._in_memory.difference(kept)):
+    def _release_but(self, wanted: Iterable[int]) -> None:
+        for number in sorted(self._in_memory.difference(wanted)):
             self._wait(number)
             take_memory(self.buffers.bucket_parameters[number])
             self._in_memory.discard(number)

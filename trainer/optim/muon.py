@@ -63,10 +63,10 @@ class MatrixPart(NamedTuple):
         """Elements."""
         return self.size[0] * self.size[1]
 
-    def of(self, whole: Tensor) -> Tensor:
+    def of(self, matrix: Tensor) -> Tensor:
         """This part of a whole matrix: a view."""
         (row, column), (rows, columns) = self.start, self.size
-        return whole[row : row + rows, column : column + columns]
+        return matrix[row : row + rows, column : column + columns]
 
 
 Parts = tuple[MatrixPart, ...]
@@ -144,8 +144,8 @@ def update_scale(settings: OptimizerSection, shape: tuple[int, int]) -> float:
 
 def iterations(settings: OptimizerSection) -> tuple[tuple[float, float, float], ...]:
     """The coefficients of each Newton-Schulz iteration."""
-    given = COEFFICIENTS[settings.muon_coefficient_type]
-    return tuple(given[i % len(given)] for i in range(settings.muon_ns_steps))
+    coefficients = COEFFICIENTS[settings.muon_coefficient_type]
+    return tuple(coefficients[i % len(coefficients)] for i in range(settings.muon_ns_steps))
 
 
 def exchanged(

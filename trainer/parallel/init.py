@@ -70,16 +70,16 @@ def _parts(runs: Iterable[ElementRange]) -> Iterator[tuple[Tensor, Slice, float]
     """Set constants and padding; yield (target, rectangle of some elements, std) for the elements to draw."""
     for spec, first, stop, target in runs:
         target.zero_()
-        for whole in slices(spec, first=first, stop=stop):
-            where = target[whole.flat - first : whole.flat - first + math.prod(whole.size)]
+        for rectangle in slices(spec, first=first, stop=stop):
+            where = target[rectangle.flat - first : rectangle.flat - first + math.prod(rectangle.size)]
             if spec.std == 0.0:
                 where.fill_(spec.fill)
                 continue
             for low in range(0, len(where), _CHUNK_ELEMENTS):
                 high = min(low + _CHUNK_ELEMENTS, len(where))
-                for start, size, flat in rectangles(whole.size, low, high=high):
-                    at = tuple(a + b for a, b in zip(whole.start, start, strict=True))
-                    part = Slice(name=whole.name, shape=whole.shape, start=at, size=size, flat=flat)
+                for start, size, flat in rectangles(rectangle.size, low, high=high):
+                    at = tuple(a + b for a, b in zip(rectangle.start, start, strict=True))
+                    part = Slice(name=rectangle.name, shape=rectangle.shape, start=at, size=size, flat=flat)
                     yield where[flat : flat + math.prod(size)], part, spec.std
 
 

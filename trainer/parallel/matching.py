@@ -81,15 +81,15 @@ def match(programs: Sequence[Sequence[Entry]], groups: Sequence[dict[Hashable, G
 class _Matching:
     def __init__(self, programs: Sequence[Sequence[Entry]], groups: Sequence[dict[Hashable, Group]]) -> None:
         # One object for each group, compared and hashed by its identity: it may have thousands of members.
-        one: dict[Group, _Members] = {}
-        known: dict[int, _Members] = {}
+        unique_members: dict[Group, _Members] = {}
+        members_by_id: dict[int, _Members] = {}
         self.programs = programs
         self.groups: list[dict[Hashable, _Members]] = []
         for of_rank in groups:
             for group in of_rank.values():
-                if id(group) not in known:
-                    known[id(group)] = one.setdefault(group, _Members(group))
-            self.groups.append({axis: known[id(group)] for axis, group in of_rank.items()})
+                if id(group) not in members_by_id:
+                    members_by_id[id(group)] = unique_members.setdefault(group, _Members(group))
+            self.groups.append({axis: members_by_id[id(group)] for axis, group in of_rank.items()})
         self.position = [0] * len(programs)
         self.places: dict[_Members, _Place] = defaultdict(lambda: _Place([]))
         self.sent: dict[_Members, deque[Hashable]] = defaultdict(deque)
@@ -154,11 +154,11 @@ class _Matching:
 
     def _deliver(self, link: _Members) -> None:
         while self.sent[link] and self.begun[link]:
-            given, taken = self.sent[link].popleft(), self.begun[link].popleft()
-            if given != taken:
-                raise Mismatch(f"rank {link.ranks[0]} sends {given} to rank {link.ranks[1]}, which expects {taken}")
+            sent, taken = self.sent[link].popleft(), self.begun[link].popleft()
+            if sent != taken:
+                raise Mismatch(f"rank {link.ranks[0]} sends {sent} to rank {link.ranks[1]}, which expects {taken}")
             self.messages[link] += 1
-            self.there[link].add(given)
+            self.there[link].add(sent)
             if link in self.waiting:
                 self.ready.append(self.waiting.pop(link))
 

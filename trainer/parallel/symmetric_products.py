@@ -93,11 +93,11 @@ def open_symmetric_products(
     except (RuntimeError, AttributeError, ImportError) as error:
         fault = (str(error).splitlines() or [""])[0]
     # All ranks have to agree before anybody computes: a rank that computes alone would wait in a kernel.
-    faults = [one for one in gather_objects(fault, group) if one]
+    faults = [item for item in gather_objects(fault, group) if item]
     if products is not None and not faults:
         difference = _largest_difference(products, group, device=device, dtype=dtype)
         differences = gather_objects(difference, group)
-        faults = [f"its self-test failed: {one:.2g} of the norm" for one in differences if not one <= TOLERANCE]
+        faults = [f"its self-test failed: {item:.2g} of the norm" for item in differences if not item <= TOLERANCE]
     if products is None or faults:
         raise _refused(faults[0])
     return products

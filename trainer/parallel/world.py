@@ -134,8 +134,8 @@ class _WaitingForFirst:
     def __init__(self, place: Placement, tell: Callable[[str], None]) -> None:
         self._place, self._tell, self._began_s, self._told = place, tell, time.monotonic(), 0
 
-    def until(self, done: Callable[[], bool], found: str) -> None:
-        """Repeat a check until it succeeds; `found`: what the notes and the error say is wrong.
+    def until(self, done: Callable[[], bool], problem: str) -> None:
+        """Repeat a check until it succeeds; `problem`: what the notes and the error say is wrong.
 
         Raises:
             ResourceError: it did not succeed within FIRST_RANK_S of the start.
@@ -146,14 +146,14 @@ class _WaitingForFirst:
             if waited_s >= FIRST_RANK_S:
                 raise ResourceError(
                     f"rank 0 of {self._place.world_size} did not start",
-                    found=f"{found}, for {waited_s:.0f} s",
+                    found=f"{problem}, for {waited_s:.0f} s",
                     expected="the process of rank 0, which the other ranks join",
                     fix="check the machine of rank 0, its output, and the network; the same command continues",
                 )
             if waited_s >= (self._told + 1) * TOLD_S:
                 self._told += 1
                 if self._place.rank == 1:  # one line is enough
-                    self._tell(f"the other ranks wait for rank 0: {found}")
+                    self._tell(f"the other ranks wait for rank 0: {problem}")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
 

@@ -151,9 +151,9 @@ class _StepRun:
         received = self.messages.take(Action("RECV_F", number, microbatch)) if number else ()
         stage_pass = self._pass(action, batch)
         with self._in_turn(stage_pass, microbatch):
-            given, counted = stage_pass.forward(received, batch, self.scale)
+            outputs, counted = stage_pass.forward(received, batch, self.scale)
         if counted is None:
-            self.messages.give(Action("SEND_F", number, microbatch), given)
+            self.messages.give(Action("SEND_F", number, microbatch), outputs)
         else:
             self.counted.append(counted)
         if torch.is_grad_enabled():
@@ -183,9 +183,9 @@ class _StepRun:
             last = number + 1 == self.schedule.num_stages
             gradients = () if last else self.messages.take(Action("RECV_B", number, microbatch))
             with self._in_turn(stage_pass, microbatch):
-                given = stage_pass.backward(gradients) if kind == "B" else stage_pass.input_gradients(gradients)
+                gradients_out = stage_pass.backward(gradients) if kind == "B" else stage_pass.input_gradients(gradients)
             if number:
-                self.messages.give(Action("SEND_B", number, microbatch), given)
+                self.messages.give(Action("SEND_B", number, microbatch), gradients_out)
         if kind != "I" and isinstance(stage_pass, ReplayedPass):
             stage_pass.release()
 

@@ -161,9 +161,11 @@ class ReplayedPass:
             if self._forward is None:
                 count = len(received)
 
-                def run(*given: Any) -> tuple[Given, ...]:
-                    rows: dict[str, Any] = dict(zip(_TENSOR_FIELDS, given[count:-1], strict=True))
-                    outputs, totals = self._pass.forward(given[:count], dataclasses.replace(batch, **rows), given[-1])
+                def run(*tensors: Any) -> tuple[Given, ...]:
+                    rows: dict[str, Any] = dict(zip(_TENSOR_FIELDS, tensors[count:-1], strict=True))
+                    outputs, totals = self._pass.forward(
+                        tensors[:count], dataclasses.replace(batch, **rows), tensors[-1]
+                    )
                     return (totals, *outputs)
 
                 self._forward = self._function(run, inputs)
@@ -198,7 +200,7 @@ class ReplayedPass:
     def _gradients(self, run: Callable[[Tensors], Tensors], gradients: Tensors) -> Tensors:
         def call() -> list[Given]:
             if self._backward is None:
-                self._backward = self._function(lambda *given: run(given), gradients)
+                self._backward = self._function(lambda *tensors: run(tensors), gradients)
             return self._backward(*gradients)
 
         return tuple(x for x in self._graphs.replay(self._lane, "backward", call) if x is not None)

@@ -84,9 +84,9 @@ class Pass:
         hooks = self.stage.hooks
         with weights_later(self.layers) as later:
             self._later = hooks.later = later
-            given = self.backward(gradients)
+            input_gradients = self.backward(gradients)
         hooks.later = None
-        return given
+        return input_gradients
 
     @torch.no_grad()
     def weight_gradients(self) -> None:

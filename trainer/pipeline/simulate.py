@@ -113,8 +113,8 @@ def _earliest(schedule: Schedule, action: Action, stops: dict[Action, float]) ->
         times.append(arrived)
     for either in needs(action, schedule.num_stages):
         if schedule.stage_ranks[either[0].stage] == schedule.stage_ranks[action.stage]:
-            found = [stops[need] for need in either if need in stops]
-            if not found:
+            known_stops = [stops[need] for need in either if need in stops]
+            if not known_stops:
                 return None
-            times += found
+            times += known_stops
     return max(times)

@@ -301,11 +301,11 @@ def schedule_problems(config: RunConfig) -> Iterator[str]:
 def _unclear(optimizer: OptimizerSection) -> Iterator[str]:
     """Lengths that are given twice."""
     for prefix in SCHEDULE_LENGTHS:
-        given: dict[str, float] = dict(given_lengths(optimizer, prefix))
+        lengths: dict[str, float] = dict(given_lengths(optimizer, prefix))
         if prefix == "warmup_" and optimizer.warmup_fraction:
-            given["fraction"] = optimizer.warmup_fraction
-        if len(given) > 1:
-            yield f"{_settings(f'optimizer.{prefix}', given)} are set; keep one of them"
+            lengths["fraction"] = optimizer.warmup_fraction
+        if len(lengths) > 1:
+            yield f"{_settings(f'optimizer.{prefix}', lengths)} are set; keep one of them"
 
 
 def _length_problems(config: RunConfig, lengths: ScheduleLengths, run: RunLength) -> Iterator[str]:
@@ -323,13 +323,13 @@ def _length_problems(config: RunConfig, lengths: ScheduleLengths, run: RunLength
         warmup = _settings("optimizer.warmup_", given_lengths(optimizer, "warmup_") or fraction)
         fewer, raised = f"fewer {lengths.counter}", limit.partition("=")[0]
         yield f"{warmup} is more than {limit}; warm up for {fewer}, or raise {raised}"
-    given = given_lengths(optimizer, "wsd_decay_")
-    if given and optimizer.schedule != "wsd":
-        yield f'{_settings("optimizer.wsd_decay_", given)} applies only to optimizer.schedule="wsd"; leave it out'
-    if optimizer.schedule == "wsd" and not given:
+    wsd_lengths = given_lengths(optimizer, "wsd_decay_")
+    if wsd_lengths and optimizer.schedule != "wsd":
+        yield f'{_settings("optimizer.wsd_decay_", wsd_lengths)} applies only to optimizer.schedule="wsd"; leave it out'
+    if optimizer.schedule == "wsd" and not wsd_lengths:
         yield 'optimizer.schedule="wsd" needs a length of its decay; set optimizer.wsd_decay_steps, _samples or _tokens'
     elif optimizer.schedule == "wsd" and lengths.wsd_decay > lengths.decay:
-        wsd_decay, most = _settings("optimizer.wsd_decay_", given), f"{lengths.decay:g} {lengths.counter}"
+        wsd_decay, most = _settings("optimizer.wsd_decay_", wsd_lengths), f"{lengths.decay:g} {lengths.counter}"
         yield f"{wsd_decay} is longer than the schedule, of {most}; choose at most that many"
 
 
@@ -359,17 +359,17 @@ def _value_problems(optimizer: OptimizerSection) -> Iterator[str]:
         yield f"optimizer.embedding_min_lr={least:g} needs optimizer.embedding_lr; set both, or leave it out"
     if optimizer.weight_decay_schedule != "constant":
         return
-    given = given_lengths(optimizer, "weight_decay_")
+    decay_lengths = given_lengths(optimizer, "weight_decay_")
     given_text = _settings(
-        "optimizer.weight_decay_", {"end": optimizer.weight_decay_end} if optimizer.weight_decay_end else given
+        "optimizer.weight_decay_", {"end": optimizer.weight_decay_end} if optimizer.weight_decay_end else decay_lengths
     )
     if given_text:
         yield f'{given_text} needs optimizer.weight_decay_schedule="linear" or "cosine"; set one, or leave it out'
 
 
-def _settings(prefix: str, given: Mapping[str, float]) -> str:
+def _settings(prefix: str, amounts: Mapping[str, float]) -> str:
     """ "a=1 and b=2"."""
-    return " and ".join(f"{prefix}{unit}={amount}" for unit, amount in given.items())
+    return " and ".join(f"{prefix}{unit}={amount}" for unit, amount in amounts.items())
 
 
 def pipeline_problems(config: RunConfig, world_size: int) -> Iterator[str]:

@@ -170,16 +170,16 @@ def _other_pipelines(config: RunConfig, hardware: Hardware, facts: DataFacts | N
     if config.mesh.pp == 1:
         return
     for schedule in SCHEDULES:
-        seen = set()
+        tried = set()
         for balance in BALANCES:
             mesh = dataclasses.replace(config.mesh, schedule=schedule, stage_balance=balance)
             other = dataclasses.replace(config, mesh=mesh)
             if check(other, hardware.gpus, facts=facts):
                 break
             plan = make_plan(other, hardware.gpus, facts=facts)
-            if mesh != config.mesh and plan.pipeline.layers_per_stage not in seen:
+            if mesh != config.mesh and plan.pipeline.layers_per_stage not in tried:
                 yield _choice(other, plan)
-            seen.add(plan.pipeline.layers_per_stage)
+            tried.add(plan.pipeline.layers_per_stage)
 
 
 def _choices(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Iterator[_Choice]:

@@ -124,15 +124,15 @@ def schedule_lengths(config: RunConfig, *, in_samples: bool = False) -> Schedule
         UsageError: as `batch_sizes`.
     """
     optimizer, sizes = config.optimizer, batch_sizes(config)
-    given = {prefix: given_lengths(optimizer, prefix) for prefix in SCHEDULE_LENGTHS}
+    lengths_of = {prefix: given_lengths(optimizer, prefix) for prefix in SCHEDULE_LENGTHS}
     run = given_lengths(config.train)
-    given["decay_"] = given["decay_"] or run
+    lengths_of["decay_"] = lengths_of["decay_"] or run
     if optimizer.weight_decay_schedule != "constant":
-        given["weight_decay_"] = given["weight_decay_"] or run
-    by_samples = in_samples or any(unit != "steps" for lengths in given.values() for unit in lengths)
+        lengths_of["weight_decay_"] = lengths_of["weight_decay_"] or run
+    by_samples = in_samples or any(unit != "steps" for lengths in lengths_of.values() for unit in lengths)
 
     def counted(prefix: str) -> float:
-        for unit, amount in given[prefix].items():
+        for unit, amount in lengths_of[prefix].items():
             if unit == "tokens":
                 return amount / config.train.sequence_length
             if unit == "samples" or not by_samples:
@@ -156,9 +156,9 @@ def horizon(config: RunConfig, before: RunConfig | None, *, prefix: str) -> dict
     They are the configuration's own; otherwise those of the run so far; otherwise the run's length, in its own unit.
     All are None if the run's length is given twice, which is reported separately.
     """
-    found = given_lengths(config.optimizer, prefix)
-    if not found and before is not None:
-        found = given_lengths(before.optimizer, prefix)
+    lengths = given_lengths(config.optimizer, prefix)
+    if not lengths and before is not None:
+        lengths = given_lengths(before.optimizer, prefix)
     run = given_lengths(config.train)
-    found = found or (run if len(run) == 1 else {})
-    return {prefix + unit: found.get(unit) for unit in UNITS}
+    lengths = lengths or (run if len(run) == 1 else {})
+    return {prefix + unit: lengths.get(unit) for unit in UNITS}

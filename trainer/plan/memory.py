@@ -81,19 +81,19 @@ def state_bytes(config: RunConfig, plan: Plan) -> int:
     return max(rank.state for rank in rank_bytes(config, plan))
 
 
-def rank_bytes(config: RunConfig, plan: Plan, *, kept: Sequence[int] | None = None) -> tuple[RankBytes, ...]:
+def rank_bytes(config: RunConfig, plan: Plan, *, buffer_bytes: Sequence[int] | None = None) -> tuple[RankBytes, ...]:
     """The peak memory of each pipeline rank.
 
     Args:
-        kept: bytes of each rank's buffers and optimizer state, if they were counted on tensors, which have padding;
-            None: `kept_bytes` of its parameters.
+        buffer_bytes: of each rank's buffers and optimizer state, if counted on tensors, which have padding; None:
+            `kept_bytes` of its parameters.
     """
     of_rank, like = tables(config, plan), alike(plan)
-    if kept is None:
+    if buffer_bytes is None:
         of_first = {r: kept_bytes(config, plan, table=of_rank[r]) for r in set(like)}
-        kept = [of_first[first] for first in like]
+        buffer_bytes = [of_first[first] for first in like]
     working = {r: working_bytes(config, plan, table=of_rank[r]) for r in set(like)}
-    states = (held + working[first] for held, first in zip(kept, like, strict=True))
+    states = (held + working[first] for held, first in zip(buffer_bytes, like, strict=True))
     return tuple(map(RankBytes, states, activation_bytes_per_stage(config, plan)))
 
 

@@ -101,7 +101,7 @@ def test_a_rehearsed_rank_keeps_the_planned_bytes_and_padding(
         assert least <= found.kept_bytes[rank] <= least * layout.size / sum(spec.numel for spec in table) + 1
     planned = [kept_bytes(config, plan, table=table) for table in tables(config, plan)]
     padding = [held - least for held, least in zip(found.kept_bytes, planned, strict=True)]
-    both = zip(rank_bytes(config, plan, kept=found.kept_bytes), rank_bytes(config, plan), strict=True)
+    both = zip(rank_bytes(config, plan, buffer_bytes=found.kept_bytes), rank_bytes(config, plan), strict=True)
     assert [counted.total - by_table.total for counted, by_table in both] == padding
 
 
