@@ -7,6 +7,7 @@ before it. Blocks that are no programs are fenced as text.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,9 @@ from tests.helpers.runs import make_corpora, write_jsonl
 from tests.mdata.samples.test_chat import make_corpus
 from tests.mdata.samples.test_special_tokens import preprocessed
 
+# A page may leave types out. Said in each program: mypy would check all that they import anew for options of its own.
+LOOSE = "# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-any-generics, "
+LOOSE += "allow-subclassing-any"
 NOT_RUN = ("s3://",)  # needs object storage: tests/mdata/object_storage has one
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -55,16 +59,20 @@ def programs() -> dict[str, str]:
 
 @pytest.mark.slow
 def test_the_python_of_docs_and_examples_has_the_right_types(tmp_path):
+    """With the options and the cache of `make types`, which has checked what they import a moment ago."""
     for name, program in programs().items():
-        (tmp_path / f"{name}.py").write_text(program)
-    # A page may leave types out, and show an expression for its type.
-    loose = ["--allow-untyped-defs", "--allow-incomplete-defs", "--allow-untyped-calls", "--allow-subclassing-any"]
-    loose += ["--allow-any-generics", "--ignore-missing-imports"]
-    files = [*tmp_path.glob("*.py"), *sorted((ROOT / "examples").glob("*.py"))]
-    # With its own cache: other options would make `make types` check everything anew, and be checked anew themselves.
-    cache = ["--cache-dir", ROOT / ".mypy_cache" / "docs"]
-    words = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", *cache, *loose, *files]
-    done = subprocess.run(list(map(str, words)), cwd=ROOT, capture_output=True, text=True, timeout=280)
+        (tmp_path / f"{name}.py").write_text(f"{program}\n{LOOSE}")
+    for path in (ROOT / "examples").glob("*.py"):
+        (tmp_path / path.name).write_text(f"{path.read_text(encoding='utf-8')}\n{LOOSE}")
+    words = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", *tmp_path.glob("*.py")]
+    done = subprocess.run(
+        list(map(str, words)),
+        cwd=ROOT,
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
