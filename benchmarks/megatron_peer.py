@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainer.models.gpt_shape import GPTShape
+from trainer.models.gpt.shape import GPTShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

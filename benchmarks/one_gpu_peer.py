@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.models.gpt_shape import GPTShape
+from trainer.models.gpt.shape import GPTShape
 
 
 class Block(nn.Module):

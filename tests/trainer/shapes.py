@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainer.models.gpt_shape import GPTShape
+from trainer.models.gpt.shape import GPTShape
 
 LLAMA = GPTShape(
     num_layers=2,

@@ -41,7 +41,7 @@ from trainer.convert.model_folder import (
 )
 from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safetensors
 from trainer.layers.rope import frequencies
-from trainer.models.gpt_shape import GPTShape, gpt_shape
+from trainer.models.gpt.shape import GPTShape, gpt_shape
 
 CONFIG, SINGLE, SHARDED = "config.json", "model.safetensors", "model.safetensors.index.json"
 _NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from trainer.convert.links import Link, link
-from trainer.models.gpt_params import parameter_table
-from trainer.models.gpt_shape import GPTShape
+from trainer.models.gpt.params import parameter_table
+from trainer.models.gpt.shape import GPTShape
 from trainer.parallel.params import Place
 
 _LLAMA: Mapping[str, str] = MappingProxyType(

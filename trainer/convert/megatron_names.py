@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer.convert.hf_names import logical_shapes
 from trainer.convert.links import Link, Ranges, link
-from trainer.models.gpt_shape import GPTShape
+from trainer.models.gpt.shape import GPTShape
 
 _NAMES: Mapping[str, str] = MappingProxyType(
     {

@@ -30,7 +30,7 @@ from trainer.convert.hf_names import logical_shapes
 from trainer.convert.links import Source, TensorInfo
 from trainer.kernels.updates import state_names
 from trainer.models.family import family_of
-from trainer.models.gpt_shape import GPTShape, gpt_shape
+from trainer.models.gpt.shape import GPTShape, gpt_shape
 from trainer.parallel.params import Place
 
 Format = Literal["mtrain", "hf", "torch_dist", "mp_rank"]

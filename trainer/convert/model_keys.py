@@ -17,7 +17,7 @@ from mdata import UsageError
 from trainer.config.parse import parse_config, problems_error, value_text
 from trainer.config.sections import ModelSection, RunConfig
 from trainer.layers.shapes import GATED
-from trainer.models.gpt_shape import ffn_hidden_size
+from trainer.models.gpt.shape import ffn_hidden_size
 
 _NOT_FUNCTION = ("family", "preset", "init_std", "attention_dropout", "hidden_dropout")
 _OF_SCALING = {

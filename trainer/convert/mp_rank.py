@@ -46,7 +46,7 @@ from trainer.convert.mp_rank_moments import NamedMoments, named_moments
 from trainer.convert.pickles import Made
 from trainer.convert.torch_file import StoredTensor, load_torch, unread
 from trainer.models.arithmetic import round_up
-from trainer.models.gpt_shape import GPTShape, gpt_shape
+from trainer.models.gpt.shape import GPTShape, gpt_shape
 from trainer.parallel.params import Place
 
 FILE = "model_optim_rng.pt"

@@ -35,7 +35,7 @@ from trainer.convert.megatron_folder import (
 from trainer.convert.megatron_names import Shard, is_ignored, megatron_links, num_rows
 from trainer.convert.model_folder import ModelFolder, check_tensors
 from trainer.convert.torch_file import load_torch
-from trainer.models.gpt_shape import GPTShape, gpt_shape
+from trainer.models.gpt.shape import GPTShape, gpt_shape
 
 COMMON = "common.pt"
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -1,20 +1,22 @@
-"""The families of models, by the value of `model.family`; no code outside this room names one of them.
+"""The families of models, by the value of `model.family`; no other code names one of them.
 
-A family is ten functions: the rules of its configuration, its shape, the table of a rank's parameters, its operations
-per token, the memory of its activations, the cost of a microbatch, the attention variant of a block, and building a
-stage. All but the last are pure and import no torch.
+A family is a room, trainer/models/NAME/, and its face is the value FAMILY: the rules of its configuration, its shape,
+the table of a rank's parameters, its operations per token, the memory of its activations, the cost of a microbatch, the
+attention variant of a block, and building a stage. All but the last are pure and import no torch.
+docs/howto/add-a-family.md lists what a new one needs.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from trainer.config.sections import RunConfig
 from trainer.kernels.scores import ScoreShape
-from trainer.models import gpt_check, gpt_cost, gpt_memory, gpt_params, gpt_shape
 from trainer.parallel.params import ParamSpec, Place
 
 if TYPE_CHECKING:
@@ -36,8 +38,27 @@ class ModelShape(Protocol):
     padded_vocab_size: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCost:
+    """The forward and backward pass of one microbatch through a stage, on one rank.
+
+    Args:
+        product_flops: of matrix products. float8_flops: of those in FP8. attention_flops: of attention.
+        moved_bytes: read and written by all other kernels.
+        sent_bytes: by collectives over tp that are not overlapped.
+        passes: runs of a block, forward or backward, including recomputation: each costs the host some time.
+    """
+
+    product_flops: float
+    float8_flops: float
+    attention_flops: float
+    moved_bytes: float
+    sent_bytes: float
+    passes: float
+
+
 class BuildStage(Protocol):
-    """Builds a stage with uninitialized weights; see `build_gpt`."""
+    """Builds a stage with uninitialized weights; see `build_gpt` of models/gpt/model.py."""
 
     def __call__(
         self,
@@ -77,44 +98,20 @@ class Family:
     parameters: Callable[[Any, Place], tuple[ParamSpec, ...]]
     flops_per_token: Callable[[Any, tuple[int, ...]], int]
     activation_bytes: Callable[..., int]
-    stage_cost: Callable[..., gpt_cost.StageCost]
+    stage_cost: Callable[..., StageCost]
     block_scores: Callable[[Any, int], ScoreShape]
     build: BuildStage
 
 
+# A family is a separate room, imported when it is used.
+FAMILIES: Mapping[str, str] = MappingProxyType({"gpt": "trainer.models.gpt"})
+
+
 def family_of(config: RunConfig) -> Family:
     """The family that a configuration names."""
-    return FAMILIES[config.model.family]
+    return _family(FAMILIES[config.model.family])
 
 
-def _build_gpt(
-    shape: Any,
-    place: Place,
-    *,
-    groups: Mapping[str, Group],
-    dtype: torch.dtype,
-    device: torch.device,
-    config: RunConfig | None = None,
-    allocate: bool = True,
-) -> Any:
-    from trainer.models.gpt import build_gpt  # torch is imported when a model is built, not when a run is planned
-
-    return build_gpt(shape, place, groups=groups, dtype=dtype, device=device, config=config, allocate=allocate)
-
-
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        "gpt": Family(
-            shape=gpt_shape.gpt_shape,
-            problems=gpt_check.model_problems,
-            cut_by_tp=gpt_check.cut_by_tp,
-            float8_sizes=gpt_check.float8_sizes,
-            parameters=gpt_params.parameter_table,
-            flops_per_token=gpt_cost.flops_per_token,
-            activation_bytes=gpt_memory.activation_bytes,
-            stage_cost=gpt_cost.stage_cost,
-            block_scores=gpt_shape.block_scores,
-            build=_build_gpt,
-        )
-    }
-)
+@functools.cache
+def _family(module: str) -> Family:
+    return cast(Family, importlib.import_module(module).FAMILY)

@@ -32,8 +32,8 @@ from trainer.checkpoint.load import find_valid, load_state, verify_checkpoint
 from trainer.checkpoint.location import Location
 from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, check_target, commit, write_part
-from trainer.models.gpt_params import parameter_table
-from trainer.models.gpt_shape import GPTShape
+from trainer.models.gpt.params import parameter_table
+from trainer.models.gpt.shape import GPTShape
 from trainer.optim.layout import make_layout
 from trainer.optim.ownership import everything, owned_by
 from trainer.parallel.params import Place

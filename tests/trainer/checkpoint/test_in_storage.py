@@ -32,7 +32,7 @@ from trainer.checkpoint.object_folder import put, put_all, remove_folder
 from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, check_target, clear_place, commit, discard, missing_parts, write_part
 from trainer.checkpoint.stored_files import INDEX, ObjectFiles, files_of, listed
-from trainer.models.gpt_params import parameter_table
+from trainer.models.gpt.params import parameter_table
 from trainer.optim.layout import make_layout
 from trainer.optim.ownership import everything, owned_by
 from trainer.parallel.params import Place

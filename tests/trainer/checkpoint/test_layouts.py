@@ -106,7 +106,7 @@ from trainer.checkpoint.save import Target, commit, write_part
 from trainer.config.parse import dump_config
 from trainer.convert.first_state import read_owned
 from trainer.convert.model_keys import model_config
-from trainer.models.gpt_params import parameter_table
+from trainer.models.gpt.params import parameter_table
 from trainer.optim.layout import make_layout
 from trainer.optim.ownership import owned_by
 from trainer.parallel.params import Place

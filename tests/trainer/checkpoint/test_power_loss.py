@@ -25,7 +25,7 @@ from trainer.checkpoint.load import load_state
 from trainer.checkpoint.location import Location
 from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, save_checkpoint
-from trainer.models.gpt_params import parameter_table
+from trainer.models.gpt.params import parameter_table
 from trainer.optim.layout import make_layout
 from trainer.optim.ownership import everything
 from trainer.parallel.collectives import Group

@@ -11,8 +11,8 @@ from trainer.config.parse import dump_config, load_config, parse_config
 from trainer.config.presets import PRESETS
 from trainer.config.sections import Preset
 from trainer.models.family import family_of
-from trainer.models.gpt_params import num_parameters
-from trainer.models.gpt_shape import gpt_shape
+from trainer.models.gpt.params import num_parameters
+from trainer.models.gpt.shape import gpt_shape
 from trainer.plan.check import check
 
 # Elements of the tensors that were published.

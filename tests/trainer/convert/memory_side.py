@@ -26,7 +26,7 @@ from trainer.convert.convert import Options, convert, open_model
 from trainer.convert.first_state import read_owned
 from trainer.convert.model_keys import model_config
 from trainer.models.family import family_of
-from trainer.models.gpt_shape import gpt_shape
+from trainer.models.gpt.shape import gpt_shape
 from trainer.optim.layout import make_layout
 from trainer.optim.ownership import Ownership, owned_by
 from trainer.parallel.params import Place

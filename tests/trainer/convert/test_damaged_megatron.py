@@ -24,7 +24,7 @@ from trainer.convert.model_folder import ModelFolder, no_run
 from trainer.convert.model_keys import model_config
 from trainer.convert.mp_rank import open_mp_rank, write_mp_rank
 from trainer.convert.torch_dist_write import write_torch_dist
-from trainer.models.gpt_shape import gpt_shape
+from trainer.models.gpt.shape import gpt_shape
 
 load = partial(torch.load, weights_only=False)
 KEYS = {"num_layers": 2, "hidden_size": 8, "num_heads": 2, "vocab_size": 20, "window": 4, "position": "rope"}

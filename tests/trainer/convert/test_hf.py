@@ -38,7 +38,7 @@ from trainer.convert.hf_names import hf_links
 from trainer.convert.links import covers_exactly
 from trainer.convert.model_keys import effective, model_config
 from trainer.convert.mp_rank import scratch_bytes
-from trainer.models.gpt_shape import gpt_shape
+from trainer.models.gpt.shape import gpt_shape
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
 from trainer.run.resume import find_start

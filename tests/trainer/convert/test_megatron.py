@@ -28,7 +28,7 @@ from trainer.convert.megatron_names import Shard, megatron_links
 from trainer.convert.model_keys import effective, model_config
 from trainer.convert.mp_rank import FILE, write_mp_rank
 from trainer.convert.torch_dist_write import write_torch_dist
-from trainer.models.gpt_shape import gpt_shape
+from trainer.models.gpt.shape import gpt_shape
 
 FOLDERS = [
     *(f"{kind}_tp{tp}pp{pp}_optim" for kind in ("gpt2", "llama") for tp in (1, 2) for pp in (1, 2)),

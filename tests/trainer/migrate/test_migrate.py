@@ -19,7 +19,7 @@ from trainer.migrate.arguments import read_arguments
 from trainer.migrate.flags import flag_table
 from trainer.migrate.launcher import Launch, find_launch
 from trainer.migrate.migrate import Migration, as_toml, migrate
-from trainer.models.gpt_shape import gpt_shape
+from trainer.models.gpt.shape import gpt_shape
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from trainer.kernels.scores import ScoreShape
 from trainer.layers.shapes import RopeShape
 from trainer.models.arithmetic import round_up
-from trainer.models.gpt import GPT
-from trainer.models.gpt_params import parameter_table
-from trainer.models.gpt_shape import GPTShape
+from trainer.models.gpt.model import GPT
+from trainer.models.gpt.params import parameter_table
+from trainer.models.gpt.shape import GPTShape
 from trainer.parallel.params import Place
 from trainer.run.engine import Engine
 

@@ -10,9 +10,9 @@ import torch
 
 from tests.trainer.engines import microbatch
 from tests.trainer.shapes import SHAPES
-from trainer.models.gpt import GPT, build_gpt
-from trainer.models.gpt_params import parameter_table
-from trainer.models.gpt_shape import GPTShape
+from trainer.models.gpt.model import GPT, build_gpt
+from trainer.models.gpt.params import parameter_table
+from trainer.models.gpt.shape import GPTShape
 from trainer.parallel.collectives import Group
 from trainer.parallel.init import ElementRange, initialize_
 from trainer.parallel.params import Place

@@ -13,7 +13,7 @@ from trainer.config.sections import RecomputeSection
 from trainer.layers.rope import frequencies
 from trainer.layers.shapes import RopeShape
 from trainer.models.arithmetic import round_up
-from trainer.models.gpt import GPT, build_gpt
+from trainer.models.gpt.model import GPT, build_gpt
 from trainer.parallel.collectives import Group
 from trainer.parallel.params import Place
 

@@ -21,8 +21,8 @@ from tests.trainer.engines import (
     small_config,
 )
 from trainer.config.sections import MeshSection, RecomputeSection
-from trainer.models.gpt_memory import block_bytes
-from trainer.models.gpt_shape import gpt_shape
+from trainer.models.gpt.memory import block_bytes
+from trainer.models.gpt.shape import gpt_shape
 from trainer.parallel.params import Place
 
 OPTIONS = {

@@ -9,8 +9,8 @@ from tests.trainer.engines import microbatch
 from tests.trainer.shapes import LLAMA
 from trainer.layers.rope import frequencies, magnitude
 from trainer.layers.shapes import RopeShape
-from trainer.models.gpt import build_gpt
-from trainer.models.gpt_shape import GPTShape
+from trainer.models.gpt.model import build_gpt
+from trainer.models.gpt.shape import GPTShape
 from trainer.parallel.collectives import Group
 from trainer.parallel.params import Place
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.shapes import SHAPES
-from trainer.models.gpt_params import parameter_table
+from trainer.models.gpt.params import parameter_table
 from trainer.optim.layout import ALIGNMENT, make_layout
 from trainer.optim.ownership import owned_by
 from trainer.parallel import buckets

@@ -17,7 +17,7 @@ from tests.trainer.engines import assemble, held_state, layouts, logical, microb
 from tests.trainer.shapes import SHAPES
 from trainer.config.sections import MeshSection, OptimizerSection
 from trainer.kernels.table import PLAIN
-from trainer.models.gpt_params import parameter_table
+from trainer.models.gpt.params import parameter_table
 from trainer.optim.layout import make_layout
 from trainer.optim.muon import COEFFICIENTS, MatrixPart, exchanged, iterations, make_rounds, parts_of, update_scale
 from trainer.optim.ownership import owned_by

@@ -14,7 +14,7 @@ from tests.trainer.engines import assemble, held_state, layouts, logical, microb
 from trainer.config.sections import MeshSection, OptimizerSection
 from trainer.kernels.table import PLAIN, choose_kernels
 from trainer.layers.base import MainGradients, add_weight_gradient
-from trainer.models.gpt import build_gpt
+from trainer.models.gpt.model import build_gpt
 from trainer.optim.optimizer import NORM_BLOCK, sum_of_squares
 from trainer.parallel.params import Place
 

@@ -14,7 +14,7 @@ import torch
 from mdata.util.random_keys import derive_key
 from tests.trainer.models import megatron
 from tests.trainer.shapes import GPT2, SHAPES
-from trainer.models.gpt_params import parameter_table
+from trainer.models.gpt.params import parameter_table
 from trainer.parallel import init
 from trainer.parallel.params import Place
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.shapes import GPT2, SHAPES
-from trainer.models.gpt import build_gpt
-from trainer.models.gpt_params import num_parameters, parameter_table
+from trainer.models.gpt.model import build_gpt
+from trainer.models.gpt.params import num_parameters, parameter_table
 from trainer.parallel import init
 from trainer.parallel.collectives import Group
 from trainer.parallel.params import ParamSpec, Piece, Place, slices, vocabulary_range

@@ -22,7 +22,7 @@ from trainer.checkpoint.background import HostCopies
 from trainer.config.parse import dump_config, parse_config
 from trainer.config.sections import MeshSection, PrecisionSection
 from trainer.errors import OutOfMemoryError, amount_asked, is_out_of_memory, out_of_memory_in, size_text
-from trainer.models.gpt import GPT
+from trainer.models.gpt.model import GPT
 from trainer.optim.optimizer import Optimizer
 from trainer.plan.memory import activation_bytes, explained, rank_bytes, state_bytes
 from trainer.plan.plan import make_plan

@@ -23,7 +23,7 @@ from trainer.config.sections import (
     RunSection,
     TrainSection,
 )
-from trainer.models.gpt_shape import padded_vocab_size
+from trainer.models.gpt.shape import padded_vocab_size
 from trainer.plan.check import DataFacts, check
 from trainer.plan.plan import make_plan
 

@@ -22,7 +22,7 @@ from trainer.checkpoint.folder import latest_checkpoint, read_index
 from trainer.checkpoint.format import dump_index
 from trainer.config.parse import dump_config, load_config, parse_config
 from trainer.config.sections import ModelSection, RunConfig
-from trainer.models.gpt_shape import gpt_shape
+from trainer.models.gpt.shape import gpt_shape
 from trainer.optim.schedules import rates
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world

@@ -19,8 +19,8 @@ from tests.helpers.corpora import write_pair
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_config, write_jsonl
 from tests.trainer.shapes import SHAPES
-from trainer.models.gpt import build_gpt
-from trainer.models.gpt_params import parameter_table
+from trainer.models.gpt.model import build_gpt
+from trainer.models.gpt.params import parameter_table
 from trainer.parallel.init import ElementRange, initialize_
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place

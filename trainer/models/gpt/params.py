@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trainer.models.gpt_shape import GPTShape
+from trainer.models.gpt.shape import GPTShape
 from trainer.parallel.params import ParamSpec, Piece, Place, num_elements, vocabulary_range
 
 

@@ -13,31 +13,13 @@ from dataclasses import dataclass
 
 from trainer.config.sections import RecomputeSection
 from trainer.layers.recompute_chunks import chunks
-from trainer.models.gpt_params import num_parameters
-from trainer.models.gpt_shape import GPTShape, block_scores
+from trainer.models.family import StageCost
+from trainer.models.gpt.params import num_parameters
+from trainer.models.gpt.shape import GPTShape, block_scores
 from trainer.parallel.params import Place
 
 BACKWARD_PRODUCTS, BACKWARD_ATTENTION = 2.0, 2.5  # operations of a backward pass, relative to its forward pass
 ROUNDED = 2.0  # numbers in 16 bits that are moved to round one to FP8: read, and written with its transpose
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageCost:
-    """The forward and backward pass of one microbatch through a stage, on one rank.
-
-    Args:
-        product_flops: of matrix products. float8_flops: of those in FP8. attention_flops: of attention.
-        moved_bytes: read and written by all other kernels.
-        sent_bytes: by collectives over tp that are not overlapped.
-        passes: runs of a block, forward or backward, including recomputation: each costs the host some time.
-    """
-
-    product_flops: float
-    float8_flops: float
-    attention_flops: float
-    moved_bytes: float
-    sent_bytes: float
-    passes: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Covers the GPT-2 form (learned positions, LayerNorm, GELU, biases), the Llama form (rotary positions, RMSNorm, SwiGLU,
 no biases, grouped key-value heads) and forms in between. The forward pass holds no parallel code: the layers enter and
-leave parallel regions themselves, and models/gpt_params.py says what each rank holds.
+leave parallel regions themselves, and models/gpt/params.py says what each rank holds.
 
 Shapes: B batch, S sequence, N = B * S tokens, batch-major (N / tp of them between the parallel linears under sequence
 parallelism), D hidden, V local vocabulary rows.
@@ -33,7 +33,7 @@ from trainer.layers.norm import Norm
 from trainer.layers.recompute import keep_input, recomputed
 from trainer.layers.recompute_chunks import Chunk, chunks
 from trainer.layers.rope import Rotation, rotation
-from trainer.models.gpt_shape import GPTShape, attention_shape, mlp_shape
+from trainer.models.gpt.shape import GPTShape, attention_shape, mlp_shape
 from trainer.models.stage import LossFunction, Microbatch, Tensors, only_tokens, summed
 from trainer.parallel.collectives import Group
 from trainer.parallel.conjugates import gather_columns

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from trainer.config.sections import RecomputeSection
 from trainer.layers.recompute_chunks import Chunk, chunks
-from trainer.models.gpt_shape import GPTShape
+from trainer.models.gpt.shape import GPTShape
 from trainer.parallel.params import Place
 
 HEAD_CHUNK_TOKENS = 2048  # tokens whose logits exist at the same time, as in layers/head.py

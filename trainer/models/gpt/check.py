@@ -11,7 +11,7 @@ from trainer.config.presets import PRESETS
 from trainer.config.sections import ModelSection, RunConfig
 from trainer.layers.shapes import GATED
 from trainer.models.arithmetic import common_divisors, listed, round_up
-from trainer.models.gpt_shape import ffn_hidden_size, head_dim
+from trainer.models.gpt.shape import ffn_hidden_size, head_dim
 
 
 def model_problems(config: RunConfig) -> Iterator[str]:

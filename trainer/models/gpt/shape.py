@@ -1,6 +1,6 @@
 """The function that a GPT computes: all of its numbers and choices, derived from a configuration, without the layout.
 
-Pure, no torch. How it is divided over ranks is in gpt_params.py, its forward pass in gpt.py.
+Pure, no torch. How it is divided over ranks is in params.py, its forward pass in model.py.
 """
 
 from __future__ import annotations

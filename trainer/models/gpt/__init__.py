@@ -1,0 +1,49 @@
+"""GPT: decoder-only transformers, from GPT-2 to Llama 3, Mistral and Qwen 3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainer.config.sections import RunConfig
+from trainer.models.family import Family
+from trainer.models.gpt.check import cut_by_tp, float8_sizes, model_problems
+from trainer.models.gpt.cost import flops_per_token, stage_cost
+from trainer.models.gpt.memory import activation_bytes
+from trainer.models.gpt.params import parameter_table
+from trainer.models.gpt.shape import block_scores, gpt_shape
+from trainer.parallel.params import Place
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.parallel.collectives import Group
+
+
+def _build(
+    shape: Any,
+    place: Place,
+    *,
+    groups: Mapping[str, Group],
+    dtype: torch.dtype,
+    device: torch.device,
+    config: RunConfig | None = None,
+    allocate: bool = True,
+) -> Any:
+    from trainer.models.gpt.model import build_gpt  # torch is imported when a model is built, not when it is planned
+
+    return build_gpt(shape, place, groups=groups, dtype=dtype, device=device, config=config, allocate=allocate)
+
+
+FAMILY = Family(
+    shape=gpt_shape,
+    problems=model_problems,
+    cut_by_tp=cut_by_tp,
+    float8_sizes=float8_sizes,
+    parameters=parameter_table,
+    flops_per_token=flops_per_token,
+    activation_bytes=activation_bytes,
+    stage_cost=stage_cost,
+    block_scores=block_scores,
+    build=_build,
+)
