@@ -60,10 +60,10 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.checkpoint.location import location_of
     from trainer.convert.compare import check_text, token_ids_text
     from trainer.convert.convert import Options, convert
-    from trainer.convert.hf_config import MODEL_TYPES
+    from trainer.convert.hf_config import families_of_types
 
-    if arguments.model_type not in ("", *MODEL_TYPES):
-        raise UsageError(f"no model type {arguments.model_type!r}", expected=f"one of {', '.join(MODEL_TYPES)}")
+    if arguments.model_type not in ("", *(types := families_of_types())):
+        raise UsageError(f"no model type {arguments.model_type!r}", expected=f"one of {', '.join(types)}")
     options = Options(
         to=arguments.to,
         dtype=arguments.dtype,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args, get_type_hints
+
 import pytest
 
 from tests.helpers import rooms
+from trainer.config.sections import ModelSection
+from trainer.models.family import FAMILIES, Family, family_named
 
 
 @pytest.fixture(scope="module", params=list(rooms.TABLES))
@@ -47,6 +51,26 @@ def test_a_room_says_what_it_is_in_the_words_of_the_table(package, files):
     for room, text in rooms.declared(package).items():
         docstring = " ".join(files[room].read_text(encoding="utf-8").split('"""')[1].split())
         assert docstring.startswith(text), room
+
+
+def named_outside(imports, families):
+    """Imports of a family's room by a file of the trainer that is in no family's room."""
+    inside = tuple(f"{room}." for room in families)
+    return [
+        f"{module} imports {other}"
+        for module, others in sorted(imports.items())
+        for other in sorted(others)
+        if f"{other}.".startswith(inside) and not f"{module}.".startswith(inside)
+    ]
+
+
+def test_no_other_code_names_a_family_of_models():
+    """Nor can it ask for a family's types (isinstance), which it would have to import."""
+    assert not named_outside(rooms.all_imports("trainer"), FAMILIES.values())
+    assert set(FAMILIES) == set(get_args(get_type_hints(ModelSection)["family"]))
+    assert all(isinstance(family_named(name), Family) for name in FAMILIES)
+    wrong = {"trainer.run.a": frozenset({"trainer.models.gpt.shape"}), "trainer.models.gpt.b": frozenset({"c"})}
+    assert named_outside(wrong, FAMILIES.values()) == ["trainer.run.a imports trainer.models.gpt.shape"]
 
 
 def test_the_rules_can_fail():

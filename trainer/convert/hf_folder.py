@@ -24,8 +24,8 @@ from mdata.tokenizers.base.tokenizer import TokenizerConfig, TokenizerSpec
 from mdata.tokenizers.registry import build_tokenizer, config_of, load_tokenizer
 from mdata.util import atomic_io
 from trainer.checkpoint.tiling import Rectangle
-from trainer.convert.hf_config import contradictions, from_hf, to_hf
-from trainer.convert.hf_names import hf_links, hf_name
+from trainer.convert.hf_config import from_hf, hugging_face, to_hf
+from trainer.convert.hf_names import hf_links
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.model_folder import (
     ModelFolder,
@@ -40,17 +40,11 @@ from trainer.convert.model_folder import (
     read_json,
 )
 from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safetensors
-from trainer.layers.rope import frequencies
-from trainer.models.gpt.shape import GPTShape, gpt_shape
+from trainer.models.family import family_of
 
 CONFIG, SINGLE, SHARDED = "config.json", "model.safetensors", "model.safetensors.index.json"
 _NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 ADAPTER, HEAD = "adapter_config.json", "lm_head.weight"
-# Buffers that older versions of transformers stored beside the weights, of GPT-2 and of the others.
-_BUFFERS = {
-    True: re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"),
-    False: re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
-}
 _SHARD = re.compile(r"[^/\\\x00]+\.safetensors")
 
 
@@ -120,28 +114,34 @@ def open_hf(path: Path) -> ModelFolder:
         UsageError: a model or a setting that we lack. DamageError: files or tensors that are missing or do not fit.
     """
     found = read_json(path / CONFIG, what="the model's configuration")
-    config, notes = from_hf(found, where=str(path / CONFIG)), [*contradictions(found)]
+    config = from_hf(found, where=str(path / CONFIG))
+    family, face = family_of(config), hugging_face(config)
+    notes = [*face.notes(found)]
     source, model_type = SafetensorsSource(path, _shards(path)), found["model_type"]
     check_layers(config.model.num_layers, len(source.tensors), where=path)
-    bare = "wte.weight" in source.tensors
-    tied = hf_name("embedding.weight", model_type=model_type, bare=bare)
-    size = config.model.vocab_size or 0, config.model.hidden_size
+    rows = config.model.vocab_size or 0
+    size = rows, config.model.hidden_size
+    shape = family.shape(config, rows)
+    prefix, tied = face.prefixes.get(model_type, ""), face.tensor("embedding.weight", size, shape, model_type).tensor
+    bare = tied.removeprefix(prefix) in source.tensors
+    tied = tied.removeprefix(prefix) if bare else tied
     both = config.model.tie_embeddings and {HEAD, tied} <= source.tensors.keys()
     if both and not equal_tensors(source, (HEAD, tied), size=size):
         # As transformers 5 does.
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, tie_embeddings=False))
         what = f"config.json says tie_word_embeddings, but {HEAD} and {tied} differ"
         notes.append(f"{what}: both are used, and model.tie_embeddings is false")
-    shape = gpt_shape(config, config.model.vocab_size or 0)
-    links = list(hf_links(shape, model_type=model_type, bare=bare))
+    shape = family.shape(config, rows)
+    links = list(hf_links(family, shape, model_type=model_type, bare=bare))
     check_tensors(source.tensors, {one.theirs.tensor: one.theirs.shape for one in links}, where=path)
-    buffers = {name for name in source.tensors if _BUFFERS[model_type == "gpt2"].fullmatch(name)}
+    pattern = face.buffers.get(model_type)
+    buffers = {name for name in source.tensors if pattern and re.fullmatch(pattern, name)}
     used = {one.theirs.tensor for one in links} | ({HEAD} if config.model.tie_embeddings else set()) | buffers
     fix = "only plain causal language models are read; merge adapters first"
     check_used(source.tensors, used, where=path, fix=fix)
     if unread := sorted({file.name for file in path.glob("*.safetensors")} - source.files):
         notes.append(f"not read, because they do not belong to this model: {few(unread, 4)}")
-    if other := [name for name in buffers if not _is_derived(name, source, shape)]:
+    if other := [name for name in buffers if not face.is_derived(name, _whole(source, name), shape)]:
         notes.append(f"not used, although they differ from what config.json gives: {few(sorted(other), 4)}")
     return ModelFolder(
         path=path,
@@ -154,27 +154,9 @@ def open_hf(path: Path) -> ModelFolder:
     )
 
 
-def _is_derived(name: str, source: SafetensorsSource, shape: GPTShape) -> bool:
-    """Whether a stored buffer has the values that transformers computes from the configuration."""
-    info = source.tensors[name]
-    if not info.dtype.is_floating_point and not name.endswith(".attn.bias"):
-        return False
-    stored = source.read(name, (tuple(0 for _ in info.shape), info.shape))
-    if name.endswith(".masked_bias"):
-        return stored.numel() == 1
-    if name.endswith(".attn.bias"):
-        return stored.dim() == 4 and torch.equal(stored.float(), torch.ones_like(stored).tril().float())
-    if stored.dim() != 1:
-        return False
-    # If positions were scaled instead of frequencies, the unscaled frequencies are stored.
-    wanted = [
-        frequencies(rope, shape.head_dim) for rope in (shape.rope, dataclasses.replace(shape.rope, scaling="none"))
-    ]
-    limits = torch.finfo(info.dtype)
-    near, tiny = 4 * limits.eps, 4 * limits.eps * limits.smallest_normal
-    return any(
-        one.shape == stored.shape and torch.allclose(stored.double(), one, rtol=near, atol=tiny) for one in wanted
-    )
+def _whole(source: SafetensorsSource, name: str) -> Tensor:
+    size = source.tensors[name].shape
+    return source.read(name, (tuple(0 for _ in size), size))
 
 
 def find_tokenizer(path: Path) -> TokenizerConfig | None:
@@ -215,7 +197,7 @@ def write_hf(
         UsageError: no such config.json expresses the model.
     """
     config = to_hf(model.config, model.vocab_size, model_type=model_type)
-    links = [one.flipped() for one in hf_links(model.shape, model_type=config["model_type"])]
+    links = [one.flipped() for one in hf_links(model.family, model.shape, model_type=config["model_type"])]
     theirs = Linked(model.source, links)
     entries = {name: TensorInfo(info.shape, dtype) for name, info in theirs.tensors.items()}
     target.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from mdata import DamageError, UsageError
 from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig
 from trainer.convert.links import TensorInfo
-from trainer.convert.megatron_names import num_rows
+from trainer.convert.megatron_names import megatron_model, num_rows
 from trainer.convert.model_keys import effective, model_config, refuse_differences
 from trainer.migrate.arguments import Given, read_arguments
 from trainer.migrate.flags import flag_table
@@ -101,45 +101,10 @@ def to_arguments(config: RunConfig, vocab_size: int, *, padded_rows: int, tp: in
     Raises:
         UsageError: no arguments express the model; names the keys of ours.
     """
-    keys = effective(config)
-    rope, gated = keys["position"] == "rope", keys["activation"] == "swiglu"
-    scaling = keys.get("rope_scaling", "none")
+    model, length = config.model, config.train.sequence_length
+    more = {"max_position": model.max_position or length, "sequence_length": length, "init_std": model.init_std}
     written = {
-        "num_layers": keys["num_layers"],
-        "hidden_size": keys["hidden_size"],
-        "num_attention_heads": keys["num_heads"],
-        "kv_channels": keys["head_dim"],
-        "ffn_hidden_size": keys["ffn_hidden_size"],
-        "group_query_attention": keys["num_kv_heads"] != keys["num_heads"],
-        "num_query_groups": keys["num_kv_heads"],
-        "max_position_embeddings": config.model.max_position or config.train.sequence_length,
-        "seq_length": config.train.sequence_length,
-        "position_embedding_type": {"learned": "learned_absolute", "rope": "rope"}.get(keys["position"], "none"),
-        "rotary_base": int(keys.get("rope_theta", 10000.0)),
-        "rotary_percent": keys.get("rope_fraction", 1.0),
-        "rotary_interleaved": keys.get("rope_interleaved", False),
-        "no_rope_freq": keys.get("rope_interval") or None,
-        "use_rope_scaling": scaling == "llama3",
-        "rope_scaling_factor": keys["rope_factor"] if scaling == "llama3" else 8.0,
-        "rotary_seq_len_interpolation_factor": int(keys["rope_factor"]) if scaling == "linear" else None,
-        "add_position_embedding": not rope,
-        "normalization": {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[keys["norm"]],
-        "norm_epsilon": keys["norm_epsilon"],
-        "layernorm_epsilon": keys["norm_epsilon"],
-        "swiglu": gated,
-        "squared_relu": keys["activation"] == "squared_relu",
-        "bias_gelu_fusion": keys["activation"] == "gelu",
-        "bias_swiglu_fusion": not (keys.get("activation_clamp") or keys.get("activation_offset")),
-        "activation_func_clamp_value": keys.get("activation_clamp") or None,
-        "glu_linear_offset": keys.get("activation_offset", 0.0),
-        "add_bias_linear": keys["bias"] is True,
-        "add_qkv_bias": bool(keys["bias"]),
-        "qk_layernorm": keys["qk_norm"],
-        "window_size": (keys["window"] - 1, 0) if keys["window"] else None,
-        "window_attn_skip_freq": keys.get("window_interval") or None,
-        "softmax_type": {"zero": "off-by-one", "learned": "learnable"}.get(keys["attention_sinks"], "vanilla"),
-        "untie_embeddings_and_output_weights": not keys["tie_embeddings"],
-        "init_method_std": config.model.init_std,
+        **megatron_model(config).arguments({**effective(config), **more}),
         "padded_vocab_size": padded_rows,
         ROWS_KEY: vocab_size,
         "tensor_model_parallel_size": tp,

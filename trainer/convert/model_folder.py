@@ -26,11 +26,9 @@ from trainer.checkpoint.location import Location
 from trainer.checkpoint.tiling import Rectangle
 from trainer.config.parse import dump_config
 from trainer.config.sections import MeshSection, RunConfig
-from trainer.convert.hf_names import logical_shapes
 from trainer.convert.links import Source, TensorInfo
 from trainer.kernels.updates import state_names
-from trainer.models.family import family_of
-from trainer.models.gpt.shape import GPTShape, gpt_shape
+from trainer.models.family import Family, ModelShape, family_of
 from trainer.parallel.params import Place
 
 Format = Literal["mtrain", "hf", "torch_dist", "mp_rank"]
@@ -66,9 +64,15 @@ class ModelFolder:
         return self.source.tensors["weight/embedding.weight"].shape[0]
 
     @property
-    def shape(self) -> GPTShape:
+    def family(self) -> Family:
+        """Of the model."""
+        return family_of(self.config)
+
+    @property
+    def shape(self) -> ModelShape:
         """All numbers that define the function, on one rank; a run's mesh would pad the vocabulary."""
-        return gpt_shape(dataclasses.replace(self.config, mesh=MeshSection()), self.vocab_size)
+        shape: ModelShape = self.family.shape(dataclasses.replace(self.config, mesh=MeshSection()), self.vocab_size)
+        return shape
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -162,13 +166,14 @@ def equal_tensors(source: Source, names: tuple[str, str], *, size: tuple[int, ..
 
 def expected_tensors(config: RunConfig, vocab_size: int, *, states: Sequence[str] = ("weight",)) -> dict[str, Any]:
     """Shapes of our logical tensors by state and name: of these states, what the update rule keeps of each tensor."""
-    shape, rule = gpt_shape(config, vocab_size), config.optimizer.name
+    family, rule = family_of(config), config.optimizer.name
+    shape = family.shape(config, vocab_size)
     kept = {
         piece.name: state_names(rule, matrix=spec.matrix)
-        for spec in family_of(config).parameters(shape, Place())
+        for spec in family.parameters(shape, Place())
         for piece in spec.pieces
     }
-    shapes = logical_shapes(shape)
+    shapes = family.logical_shapes(shape)
     return {f"{state}/{name}": size for state in states for name, size in shapes.items() if state in kept[name]}
 
 

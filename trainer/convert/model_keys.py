@@ -8,26 +8,14 @@ Pure.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from mdata import UsageError
 from trainer.config.parse import parse_config, problems_error, value_text
-from trainer.config.sections import ModelSection, RunConfig
-from trainer.layers.shapes import GATED
-from trainer.models.gpt.shape import ffn_hidden_size
+from trainer.config.sections import RunConfig
+from trainer.models.family import family_of
 
-_NOT_FUNCTION = ("family", "preset", "init_std", "attention_dropout", "hidden_dropout")
-_OF_SCALING = {
-    "none": (),
-    "linear": ("factor",),
-    "ntk": ("factor",),
-    "yarn": ("factor", "original_length", "beta_fast", "beta_slow"),
-    "llama3": ("factor", "original_length", "low_freq_factor", "high_freq_factor"),
-}
-_SCALING_KEYS = {key for keys in _OF_SCALING.values() for key in keys}
 # What is only there to make a model's configuration a whole one: a run gives its own.
 _RUN: Mapping[str, Mapping[str, Any]] = {
     "run": {"folder": "."},
@@ -62,24 +50,7 @@ def model_config(
 
 def effective(config: RunConfig) -> dict[str, Any]:
     """The keys of [model] that have an effect on a trained model, every derived value written out."""
-    model: ModelSection = config.model
-    keys = {name: value for name, value in dataclasses.asdict(model).items() if name not in _NOT_FUNCTION}
-    keys["num_kv_heads"] = model.num_kv_heads or model.num_heads
-    keys["head_dim"] = size = model.head_dim or model.hidden_size // model.num_heads
-    keys["ffn_hidden_size"] = ffn_hidden_size(config)
-    keys["max_position"] = model.max_position or config.train.sequence_length
-    if model.attention_scale and math.isclose(model.attention_scale, size**-0.5, rel_tol=1e-6):
-        keys["attention_scale"] = None
-    idle = {f"rope_{key}" for key in _SCALING_KEYS.difference(_OF_SCALING[model.rope_scaling])}
-    if model.position != "rope":
-        idle = {name for name in keys if name.startswith("rope_")}
-    if model.position != "learned":
-        idle.add("max_position")
-    if model.activation not in GATED:
-        idle |= {"activation_clamp", "activation_offset"}
-    if not model.window:
-        idle.add("window_interval")
-    return {name: value for name, value in keys.items() if name not in idle}
+    return {"family": config.model.family, **family_of(config).effective(config)}
 
 
 def refuse_differences(ours: RunConfig, back: RunConfig, *, form: str, free: tuple[str, ...] = ()) -> None:

@@ -46,7 +46,7 @@ from trainer.convert.mp_rank_moments import NamedMoments, named_moments
 from trainer.convert.pickles import Made
 from trainer.convert.torch_file import StoredTensor, load_torch, unread
 from trainer.models.arithmetic import round_up
-from trainer.models.gpt.shape import GPTShape, gpt_shape
+from trainer.models.family import Family, ModelShape, family_of
 from trainer.parallel.params import Place
 
 FILE = "model_optim_rng.pt"
@@ -153,10 +153,11 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     for other in others:
         if other.arguments != training.arguments:
             _check_model(other, training, config, tensors=plain, settings=settings)
-    shards = list(_shards(chunks, version=training.version))
+    family = family_of(config)
+    shards = list(_shards(chunks, family, version=training.version))
     check_rows(config, shards[0].padded_rows, where=folder)
     held = {chunk.prefix + name: tensor for chunk in chunks for name, tensor in chunk.tensors.items()}
-    source, shape = _StoredSource(held), gpt_shape(config, config.model.vocab_size or 0)
+    source, shape = _StoredSource(held), family.shape(config, config.model.vocab_size or 0)
     own = zip(chunks, shards, strict=True)
     layers = [shard.layers.start + number for chunk, shard in own if chunk.tp == 0 for number in chunk.numbers]
     check_layers(config, layers, where=folder)
@@ -184,7 +185,7 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     )  # fmt: skip
 
 
-def _differing_copies(source: _StoredSource, shape: GPTShape, shards: Sequence[Shard]) -> list[str]:
+def _differing_copies(source: _StoredSource, shape: ModelShape, shards: Sequence[Shard]) -> list[str]:
     """Copies of tensors that other files hold as well (norms, a tied embedding), where the values are not the same."""
     read = {one.ours: one.theirs for shard in shards for one in megatron_links(shape, shard, copies=False)}
     used = set(read.values())
@@ -247,6 +248,7 @@ def _target_shard(model: ModelFolder, *, rows: int, rank: tuple[int, int], stage
     first, last = stage[0] == 0, stage[0] == stage[1] - 1
     layers = Place(stage=stage[0], num_stages=stage[1]).blocks(model.shape.num_layers)
     return Shard(
+        family=model.family,
         layers=layers, padded_rows=rows, has_embedding=first, has_head=last, tied_copy=last and not first,
         tp_rank=rank[0], tp_size=rank[1],
     )  # fmt: skip
@@ -413,7 +415,7 @@ def _flattened(value: dict[Any, Any], before: str = "") -> Iterator[tuple[str, S
             yield from _flattened(inner, f"{before}{name}.")
 
 
-def _shards(chunks: Sequence[_Chunk], *, version: float) -> Iterator[Shard]:
+def _shards(chunks: Sequence[_Chunk], family: Family, *, version: float) -> Iterator[Shard]:
     """What each chunk is about; layers go on from chunk to chunk, over all stages in each."""
     tp = 1 + max(chunk.tp for chunk in chunks)
     stages, numbers = ([*sorted({getattr(chunk, key) for chunk in chunks})] for key in ("stage", "chunk"))
@@ -436,6 +438,7 @@ def _shards(chunks: Sequence[_Chunk], *, version: float) -> Iterator[Shard]:
         )
         low = start[chunk.stage, chunk.chunk]
         yield Shard(
+            family=family,
             layers=range(low, low + chunk.num_layers), padded_rows=rows * tp, has_embedding=first, has_head=last,
             tied_copy=last and not first, tp_rank=chunk.tp, tp_size=tp, version=version, fused=fused,
             prefix=chunk.prefix,

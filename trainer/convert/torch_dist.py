@@ -35,7 +35,7 @@ from trainer.convert.megatron_folder import (
 from trainer.convert.megatron_names import Shard, is_ignored, megatron_links, num_rows
 from trainer.convert.model_folder import ModelFolder, check_tensors
 from trainer.convert.torch_file import load_torch
-from trainer.models.gpt.shape import GPTShape, gpt_shape
+from trainer.models.family import ModelShape, family_of
 
 COMMON = "common.pt"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -97,12 +97,13 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     check_rows(config, rows, where=folder)
     check_layers(config, _layers(model), where=folder)
     shard = Shard(
+        family=family_of(config),
         layers=range(config.model.num_layers),
         padded_rows=rows,
         stacked=all(layer_number(name) is None for name in model),
         fused=any(".layer_norm_" in name for name in model),
     )
-    shape = gpt_shape(config, config.model.vocab_size or 0)
+    shape = shard.family.shape(config, config.model.vocab_size or 0)
     links = list(megatron_links(shape, shard))
     check_tensors(source.tensors, {one.theirs.tensor: one.theirs.shape for one in links}, where=folder)
     unknown = sorted(model.keys() - {one.theirs.tensor for one in links})
@@ -132,7 +133,7 @@ def _layers(model: Mapping[str, TensorInfo]) -> set[int]:
     return set(range(min(max(sizes, default=0), _MOST_LAYERS)))
 
 
-def _states(source: ChunkSource, shape: GPTShape, shard: Shard, *, training: Training) -> _States:
+def _states(source: ChunkSource, shape: ModelShape, shard: Shard, *, training: Training) -> _States:
     """Which tensors are the weights and the moments; main weights of fp32 where the optimizer has them."""
     if any(name.startswith(_FLAT) for name in source.tensors):
         sizes = [training.arguments.get(f"{kind}_model_parallel_size", 1) for kind in ("tensor", "pipeline")]
@@ -154,7 +155,7 @@ def _states(source: ChunkSource, shape: GPTShape, shard: Shard, *, training: Tra
     return _States(source, shards)
 
 
-def _flat_states(source: ChunkSource, shape: GPTShape, shard: Shard) -> _States:
+def _flat_states(source: ChunkSource, shape: ModelShape, shard: Shard) -> _States:
     """Moments and main weights in the flat buffers of a distributed optimizer on one model-parallel rank.
 
     Raises:
@@ -187,7 +188,7 @@ def _flat_states(source: ChunkSource, shape: GPTShape, shard: Shard) -> _States:
     )
 
 
-def _registered(shape: GPTShape, form: Shard) -> dict[str, tuple[int, ...]]:
+def _registered(shape: ModelShape, form: Shard) -> dict[str, tuple[int, ...]]:
     """Their parameters with shapes, in the order in which their modules register them."""
     sizes = {one.theirs.tensor: one.theirs.shape for one in megatron_links(shape, form)}
 

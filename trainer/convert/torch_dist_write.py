@@ -142,7 +142,7 @@ def _parts(
 ) -> Iterator[tuple[str, Linked, torch.dtype]]:
     """(what stands before the names, tensors, their dtype) of the model and of each state."""
     shape = model.shape
-    shard = Shard(layers=range(shape.num_layers), padded_rows=rows, stacked=True, fused=True)
+    shard = Shard(family=model.family, layers=range(shape.num_layers), padded_rows=rows, stacked=True, fused=True)
 
     def of(state: str) -> Linked:
         links = megatron_links(shape, shard, state=f"{state}/")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from trainer.parallel.collectives import Group
 
 
+Json = Mapping[str, Any]
+
+
 class ModelShape(Protocol):
     """The fields that every family's shape has; a frozen dataclass."""
 
@@ -36,6 +39,7 @@ class ModelShape(Protocol):
     ffn_hidden_size: int
     vocab_size: int
     padded_vocab_size: int
+    tie_embeddings: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,74 @@ class BuildStage(Protocol):
     ) -> Any: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Where one of our tensors is in a tensor of another project, in the notation of convert/links.py.
+
+    Args:
+        tensor: its name there. ours, theirs: the dims of both sides. lengths: of the axes in them.
+        theirs_in: axes of theirs of which ours is a part: (first, whole).
+        cut: the axis that tensor parallelism divides; "": none.
+    """
+
+    tensor: str
+    ours: str
+    theirs: str
+    lengths: Mapping[str, int]
+    theirs_in: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    cut: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HuggingFace:
+    """The models of transformers that a family computes, by their model_type.
+
+    Args:
+        architectures: model_type -> its class.
+        defaults: model_type -> the settings of config.json that `keys` reads, with transformers' defaults.
+        nullable: settings that may be null. zeros: sizes that may be 0.
+        second_names: model_type -> second name of a setting -> its name in `defaults`.
+        fitting_type: configuration -> the model_type that expresses it, if one does.
+        keys: (model_type, settings, problems) -> keys of [model]; adds a line to problems for each part that we lack.
+        settings: (model_type, keys of [model], derived ones too) -> settings of config.json.
+        free: configuration -> keys of [model] that are not settings, because `tensor` changes the weights to fit.
+        notes: settings -> what a user should know of them, a line each.
+        tensor: (our tensor, its shape, shape of the model, model_type) -> where it is in theirs.
+        prefixes: model_type -> prefix of tensors that is left out in published folders.
+        buffers: model_type -> pattern of tensors that older versions stored beside the weights.
+        is_derived: (name of a buffer, its values, shape of the model) -> whether config.json gives the same values.
+    """
+
+    architectures: Mapping[str, str]
+    defaults: Mapping[str, Json]
+    nullable: tuple[str, ...] = ()
+    zeros: tuple[str, ...] = ()
+    second_names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    fitting_type: Callable[[RunConfig], str]
+    keys: Callable[[str, Json, list[str]], dict[str, Any]]
+    settings: Callable[[str, Json], dict[str, Any]]
+    free: Callable[[RunConfig], tuple[str, ...]] = lambda _: ()
+    notes: Callable[[Json], Iterator[str]] = lambda _: iter(())
+    tensor: Callable[[str, tuple[int, ...], Any, str], Form]
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    buffers: Mapping[str, str] = field(default_factory=dict)
+    is_derived: Callable[[str, torch.Tensor, Any], bool] = lambda *_: True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Megatron:
+    """The model of Megatron-LM that a family computes.
+
+    Args:
+        arguments: (keys of [model], derived ones too) -> the arguments with which Megatron-LM builds it.
+        tensor: (our tensor, its shape, shape of the model, checkpoint_version, fused) -> where it is in theirs: a name
+            within its layer, or within the model; `fused`: norms have the names of fused layers.
+    """
+
+    arguments: Callable[[Json], dict[str, Any]]
+    tensor: Callable[[str, tuple[int, ...], Any, float, bool], Form]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One family of models.
@@ -88,7 +160,10 @@ class Family:
         activation_bytes: (shape, place, tokens, element, recompute, float8) -> peak bytes of a microbatch.
         stage_cost: (shape, place, **microbatch) -> the cost of its forward and backward pass on a rank.
         block_scores: (shape, number of a block) -> how its attention changes scores.
+        function: shape -> what decides the function of a run's tensors, by keys of [model].
+        effective: configuration -> the keys of [model] that have an effect on a trained model, derived ones too.
         build: a stage with uninitialized weights.
+        hugging_face, megatron: its models in these projects; None: they have none.
     """
 
     shape: Callable[[RunConfig, int], Any]
@@ -100,18 +175,35 @@ class Family:
     activation_bytes: Callable[..., int]
     stage_cost: Callable[..., StageCost]
     block_scores: Callable[[Any, int], ScoreShape]
+    function: Callable[[Any], dict[str, Any]]
+    effective: Callable[[RunConfig], dict[str, Any]]
     build: BuildStage
+    hugging_face: HuggingFace | None = None
+    megatron: Megatron | None = None
+
+    def logical_shapes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
+        """Every logical tensor of a model with its shape, in the order of the module tree."""
+        return {piece.name: piece.shape for spec in self.parameters(shape, Place()) for piece in spec.pieces}
 
 
-# A family is a separate room, imported when it is used.
+# A family is a room of its own, which is imported when it is used.
 FAMILIES: Mapping[str, str] = MappingProxyType({"gpt": "trainer.models.gpt"})
+
+
+def split_block(name: str) -> tuple[int | None, str]:
+    """ "blocks.3.attention.q.weight" to (3, "attention.q.weight"); (None, name) outside the blocks."""
+    if not name.startswith("blocks."):
+        return None, name
+    _, number, rest = name.split(".", 2)
+    return int(number), rest
 
 
 def family_of(config: RunConfig) -> Family:
     """The family that a configuration names."""
-    return _family(FAMILIES[config.model.family])
+    return family_named(config.model.family)
 
 
 @functools.cache
-def _family(module: str) -> Family:
-    return cast(Family, importlib.import_module(module).FAMILY)
+def family_named(name: str) -> Family:
+    """The family of this name."""
+    return cast(Family, importlib.import_module(FAMILIES[name]).FAMILY)

@@ -33,12 +33,6 @@ from trainer.parallel.world import World
 from trainer.plan.lengths import batch_sizes, given_lengths, horizon, run_length, schedule_lengths, sizes_setting
 from trainer.run.data import RunData
 
-KEYS = {  # keys of [model] whose names are not those of the parts of a shape, joined
-    "scores_scale": "attention_scale",
-    "scores_softcap": "attention_softcap",
-    "scores_window": "window",
-    "scores_sinks": "attention_sinks",
-}
 SETTINGS = {  # part of the data's identity -> the key that a user sets; other parts have no key
     "blend": "data.blend",
     "blend_weights": "data.blend",
@@ -53,8 +47,6 @@ SETTINGS = {  # part of the data's identity -> the key that a user sets; other p
     "shuffle_block": "data.shuffle_block",
     "split_shares": "data.split",
 }
-# A learned max_position is a tensor's shape; alibi is a value of position; dropout is often lowered on the way.
-NOT_FUNCTION = ("padded_vocab_size", "max_position", "init_std", "scores_alibi", "scores_dropout", "hidden_dropout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,19 +491,9 @@ def _optimizer_conflict(config: RunConfig, stored: RunConfig | None, folder: Loc
 
 
 def _function(config: RunConfig, data: RunData | None) -> dict[str, Any]:
-    """What decides the model's function: its shape without what the layout or the first weights decide."""
+    """What decides the model's function: see `Family.function`."""
     vocab_size = config.model.vocab_size or (data and data.facts.vocab_size)
     if not vocab_size:
         return {}
-    shape = dataclasses.asdict(family_of(config).shape(config, vocab_size))
-    return {name: value for name, value in function_settings(shape) if name not in NOT_FUNCTION}
-
-
-def function_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Values of a shape, those of its parts under the keys that they have in [model]."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            joined = ((f"{name}_{inner}", x) for inner, x in function_settings(value))
-            yield from ((KEYS.get(key, key), x) for key, x in joined)
-        else:
-            yield name, value
+    family = family_of(config)
+    return {"family": config.model.family, **family.function(family.shape(config, vocab_size))}

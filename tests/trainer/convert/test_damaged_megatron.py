@@ -19,11 +19,11 @@ from tests.helpers.examples import SOAK
 from tests.trainer.convert.test_links import Held
 from trainer.convert.convert import Options, convert
 from trainer.convert.hf_folder import write_hf
-from trainer.convert.hf_names import logical_shapes
 from trainer.convert.model_folder import ModelFolder, no_run
 from trainer.convert.model_keys import model_config
 from trainer.convert.mp_rank import open_mp_rank, write_mp_rank
 from trainer.convert.torch_dist_write import write_torch_dist
+from trainer.models.gpt import FAMILY
 from trainer.models.gpt.shape import gpt_shape
 
 load = partial(torch.load, weights_only=False)
@@ -36,7 +36,7 @@ def sound(tmp_path_factory):
     """A checkpoint of each format, with moments in the first."""
     folder = tmp_path_factory.mktemp("sound")
     config = model_config(KEYS, where="", context=4)
-    shapes = logical_shapes(gpt_shape(config, 20))
+    shapes = FAMILY.logical_shapes(gpt_shape(config, 20))
     states = ("weight", "exp_avg", "exp_avg_sq")
     tensors = {f"{state}/{name}": torch.rand(shape) for state in states for name, shape in shapes.items()}
     model = ModelFolder(path=folder, format="mtrain", config=config, source=Held(tensors), run=no_run(config))

@@ -33,18 +33,19 @@ from trainer.convert import compare as comparing
 from trainer.convert import convert as converting
 from trainer.convert import hf_folder as opening
 from trainer.convert.convert import Options, convert, open_model
-from trainer.convert.hf_config import DEFAULTS, MODEL_TYPES, from_hf, to_hf
+from trainer.convert.hf_config import families_of_types, from_hf, to_hf
 from trainer.convert.hf_names import hf_links
 from trainer.convert.links import covers_exactly
 from trainer.convert.model_keys import effective, model_config
 from trainer.convert.mp_rank import scratch_bytes
-from trainer.models.gpt.shape import gpt_shape
+from trainer.models.family import family_named, family_of
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
 from trainer.run.resume import find_start
 from trainer.tasks.generate import Sampling, generate
 
 transformers = pytest.importorskip("transformers")
+MODEL_TYPES = tuple(families_of_types())
 NATIVE, HF = Options(to="mtrain"), Options(to="hf")
 
 
@@ -327,8 +328,8 @@ def test_a_model_is_written_as_it_is_or_refused_by_name(sizes, form, model_type)
     back = from_hf(json.loads(json.dumps(written)), where="")
     before, after = ({**effective(c), "rope_interleaved": None} for c in (ours, back))
     assert before == after
-    shape = gpt_shape(ours, 50)
-    links = list(hf_links(shape, model_type=written["model_type"]))
+    family = family_of(ours)
+    links = list(hf_links(family, family.shape(ours, 50), model_type=written["model_type"]))
     assert covers_exactly(links)
     assert covers_exactly([one.flipped() for one in links])
 
@@ -337,7 +338,8 @@ def test_a_model_is_written_as_it_is_or_refused_by_name(sizes, form, model_type)
 def test_defaults_are_those_of_transformers(kind):
     config = transformers.AutoConfig.for_model(kind)
     empty, full = from_hf({"model_type": kind}, where=""), from_hf(json.loads(config.to_json_string()), where="")
-    assert DEFAULTS[kind]["vocab_size"] == config.vocab_size
+    face = family_named(families_of_types()[kind]).hugging_face
+    assert face.defaults[kind]["vocab_size"] == config.vocab_size
     before, after = effective(empty), effective(full)
     if kind == "mistral":
         assert before.pop("window") == after.pop("window") == 4096

@@ -22,14 +22,14 @@ from trainer.checkpoint.folder import latest_checkpoint, read_index
 from trainer.checkpoint.format import dump_index
 from trainer.config.parse import dump_config, load_config, parse_config
 from trainer.config.sections import ModelSection, RunConfig
-from trainer.models.gpt.shape import gpt_shape
+from trainer.models.gpt.shape import function_keys, gpt_shape
 from trainer.optim.schedules import rates
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
 from trainer.plan.lengths import schedule_lengths
 from trainer.run.data import open_data
 from trainer.run.metrics import read_events, read_metrics
-from trainer.run.resume import NOT_FUNCTION, changed_settings, find_start, function_settings, with_horizon
+from trainer.run.resume import changed_settings, find_start, with_horizon
 from trainer.run.train import train
 
 
@@ -359,7 +359,7 @@ def test_other_data_is_told_by_its_settings(tmp_path):
 
 
 def test_what_decides_a_model_is_named_by_its_keys():
-    names = {name for name, _ in function_settings(asdict(gpt_shape(sound(), 1000)))} - set(NOT_FUNCTION)
+    names = set(function_keys(gpt_shape(sound(), 1000)))
     assert names <= {field.name for field in fields(ModelSection)} and "attention_sinks" in names
 
 

@@ -9,9 +9,11 @@ from trainer.config.sections import RunConfig
 from trainer.models.family import Family
 from trainer.models.gpt.check import cut_by_tp, float8_sizes, model_problems
 from trainer.models.gpt.cost import flops_per_token, stage_cost
+from trainer.models.gpt.huggingface import HUGGING_FACE
+from trainer.models.gpt.megatron import MEGATRON
 from trainer.models.gpt.memory import activation_bytes
 from trainer.models.gpt.params import parameter_table
-from trainer.models.gpt.shape import block_scores, gpt_shape
+from trainer.models.gpt.shape import block_scores, effective_keys, function_keys, gpt_shape
 from trainer.parallel.params import Place
 
 if TYPE_CHECKING:
@@ -45,5 +47,9 @@ FAMILY = Family(
     activation_bytes=activation_bytes,
     stage_cost=stage_cost,
     block_scores=block_scores,
+    function=function_keys,
+    effective=effective_keys,
     build=_build,
+    hugging_face=HUGGING_FACE,
+    megatron=MEGATRON,
 )

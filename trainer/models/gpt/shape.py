@@ -5,14 +5,34 @@ Pure, no torch. How it is divided over ranks is in params.py, its forward pass i
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from trainer.config.sections import ModelSection, RunConfig
 from trainer.kernels.scores import ScoreShape
 from trainer.layers.shapes import GATED, AttentionShape, MLPShape, RopeShape
 from trainer.models.arithmetic import round_up
 
+_KEYS = {  # keys of [model] whose names are not those of the parts of a shape, joined
+    "scores_scale": "attention_scale",
+    "scores_softcap": "attention_softcap",
+    "scores_window": "window",
+    "scores_sinks": "attention_sinks",
+}
+# A learned max_position is a tensor's shape; alibi is a value of position; dropout is often lowered on the way.
+_NOT_FUNCTION = ("padded_vocab_size", "max_position", "init_std", "scores_alibi", "scores_dropout", "hidden_dropout")
+_NOT_TRAINED = ("family", "preset", "init_std", "attention_dropout", "hidden_dropout")
+_OF_SCALING = {
+    "none": (),
+    "linear": ("factor",),
+    "ntk": ("factor",),
+    "yarn": ("factor", "original_length", "beta_fast", "beta_slow"),
+    "llama3": ("factor", "original_length", "low_freq_factor", "high_freq_factor"),
+}
+_SCALING_KEYS = {key for keys in _OF_SCALING.values() for key in keys}
 VOCABULARY_MULTIPLE = 128  # rows per tp rank, as Megatron's --make-vocab-size-divisible-by
 
 
@@ -170,3 +190,40 @@ def ffn_hidden_size(config: RunConfig) -> int:
     if model.ffn_hidden_size:
         return model.ffn_hidden_size
     return round_up(-(-8 * model.hidden_size // 3), 64) if model.activation in GATED else 4 * model.hidden_size
+
+
+def function_keys(shape: GPTShape) -> dict[str, Any]:
+    """What decides the function, by keys of [model]: the shape without what the layout or the first weights decide."""
+    return {name: value for name, value in _settings(dataclasses.asdict(shape)) if name not in _NOT_FUNCTION}
+
+
+def _settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Values of a shape, those of its parts under the keys that they have in [model]."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            joined = ((f"{name}_{inner}", x) for inner, x in _settings(value))
+            yield from ((_KEYS.get(key, key), x) for key, x in joined)
+        else:
+            yield name, value
+
+
+def effective_keys(config: RunConfig) -> dict[str, Any]:
+    """The keys of [model] that have an effect on a trained model, every derived value written out."""
+    model: ModelSection = config.model
+    keys = {name: value for name, value in dataclasses.asdict(model).items() if name not in _NOT_TRAINED}
+    keys["num_kv_heads"] = model.num_kv_heads or model.num_heads
+    keys["head_dim"] = size = model.head_dim or model.hidden_size // model.num_heads
+    keys["ffn_hidden_size"] = ffn_hidden_size(config)
+    keys["max_position"] = model.max_position or config.train.sequence_length
+    if model.attention_scale and math.isclose(model.attention_scale, size**-0.5, rel_tol=1e-6):
+        keys["attention_scale"] = None
+    idle = {f"rope_{key}" for key in _SCALING_KEYS.difference(_OF_SCALING[model.rope_scaling])}
+    if model.position != "rope":
+        idle = {name for name in keys if name.startswith("rope_")}
+    if model.position != "learned":
+        idle.add("max_position")
+    if model.activation not in GATED:
+        idle |= {"activation_clamp", "activation_offset"}
+    if not model.window:
+        idle.add("window_interval")
+    return {name: value for name, value in keys.items() if name not in idle}

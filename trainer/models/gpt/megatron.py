@@ -1,0 +1,118 @@
+"""GPT as Megatron-Core has it: its arguments, and the names and forms of its tensors.
+
+Megatron keeps q, k, v of one key-value group after the other in one matrix, and gate and up as its halves. Versions 0
+and 1 of its checkpoints kept other orders of rows. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from trainer.models.family import Form, Json, Megatron, split_block
+from trainer.models.gpt.shape import GPTShape
+
+_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "attention_norm": "input_layernorm",
+        "attention.q": "self_attention.linear_qkv",
+        "attention.k": "self_attention.linear_qkv",
+        "attention.v": "self_attention.linear_qkv",
+        "attention.out": "self_attention.linear_proj",
+        "attention.q_norm": "self_attention.q_layernorm",
+        "attention.k_norm": "self_attention.k_layernorm",
+        "mlp_norm": "pre_mlp_layernorm",
+        "mlp.gate": "mlp.linear_fc1",
+        "mlp.up": "mlp.linear_fc1",
+        "mlp.down": "mlp.linear_fc2",
+        "embedding": "embedding.word_embeddings",
+        "positions": "embedding.position_embeddings",
+        "final_norm": "decoder.final_layernorm",
+        "head": "output_layer",
+    }
+)
+# Fused layers hold the norm before them.
+_FUSED: Mapping[str, str] = MappingProxyType(
+    {"attention_norm": "self_attention.linear_qkv.layer_norm_", "mlp_norm": "mlp.linear_fc1.layer_norm_"}
+)
+
+
+def tensor(name: str, size: tuple[int, ...], shape: GPTShape, version: float, fused: bool) -> Form:
+    """Where one of our tensors is in theirs."""
+    rest = split_block(name)[1]
+    if rest == "attention.sink":
+        return Form("self_attention.core_attention.softmax_offset", "row", "row", {"row": size[0]}, cut="row")
+    part, kind = rest.rsplit(".", 1)
+    theirs = f"{_FUSED[part]}{kind}" if part in _FUSED and fused else f"{_NAMES[part]}.{kind}"
+    columns = " column" if len(size) == 2 else ""
+    lengths = dict(zip(("row", "column"), size, strict=False))
+    if part in ("attention.q", "attention.k", "attention.v"):
+        return _qkv(theirs, part, columns, lengths=lengths, shape=shape, version=version)
+    if part in ("mlp.gate", "mlp.up") and shape.gated:
+        half = {"half": (int(part == "mlp.up"), 2)}
+        return Form(theirs, f"row{columns}", f"(half row){columns}", lengths, half, "row")
+    cut = ""
+    if part in ("mlp.up", "embedding", "head"):
+        cut = "row"
+    elif part in ("attention.out", "mlp.down") and columns:
+        cut = "column"
+    return Form(theirs, f"row{columns}", f"row{columns}", lengths, {}, cut)
+
+
+def _qkv(theirs: str, part: str, columns: str, *, lengths: Mapping[str, int], shape: GPTShape, version: float) -> Form:
+    groups, each, place = shape.num_kv_heads, shape.num_heads // shape.num_kv_heads, "qkv".index(part[-1])
+    lengths = {**lengths, "group": groups, "channel": shape.head_dim, "slot": each if part[-1] == "q" else 1}
+    ours = f"(group slot channel){columns}"
+    if version >= 2:
+        first = (0, each, each + 1)[place]
+        return Form(theirs, ours, ours, lengths, {"slot": (first, each + 2)}, "group")
+    inside = {"part": (place, 3)}
+    order = "part group slot channel" if version == 0 else "group slot channel part"
+    return Form(theirs, ours, f"({order}){columns}", lengths, inside, "group")
+
+
+def arguments(keys: Json) -> dict[str, Any]:
+    """The arguments with which Megatron-LM builds a model with these keys of [model]."""
+    rope, gated = keys["position"] == "rope", keys["activation"] == "swiglu"
+    scaling = keys.get("rope_scaling", "none")
+    return {
+        "num_layers": keys["num_layers"],
+        "hidden_size": keys["hidden_size"],
+        "num_attention_heads": keys["num_heads"],
+        "kv_channels": keys["head_dim"],
+        "ffn_hidden_size": keys["ffn_hidden_size"],
+        "group_query_attention": keys["num_kv_heads"] != keys["num_heads"],
+        "num_query_groups": keys["num_kv_heads"],
+        "max_position_embeddings": keys["max_position"],
+        "seq_length": keys["sequence_length"],
+        "position_embedding_type": {"learned": "learned_absolute", "rope": "rope"}.get(keys["position"], "none"),
+        "rotary_base": int(keys.get("rope_theta", 10000.0)),
+        "rotary_percent": keys.get("rope_fraction", 1.0),
+        "rotary_interleaved": keys.get("rope_interleaved", False),
+        "no_rope_freq": keys.get("rope_interval") or None,
+        "use_rope_scaling": scaling == "llama3",
+        "rope_scaling_factor": keys["rope_factor"] if scaling == "llama3" else 8.0,
+        "rotary_seq_len_interpolation_factor": int(keys["rope_factor"]) if scaling == "linear" else None,
+        "add_position_embedding": not rope,
+        "normalization": {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[keys["norm"]],
+        "norm_epsilon": keys["norm_epsilon"],
+        "layernorm_epsilon": keys["norm_epsilon"],
+        "swiglu": gated,
+        "squared_relu": keys["activation"] == "squared_relu",
+        "bias_gelu_fusion": keys["activation"] == "gelu",
+        "bias_swiglu_fusion": not (keys.get("activation_clamp") or keys.get("activation_offset")),
+        "activation_func_clamp_value": keys.get("activation_clamp") or None,
+        "glu_linear_offset": keys.get("activation_offset", 0.0),
+        "add_bias_linear": keys["bias"] is True,
+        "add_qkv_bias": bool(keys["bias"]),
+        "qk_layernorm": keys["qk_norm"],
+        "window_size": (keys["window"] - 1, 0) if keys["window"] else None,
+        "window_attn_skip_freq": keys.get("window_interval") or None,
+        "softmax_type": {"zero": "off-by-one", "learned": "learnable"}.get(keys["attention_sinks"], "vanilla"),
+        "untie_embeddings_and_output_weights": not keys["tie_embeddings"],
+        "init_method_std": keys["init_std"],
+    }
+
+
+MEGATRON = Megatron(arguments=arguments, tensor=tensor)
