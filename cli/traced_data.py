@@ -97,7 +97,7 @@ def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
     if arguments.sequence_length is None:
         raise mdata.UsageError(
             f"{arguments.path} is not a run folder, and no option says how to read it",
-            expected="the folder of a run (it has a config.toml), or data with at least --sequence-length",
+            expected="the folder of a run (it has a data.json), or data with at least --sequence-length",
         )
     names = [name for name in (*_READ, *_CACHE) if getattr(arguments, name, None) is not None]
     options: dict[str, Any] = {name: getattr(arguments, name) for name in names}

@@ -19,6 +19,9 @@ import torch
 
 import cli.mdata
 import cli.mtrain
+from mdata.tracing.legacy_run import legacy_record
+from mdata.tracing.run_record import read_record
+from mdata.tracing.run_steps import Steps
 from tests.helpers.ranks import run_ranks
 from trainer.config.parse import load_config
 from trainer.parallel.mesh import mesh_of
@@ -151,3 +154,8 @@ def test_a_run_continues_from_a_checkpoint_of_another_layout(own, step):
     assert max(got) == step
     for number in (step - 1, step):
         assert got[number] == pytest.approx(expected[number], rel=tolerance, abs=0), number
+    # The run has a data.json from now on, with the steps that it did without one.
+    steps = [Steps([span.steps for span in one.spans], seed=0) for one in (read_record(run), legacy_record(run))]
+    for number in range(1, step + 1):
+        assert len({(one.bounds(number), one.batch_shape(number)) for one in steps}) == 1, number
+    assert steps[0].batch_shape(2) == (2, 1)

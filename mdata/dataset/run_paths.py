@@ -1,39 +1,35 @@
-"""Where the data of a run is: paths in a run's configuration, resolved from the folder in which the run was started."""
+"""Where the data of a run is: its paths as they were given, resolved from the folder in which the run was started."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from glob import has_magic, iglob
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from mdata.blend.data_path import is_weight
 from mdata.corpus.open_part import is_stored
 from mdata.dataset.mock_data import MOCK
 
-STARTED_IN = "started_in"
-"""In plan.json: where the run was started, as a path relative to the run folder and as an absolute path."""
+
+class StartedIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The folder in which a run was started: seen from the run folder, and absolute; None: unknown."""
+
+    from_here: str | None = None
+    absolute: str | None = None
 
 
-def data_found(data: Mapping[str, Any], folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """The [data] of a run, with relative paths resolved to where the data is, if it is found.
+def data_path(text: str, folder: str | Path, started_in: StartedIn) -> str:
+    """A path or blend as a run was given it, where it is now.
 
-    They are resolved from the folder where the run was started; the run folder may have been moved with the data, or
-    alone. Otherwise, and for run folders that do not record it, they stay relative to the working folder.
+    A relative one starts in the folder where the run was started; the run folder may have been moved with the data, or
+    alone. If it is found in neither place, it stays relative to the working folder.
     """
-    started = plan.get(STARTED_IN)
-    named = (started.get("from_here"), started.get("absolute")) if isinstance(started, dict) else ()
-    begun = [folder / place for place in named if isinstance(place, str)]
-
-    def found(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return type(value)(map(found, value))
-        if not isinstance(value, str) or is_stored(value) or value == MOCK:
-            return value
-        return next(filter(None, (_placed(value, place) for place in begun)), value)
-
-    return {key: found(value) if key in ("blend", "valid", "test", "cache") else value for key, value in data.items()}
+    if is_stored(text) or text == MOCK:
+        return text
+    places = [Path(folder) / place for place in (started_in.from_here, started_in.absolute) if place is not None]
+    return next(filter(None, (_placed(text, place) for place in places)), text)
 
 
 def _placed(text: str, place: Path) -> str | None:

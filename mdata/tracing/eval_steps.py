@@ -33,7 +33,9 @@ class EvaluationSteps:
         self.samples = samples
         self.total: int | None = run.total
         self._run = run
-        self._after = [*(range(interval, run.total, interval) if interval else ()), run.total]
+        before = run.spans[0].steps_before  # of which nothing is recorded
+        between = range(interval, run.total, interval) if interval else ()
+        self._after = [*(step for step in between if step > before), run.total]
         self._every = f"each {interval} steps and " if interval else ""
 
     @property

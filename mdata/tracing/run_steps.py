@@ -54,7 +54,7 @@ class Steps:
     """The steps of a run.
 
     Args:
-        spans: at least one, ascending, the first from the beginning.
+        spans: at least one, ascending. The first may begin later than with the run: what was before is unknown.
         seed: of the run; it keys the rows of a global batch.
         in_order: rows are in the order of the samples (Megatron's order), not permuted.
         total: steps of the whole run; None: endless.
@@ -71,7 +71,7 @@ class Steps:
     def __init__(
         self, spans: Sequence[StepSpan], *, seed: int, in_order: bool = False, total: int | None = None
     ) -> None:
-        assert spans and not spans[0].steps_before, "the first span begins with the run"
+        assert spans, "a run has steps"
         self.spans, self.total = tuple(spans), total
         self._seed, self._in_order = seed, in_order
         self._starts = [self._walk(span) for span in self.spans]
@@ -80,7 +80,10 @@ class Steps:
     @property
     def num_samples(self) -> int | None:
         """Samples of the whole run; None if endless."""
-        return None if self.total is None else sum(self._bounds(self.total)) if self.total else 0
+        if self.total is None:
+            return None
+        first = self.spans[0]
+        return sum(self._bounds(self.total)) if self.total > first.steps_before else first.samples_before
 
     def bounds(self, step: int) -> tuple[int, int]:
         """(first sample, number of samples) of a step.
@@ -93,6 +96,10 @@ class Steps:
                 f"the run has no step {step}",
                 found=f"{self.total} steps" if self.total is not None else None,
                 expected="steps from 1 on, as metrics.jsonl counts them",
+            )
+        if step <= (unknown := self.spans[0].steps_before):
+            raise UsageError(
+                f"nothing is recorded of step {step}", found=f"steps from {unknown + 1} on", expected="one of these"
             )
         first, size = self._bounds(step)
         if first + size >= _LARGEST_SAMPLE:
@@ -134,6 +141,8 @@ class Steps:
 
     def places(self, sample: int, until_step: int | None = None) -> Iterator[StepPlace]:
         """All places of a sample up to a step, in ascending order: at most one here."""
+        if sample < self.spans[0].samples_before:
+            return
         place = self.place(sample)
         if until_step is None or place.step <= until_step:
             yield place

@@ -50,6 +50,7 @@ FOR_TRAINERS = (
     "blend_planning",
     "loader",
     "reporting",
+    "tracing",
 )
 
 

@@ -324,10 +324,14 @@ class SliceReader:
         return DamageError(f"{self.folder / name} is damaged", found=actual, expected=expected, fix=fix)
 
 
-def read_extras(folder: Location, index: Index) -> dict[str, bytes]:
-    """The small files of a checkpoint, by name, each compared with its hash."""
+def read_extras(folder: Location, index: Index, *, names: Collection[str] | None = None) -> dict[str, bytes]:
+    """The small files of a checkpoint, by name, each compared with its hash.
+
+    Args:
+        names: only these, as far as they exist; None: all.
+    """
     files = files_of(folder)
-    contents = {name: files.read(name) for name in index.extras}
+    contents = {name: files.read(name) for name in index.extras if names is None or name in names}
     for name, content in contents.items():
         if blake3(content).hexdigest() != index.extras[name].hash:
             problem = "a different hash than when it was written"

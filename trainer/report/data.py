@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from mdata import MdataError, UsageError
 from mdata.blend_planning.preview import blend_table
 from mdata.dataset.eval_sets import evaluated_samples
 from mdata.dataset.mock_data import MOCK
-from mdata.dataset.run_paths import data_found
+from mdata.dataset.run_paths import StartedIn, data_path
+from mdata.tracing.run_folder import find_record
 from mdata.util import atomic_io
 from mdata.util.regular_files import regular_file
 from trainer.config.parse import load_config
-from trainer.config.sections import RunConfig
+from trainer.config.sections import DataSection, RunConfig
 from trainer.plan.stages import PipelineLayout
 from trainer.report.baselines import Baselines, count_pairs, evaluate
 from trainer.run.data import RunData, open_data
@@ -169,19 +170,30 @@ def read_run(folder: Path) -> Run:
             expected="a run folder with at least one finished step",
             fix="run mtrain train first, or give the folder that run.folder names",
         )
-    config, plan = load_config(folder / "config.toml"), _json(folder / "plan.json", {})
-    data_fields = data_found(dataclasses.asdict(config.data), folder, plan if isinstance(plan, dict) else {})
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **data_fields))
+    config = load_config(folder / "config.toml")
+    plan = _checked(_json(folder / "plan.json", {}), _Plan, folder / "plan.json")
+    config = dataclasses.replace(config, data=_placed(config.data, folder, find_record(folder).started_in))
     return Run(
         folder=folder,
         config=config,
         config_text=(folder / "config.toml").read_text(encoding="utf-8"),
-        plan=_checked(plan, _Plan, folder / "plan.json"),
+        plan=plan,
         ranks=_checked(_json(folder / RANKS, []), list[_Rank], folder / RANKS),
         metrics=_checked(metrics, list[_Step], folder / METRICS),
         events=read_events(folder),
         generated=_checked(_json_lines(folder / "generated.jsonl"), list[_Generated], folder / "generated.jsonl"),
     )
+
+
+def _placed(data: DataSection, folder: Path, started_in: StartedIn) -> DataSection:
+    """The section with its paths as they are now."""
+
+    def placed(paths: Sequence[str]) -> tuple[str, ...]:
+        return tuple(data_path(path, folder, started_in) for path in paths)
+
+    cache = data.cache and data_path(data.cache, folder, started_in)
+    (blend,) = placed([data.blend])
+    return dataclasses.replace(data, blend=blend, valid=placed(data.valid), test=placed(data.test), cache=cache)
 
 
 def read_corpora(run: Run) -> Corpora:

@@ -7,9 +7,9 @@ so the ids of every batch are checked instead. Everything here is numpy until `t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +19,10 @@ from mdata import DamageError, MdataError, UsageError
 from mdata.dataset.dataset_options import document_mask_keys
 from mdata.dataset.eval_sets import evaluation_sets, samples_asked
 from mdata.dataset.mock_data import MOCK, MockDataset
+from mdata.dataset.run_paths import StartedIn
 from mdata.loader.loader import BatchPlan, collate
 from mdata.progress import SILENT, Progress
+from mdata.tracing.run_record import RecordedSets, RecordedSpan, RunRecord, continued_spans, span_of
 from trainer.config.sections import RunConfig
 from trainer.models.stage import Microbatch
 from trainer.parallel.collectives import Group
@@ -233,8 +235,14 @@ def _moved(values: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def _open_training(config: RunConfig, progress: Progress) -> mdata.Dataset:
+    options = mdata.DatasetOptions.from_keys(_option_keys(config))
+    return mdata.Dataset.from_options(config.data.blend, options, progress=progress)
+
+
+def _option_keys(config: RunConfig) -> dict[str, Any]:
+    """The options of the training data, for `DatasetOptions.from_keys`."""
     data, train = config.data, config.train
-    keys = {
+    return {
         "sequence_length": train.sequence_length,
         "seed": config.run.seed,
         "split": "train",
@@ -250,7 +258,56 @@ def _open_training(config: RunConfig, progress: Progress) -> mdata.Dataset:
         "cache": data.cache,
         "cache_size": data.cache_size,
     }
-    return mdata.Dataset.from_options(data.blend, mdata.DatasetOptions.from_keys(keys), progress=progress)
+
+
+def record_of(
+    config: RunConfig,
+    plan: Plan,
+    *,
+    data: RunData,
+    steps: int,
+    samples: int,
+    earlier: Sequence[RecordedSpan],
+    started_in: StartedIn,
+) -> RunRecord:
+    """What the run reads, for data.json.
+
+    Args:
+        steps, samples: done already. earlier: the spans of these steps, as far as they are known.
+        started_in: where relative paths of the configuration start.
+    """
+    span = span_of(
+        batch_sizes(config),
+        steps_before=steps,
+        samples_before=samples,
+        micro_batch=plan.micro_batch,
+        data_ranks=plan.dp,
+        blend=config.data.blend,
+        data_id=data.train.data_id,
+    )
+    valid = _recorded_sets(config.data.valid, data.valid, config, interval=config.train.eval_interval or 0)
+    return RunRecord(
+        num_steps=plan.steps,
+        spans=continued_spans(earlier, span),
+        options={key: value for key, value in _option_keys(config).items() if value is not None},
+        identity=data.train.identity,
+        corpora={component.name: component.corpus.id for component in data.train.components},
+        valid=valid if config.train.evaluate else None,
+        test=_recorded_sets(config.data.test, data.test, config) if config.train.evaluate else None,
+        started_in=started_in,
+    )
+
+
+def _recorded_sets(
+    paths: Sequence[str], sets: Mapping[str, mdata.Dataset], config: RunConfig, *, interval: int = 0
+) -> RecordedSets:
+    return RecordedSets(
+        paths=tuple(paths),
+        data_ids={name: dataset.data_id for name, dataset in sets.items()},
+        num_samples=samples_asked(config.train.eval_samples, steps=run_length(config).steps, interval=interval),
+        eval_samples=config.train.eval_samples,
+        interval=interval,
+    )
 
 
 def _document_lengths(train: mdata.Dataset, config: RunConfig) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """The files of a run folder and of each checkpoint that do not change during a run; the folder's lock.
 
-config.toml, plan.json, the tokenizer's files and its facts. The files that a run appends to are in metrics.py.
+data.json, config.toml, plan.json, the tokenizer's files and its facts. Files that a run appends to are in metrics.py.
 `folder_problems` says before a run why its folders cannot be written.
 """
 
@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,22 @@ from typing import Any
 import torch
 
 from mdata import __version__
-from mdata.dataset.run_paths import STARTED_IN
-from mdata.errors import os_errors_named
+from mdata.dataset.run_paths import StartedIn
+from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.object_storage.address import address_of, is_address
+from mdata.tracing.run_folder import find_record, is_run
+from mdata.tracing.run_record import RECORD, RecordedSpan, RunRecord, parse_record, write_record
 from mdata.util import atomic_io, file_lock
+from trainer.checkpoint.folder import read_index
+from trainer.checkpoint.load import read_extras
 from trainer.checkpoint.location import ObjectFolder, checkpoints_folder
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
 from trainer.parallel.world import World
 from trainer.plan.facts import plan_facts
 from trainer.plan.plan import Plan
-from trainer.run.data import RunData
+from trainer.run.data import RunData, record_of
+from trainer.run.resume import Start
 
 
 @contextmanager
@@ -91,15 +96,21 @@ def _stores_files(folder: Path) -> bool:
     return True
 
 
-def write_run_files(config: RunConfig, plan: Plan, *, data: RunData) -> Path:
-    """Write the files that do not change during a run: config.toml, plan.json, tokenizer."""
+def write_run_files(config: RunConfig, plan: Plan, *, data: RunData, start: Start, note: Callable[[str], None]) -> Path:
+    """Write the files that do not change during a run: data.json, config.toml, plan.json, tokenizer.
+
+    Args:
+        note: is told if earlier steps of the run cannot be traced.
+    """
     folder, checkpoint = Path(config.run.folder), config.checkpoint
     if checkpoint.folder and not is_address(checkpoint.folder):  # others read the file in another working directory
         checkpoint = dataclasses.replace(checkpoint, folder=str(Path(checkpoint.folder).absolute()))
     (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
+    # First, because the earlier spans of a run without data.json are read from its config.toml.
+    write_record(folder, _record(config, plan, data=data, start=start, note=note))
     files = {
         "config.toml": dump_config(dataclasses.replace(config, checkpoint=checkpoint)).encode(),
-        "plan.json": _json({**plan_facts(config, plan), "data_id": data.train.data_id, **_started_in(folder)}),
+        "plan.json": _json({**plan_facts(config, plan), "data_id": data.train.data_id}),
         **tokenizer_files(data),
     }
     for name, content in files.items():
@@ -107,10 +118,44 @@ def write_run_files(config: RunConfig, plan: Plan, *, data: RunData) -> Path:
     return folder
 
 
-def _started_in(folder: Path) -> dict[str, Any]:
+def _record(config: RunConfig, plan: Plan, *, data: RunData, start: Start, note: Callable[[str], None]) -> RunRecord:
+    """data.json of a run that starts or goes on."""
+    folder, done = Path(config.run.folder), start.done
+    earlier, why = _earlier_spans(folder, start) if done.steps else ((), "")
+    record = record_of(
+        config,
+        plan,
+        data=data,
+        steps=done.steps,
+        samples=done.samples,
+        earlier=earlier,
+        started_in=_started_in(folder),
+    )
+    if unknown := record.spans[0].steps_before:
+        why = why or f"those that are recorded do not end at sample {done.samples:,}"
+        note(f"steps 1 to {unknown:,} cannot be traced: {why}")
+    return record
+
+
+def _earlier_spans(folder: Path, start: Start) -> tuple[Sequence[RecordedSpan], str]:
+    """The spans of the steps that are done, from the checkpoint or else the run folder; () and why, if unknown."""
+    checkpoint, why = start.folder or start.first, "nothing is recorded of them"
+    try:
+        extras = {} if checkpoint is None else read_extras(checkpoint, read_index(checkpoint), names=[RECORD])
+        if RECORD in extras:
+            return parse_record(extras[RECORD], f"{checkpoint}/{RECORD}").spans, ""
+    except (UsageError, DamageError) as error:  # also a folder of another program
+        why = str(error).splitlines()[0]
+    try:
+        return (find_record(folder).spans, "") if start.folder and is_run(folder) else ((), why)
+    except (UsageError, DamageError) as error:
+        return (), str(error).splitlines()[0]
+
+
+def _started_in(folder: Path) -> StartedIn:
     """The folder of relative paths in config.toml, for readers in other folders."""
     here = Path.cwd()
-    return {STARTED_IN: {"from_here": os.path.relpath(here, folder.resolve()), "absolute": str(here)}}
+    return StartedIn(from_here=os.path.relpath(here, folder.resolve()), absolute=str(here))
 
 
 def tokenizer_files(data: RunData) -> dict[str, bytes]:
@@ -120,6 +165,11 @@ def tokenizer_files(data: RunData) -> dict[str, bytes]:
         facts = {"type": tokenizer.type, "options": tokenizer.options, "fingerprint": tokenizer.fingerprint}
         files["tokenizer_facts.json"] = _json(facts)
     return files
+
+
+def record_file(config: RunConfig) -> dict[str, bytes]:
+    """data.json by its name: a checkpoint has it too, for a run that goes on without its run folder."""
+    return {RECORD: Path(config.run.folder, RECORD).read_bytes()}
 
 
 def versions(world: World) -> dict[str, Any]:

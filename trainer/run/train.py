@@ -161,7 +161,7 @@ def _go_on(
     ranks = gather_objects(held, world.groups["world"])
     if not world.is_main:
         return _Loop(start, data, batches, engine, log=None, callbacks=callbacks, progress=progress).run(unrecorded)
-    folder = write_run_files(config, plan, data=data)
+    folder = write_run_files(config, plan, data=data, start=start, note=progress.note)
     write_ranks(folder, ranks)
     for line in header(config, plan, start=start, device=device_text(world.device)):
         progress.note(line)

@@ -17,6 +17,7 @@ import pytest
 import mdata
 from cli.mtrain import main
 from mdata.object_storage import stores, uploading
+from mdata.tracing.run_record import read_record
 from tests.helpers.house_rules import ROOT
 from tests.helpers.object_server import Proxy
 from tests.helpers.ranks import run_ranks
@@ -89,6 +90,12 @@ def test_a_run_goes_on_bit_for_bit_on_a_machine_that_has_nothing_of_it(
         assert files.read(path.name) == path.read_bytes()
     assert "tokenizer_facts.json" in files.names()
     assert not any(name.startswith(".") for name in listed(root))
+    expected = mdata.trace_run(straight.run.folder)
+    for place in (other.run.folder, f"{root}/step-6", f"{root}/step-3/"):
+        tracer = mdata.trace_run(place)
+        for step in range(1, 7):
+            assert tracer.step(step).tolist() == expected.step(step).tolist()
+    assert read_record(Path(other.run.folder)) == read_record(f"{root}/step-6")
 
 
 def _on_ranks(context: Any, config: RunConfig, environment: dict[str, str]) -> None:
