@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mdata import UsageError
+from mdata.tracing.run_record import read_record
 from tests.helpers.notes import Notes
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_corpora, write_jsonl
@@ -122,6 +123,8 @@ def test_a_switch_survives_a_restart(corpora, before, tmp_path):
     for _ in range(4):
         trained(often, exit_interval=1)
     assert curve(often.run.folder) == curve(once.run.folder) and len(curve(once.run.folder)) == 4
+    (first, *later), (other, *_) = (read_record(run.run.folder).spans for run in (once, often))
+    assert (first.steps_before, other.steps_before, later) == (0, 0, []), "its data goes on, so its steps are traced"
 
 
 def test_steps_that_changed_nothing_are_not_counted_twice(corpora, before, tmp_path):
