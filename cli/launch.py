@@ -49,7 +49,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     with console.progress() as progress:
         words, options = _command(arguments.command)
         job = plan_launch(words, options, num_parts=arguments.parts, merge=arguments.merge, progress=progress)
-        with launching(job):
+        with launching(job.folder):
             save_job(job)
             missing = job.missing()
             if not missing and job.is_merged():

@@ -128,21 +128,27 @@ def _called(number: int) -> str:
     return "merge" if number == MERGE else f"part-{number:05}"
 
 
+LAUNCHED_ALREADY = (
+    "this job is being launched already, and that launch also merges its parts",
+    "see `mdata status`; once it has ended, the same command starts what is missing",
+)
+
+
 @contextmanager
-def launching(job: Job) -> Iterator[None]:
-    """Hold the job's lock, so that nobody else launches it until its parts are merged or queued.
+def launching(folder: Path, *, held: tuple[str, str] = LAUNCHED_ALREADY) -> Iterator[None]:
+    """Hold the lock of a job's folder, so that nobody else launches the job until the block ends.
+
+    Args:
+        folder: of the job.
+        held: what the error says, after the folder, if another launcher holds the lock; and what to do.
 
     Raises:
         UsageError: another launcher holds it; names the process.
     """
-    path = job.folder.with_name(f".{job.folder.name}.lock")
+    path = folder.with_name(f".{folder.name}.lock")
     with os_errors_named("making the job's folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    held = (
-        f"{job.folder}: this job is being launched already, and that launch also merges its parts",
-        "see `mdata status`; once it has ended, the same command starts what is missing",
-    )
-    with file_lock.hold(path, remove=True, held=held):
+    with file_lock.hold(path, remove=True, held=(f"{folder}: {held[0]}", held[1])):
         yield
 
 
@@ -157,20 +163,35 @@ def save_job(job: Job) -> None:
         for name in ("logs", "state"):
             (job.folder / name).mkdir(parents=True, exist_ok=True)
         if path.exists():
-            _compare(path, load_job(job.folder), job)
+            refuse_other_job(
+                path.parent,
+                load_job(job.folder),
+                job,
+                names=("words", "cwd", "num_parts"),
+                fix="give the same command as before, another --output-prefix, or remove that folder",
+            )
         atomic_io.atomic_write(path, json.dumps(asdict(job), indent=1).encode() + b"\n")
 
 
-def _compare(path: Path, saved: Job, job: Job) -> None:
-    for name in ("words", "cwd", "num_parts"):
-        was, now = getattr(saved, name), getattr(job, name)
+def refuse_other_job(folder: Path, known: object, job: object, *, names: Sequence[str], fix: str) -> None:
+    """Compare the job of a folder with the one to launch.
+
+    Args:
+        names: of the attributes that must be equal.
+        fix: what to do otherwise.
+
+    Raises:
+        UsageError: one of them differs; names it with both values.
+    """
+    for name in names:
+        was, now = getattr(known, name), getattr(job, name)
         if was != now:
             shown = [" ".join(value) if isinstance(value, tuple) else str(value) for value in (was, now)]
             raise UsageError(
-                f"{path.parent} is the folder of another job",
+                f"{folder} is the folder of another job",
                 found=f"{name}: {shown[1]}",
                 expected=f"{name}: {shown[0]}",
-                fix="give the same command as before, another --output-prefix, or remove that folder",
+                fix=fix,
             )
 
 

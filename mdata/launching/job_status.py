@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +21,8 @@ Condition = Literal["done", "running", "silent", "stopped", "failed", "waiting"]
 CONDITIONS: tuple[Condition, ...] = ("done", "running", "silent", "stopped", "failed", "waiting")
 _SILENT_AFTER_S = 60.0
 _TAIL_BYTES = 1 << 14
-# Stopped on request (75), by Ctrl-C (130): the same command continues.
-_STOPPED = (75, 130)
+STOPPED = (75, 130)
+"""Exit codes after which the same command continues: stopped on request, by Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,15 @@ def _condition(job: Job, number: int, state: PartState, *, now: float) -> Condit
     if state.event == "waiting":
         return "waiting"
     if state.event == "ended":
-        return "stopped" if state.code in _STOPPED else "failed"
+        return "stopped" if state.code in STOPPED else "failed"
     if state.host == os.uname().nodename and not Path(f"/proc/{state.pid}").exists():
         return "stopped"
-    moved = max(map(_moved_at, (job.log(number), job.state_path(number))))
-    return "running" if now - moved < _SILENT_AFTER_S else "silent"
+    return "silent" if is_silent((job.log(number), job.state_path(number)), now=now) else "running"
+
+
+def is_silent(paths: Iterable[Path], *, now: float) -> bool:
+    """Whether none of these files was written for a minute."""
+    return now - max(map(_moved_at, paths)) >= _SILENT_AFTER_S
 
 
 def _moved_at(path: Path) -> float:

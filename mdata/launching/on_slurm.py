@@ -11,15 +11,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mdata.errors import ResourceError, UsageError, os_errors_named
 from mdata.launching.job_folder import MERGE, Job, part_command
+from mdata.launching.slurm_commands import batch_script, run_slurm, sbatch, write_text
 from mdata.rewriting.found_parts import as_ranges
-from mdata.util import atomic_io
 
 _BEFORE_LIMIT_S = 120
 _DEFAULT_ARRAY = 1001
@@ -78,20 +76,20 @@ def submit(
     new = arrays_of([number for number in numbers if number not in there], _max_array_size())
     for array in new:
         script = job.folder / "slurm" / f"parts-{array.offset + 1}.sh"
-        _write(script, array_script(job, array, cpus=cpus, at_once=at_once))
-        made[_sbatch([*options, str(script)])] = array.offset
+        write_text(script, array_script(job, array, cpus=cpus, at_once=at_once))
+        made[sbatch(options, script)] = array.offset
         # After each: what is submitted must not be forgotten.
         _save(job, Submitted(made, before.merge))
     merge = before.merge if any(name == before.merge for name, _ in queued) else None
     if job.merge == "none" or (job.is_merged() and not made):
         return Submitted(made, None)
     if merge is not None and new:
-        _run(["scancel", merge])
+        run_slurm(["scancel", merge])
         merge = None
     if merge is None:
         script = job.folder / "slurm" / "merge.sh"
-        _write(script, merge_script(job, list(made)))
-        merge = _sbatch([*options, str(script)])
+        write_text(script, merge_script(job, list(made)))
+        merge = sbatch(options, script)
     submitted = Submitted(made, merge)
     _save(job, submitted)
     return submitted
@@ -123,8 +121,7 @@ def merge_script(job: Job, after: Sequence[str]) -> str:
 
 def _script(job: Job, name: str, options: Sequence[str], command: str) -> str:
     head = [f"--job-name={name}", f"--chdir={job.cwd}", "--requeue", "--open-mode=append", "--ntasks=1"]
-    lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in (*head, *options)), command]
-    return "\n".join(lines) + "\n"
+    return batch_script([*head, *options], command)
 
 
 def _queued(submitted: Submitted) -> list[tuple[str, int | None]]:
@@ -132,41 +129,14 @@ def _queued(submitted: Submitted) -> list[tuple[str, int | None]]:
     wanted = {*submitted.arrays, *([submitted.merge] if submitted.merge else [])}
     if not wanted:
         return []
-    rows = [line.split() for line in _run(["squeue", "--noheader", "--array", "--format=%F %K"]).splitlines()]
+    listed = run_slurm(["squeue", "--noheader", "--array", "--format=%F %K"])
+    rows = [line.split() for line in listed.splitlines()]
     return [(row[0], int(row[1]) if row[1].isdigit() else None) for row in rows if len(row) == 2 and row[0] in wanted]
 
 
 def _max_array_size() -> int:
-    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", _run(["scontrol", "show", "config"]), re.MULTILINE)
-    return int(match[1]) if match else _DEFAULT_ARRAY
-
-
-def _sbatch(words: Sequence[str]) -> str:
-    """Submit a script; the id of its job."""
-    return _run(["sbatch", "--parsable", *words]).strip().split(";")[0]
-
-
-def _run(words: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=True)
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"{words[0]} is not installed on this machine",
-            expected="a machine from which jobs are submitted to Slurm",
-            fix="mdata launch local",
-        ) from error
-    except subprocess.CalledProcessError as error:
-        said = " ".join(str(error.stderr).split())
-        if words[0] == "sbatch":
-            raise UsageError("Slurm rejected the job", found=said, fix="change the options after --sbatch") from error
-        raise ResourceError(f"{words[0]} failed", found=said, fix="run again when Slurm responds") from error
-    return done.stdout
-
-
-def _write(path: Path, text: str) -> None:
-    with os_errors_named("writing a batch script"):
-        path.parent.mkdir(exist_ok=True)
-        atomic_io.atomic_write(path, text.encode())
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_slurm(["scontrol", "show", "config"]), re.MULTILINE)
+    return int(found[1]) if found else _DEFAULT_ARRAY
 
 
 def _read(job: Job) -> Submitted:
@@ -178,4 +148,4 @@ def _read(job: Job) -> Submitted:
 
 def _save(job: Job, submitted: Submitted) -> None:
     text = json.dumps({"arrays": submitted.arrays, "merge": submitted.merge}, indent=1)
-    _write(job.folder / "slurm" / "submitted.json", text + "\n")
+    write_text(job.folder / "slurm" / "submitted.json", text + "\n")
