@@ -5,7 +5,7 @@ Run the same command again to start missing parts. State and logs are in PREFIX.
 Examples:
   mdata launch local --parts 8 --at-once 2 -- preprocess --input web.jsonl --output-prefix big \
       --tokenizer-type ByteTokenizer --append-eod
-  mdata launch slurm --parts 64 --cpus 8 --sbatch=--partition=long -- preprocess --input text \
+  mdata launch slurm --parts 64 --cpus 8 --partition long -- preprocess --input text \
       --output-prefix out/text --tokenizer-type HuggingFaceTokenizer --tokenizer-model tok
 """
 
@@ -37,8 +37,26 @@ def add_arguments(parser: Parser) -> None:
     add(
         "--merge", choices=("reference", "copy", "none"), default="reference", help="see mdata merge; default reference"
     )
-    add("--sbatch", action="append", default=[], metavar="OPTION", help="slurm: of the site, --sbatch=--partition=long")
     add("--address", default="auto", metavar="A", help="ray: of the cluster; default: the one of this node")
+    add_slurm_options(parser)
+
+
+def add_slurm_options(parser: Parser) -> None:
+    """What a site asks of a job; `slurm_options` gives it as options for sbatch."""
+    add = parser.add_argument_group("slurm").add_argument
+    add("--account", metavar="NAME", help="the account that is charged")
+    add("--partition", metavar="NAME", help="the partition, or several with commas")
+    add("--qos", metavar="NAME", help="the quality of service")
+    add("--time", metavar="T", help="time limit, as in 2:00:00 or 7-0")
+    add("--exclude", metavar="HOSTS", help="nodes that are not used, as in n[3-5],n9")
+    add("--sbatch", action="append", default=[], metavar="OPTION", help="any other option: --sbatch=--exclusive")
+
+
+def slurm_options(arguments: argparse.Namespace) -> list[str]:
+    """The options for sbatch."""
+    names = ("account", "partition", "qos", "time", "exclude")
+    given = [f"--{name}={value}" for name in names if (value := getattr(arguments, name)) is not None]
+    return [*given, *arguments.sbatch]
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
@@ -85,7 +103,9 @@ def _start(arguments: argparse.Namespace, job: Job, missing: list[int], *, progr
     if arguments.engine == "slurm":
         from mdata.launching.on_slurm import submit
 
-        made = submit(job, missing, cpus=arguments.cpus or 4, at_once=arguments.at_once, options=arguments.sbatch)
+        made = submit(
+            job, missing, cpus=arguments.cpus or 4, at_once=arguments.at_once, options=slurm_options(arguments)
+        )
         ids = ", ".join([*made.arrays, *([made.merge] if made.merge else [])])
         return f"{len(missing)} of {job.num_parts} parts are queued; Slurm's jobs: {ids}"
     if arguments.engine == "ray":

@@ -29,6 +29,7 @@ from mdata.errors import MdataError, StoppedError
 from mdata.util.commands import command_line
 from trainer.checkpoint.folder import latest_checkpoint
 from trainer.checkpoint.location import checkpoints_folder
+from trainer.launching.job import record_end
 
 from .console import Console, Parser
 from .mtrain_options import add_run_arguments, read_with_problems
@@ -44,7 +45,31 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
-    """Check, then train in this process or start ranks."""
+    """Check, then train in this process or start ranks; say how it ended if `mtrain launch` asks."""
+    from trainer.run.launch import explained_end
+
+    try:
+        code = _train(arguments, console)
+    except BaseException as error:
+        _, code, message = explained_end(error, rank=_rank())
+        record_end(os.environ, code=code, who=_who(), message=message)
+        raise
+    if _rank() == 0:
+        record_end(os.environ, code=code, who=_who())
+    return code
+
+
+def _rank() -> int:
+    from trainer.parallel.world import Placement, find_placement
+
+    return (find_placement(os.environ) or Placement()).rank
+
+
+def _who() -> str:
+    return f"rank {_rank()} on {os.uname().nodename}"
+
+
+def _train(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.parallel.world import find_placement
     from trainer.run.launch import preflight
 
@@ -117,6 +142,7 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
 def _end(console: Console, error: MdataError) -> None:
     """End this process at once, from a thread, with an error of the watchdog; also where it cannot be printed."""
     try:
+        record_end(os.environ, code=error.exit_code, who=_who(), message=str(error))
         console.error(str(error))
     finally:
         os._exit(error.exit_code)

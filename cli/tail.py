@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import mdata
@@ -37,22 +38,30 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     job = load_job(Path(arguments.job))
     if wrong := [number for number in arguments.part or [] if not 0 <= number <= job.num_parts]:
         raise mdata.UsageError(f"--part {wrong[0]}", expected=f"0 (the merge) to {job.num_parts}")
-    numbers = arguments.part or _interesting(job)
-    if arguments.lines < 1:
-        raise mdata.UsageError(f"--lines {arguments.lines}", expected="at least 1")
-    sizes: dict[int, int] = {}
-    for number in numbers:
-        lines = last_lines(job.log(number), arguments.lines * _LINE_BYTES)[-arguments.lines :]
-        sizes[number] = _size(job.log(number))
-        _show(console, job, number, lines)
+    print_logs(
+        console,
+        lambda: [job.log(number) for number in arguments.part or _interesting(job)],
+        lines=arguments.lines,
+        ended=lambda: not arguments.follow or (job.is_merged() and not job.missing()),
+    )
+
+
+def print_logs(console: Console, logs: Callable[[], Sequence[Path]], *, lines: int, ended: Callable[[], bool]) -> None:
+    """Print the last lines of logs, then what is added to them until `ended`."""
+    if lines < 1:
+        raise mdata.UsageError(f"--lines {lines}", expected="at least 1")
+    sizes: dict[Path, int] = {}
+    for path in logs():
+        sizes[path] = _size(path)
+        _show(console, path, last_lines(path, lines * _LINE_BYTES)[-lines:])
     console.flush()
-    while arguments.follow and not (job.is_merged() and not job.missing()):
+    while not ended():
         time.sleep(_WAIT_S)
-        for number in arguments.part or _interesting(job):
-            grown = _size(job.log(number)) - sizes.get(number, 0)
+        for path in logs():
+            grown = _size(path) - sizes.get(path, 0)
             if grown > 0:
-                _show(console, job, number, last_lines(job.log(number), grown))
-                sizes[number] = sizes.get(number, 0) + grown
+                _show(console, path, last_lines(path, grown))
+                sizes[path] = sizes.get(path, 0) + grown
         console.flush()
 
 
@@ -62,9 +71,9 @@ def _interesting(job: Job) -> list[int]:
     return numbers or [MERGE]
 
 
-def _show(console: Console, job: Job, number: int, lines: list[str]) -> None:
+def _show(console: Console, path: Path, lines: list[str]) -> None:
     if lines:
-        console.write(f"==> {job.log(number)} <==\n" + "\n".join(lines) + "\n")
+        console.write(f"==> {path} <==\n" + "\n".join(lines) + "\n")
 
 
 def _size(path: Path) -> int:

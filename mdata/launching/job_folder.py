@@ -186,7 +186,7 @@ def refuse_other_job(folder: Path, known: object, job: object, *, names: Sequenc
     for name in names:
         was, now = getattr(known, name), getattr(job, name)
         if was != now:
-            shown = [" ".join(value) if isinstance(value, tuple) else str(value) for value in (was, now)]
+            shown = [" ".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in (was, now)]
             raise UsageError(
                 f"{folder} is the folder of another job",
                 found=f"{name}: {shown[1]}",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mdata.launching.job_folder import MERGE, Job, part_command
-from mdata.launching.slurm_commands import batch_script, run_slurm, sbatch, write_text
+from mdata.launching.slurm_commands import batch_script, run_slurm, sbatch, write_script
 from mdata.rewriting.found_parts import as_ranges
 
 _BEFORE_LIMIT_S = 120
@@ -76,7 +76,7 @@ def submit(
     new = arrays_of([number for number in numbers if number not in there], _max_array_size())
     for array in new:
         script = job.folder / "slurm" / f"parts-{array.offset + 1}.sh"
-        write_text(script, array_script(job, array, cpus=cpus, at_once=at_once))
+        write_script(script, array_script(job, array, cpus=cpus, at_once=at_once))
         made[sbatch(options, script)] = array.offset
         # After each: what is submitted must not be forgotten.
         _save(job, Submitted(made, before.merge))
@@ -88,7 +88,7 @@ def submit(
         merge = None
     if merge is None:
         script = job.folder / "slurm" / "merge.sh"
-        write_text(script, merge_script(job, list(made)))
+        write_script(script, merge_script(job, list(made)))
         merge = sbatch(options, script)
     submitted = Submitted(made, merge)
     _save(job, submitted)
@@ -148,4 +148,4 @@ def _read(job: Job) -> Submitted:
 
 def _save(job: Job, submitted: Submitted) -> None:
     text = json.dumps({"arrays": submitted.arrays, "merge": submitted.merge}, indent=1)
-    write_text(job.folder / "slurm" / "submitted.json", text + "\n")
+    write_script(job.folder / "slurm" / "submitted.json", text + "\n")

@@ -19,7 +19,7 @@ def batch_script(options: Sequence[str], commands: str) -> str:
     return "\n".join(["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in options), commands]) + "\n"
 
 
-def write_text(path: Path, text: str) -> None:
+def write_script(path: Path, text: str) -> None:
     """Write a file for Slurm; makes its folder."""
     with os_errors_named("writing a batch script"):
         path.parent.mkdir(parents=True, exist_ok=True)

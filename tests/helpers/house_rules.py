@@ -48,6 +48,7 @@ FOR_TRAINERS = (
     "tokenizers",
     "dataset",
     "blend_planning",
+    "launching",
     "loader",
     "reporting",
     "tracing",

@@ -316,6 +316,7 @@ def _torchrun_placement(env: Mapping[str, str]) -> Placement:
 def _slurm_placement(env: Mapping[str, str]) -> Placement:
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
     job = _number(env, "SLURM_JOB_ID", "0") * 31 + _number(env, "SLURM_STEP_ID", "0")
+    job += _number(env, "SLURM_RESTART_COUNT", "0") * 7  # ranks of an earlier attempt may still hold its port
     host = env.get("MASTER_ADDR") or first_host(
         env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "localhost"
     )

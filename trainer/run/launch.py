@@ -373,17 +373,21 @@ def rank_process() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
-    """Leave a rank's error for `launch`, kill the others that it names, and return the exit code that belongs to it."""
+def explained_end(error: BaseException, *, rank: int) -> tuple[BaseException, int, str]:
+    """A rank's error as one for users, the exit code that belongs to it, and the message."""
     known = explain_os_error(error) if isinstance(error, OSError) else error
     if isinstance(known, MemoryError):
         known = ResourceError("out of memory", fix="use a smaller train.micro_batch")
     if isinstance(known, KeyboardInterrupt):
-        code, message = INTERRUPTED, "interrupted"
-    elif isinstance(known, MdataError | StoppedError) and known.exit_code != 1:
-        code, message = known.exit_code, str(known)
-    else:
-        code, message = 1, f"rank {rank}: {type(known).__name__}: {known}"
+        return known, INTERRUPTED, "interrupted"
+    if isinstance(known, MdataError | StoppedError) and known.exit_code != 1:
+        return known, known.exit_code, str(known)
+    return known, 1, f"rank {rank}: {type(known).__name__}: {known}"
+
+
+def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
+    """Leave a rank's error for `launch`, kill the others that it names, and return the exit code that belongs to it."""
+    known, code, message = explained_end(error, rank=rank)
     report = RankReport(
         rank=rank,
         exit_code=code,

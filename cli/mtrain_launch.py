@@ -1,0 +1,270 @@
+r"""Start a run in the background: on this machine, as a job of Slurm; or print a manifest for Kubernetes.
+
+What `mtrain train` would be given follows after --. The run is checked here first, with the ranks of all nodes. Give
+the same command again to continue a run that ended early; see mtrain status, mtrain tail and mtrain stop.
+
+Examples:
+  mtrain launch local -- run.toml train.steps=100
+  mtrain launch slurm --nodes 4 --gpus 8 --time 24:00:00 --account lm -- run.toml mesh.tp=8
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mdata.errors import UsageError
+from mdata.launching.job_folder import launching
+from trainer.launching.job import RunJob, discard, load_job, prepare, save_job, start_here
+from trainer.launching.run_status import is_active
+
+from .console import Console, Parser
+from .launch import add_slurm_options, slurm_options
+from .mtrain_options import add_run_arguments, world_size
+
+if TYPE_CHECKING:
+    from trainer.config.parse import ReadConfig
+
+TAKES_COMMAND = True
+_HELD = ("this run is being launched already", "wait until that launch has ended; see `mtrain status`")
+
+
+def add_arguments(parser: Parser) -> None:
+    """See `mtrain launch --help`."""
+    parser.usage = f"{parser.prog} local|slurm|k8s [options] -- run.toml [section.key=value ...]"
+    parser.add_argument("engine", choices=("local", "slurm", "k8s"), help="what starts the ranks")
+    place = parser.add_argument_group("nodes (slurm, k8s)").add_argument
+    place("--nodes", default="1", metavar="N", help="nodes, or MIN-MAX for slurm; default 1")
+    place(
+        "--gpus", type=int, metavar="N", help="GPUs of each node, one rank on each; without GPUs: -- run.toml --nproc N"
+    )
+    place("--cpus", type=int, metavar="N", help="CPU cores of each rank")
+    place("--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable of the ranks")
+    place("--container-image", metavar="IMAGE", help="slurm: for pyxis; k8s: the image; has mtrain on its PATH")
+    place(
+        "--container-mounts",
+        action="append",
+        default=[],
+        metavar="FROM:TO",
+        help="slurm: folders for pyxis; k8s: claims of persistent volumes",
+    )
+    place(
+        "--grace", type=int, default=300, metavar="S", help="seconds to save and end before a time limit; default 300"
+    )
+    place(
+        "--max-restarts",
+        type=int,
+        default=3,
+        metavar="N",
+        help="after failures: slurm without a new checkpoint in between, k8s in all; default 3",
+    )
+    place("--print", action="store_true", help="slurm: print the batch file and do not submit it")
+    place("--no-check", action="store_true", help="do not check the run here, where its files may be missing")
+    add_slurm_options(parser)
+    kubernetes = parser.add_argument_group("k8s").add_argument
+    kubernetes("--kind", choices=("jobset", "trainjob"), default="jobset", help="the manifest; default jobset")
+    kubernetes("--name", metavar="NAME", help="of the job; default: that of the run folder")
+    kubernetes("--namespace", metavar="NAME", help="default: that of kubectl")
+
+
+# Options of one engine: name -> the engines that have it.
+_ENGINES = {
+    "nodes": ("slurm", "k8s"),
+    "gpus": ("slurm", "k8s"),
+    "cpus": ("slurm", "k8s"),
+    "env": ("slurm", "k8s"),
+    "container_image": ("slurm", "k8s"),
+    "container_mounts": ("slurm", "k8s"),
+    "grace": ("slurm", "k8s"),
+    "max_restarts": ("slurm", "k8s"),
+    "print": ("slurm",),
+    "account": ("slurm",),
+    "partition": ("slurm",),
+    "qos": ("slurm",),
+    "time": ("slurm",),
+    "exclude": ("slurm",),
+    "sbatch": ("slurm",),
+    "kind": ("k8s",),
+    "name": ("k8s",),
+    "namespace": ("k8s",),
+}
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Check the run, then start, submit or print it."""
+    from trainer.config.parse import read_config
+
+    words, run = _command(arguments.command)
+    _check_options(arguments)
+    read = read_config(run.config, run.overrides)
+    job = _job(arguments, words, run, read)
+    if arguments.engine == "k8s":
+        _check_run(arguments, run, read, job, console)
+        _print_manifest(arguments, words, job, console)
+        return
+    if _is_launched(job, console):
+        return
+    _check_run(arguments, run, read, job, console)
+    is_new = not job.folder.exists()
+    try:
+        with launching(job.folder, held=_HELD):
+            if _is_launched(job, console):  # by another launch, meanwhile
+                return
+            known = load_job(Path(job.run_folder))
+            said, job = _launch(arguments, run, read, replace(job, launches=known.launches + 1 if known else 1))
+    except BaseException:
+        if is_new:
+            discard(job)
+        raise
+    if arguments.print:
+        console.result(said, {"batch": said, "folder": str(job.folder)})
+    else:
+        console.result(f"{job.run_folder}: {said}; see mtrain status {job.run_folder}", asdict(job))
+
+
+def _is_launched(job: RunJob, console: Console) -> bool:
+    """Whether the same job waits or runs already, which is said."""
+    known = load_job(Path(job.run_folder))
+    if known is None or not is_active(known):
+        return False
+    known.refuse_other(job)
+    place = f"Slurm job {known.id}" if known.engine == "slurm" else f"process {known.id} on {known.host}"
+    console.result(f"{job.run_folder}: {place} waits or runs already; nothing was started", asdict(known))
+    return True
+
+
+def _command(words: list[str]) -> tuple[list[str], argparse.Namespace]:
+    """The words after --, and what they mean to `mtrain train`."""
+    if words[:2] == ["mtrain", "train"]:
+        words = words[2:]
+    parser = Parser(prog="mtrain train")
+    add_run_arguments(parser)
+    parser.words = words
+    if not words:
+        raise UsageError("no run to launch", expected="-- run.toml and its overrides, after the options of launch")
+    return words, parser.parse_intermixed_args(words)
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    defaults = Parser()
+    add_arguments(defaults)
+    for name, engines in _ENGINES.items():
+        value, option = getattr(arguments, name), f"--{name.replace('_', '-')}"
+        if value != defaults.get_default(name) and arguments.engine not in engines:
+            raise UsageError(
+                f"{option} does not apply to {arguments.engine}", expected=f"launch {' or '.join(engines)}"
+            )
+        if isinstance(value, int) and not isinstance(value, bool) and value < (name == "cpus"):
+            raise UsageError(f"{option} {value}", expected="at least 1" if name == "cpus" else "0 or more")
+    if wrong := [one for one in arguments.env if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", one)]:
+        raise UsageError(f"--env {wrong[0]}", expected="NAME=VALUE")
+    if arguments.engine == "k8s" and not arguments.container_image:
+        raise UsageError("--container-image is missing", expected="an image with mtrain, which the pods run")
+    fixed = [name for name in ("grace", "max_restarts") if getattr(arguments, name) != defaults.get_default(name)]
+    if arguments.kind == "trainjob" and fixed:
+        option = f"--{fixed[0].replace('_', '-')}"
+        raise UsageError(f"{option}: a TrainJob has no such field", expected="a setting of the cluster's runtime")
+    if arguments.container_mounts and not arguments.container_image:
+        raise UsageError("--container-mounts needs --container-image")
+
+
+def _job(arguments: argparse.Namespace, words: list[str], run: argparse.Namespace, read: ReadConfig) -> RunJob:
+    """The job, not yet started."""
+    least, _, most = arguments.nodes.partition("-")
+    if not (least.isdecimal() and (most or least).isdecimal() and 1 <= int(least) <= int(most or least)):
+        raise UsageError(f"--nodes {arguments.nodes}", expected="a number from 1, or MIN-MAX such as 3-4")
+    if most and arguments.engine == "k8s":
+        raise UsageError(f"--nodes {arguments.nodes}: a JobSet has a fixed number of pods", fix=f"--nodes {most}")
+    if arguments.engine == "local":
+        ranks = world_size(read.config, run.nproc)
+    else:
+        ranks = run.nproc or arguments.gpus or 0
+        if ranks < 1 or (run.nproc and arguments.gpus and run.nproc != arguments.gpus):
+            raise UsageError(
+                "the number of ranks of a node is not known" if ranks < 1 else "two numbers of ranks of a node",
+                found=f"--gpus {arguments.gpus or 0}, --nproc {run.nproc or 0}",
+                expected="--gpus N, one rank on each; or, on nodes without GPUs, --nproc N after run.toml",
+            )
+    return RunJob(
+        engine=arguments.engine,
+        words=tuple(words),
+        cwd=str(Path.cwd()),
+        run_folder=str(Path(read.config.run.folder or "run").resolve()),
+        nodes=(int(least), int(most or least)),
+        ranks_per_node=ranks,
+    )
+
+
+def _check_run(
+    arguments: argparse.Namespace, run: argparse.Namespace, read: ReadConfig, job: RunJob, console: Console
+) -> None:
+    """Find every problem before anything waits in a queue, for the least and the most nodes."""
+    from trainer.config.parse import AFTERWARDS, problems_error
+
+    if arguments.no_check:
+        if read.problems:
+            raise problems_error(run.config, read.problems, fix=AFTERWARDS)
+        return
+    from trainer.run.launch import preflight
+
+    with console.progress() as progress:
+        for nodes in dict.fromkeys(job.nodes):
+            ranks = nodes * job.ranks_per_node
+            where = f"{run.config} on {nodes} x {job.ranks_per_node} ranks" if job.engine != "local" else run.config
+            preflight(read, ranks, where=where, progress=progress)
+
+
+def _launch(
+    arguments: argparse.Namespace, run: argparse.Namespace, read: ReadConfig, job: RunJob
+) -> tuple[str, RunJob]:
+    """Start or submit the job; what to say, and the job with its id."""
+    from trainer.config.parse import dump_config
+
+    if arguments.engine == "local":
+        prepare(job, dump_config(read.config))
+        nproc = ["--nproc", str(job.ranks_per_node)]
+        job = start_here(job, nproc)
+        save_job(job)
+        return f"process {job.id} trains in the background", job
+    from trainer.checkpoint.location import checkpoints_folder
+    from trainer.launching.on_slurm import SlurmOptions, batch_text, submit
+
+    folder = checkpoints_folder(read.config)
+    options = SlurmOptions(
+        gpus=arguments.gpus,
+        cpus=arguments.cpus,
+        site=slurm_options(arguments),
+        env=arguments.env,
+        container_image=arguments.container_image,
+        container_mounts=arguments.container_mounts,
+        grace_s=arguments.grace,
+        max_restarts=arguments.max_restarts,
+    )
+    text = batch_text(job, options, checkpoints=folder.absolute() if isinstance(folder, Path) else None)
+    prepare(job, dump_config(read.config))
+    if arguments.print:
+        return text, job
+    job = submit(job, text, options=options.site)
+    save_job(job)
+    return f"Slurm job {job.id} is queued", job
+
+
+def _print_manifest(arguments: argparse.Namespace, words: list[str], job: RunJob, console: Console) -> None:
+    from trainer.launching.on_kubernetes import KubernetesOptions, manifest, yaml_text
+
+    options = KubernetesOptions(
+        name=arguments.name or Path(job.run_folder).name,
+        namespace=arguments.namespace,
+        image=arguments.container_image,
+        claims=arguments.container_mounts,
+        env=arguments.env,
+        gpus=arguments.gpus,
+        cpus=arguments.cpus,
+        grace_s=arguments.grace,
+        max_restarts=arguments.max_restarts,
+    )
+    facts = manifest(job, words, options, kind=arguments.kind)
+    console.result(yaml_text(facts), facts)

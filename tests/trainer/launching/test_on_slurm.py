@@ -1,0 +1,168 @@
+"""The sbatch file: its options, and what it does at each end of its ranks; bash runs it with stand-ins for Slurm."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from mdata.errors import ResourceError, UsageError
+from tests.trainer.launching.jobs import a_job, calls, programs
+from trainer.launching.job import prepare
+from trainer.launching.on_slurm import (
+    SlurmOptions,
+    SlurmState,
+    batch_text,
+    run_folder_of,
+    slurm_state,
+    stop_in_slurm,
+    submit,
+)
+
+
+def options_of(text):
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+
+
+def srun_of(text):
+    (line,) = (line for line in text.splitlines() if line.startswith("srun "))
+    return shlex.split(line.removesuffix(" &"))
+
+
+def test_the_options_of_the_job_are_repeated_for_srun(tmp_path):
+    job = a_job(tmp_path, nodes=(2, 4), cwd="/data/my runs", run_folder="/data/my runs/runs/a")
+    text = batch_text(job, SlurmOptions(gpus=4, cpus=6, site=["--account=lm", "--time=60"]), checkpoints=None)
+    assert options_of(text) == [
+        "--job-name=a", "'--chdir=/data/my runs'", "--nodes=2-4", "--ntasks-per-node=4", "--gpus-per-node=4",
+        "--cpus-per-task=6", "'--output=/data/my runs/runs/a/job/log.txt'", "--open-mode=append", "--requeue",
+        "--no-kill=off", "--signal=B:TERM@300", "--account=lm", "--time=60",
+    ]  # fmt: skip
+    words = srun_of(text)
+    assert words[:7] == [
+        "srun", "--nodes=$SLURM_JOB_NUM_NODES", "--ntasks-per-node=4", "--gpus-per-node=4", "--cpus-per-task=6",
+        "--kill-on-bad-exit=1", "--no-kill=off",
+    ]  # fmt: skip
+    python, isolated, program = words[8:11]
+    assert Path(python).is_absolute() and isolated == "-P" and Path(program).is_absolute()
+    assert words[11:] == ["mtrain", "train", "/data/my runs/runs/a/job/run.toml"]
+
+
+def test_a_container_gets_its_own_mtrain(tmp_path):
+    options = SlurmOptions(container_image="a.sqsh", container_mounts=["/data:/data", "/code:/code:ro"])
+    text = batch_text(a_job(tmp_path), options, checkpoints=None)
+    words = srun_of(text)
+    assert words[6:9] == ["--container-image=a.sqsh", f"--container-workdir={tmp_path}",
+                          "--container-mounts=/data:/data,/code:/code:ro"]  # fmt: skip
+    assert words[9:11] == ["mtrain", "train"] and "--container" not in "".join(options_of(text))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs the batch script; `srun` is the body of a program. Returns the exit code and the calls."""
+    job = a_job(tmp_path)
+    prepare(job, "")
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+
+    def run(srun, *, kill_after=None, restarts=0, **more):
+        bin_folder = tmp_path / "bin"
+        env = programs(bin_folder, srun=srun, scontrol="", squeue="echo NONE", scancel="touch stopped", **more)
+        env |= {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts), "SLURM_JOB_NUM_NODES": "2", "RANK": "3"}
+        text = batch_text(job, SlurmOptions(env=["A=b c"], max_restarts=2), checkpoints=checkpoints)
+        process = subprocess.Popen(["bash", "-c", text], cwd=tmp_path, env=env)
+        if kill_after is not None:
+            late = time.monotonic() + 30
+            while not (tmp_path / kill_after).exists():
+                assert time.monotonic() < late
+                time.sleep(0.02)
+            process.send_signal(signal.SIGTERM)
+        return process.wait(30), calls(bin_folder)
+
+    return run
+
+
+def requeues(told):
+    return told.count("scontrol requeue 7")
+
+
+def test_the_ranks_get_the_variables_and_not_those_of_a_launcher(run, tmp_path):
+    code, _ = run('echo "$A|$RANK|$SLURM_JOB_END_TIME|$MTRAIN_END_FILE" > seen')
+    end_file = tmp_path / "runs/first/job/end-7-0"
+    assert code == 0 and (tmp_path / "seen").read_text() == f"b c|||{end_file}\n"
+
+
+@pytest.mark.parametrize(("code", "again"), [(0, 0), (1, 0), (2, 0), (4, 0), (5, 1), (75, 1), (130, 0), (137, 1)])
+def test_a_requeue_follows_from_the_exit_code(run, code, again):
+    ended, told = run(f"exit {code}")
+    assert (ended, requeues(told)) == (code, again)
+
+
+def test_the_first_rank_that_failed_decides(run):
+    assert run('echo "2 rank 3 on b" > $MTRAIN_END_FILE; exit 137')[0] == 2
+    code, told = run('echo "75 rank 3 on b" > $MTRAIN_END_FILE; exit 143', restarts=1)
+    assert code == 75 and requeues(told) == 1
+
+
+def test_failures_without_a_new_checkpoint_end_the_job(run, tmp_path):
+    counts = [requeues(run("exit 5", restarts=number)[1]) for number in range(3)]
+    assert counts == [1, 2, 2]
+    (tmp_path / "checkpoints/latest").write_text("step-10\n")
+    assert requeues(run("exit 5", restarts=3)[1]) == 3
+
+
+def test_sigterm_is_handed_on_and_the_exit_code_is_that_of_the_ranks(run):
+    srun = "touch started; while [ ! -e stopped ]; do sleep 0.05; done; sleep 0.2; exit 75"
+    code, told = run(srun, kill_after="started")
+    assert code == 75 and "scancel --signal=TERM 7" in told and requeues(told) == 1
+
+
+def test_a_run_that_was_stopped_is_not_started_again(run, tmp_path):
+    code, told = run(f"touch {tmp_path}/runs/first/job/stop; exit 75")
+    assert code == 0 and not requeues(told)
+    before = len(told)
+    code, told = run("exit 75", restarts=1)
+    assert code == 0 and not any(call.startswith("srun") for call in told[before:])
+
+
+def test_the_end_time_is_asked_for_where_slurm_does_not_say_it(run, tmp_path):
+    run('echo "$SLURM_JOB_END_TIME" > seen', date="echo 1700000000")
+    assert (tmp_path / "seen").read_text() == "1700000000\n"
+
+
+def test_what_slurm_says_of_a_job(tmp_path, monkeypatch):
+    env = programs(
+        tmp_path / "bin",
+        squeue='[ $2 = --jobs=8 ] && echo "slurm_load_jobs error: Invalid job id specified" >&2 && exit 1\n'
+        '[ $2 = --jobs=9 ] && echo "Unable to contact slurm controller" >&2 && exit 1\n'
+        'echo "RUNNING|None|n[1-2]|1:00:00"',
+        scontrol='echo "JobId=7 Restarts=3 Command=/x/runs/first/job/batch.sh WorkDir=/x"',
+        scancel="",
+    )
+    monkeypatch.setenv("PATH", env["PATH"])
+    state = slurm_state("7")
+    assert state == SlurmState("RUNNING", "None", "n[1-2]", "1:00:00", 3) and not state.waits
+    assert slurm_state("8") is None and str(run_folder_of("7")) == "/x/runs/first"
+    with pytest.raises(ResourceError, match="squeue failed\n  found: Unable to contact"):
+        slurm_state("9")
+    stop_in_slurm(a_job(tmp_path), state)
+    stop_in_slurm(a_job(tmp_path), SlurmState("PENDING", "Resources", "", "", 0))
+    assert calls(tmp_path / "bin")[-2:] == ["scancel --batch --signal=TERM 7", "scancel 7"]
+
+
+def test_what_slurm_refuses_is_said_in_its_words(tmp_path, monkeypatch):
+    job = a_job(tmp_path, id="")
+    prepare(job, "")
+    refusal = 'echo "sbatch: error: invalid partition specified: none" >&2; exit 1'
+    monkeypatch.setenv("PATH", programs(tmp_path / "bin", sbatch=refusal)["PATH"])
+    with pytest.raises(UsageError, match=r"Slurm rejected the job\n  found: sbatch: error: invalid partition"):
+        submit(job, "#!/bin/bash\n", options=["--partition=none"])
+    programs(tmp_path / "bin", sbatch='echo "12;cluster"')
+    assert submit(job, "#!/bin/bash\n", options=["--partition=none"]).id == "12"
+    assert calls(tmp_path / "bin")[-1] == f"sbatch --parsable --partition=none {job.folder}/batch.sh"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="sbatch is not installed on this machine"):
+        submit(job, "#!/bin/bash\n", options=[])

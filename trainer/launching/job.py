@@ -1,0 +1,212 @@
+"""A training run that was launched as one job: the files in `RUN/job`, a local process, and how attempts ended.
+
+Unlike a job of `mdata launch` it has no parts: its ranks start together, and what is done is in the checkpoints. What
+is unusual: the first rank that ends says how, in a file that the batch script named (`END_FILE`). The scheduler only
+knows the highest exit code, which is often that of a rank that was ended because another failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from mdata.errors import DamageError, UsageError, os_errors_named
+from mdata.launching.job_folder import refuse_other_job
+from mdata.util import atomic_io
+from mdata.util.commands import command_line
+
+END_FILE = "MTRAIN_END_FILE"
+"""The environment variable that names the file in which the first rank says how it ended."""
+JOB = "job"
+Engine = Literal["local", "slurm"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunJob:
+    """A run that was launched.
+
+    Args:
+        words: of `mtrain train`, as given: run.toml, overrides, --nproc.
+        cwd: where they were given; relative paths start there.
+        run_folder: absolute.
+        nodes: least and most. ranks_per_node: on each.
+        launches: how often the run was launched with `mtrain launch`.
+        id: Slurm's; of a local process its number.
+        host, started_ticks: of a local process, the latter to tell it from a later one with its number.
+    """
+
+    engine: Engine
+    words: tuple[str, ...]
+    cwd: str
+    run_folder: str
+    nodes: tuple[int, int]
+    ranks_per_node: int
+    launches: int = 1
+    id: str = ""
+    host: str = ""
+    started_ticks: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """Of the job, inside the run folder."""
+        return Path(self.run_folder, JOB)
+
+    @property
+    def config(self) -> Path:
+        """The configuration as it was launched."""
+        return self.folder / "run.toml"
+
+    @property
+    def log(self) -> Path:
+        """What the ranks of all attempts print."""
+        return self.folder / "log.txt"
+
+    @property
+    def stop_mark(self) -> Path:
+        """Exists once `mtrain stop` was called: Slurm shall not start the job again."""
+        return self.folder / "stop"
+
+    def is_same_process(self) -> bool:
+        """Whether the local process is alive; False on other hosts."""
+        here = self.host == os.uname().nodename
+        return here and self.id.isdecimal() and _started_ticks(int(self.id)) == self.started_ticks
+
+    def refuse_other(self, job: RunJob) -> None:
+        """Refuse to launch another command while this one is queued or running.
+
+        Raises:
+            UsageError: something differs; named with both values.
+        """
+        names = ("words", "cwd", "engine", "nodes", "ranks_per_node")
+        fix = f"mtrain stop {self.run_folder}, and launch again when it has ended; or choose another run.folder"
+        refuse_other_job(self.folder, self, job, names=names, fix=fix)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How an attempt ended, as its first rank said.
+
+    Args:
+        code: the exit code. who: rank and host. message: the error; empty: it was done. at_s: seconds since 1970.
+    """
+
+    code: int
+    who: str
+    message: str
+    at_s: float
+
+
+def prepare(job: RunJob, config_text: str) -> None:
+    """Make the job's folder, with the configuration that the ranks will read."""
+    with os_errors_named("making the job's folder"):
+        job.folder.mkdir(parents=True, exist_ok=True)
+        job.stop_mark.unlink(missing_ok=True)
+        atomic_io.atomic_write(job.config, config_text.encode())
+
+
+def save_job(job: RunJob) -> None:
+    """Write `job.json`."""
+    with os_errors_named("writing the job's record"):
+        atomic_io.atomic_write(job.folder / "job.json", json.dumps(asdict(job), indent=1).encode() + b"\n")
+
+
+def discard(job: RunJob) -> None:
+    """Remove the folder of a job that was not started, and the run folder if nothing else is in it."""
+    shutil.rmtree(job.folder, ignore_errors=True)
+    with suppress(OSError):
+        job.folder.parent.rmdir()
+
+
+def load_job(run_folder: Path) -> RunJob | None:
+    """The job of a run folder; None: it was not launched with `mtrain launch`.
+
+    Raises:
+        UsageError: it belongs to a run in another folder. DamageError: the record cannot be read.
+    """
+    path = run_folder / JOB / "job.json"
+    try:
+        value = json.loads(path.read_bytes())
+        job = RunJob(**{**value, "words": tuple(value["words"]), "nodes": tuple(value["nodes"])})
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamageError(f"{path} is damaged", found=str(error), fix="remove it and launch again") from error
+    if Path(job.run_folder).resolve() != run_folder.resolve():
+        raise UsageError(
+            f"{path.parent} is the job folder of another run",
+            found=f"a job of {job.run_folder}",
+            expected=f"one of {run_folder.resolve()}",
+            fix=f"remove {path.parent}; it holds no results",
+        )
+    return job
+
+
+def start_here(job: RunJob, nproc: Sequence[str]) -> RunJob:
+    """Start `mtrain train` as a process that goes on in the background; the job with its process.
+
+    Args:
+        job: prepared. nproc: words for `mtrain train`.
+    """
+    command = [*command_line("mtrain"), "train", str(job.config), *nproc]
+    environment = {**os.environ, END_FILE: str(_end_path(job, f"local-{job.launches}"))}
+    with os_errors_named("starting the run"):
+        log = atomic_io.open_no_link(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=job.cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+    ticks = _started_ticks(process.pid)
+    return replace(job, id=str(process.pid), host=os.uname().nodename, started_ticks=ticks)
+
+
+def record_end(env: Mapping[str, str], *, code: int, who: str, message: str = "") -> None:
+    """Say how this rank ended, unless another has said so before, or nobody asks."""
+    if not (path := env.get(END_FILE)):
+        return
+    with suppress(OSError, UsageError):  # the run has ended anyway, perhaps because of the disk
+        fd = atomic_io.open_no_link(Path(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            atomic_io.write_all(fd, f"{code} {who}\n{message}\n".encode())
+        finally:
+            os.close(fd)
+
+
+def ends(job: RunJob) -> list[End]:
+    """How the attempts since the last launch ended, oldest first; an attempt that was killed says nothing."""
+    key = f"local-{job.launches}" if job.engine == "local" else f"{job.id}-*"
+    found = []
+    for path in job.folder.glob(f"end-{key}"):
+        with suppress(OSError, ValueError, IndexError):
+            first, _, message = path.read_text(encoding="utf-8").partition("\n")
+            code, _, who = first.partition(" ")
+            found.append(End(int(code), who, message.strip(), path.stat().st_mtime))
+    return sorted(found, key=lambda end: end.at_s)
+
+
+def _end_path(job: RunJob, name: str) -> Path:
+    path = job.folder / f"end-{name}"
+    path.unlink(missing_ok=True)
+    return path
+
+
+def _started_ticks(pid: int) -> int:
+    """When a process started, in the kernel's ticks; 0: there is none, or it has ended and waits for its parent."""
+    with suppress(OSError, ValueError, IndexError):
+        state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return 0 if state in (b"Z", b"X") else int(rest[18])
+    return 0

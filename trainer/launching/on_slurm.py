@@ -1,0 +1,205 @@
+"""A training run as one job of Slurm: the sbatch file, and what Slurm says of the job.
+
+The batch script is bash, because with a container it runs outside of it, where mtrain may not be installed. It starts
+one srun with a task per rank, hands SIGTERM on to the ranks, and asks for a requeue when the run ended with exit code
+75, or failed in a way that another start may mend. A node that is lost ends the whole gang (--no-kill=off); Slurm
+itself queues it again (--requeue).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mdata.errors import ResourceError
+from mdata.launching.slurm_commands import batch_script, run_slurm, sbatch, write_script
+from mdata.util.commands import command_line
+from trainer.launching.job import END_FILE, JOB, RunJob
+
+_SCRIPT_NAME = "batch.sh"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlurmOptions:
+    """How a run is placed.
+
+    Args:
+        gpus: of each node; None: none.
+        cpus: of each rank; None: as the site gives.
+        site: for sbatch: ["--partition=long"].
+        env: NAME=VALUE of each rank.
+        container_image, container_mounts: for pyxis.
+        grace_s: from the signal to the time limit.
+        max_restarts: after failures, without a new checkpoint in between.
+    """
+
+    gpus: int | None = None
+    cpus: int | None = None
+    site: Sequence[str] = ()
+    env: Sequence[str] = ()
+    container_image: str | None = None
+    container_mounts: Sequence[str] = ()
+    grace_s: int = 300
+    max_restarts: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmState:
+    """A job that waits or runs: Slurm's state and reason, its nodes, the time left, how often it was queued again."""
+
+    state: str
+    reason: str
+    nodes: str
+    time_left: str
+    restarts: int
+
+    @property
+    def waits(self) -> bool:
+        """Whether no rank of it runs."""
+        return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
+
+
+def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) -> str:
+    """The text of the sbatch file.
+
+    Args:
+        checkpoints: their folder, where `latest` names the newest; None: in object storage.
+    """
+    least, most = job.nodes
+    resources = [f"--ntasks-per-node={job.ranks_per_node}"]
+    resources += [f"--gpus-per-node={options.gpus}"] if options.gpus else []
+    resources += [f"--cpus-per-task={options.cpus}"] if options.cpus else []
+    head = [
+        f"--job-name={Path(job.run_folder).name}",
+        f"--chdir={job.cwd}",
+        f"--nodes={most}" if least == most else f"--nodes={least}-{most}",
+        *resources,
+        f"--output={job.log}",
+        "--open-mode=append",
+        "--requeue",
+        "--no-kill=off",
+        f"--signal=B:TERM@{options.grace_s}",
+        *options.site,
+    ]
+    srun = ["srun", '--nodes="$SLURM_JOB_NUM_NODES"', *resources]
+    srun += ["--kill-on-bad-exit=1", "--no-kill=off", "--export=ALL"]
+    if options.container_image:
+        mounts = ",".join(options.container_mounts)
+        container = [f"--container-image={options.container_image}", f"--container-workdir={job.cwd}"]
+        container += [f"--container-mounts={mounts}"] if mounts else []
+        srun += [*map(shlex.quote, container), "mtrain"]
+    else:
+        srun += [shlex.join(command_line("mtrain"))]
+    srun += ["train", shlex.quote(str(job.config))]
+    exports = [f"export {name}={shlex.quote(value)}" for name, _, value in (one.partition("=") for one in options.env)]
+    latest = f"$(cat {shlex.quote(str(checkpoints / 'latest'))} 2>/dev/null)" if checkpoints else ""
+    return batch_script(
+        head,
+        _SCRIPT.format(
+            exports="".join(f"{line}\n" for line in exports),
+            job=shlex.quote(str(job.folder)),
+            end_file=END_FILE,
+            srun=" ".join(srun),
+            latest=latest,
+            max_restarts=options.max_restarts,
+        ),
+    )
+
+
+# Exit codes: 75 stopped on request; 5 out of a resource, or a rank was lost; above 128 killed (130: Ctrl-C).
+_SCRIPT = """
+# Variables of the shell that submitted this would be taken for a launcher's.
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
+{exports}job={job}
+attempt=${{SLURM_RESTART_COUNT:-0}}
+export {end_file}="$job/end-$SLURM_JOB_ID-$attempt"
+if [ -z "$SLURM_JOB_END_TIME" ]; then
+    end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)
+    [ -n "$end" ] && end=$(date --date="$end" +%s 2>/dev/null) && export SLURM_JOB_END_TIME=$end
+fi
+echo "mtrain: attempt $attempt of Slurm job $SLURM_JOB_ID on $SLURM_JOB_NODELIST"
+[ -e "$job/stop" ] && exit 0
+
+# Before the time limit, and for mtrain stop: the ranks save and end.
+trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+{srun} &
+ranks=$!
+wait "$ranks"
+while kill -0 "$ranks" 2>/dev/null; do wait "$ranks"; done  # a signal interrupts wait
+wait "$ranks"
+code=$?
+[ -s "${end_file}" ] && read -r code _ < "${end_file}"  # of the first rank that ended
+
+again=
+if [ "$code" -eq 75 ]; then
+    [ -e "$job/stop" ] && echo "mtrain: stopped by mtrain stop" && exit 0
+    again=yes
+elif [ "$code" -eq 5 ] || {{ [ "$code" -gt 128 ] && [ "$code" -ne 130 ]; }}; then
+    failed="$SLURM_JOB_ID after checkpoint: {latest}"
+    echo "$failed" >> "$job/failures"
+    [ "$(grep -cxF "$failed" "$job/failures")" -le {max_restarts} ] && again=yes
+fi
+echo "mtrain: attempt $attempt ended with exit code $code${{again:+; the job is queued again}}"
+[ -n "$again" ] && scontrol requeue "$SLURM_JOB_ID"
+exit "$code"
+"""
+
+
+def submit(job: RunJob, text: str, *, options: Sequence[str]) -> RunJob:
+    """Write the sbatch file and submit it; the job with its id.
+
+    Args:
+        job: prepared. options: of the site, also on the command line, where no variable of the shell replaces them.
+
+    Raises:
+        UsageError: Slurm is not here, or rejects the job. ResourceError: Slurm does not answer.
+    """
+    script = job.folder / _SCRIPT_NAME
+    write_script(script, text)
+    return replace(job, id=sbatch(options, script), host="", started_ticks=0)
+
+
+def slurm_state(job_id: str) -> SlurmState | None:
+    """What Slurm says of a job; None: it neither waits nor runs.
+
+    Raises:
+        UsageError: Slurm is not here. ResourceError: it does not answer.
+    """
+    try:
+        listed = run_slurm(["squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r|%N|%L"])
+    except ResourceError as error:
+        if "Invalid job id" in str(error):  # ended some time ago
+            return None
+        raise
+    for line in listed.splitlines():
+        state, reason, nodes, left = line.split("|")
+        return SlurmState(state, reason, nodes, left, _restarts(job_id))
+    return None
+
+
+def _restarts(job_id: str) -> int:
+    found = re.search(r"\bRestarts=(\d+)", run_slurm(["scontrol", "--oneliner", "show", "job", job_id]))
+    return int(found[1]) if found else 0
+
+
+def run_folder_of(job_id: str) -> Path | None:
+    """The run folder of a job of ours that Slurm still knows; None: it knows none."""
+    try:
+        shown = run_slurm(["scontrol", "--oneliner", "show", "job", job_id])
+    except ResourceError as error:
+        if "Invalid job id" in str(error):
+            return None
+        raise
+    found = re.search(rf"\bCommand=(/.*?)/{JOB}/{_SCRIPT_NAME}(?:\s|$)", shown)
+    return Path(found[1]) if found else None
+
+
+def stop_in_slurm(job: RunJob, state: SlurmState) -> None:
+    """Take a waiting job out of the queue; have the batch script of a running one end its ranks."""
+    if state.waits:
+        run_slurm(["scancel", job.id])
+    else:
+        run_slurm(["scancel", "--batch", "--signal=TERM", job.id])
