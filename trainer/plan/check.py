@@ -142,7 +142,7 @@ def _mesh_problems(config: RunConfig, world_size: int) -> Iterator[str]:
         ranks = " x ".join(f"mesh.{axis}={size}" for axis, size in sizes.items() if size > 1 or axis == "tp")
         divides = [size for size in fit if world_size % size == 0]
         others = f"mesh.tp from {listed(divides)}" if model == tp else f"mesh sizes whose product divides {world_size}"
-        yield f"{world_size} ranks are not a multiple of {ranks}; start --nproc {model}, or choose {others}"
+        yield f"{world_size} ranks are not a multiple of {ranks}; start {model} ranks, or choose {others}"
         return
     dp = world_size // model
     part = train.micro_batch * dp

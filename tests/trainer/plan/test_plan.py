@@ -225,12 +225,12 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
         (
             {},
             3,
-            "3 ranks are not a multiple of mesh.tp=2; start --nproc 2, or choose mesh.tp from 1",
+            "3 ranks are not a multiple of mesh.tp=2; start 2 ranks, or choose mesh.tp from 1",
         ),
         (
             {"mesh": {"cp": 3}, "train": {"sequence_length": 36}},
             8,
-            "8 ranks are not a multiple of mesh.tp=2 x mesh.cp=3; start --nproc 6, or choose mesh sizes whose product "
+            "8 ranks are not a multiple of mesh.tp=2 x mesh.cp=3; start 6 ranks, or choose mesh sizes whose product "
             "divides 8",
         ),
         (
