@@ -1,0 +1,204 @@
+"""A training run on a real Slurm of this machine: submitted, preempted, near its limit, stopped; the losses stay.
+
+Runs are two or four ranks on the CPU, each on a node of its own. If Slurm is missing the tests are skipped;
+`make cluster-test` installs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.test_engines import NEEDS_SLURM, wait_until
+from tests.helpers.slurm import slurm
+from trainer.run.metrics import read_metrics
+
+pytestmark = [NEEDS_SLURM, pytest.mark.slow]
+RUN = """
+[run]
+folder = "runs/first"
+[model]
+num_layers = 2
+hidden_size = 16
+num_heads = 2
+vocab_size = 300
+[data]
+blend = "mock"
+[train]
+sequence_length = 16
+global_batch = 8
+micro_batch = 1
+steps = 60
+log_interval = 1
+[optimizer]
+lr = 1e-3
+[checkpoint]
+interval = 5
+"""
+# Names of the nodes lead nowhere on loopback.
+ENV = ["--env", "MASTER_ADDR=127.0.0.1", "--env", "OMP_NUM_THREADS=1", "--env", "PYTHONDONTWRITEBYTECODE=1"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with slurm(tmp_path_factory.mktemp("slurm"), nodes=4, cpus=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The losses of the same run without a scheduler, by number of ranks."""
+    known = {}
+
+    def losses(ranks):
+        if ranks not in known:
+            folder = tmp_path_factory.mktemp("alone")
+            (folder / "run.toml").write_text(RUN)
+            done = mtrain(
+                folder, "train", "run.toml", "--nproc", str(ranks), env={**os.environ, "OMP_NUM_THREADS": "1"}
+            )
+            assert done.returncode == 0, done.stderr
+            known[ranks] = steps_of(folder)
+        return known[ranks]
+
+    return losses
+
+
+@pytest.fixture
+def here(tmp_path, cluster):
+    (tmp_path / "run.toml").write_text(RUN)
+    yield tmp_path
+    cluster.run("scancel", "--user=root")
+    wait_until(lambda: not cluster.run("squeue", "-h"), 60)
+    assert not ranks_of(tmp_path), "ranks live on"
+
+
+def mtrain(folder, *words, env):
+    command = [sys.executable, "-P", str(Path(__file__).parents[2] / "mdata/util/commands.py"), "mtrain", *words]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+
+
+def launch(cluster, folder, *words, nodes="2", run=()):
+    options = ["--nodes", nodes, *ENV, *words]
+    command = ["launch", "slurm", *options, "--json", "--", "run.toml", "--nproc", "1", *run]
+    done = mtrain(folder, *command, env=cluster.environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["id"]
+
+
+def status(cluster, folder):
+    done = mtrain(folder, "status", "runs/first", "--json", env=cluster.environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def steps_of(folder):
+    """(step, loss) of each line of the curve."""
+    return [(line["step"], line["loss"]) for line in read_metrics(folder / "runs/first")]
+
+
+def step(folder):
+    return max((number for number, _ in steps_of(folder)), default=0)
+
+
+def log(folder):
+    return (folder / "runs/first/job/log.txt").read_text()
+
+
+def ranks_of(folder):
+    """Processes of ranks of a run in this folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"train" in words and str(folder).encode() in b" ".join(words) and b"mtrain" in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+def wait_for_end(cluster, folder, seconds=240):
+    wait_until(lambda: not cluster.run("squeue", "-h"), seconds)
+    return status(cluster, folder)
+
+
+def test_a_run_that_is_preempted_twice_has_the_losses_of_an_undisturbed_one(cluster, here, undisturbed):
+    job = launch(cluster, here, nodes="4", run=["train.steps=60"])
+    for seen in (7, 25):
+        wait_until(lambda seen=seen: step(here) >= seen, 120)
+        assert cluster.run("scontrol", "requeue", job) == ""  # without a warning: the ranks are killed
+        wait_until(lambda: status(cluster, here)["condition"] == "waiting", 60)
+    found = wait_for_end(cluster, here)
+    assert (found["condition"], found["step"], found["end"]["code"]) == ("done", 60, 0), log(here)
+    assert log(here).count("mtrain: attempt ") == 4  # three starts and one end
+    assert steps_of(here) == undisturbed(4)
+
+
+def test_a_run_near_its_time_limit_saves_and_is_queued_again(cluster, here, undisturbed):
+    job = launch(cluster, here, "--time", "60")
+    wait_until(lambda: step(here) >= 3, 120)
+    cluster.run("scancel", "--batch", "--signal=TERM", job)  # what --signal=B:TERM@300 sends, at this moment
+    wait_until(lambda: "ended with exit code 75; the job is queued again" in log(here), 60)
+    found = wait_for_end(cluster, here)
+    assert found["condition"] == "done" and steps_of(here) == undisturbed(2), log(here)
+
+
+def test_a_lost_rank_is_started_again_and_a_broken_run_is_not(cluster, here, undisturbed):
+    launch(cluster, here)
+    wait_until(lambda: step(here) >= 7, 120)
+    os.kill(ranks_of(here)[-1], signal.SIGKILL)
+    wait_until(lambda: "the job is queued again" in log(here), 120)
+    found = wait_for_end(cluster, here)
+    assert found["condition"] == "done" and steps_of(here) == undisturbed(2), log(here)
+    (here / "runs/first/checkpoints/step-60/index.json").write_text("{")
+    launch(cluster, here, "--no-check", run=["train.steps=70"])
+    found = wait_for_end(cluster, here)
+    assert found["condition"] == "failed" and found["end"]["code"] == 4 and found["restarts"] == 0, log(here)
+
+
+def test_a_run_is_stopped_and_the_same_command_continues_it(cluster, here, undisturbed):
+    first = launch(cluster, here)
+    wait_until(lambda: step(here) >= 3, 120)
+    assert launch(cluster, here) == first, "a second job of the same run"
+    done = mtrain(here, "stop", first, env=cluster.environment)
+    assert done.returncode == 0 and "asked to save and end" in done.stdout
+    found = wait_for_end(cluster, here)
+    assert found["condition"] == "stopped" and found["step"] < 60 and "stopped by mtrain stop" in log(here)
+    second = launch(cluster, here)
+    assert second != first
+    assert wait_for_end(cluster, here)["condition"] == "done" and steps_of(here) == undisturbed(2)
+
+
+def test_a_waiting_job_leaves_the_queue(cluster, here):
+    cluster.run("scontrol", "update", "nodename=n[1-4]", "state=drain", "reason=test")
+    try:
+        job = launch(cluster, here)
+        found = status(cluster, here)
+        assert found["condition"] == "waiting" and found["slurm"]["state"] == "PENDING"
+        assert mtrain(here, "stop", job, env=cluster.environment).returncode == 0
+        assert not cluster.run("squeue", "-h")
+    finally:
+        cluster.run("scontrol", "update", "nodename=n[1-4]", "state=resume")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--partition", "none"], "invalid partition specified: none"),
+        (["--exclude", "n9"], "Invalid node name specified"),
+        (["--time", "soon"], "Invalid --time specification"),
+    ],
+)
+def test_what_slurm_refuses_is_said_in_its_words(cluster, here, words, message):
+    command = ["launch", "slurm", *words, "--no-check", "--", "run.toml", "--nproc", "1"]
+    done = mtrain(here, *command, env=cluster.environment)
+    assert done.returncode == 2 and "Slurm rejected the job" in done.stderr
+    assert message.lower() in done.stderr.lower() and len(done.stderr.splitlines()) <= 4
+    assert not (here / "runs/first").exists()
