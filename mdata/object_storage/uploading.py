@@ -8,6 +8,7 @@ interrupted continues.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -80,6 +81,34 @@ def put_stream(
     small = size_bytes <= part_bytes(size_bytes)
     body = (lambda: b"".join(content())) if small else content
     _put(body, address, size_bytes=size_bytes, store=store or open_store(address))
+
+
+def put_if_unchanged(content: bytes, address: Address, *, etag: str | None, store: ObjectStore | None = None) -> bool:
+    """Put a small object there unless another writer has put one since it was looked at; whether it was put.
+
+    Storage without conditional puts lets the last writer win: the caller reads again to see who that was.
+
+    Args:
+        etag: the version that was there; None: nothing was.
+
+    Raises:
+        UsageError: no bucket, no access. ResourceError: the storage does not answer.
+    """
+    import obstore
+    from obstore.exceptions import AlreadyExistsError, NotSupportedError, PreconditionError
+
+    store = store or open_store(address)
+    try:
+        obstore.put(
+            store, address.key, content, mode="create" if etag is None else {"e_tag": etag}, use_multipart=False
+        )
+    except (AlreadyExistsError, PreconditionError):
+        return False
+    except storage_errors() as failed:
+        if not (isinstance(failed, NotSupportedError) or re.search(r"\b501\b|NotImplemented", str(failed))):
+            raise explained(failed, address, doing="writing") from None
+        put_stream(lambda: [content], address, size_bytes=len(content), store=store)
+    return True
 
 
 def check_writable(address: Address) -> None:

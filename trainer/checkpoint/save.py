@@ -55,6 +55,7 @@ class Target:
         run: where the run is. attempt: letters and digits that no other save of this root has; equal on all ranks.
         extras: further files, such as the tokenizer's, by name.
         total_bytes: of all ranks' slices; 0: not known.
+        check_owner: on rank 0, raises an error where another start of the run writes to this root now.
     """
 
     root: Location
@@ -62,6 +63,7 @@ class Target:
     attempt: str
     extras: Mapping[str, bytes] = field(default_factory=dict)
     total_bytes: int = 0
+    check_owner: Callable[[], None] = lambda: None
 
     @property
     def name(self) -> str:
@@ -96,6 +98,7 @@ def save_checkpoint(target: Target, shard: OwnedState, *, state: Mapping[str, Te
 
 def clear_place(target: Target) -> None:
     """In storage, remove an older checkpoint of this step before any rank writes; on a disk, `commit` does it."""
+    target.check_owner()
     if not isinstance(target.root, Path):
         make_room(target.root / target.name)
 
@@ -138,6 +141,7 @@ def commit(target: Target, num_ranks: int) -> None:
     files = files_of(target.root / target.partial_name)
     contents = {name: files.read(name) for name in map(part_name, range(num_ranks))}
     index = dump_index(target.run, _hashed(contents), extras=_hashed(target.extras))
+    target.check_owner()
     if isinstance(target.root, Path):
         _commit_folder(target.root / target.partial_name, target.root / target.name, index, extras=target.extras)
     else:

@@ -28,7 +28,7 @@ from trainer.run.evaluating import evaluate_sets
 from trainer.run.measuring import Measuring
 from trainer.run.metrics import MetricsWriter, read_metrics
 from trainer.run.resume import Done
-from trainer.run.run_folder import record_file, tokenizer_files, versions
+from trainer.run.run_folder import Owner, record_file, tokenizer_files, versions
 from trainer.run.saving import Saver, SaveSchedule
 from trainer.run.signals import StopRequests, StopVotes, stop
 from trainer.run.skipped_steps import SkippedSteps, diverged
@@ -52,6 +52,7 @@ class AfterStep:
         engine: Engine,
         *,
         data: RunData,
+        owner: Owner,
         log: MetricsWriter | None,
         progress: Progress,
         last: int,
@@ -68,7 +69,7 @@ class AfterStep:
         self.measuring = Measuring(self.plan, engine, dtype=config.precision.dtype, components=names)
         self.schedule = SaveSchedule(config.checkpoint, keeps_time=engine.world.is_main)
         extras = {} if log is None else tokenizer_files(data) | record_file(config)  # rank 0 writes them
-        self.saver = Saver(config, engine, extras=extras, tell=self._tell)
+        self.saver = Saver(config, engine, extras=extras, tell=self._tell, check_owner=owner.check_checkpoints)
 
     def votes(self, stops: StopRequests) -> Sequence[float]:
         """This rank's `Votes`; `settle` is given the sums."""

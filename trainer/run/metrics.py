@@ -35,6 +35,7 @@ class MetricsWriter:
         resumed_step: the number of finished steps from which the run continues; lines of later steps are put aside.
             None: a new run with an empty curve.
         tell: called with each line for the terminal.
+        check_owner: called before each line; raises an error where a newer attempt writes the folder.
 
     Attributes:
         put_aside: the file with lines that do not belong to this run's curve; None: there were none.
@@ -44,9 +45,14 @@ class MetricsWriter:
     """
 
     def __init__(
-        self, folder: Path, *, resumed_step: int | None = None, tell: Callable[[str], None] | None = None
+        self,
+        folder: Path,
+        *,
+        resumed_step: int | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+        check_owner: Callable[[], None] = lambda: None,
     ) -> None:
-        self._tell = tell or (lambda text: None)
+        self._tell, self._check_owner = tell, check_owner
         self.put_aside = _keep_until(folder, resumed_step)
         _drop_torn_end(folder / EVENTS)
         self._metrics = _open_append(folder / METRICS)
@@ -54,12 +60,14 @@ class MetricsWriter:
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
         """Write one line of metrics.jsonl: the number of finished steps and the measurements."""
+        self._check_owner()
         atomic_io.write_all(self._metrics, _line({"step": step, **values}))
         for text in losses_text(step, values):
             self._tell(text)
 
     def event(self, kind: str, facts: Mapping[str, Any]) -> None:
         """Write one line of events.jsonl: time (seconds since 1970), event, and its facts."""
+        self._check_owner()
         atomic_io.write_all(self._events, _line({"time_s": round(time.time(), 3), "event": kind, **facts}))
         if text := event_text(kind, facts):
             self._tell(text)

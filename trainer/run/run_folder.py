@@ -1,4 +1,4 @@
-"""The files of a run folder and of each checkpoint that do not change during a run; the folder's lock.
+"""The files of a run folder and of each checkpoint that do not change during a run; the folder's lock and claim.
 
 data.json, config.toml, plan.json, the tokenizer's files and its facts. Files that a run appends to are in metrics.py.
 `folder_problems` says before a run why its folders cannot be written.
@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,43 +27,100 @@ from mdata.tracing.run_record import RECORD, RecordedSpan, RunRecord, parse_reco
 from mdata.util import atomic_io, file_lock
 from trainer.checkpoint.folder import read_index
 from trainer.checkpoint.load import read_extras
-from trainer.checkpoint.location import ObjectFolder, checkpoints_folder
+from trainer.checkpoint.location import Location, ObjectFolder, checkpoints_folder
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
 from trainer.parallel.world import World
 from trainer.plan.facts import plan_facts
 from trainer.plan.plan import Plan
+from trainer.run.attempt import Attempt, claim, newest_attempt, this_attempt
 from trainer.run.data import RunData, record_of
 from trainer.run.resume import Start
 
+TAKE_OVER_S = 90.0  # for the lock of an attempt that was replaced: its ranks end within a minute
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Owner:
+    """This start of a run, which has claimed the run folder and that of the checkpoints.
+
+    Args:
+        attempt: None on ranks other than 0, which write no file that another attempt could write.
+    """
+
+    attempt: Attempt | None = None
+    folder: Path = Path()
+    checkpoints: Location = Path()
+
+    def facts(self) -> dict[str, Any]:
+        """Of this attempt, for events.jsonl."""
+        a = self.attempt
+        return {"attempt": a.attempt, "host": a.host, "process": a.process, "job": a.job} if a is not None else {}
+
+    def check_folder(self) -> None:
+        """Raise a SupersededError if a newer attempt has claimed the run folder since."""
+        if self.attempt is not None:
+            self.attempt.check(self.folder)
+
+    def check_checkpoints(self) -> None:
+        """The same for the folder of the checkpoints."""
+        if self.attempt is not None:
+            self.attempt.check(self.checkpoints)
+
 
 @contextmanager
-def locked_folder(config: RunConfig, world: World) -> Iterator[None]:
-    """Rank 0 locks the run folder and that of the checkpoints: two runs would overwrite each other's files.
+def owned_folder(config: RunConfig, world: World) -> Iterator[Owner]:
+    """Rank 0 locks and claims the run folder and that of the checkpoints: two runs would overwrite each other's files.
 
-    Object storage has no locks.
+    Object storage has no locks, only the claim (attempt.py). An attempt that the scheduler started in place of one
+    whose ranks live on claims first, so that they end, and then waits for their lock.
     """
     if not world.is_main:
-        yield
+        yield Owner()
         return
     folder, checkpoints = Path(config.run.folder), checkpoints_folder(config)
-    held = set[Path]()  # both may be one folder
-    with ExitStack() as stack:
-        for place, remove in ((folder, False), (checkpoints, True)):
-            if isinstance(place, ObjectFolder):
-                continue
-            with os_errors_named("making the run folder"):
-                place.mkdir(parents=True, exist_ok=True)
-            if place.resolve() not in held:
-                held.add(place.resolve())
-                stack.enter_context(file_lock.hold(place / ".lock", remove=remove))
-        yield
+    local = {place.absolute(): place for place in (folder, checkpoints) if isinstance(place, Path)}  # may be one folder
+    inside = not isinstance(checkpoints, ObjectFolder) and checkpoints.absolute().is_relative_to(folder.absolute())
+    claimed: list[Location] = [folder] if inside else [folder, checkpoints]
+    attempt = this_attempt(os.environ)
+    with ExitStack() as stack, os_errors_named("making the run folder"):
+        for place in local.values():
+            place.mkdir(parents=True, exist_ok=True)
+        takes_over = attempt.restarts(newest_attempt(folder))
+        numbers = [claim(place, attempt) for place in claimed] if takes_over else []
+        for place in local.values():
+            _lock(place, stack, remove=place != folder, patience_s=TAKE_OVER_S if takes_over else 0)
+        numbers = numbers or [claim(place, attempt) for place in claimed]
+        stack_of_run = stack.pop_all()
+    with stack_of_run:
+        yield Owner(dataclasses.replace(attempt, attempt=numbers[0]), folder, claimed[-1])
+
+
+def _lock(place: Path, stack: ExitStack, *, remove: bool, patience_s: float) -> None:
+    """Lock a folder until the stack ends.
+
+    Args:
+        patience_s: how long to wait for a holder that this attempt takes over. After that the claim of the folder is
+            enough: a machine that is gone for good never gives up a lock that is only a name in a file.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            stack.enter_context(file_lock.hold(place / ".lock", remove=remove))
+            return
+        except UsageError:
+            if not patience_s:
+                raise
+        if time.monotonic() > until:
+            return
+        time.sleep(0.2)
 
 
 def folder_problems(config: RunConfig) -> Iterator[str]:
     """Why the run's folders cannot be made or written, if that can be seen; neither is made."""
     run, usual = config.run.folder, Path(config.run.folder, "checkpoints")
     checkpoints = config.checkpoint.folder or (str(usual) if os.path.lexists(usual) else "")
+    takes_over = this_attempt(os.environ).restarts(newest_attempt(Path(run))) if Path(run).is_dir() else False
     for key, folder in (("run.folder", run), ("checkpoint.folder", checkpoints)):
         if is_address(folder) or address_of(folder):
             if key == "run.folder":
@@ -79,7 +137,7 @@ def folder_problems(config: RunConfig) -> Iterator[str]:
             yield f"{key}={folder!r} is not writable: no permission for {there}; choose another folder"
         elif not _stores_files(there):
             yield f"{key}={folder!r} is not writable: {there} stores no files; choose another folder"
-        elif holder := file_lock.held_by(place / ".lock"):
+        elif (holder := file_lock.held_by(place / ".lock")) and not takes_over:
             yield f"{key}={folder!r} is in use: {holder} trains there; wait for it, end it, or choose another folder"
 
 

@@ -35,6 +35,7 @@ from trainer.models.family import family_of
 from trainer.parallel.collectives import gather_objects
 from trainer.parallel.params import Place, num_elements
 from trainer.plan.plan import Plan
+from trainer.run.attempt import SupersededError
 from trainer.run.engine import Engine
 from trainer.run.metrics import read_metrics
 
@@ -101,6 +102,7 @@ class Saver:
     Args:
         config: of the run. engine: whose state is saved.
         extras: files that go into each checkpoint, by name.
+        check_owner: on rank 0, raises an error where a newer attempt of the run writes the checkpoints.
         tell: (kind, facts, text) on rank 0: an event of the run, and what people are told; "" for nothing.
     """
 
@@ -111,7 +113,9 @@ class Saver:
         *,
         extras: Mapping[str, bytes],
         tell: Callable[[str, dict[str, Any], str], None],
+        check_owner: Callable[[], None] = lambda: None,
     ) -> None:
+        self._check_owner = check_owner
         self._settings, self._engine, self._extras, self._tell = config.checkpoint, engine, extras, tell
         self._root = checkpoints_folder(config)
         self._total_bytes = checkpoint_bytes(config, engine.plan)
@@ -179,7 +183,7 @@ class Saver:
         if self._settings.background:
             shard, state = copies.take(shard, state)
         attempt = f"{self._attempt}-{run.step}"
-        target = Target(self._root, engine.with_scale(run), attempt, self._extras, self._total_bytes)
+        target = Target(self._root, engine.with_scale(run), attempt, self._extras, self._total_bytes, self._check_owner)
         problem = self._clear_place(target)
         self._told = False
         self._in_flight = BackgroundSave(
@@ -216,6 +220,8 @@ class Saver:
         discard(save.target, self._engine.everyone.rank)
         step = save.target.run.step
         error = wanted_by(f"the checkpoint of step {step} was not written; the older ones are intact", failed)
+        if isinstance(failed, SupersededError):
+            raise error
         ends = needed or self._settings.on_failure == "stop"
         self._tell("save failed", {"step": step, "error": str(failed)}, "" if ends else str(error))
         if ends:

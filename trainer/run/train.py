@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from mdata import Batch
 from mdata.progress import SILENT, Progress
@@ -37,7 +38,7 @@ from trainer.run.engine import Engine
 from trainer.run.log_text import device_text, header
 from trainer.run.metrics import MetricsWriter, held_parameters, write_ranks
 from trainer.run.resume import Done, Start, check_agreed, find_start, found_by_all
-from trainer.run.run_folder import locked_folder, write_run_files
+from trainer.run.run_folder import Owner, owned_folder, write_run_files
 from trainer.run.saving import checkpoint_bytes, prune_finished
 from trainer.run.signals import StopRequests
 from trainer.run.step_report import PendingReport, StepReport, reports_behind
@@ -88,8 +89,8 @@ def train(
             has ended.
         StoppedError, KeyboardInterrupt: SIGTERM or Ctrl-C; a checkpoint of the last step was written before.
     """
-    with _joined(config, world) as world, locked_folder(config, world), lost_ranks_named(world):
-        return _train(config, world, loss, callbacks, progress, watch)
+    with _joined(config, world) as world, owned_folder(config, world) as owner, lost_ranks_named(world):
+        return _train(config, world, owner, loss, callbacks, progress, watch)
 
 
 @contextmanager
@@ -108,6 +109,7 @@ def _joined(config: RunConfig, world: World | None) -> Iterator[World]:
 def _train(
     config: RunConfig,
     world: World,
+    owner: Owner,
     loss: LossFunction | None,
     callbacks: Sequence[Callback],
     progress: Progress,
@@ -138,7 +140,14 @@ def _train(
         if watch is not None:
             engine.executor.watch = watch
         return _go_on(
-            start, unrecorded, data=data, batches=batches, engine=engine, callbacks=callbacks, progress=progress
+            start,
+            unrecorded,
+            owner=owner,
+            data=data,
+            batches=batches,
+            engine=engine,
+            callbacks=callbacks,
+            progress=progress,
         )
 
 
@@ -146,6 +155,7 @@ def _go_on(
     start: Start,
     unrecorded: RunState | None,
     *,
+    owner: Owner,
     data: RunData,
     batches: Iterator[list[Batch]],
     engine: Engine,
@@ -159,21 +169,25 @@ def _go_on(
         **held_parameters(engine.optimizer, engine.executor.stages),
     }
     ranks = gather_objects(held, world.groups["world"])
+    loop = partial(_Loop, start, data, batches, engine, owner=owner, callbacks=callbacks, progress=progress)
     if not world.is_main:
-        return _Loop(start, data, batches, engine, log=None, callbacks=callbacks, progress=progress).run(unrecorded)
+        return loop(log=None).run(unrecorded)
     folder = write_run_files(config, plan, data=data, start=start, note=progress.note)
     write_ranks(folder, ranks)
     for line in header(config, plan, start=start, device=device_text(world.device)):
         progress.note(line)
-    with MetricsWriter(folder, resumed_step=done.steps if newest else None, tell=progress.note) as log:
-        log.event("start", {**start.facts(), "world_size": world.world_size, "device": str(world.device)})
+    resumed = done.steps if newest else None
+    with MetricsWriter(folder, resumed_step=resumed, tell=progress.note, check_owner=owner.check_folder) as log:
+        log.event(
+            "start", {**start.facts(), **owner.facts(), "world_size": world.world_size, "device": str(world.device)}
+        )
         for text in start.notes:
             log.event("note", {"text": text})
         if log.put_aside:
             text = f"metrics of later steps were moved to {log.put_aside}"
             log.event("note", {"text": text})
             progress.note(text)
-        return _Loop(start, data, batches, engine, log=log, callbacks=callbacks, progress=progress).run(unrecorded)
+        return loop(log=log).run(unrecorded)
 
 
 class _Loop:
@@ -190,6 +204,7 @@ class _Loop:
         batches: Iterator[list[Batch]],
         engine: Engine,
         *,
+        owner: Owner,
         log: MetricsWriter | None,
         callbacks: Sequence[Callback],
         progress: Progress,
@@ -199,7 +214,7 @@ class _Loop:
         self.plan = engine.plan
         last = _last_step(self.done.steps, self.config, self.plan)
         self.after = AfterStep(
-            self.config, engine, data=data, log=log, progress=progress, last=last, callbacks=callbacks
+            self.config, engine, data=data, owner=owner, log=log, progress=progress, last=last, callbacks=callbacks
         )
         # Whether the last step counts decides the learning rate of the next.
         self.behind = reports_behind(engine.world.device) if self.config.optimizer.count_skipped else 0

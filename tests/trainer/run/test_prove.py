@@ -24,7 +24,7 @@ from trainer.run import determinism
 from trainer.run.engine import Engine
 from trainer.run.metrics import read_metrics
 from trainer.run.prove import COMPUTED, compare, prove
-from trainer.run.run_folder import locked_folder
+from trainer.run.run_folder import owned_folder
 from trainer.run.skipped_steps import SkippedSteps
 from trainer.run.step_report import StepReport
 from trainer.run.train import train
@@ -93,7 +93,7 @@ def test_only_one_run_writes_to_a_folder_of_checkpoints(config, tmp_path):
     first = replace(config, checkpoint=CheckpointSection(folder=str(tmp_path / "both")))
     world = join_world(Mesh(1), placement=Placement())
     second = replace(first, run=replace(first.run, folder=str(tmp_path / "second")))
-    with locked_folder(first, world), pytest.raises(UsageError, match=r"both/\.lock is held"):
+    with owned_folder(first, world), pytest.raises(UsageError, match=r"both/\.lock is held"):
         alone(second)
     assert alone(replace(second, train=replace(second.train, steps=1))).step == 1
     assert not (tmp_path / "both" / ".lock").exists()

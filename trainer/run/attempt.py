@@ -1,0 +1,158 @@
+"""One run, one writer: which start of a run may write to its folders.
+
+    attempt.json    {"attempt": 7, "nonce": "5c1e...", "host": "gpu003", "process": 4711, "time_s": ..., "job": ...}
+
+The file lock of a run folder answers first, but it does not always hold: object storage has none, a network file system
+may lose it, and ranks may live on after their scheduler has given the job to other machines. So each start claims the
+folder by putting its own attempt.json there, and rank 0 compares the file before each line of metrics.jsonl and
+events.jsonl and before each checkpoint's index. The newest claim wins: an older attempt ends with a `SupersededError`.
+
+A claim is atomic without locks: the file is replaced as a whole and only its nonce counts, so of two starts at the same
+moment exactly one finds its own. Storage with conditional puts numbers them one after another as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+
+from mdata import ResourceError
+from mdata.object_storage.reading import object_there, read_range
+from mdata.object_storage.uploading import put_if_unchanged
+from mdata.util import atomic_io
+from trainer.checkpoint.location import Location, ObjectFolder
+
+ATTEMPT = "attempt.json"
+_LONGEST = 4096
+
+
+class SupersededError(ResourceError):
+    """A newer attempt of the run has claimed its folder; this one may write no more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One start of a run, as attempt.json names it.
+
+    Args:
+        attempt: counts the starts of the run from 1. nonce: tells apart two that have the same number.
+        host, process: of rank 0. time_s: of the start, seconds since 1970.
+        job: of the scheduler or launcher; None: it names none. restart: how often the scheduler has requeued that job.
+    """
+
+    attempt: int
+    nonce: str
+    host: str
+    process: int
+    time_s: float
+    job: str | None = None
+    restart: int = 0
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt} of process {self.process} on {self.host}" + (f" ({self.job})" * bool(self.job))
+
+    def restarts(self, before: Attempt | None) -> bool:
+        """Whether the launcher or scheduler started this attempt in place of an older one, which it takes for dead."""
+        if before is None or self.job is None or self.job != before.job:
+            return False
+        return self.restart > before.restart or self.job.startswith("torchrun ")
+
+    def check(self, folder: Location) -> None:
+        """Compare the claim of a folder with this one; a claim that was removed names no newer attempt.
+
+        Raises:
+            SupersededError: another attempt has claimed the folder since. OSError, MdataError: it cannot be read.
+        """
+        content, _ = _read(folder)
+        now = _parsed(content)
+        if content is None or (now is not None and now.nonce == self.nonce):
+            return
+        began = f", which began at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now.time_s))}" if now else ""
+        raise SupersededError(
+            f"a newer attempt of this run has taken over {folder}",
+            found=f"{now or 'an unreadable attempt.json'}{began}",
+            expected=f"{self}, which ends here without writing more",
+            fix="let the newer one go on; if it was started by mistake, end it and run the same command again",
+        )
+
+
+def this_attempt(env: Mapping[str, str]) -> Attempt:
+    """This process's attempt, not yet numbered.
+
+    Args:
+        env: names the job: SLURM_JOB_ID, or TORCHELASTIC_RUN_ID of a torchrun that was given --rdzv-id.
+    """
+    job, restart = None, 0
+    if "SLURM_JOB_ID" in env:
+        count = env.get("SLURM_RESTART_COUNT", "0")
+        job, restart = f"slurm {env['SLURM_JOB_ID']}", int(count) if count.isdecimal() else 0
+    elif env.get("TORCHELASTIC_RUN_ID", "none") != "none":
+        job = f"torchrun {env['TORCHELASTIC_RUN_ID']}"
+    return Attempt(
+        attempt=0,
+        nonce=secrets.token_hex(8),
+        host=os.uname().nodename,
+        process=os.getpid(),
+        time_s=round(time.time(), 3),
+        job=job,
+        restart=restart,
+    )
+
+
+def newest_attempt(folder: Location) -> Attempt | None:
+    """The attempt that has claimed a folder last; None: none has, or its claim is unreadable."""
+    return _parsed(_read(folder)[0])
+
+
+def claim(folder: Location, attempt: Attempt) -> int:
+    """Claim a folder, which exists; the number of the attempt in it.
+
+    Raises:
+        OSError, MdataError: it cannot be written.
+    """
+    while True:
+        content, etag = _read(folder)
+        before = _parsed(content)
+        if before is not None and before.nonce == attempt.nonce:  # a put whose answer was lost
+            return before.attempt
+        number = before.attempt + 1 if before else 1
+        facts = asdict(attempt) | {"attempt": number}
+        if _replace(folder, (json.dumps(facts) + "\n").encode(), nonce=attempt.nonce, etag=etag):
+            return number
+
+
+def _read(folder: Location) -> tuple[bytes | None, str | None]:
+    """The content of attempt.json, and its version in storage; None: there is none."""
+    if isinstance(folder, ObjectFolder):
+        place = (folder / ATTEMPT).address
+        facts = object_there(place, folder.store)
+        if facts is None:
+            return None, None
+        return read_range(facts, 0, stop=min(_LONGEST, facts.size_bytes), store=folder.store), facts.etag
+    with suppress(FileNotFoundError):
+        return (folder / ATTEMPT).read_bytes()[:_LONGEST], None
+    return None, None
+
+
+def _replace(folder: Location, content: bytes, *, nonce: str, etag: str | None) -> bool:
+    """Put the file there; false: in storage another attempt did so since it was read."""
+    if isinstance(folder, ObjectFolder):
+        return put_if_unchanged(content, (folder / ATTEMPT).address, etag=etag, store=folder.store)
+    own = folder / f".attempt-{nonce}"  # a name of its own: two starts at the same moment do not share a file
+    atomic_io.atomic_write(own, content)
+    atomic_io.rename(own, folder / ATTEMPT)
+    atomic_io.sync_folder(folder)
+    return True
+
+
+def _parsed(content: bytes | None) -> Attempt | None:
+    try:
+        facts = json.loads(content or b"")
+        return Attempt(**{field.name: facts[field.name] for field in fields(Attempt)})
+    except (ValueError, KeyError, TypeError):
+        return None
