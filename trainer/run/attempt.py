@@ -21,13 +21,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 
-from mdata import ResourceError
+from mdata import ResourceError, UsageError
 from mdata.object_storage.reading import object_there, read_range
 from mdata.object_storage.uploading import put_if_unchanged
 from mdata.util import atomic_io
 from trainer.checkpoint.location import Location, ObjectFolder
 
 ATTEMPT = "attempt.json"
+LOOKS = 20  # at an object that others replace at the same moment
 _LONGEST = 4096
 
 
@@ -128,14 +129,19 @@ def claim(folder: Location, attempt: Attempt) -> int:
 
 def _read(folder: Location) -> tuple[bytes | None, str | None]:
     """The content of attempt.json, and its version in storage; None: there is none."""
-    if isinstance(folder, ObjectFolder):
-        place = (folder / ATTEMPT).address
-        facts = object_there(place, folder.store)
+    if not isinstance(folder, ObjectFolder):
+        with suppress(FileNotFoundError):
+            return (folder / ATTEMPT).read_bytes()[:_LONGEST], None
+        return None, None
+    for look in range(1, LOOKS + 1):
+        facts = object_there((folder / ATTEMPT).address, folder.store)
         if facts is None:
-            return None, None
-        return read_range(facts, 0, stop=min(_LONGEST, facts.size_bytes), store=folder.store), facts.etag
-    with suppress(FileNotFoundError):
-        return (folder / ATTEMPT).read_bytes()[:_LONGEST], None
+            break
+        try:
+            return read_range(facts, 0, stop=min(_LONGEST, facts.size_bytes), store=folder.store), facts.etag
+        except UsageError:  # another attempt has put its own since we looked
+            if look == LOOKS:
+                raise
     return None, None
 
 

@@ -84,13 +84,13 @@ def owned_folder(config: RunConfig, world: World) -> Iterator[Owner]:
     claimed: list[Location] = [folder] if inside else [folder, checkpoints]
     attempt = this_attempt(os.environ)
     with ExitStack() as stack, os_errors_named("making the run folder"):
+        takes_over = attempt.restarts(newest_attempt(folder))
         for place in local.values():
             place.mkdir(parents=True, exist_ok=True)
-        takes_over = attempt.restarts(newest_attempt(folder))
-        numbers = [claim(place, attempt) for place in claimed] if takes_over else []
-        for place in local.values():
+            if takes_over and place in claimed:
+                claim(place, attempt)
             _lock(place, stack, remove=place != folder, patience_s=TAKE_OVER_S if takes_over else 0)
-        numbers = numbers or [claim(place, attempt) for place in claimed]
+        numbers = [claim(place, attempt) for place in claimed]
         stack_of_run = stack.pop_all()
     with stack_of_run:
         yield Owner(dataclasses.replace(attempt, attempt=numbers[0]), folder, claimed[-1])
