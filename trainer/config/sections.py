@@ -64,11 +64,21 @@ Small = Annotated[float, Range(1e-30, 1)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunSection:
-    """The run's folder, its random seed, and whether its kernels are bitwise reproducible."""
+    """The run's folder, its random seed, whether its kernels are bitwise reproducible, and when it ends early."""
 
     folder: str  # run folder; created if missing
     seed: Count = 1234  # seed of the initial weights and of the data order
     deterministic: bool = False  # bitwise reproducible kernels, on GPUs too, where some are slower
+    exit_at: str | None = (
+        None  # "2026-11-26 18:00", local or with an offset: the run ends then, with a checkpoint and exit code 75; not
+        # set: only before the time limit of a Slurm job
+    )
+    exit_after: PositiveAmount | None = (
+        None  # minutes from each start of the run after which it ends in the same way; not set: it does not
+    )
+    max_restarts: Count | None = (
+        None  # starts in a row that may come no further than the one before; the next is refused; not set: no limit
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

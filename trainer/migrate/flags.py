@@ -104,6 +104,7 @@ _TABLE = """
 --train-samples | int | | train.samples |
 --calculate-per-token-loss | switch | | train.loss_average | token; without it megatron
 --exit-interval | int | 0 | = train.exit_interval |
+--exit-duration-in-mins | int | | run.exit_after | minutes; the run ends with exit code 75
 --deterministic-mode | switch | | run.deterministic |
 --eval-interval | int | | train.eval_interval |
 --eval-iters | int | 100 | train.eval_samples | x global batch; 0: train.evaluate = false

@@ -262,10 +262,6 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --fault-injector-offset-seconds= --fault-injector-seed=""",
     ),
     (
-        "set the time limit with Slurm or `timeout`: SIGTERM ends a run with a checkpoint",
-        "--exit-duration-in-mins=",
-    ),
-    (
         "evaluation uses the microbatch of training here; it changes memory only",
         "--eval-micro-batch-size=",
     ),

@@ -49,6 +49,8 @@ def _folder(a: Given) -> Iterator[Setting | Refusal]:
     yield Setting("run.folder", a["--save"] or "runs/megatron", ("--save", "--load"))
     yield from _first_weights(a)
     yield from _saving(a)
+    if a["--exit-duration-in-mins"]:  # 0 turns it off there, too
+        yield Setting("run.exit_after", float(a["--exit-duration-in-mins"]), ("--exit-duration-in-mins",))
     if a["--verify-integrity"]:
         yield Setting("checkpoint.load", "latest-valid", ("--verify-integrity",))
 

@@ -8,6 +8,8 @@ either, but there is nothing wrong with the state then.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,6 +25,7 @@ from trainer.parallel.collectives import gather_objects
 from trainer.parallel.world import World
 from trainer.plan.plan import Plan
 from trainer.run.data import RunData
+from trainer.run.end_time import ENDS, EndTime, deadlines
 from trainer.run.engine import Engine
 from trainer.run.evaluating import evaluate_sets
 from trainer.run.measuring import Measuring
@@ -64,7 +67,9 @@ class AfterStep:
         batch = f"{self.plan.global_batch} samples a step, of data.kind={config.data.kind}"
         smallest = config.precision.min_loss_scale
         self.skipped = SkippedSteps(engine.most_overflows, smallest_scale=smallest, batch=batch)
-        self.asked = StopVotes()  # requests to stop that no step was ended for yet
+        began_s = owner.attempt.time_s if owner.attempt else time.time()
+        self.end_time = EndTime(deadlines(config.run, os.environ, began_s=began_s))
+        self.asked, self.time_up = StopVotes(), 0.0  # requests to stop that no step was ended for yet
         names = [component.name for component in data.train.components]
         self.measuring = Measuring(self.plan, engine, dtype=config.precision.dtype, components=names)
         self.schedule = SaveSchedule(config.checkpoint, keeps_time=engine.world.is_main)
@@ -73,7 +78,10 @@ class AfterStep:
 
     def votes(self, stops: StopRequests) -> Sequence[float]:
         """This rank's `Votes`; `settle` is given the sums."""
-        votes = Votes(self.schedule.vote(), *stops.votes(), self.saver.vote(), float(self.end_asked))
+        save = self.schedule.vote()
+        if self.engine.world.is_main:
+            save = max(save, self.end_time.vote(self.saver.longest_s))
+        votes = Votes(save, *stops.votes(), self.saver.vote(), float(self.end_asked))
         # The rounding of sums over ranks depends on how many there are: a run without callbacks keeps its four.
         return votes if self.callbacks else votes[:-1]
 
@@ -84,9 +92,14 @@ class AfterStep:
             if self.log is not None:
                 self.log.event("ended by a callback", {"step": step})
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the run ends after the step that is settled, by a signal or by the clock."""
+        return any(self.asked) or self.time_up > 0
+
     def is_due_after(self, steps: Sequence[int]) -> bool:
         """Whether these steps, which have begun, have to end before the next begins."""
-        if any(self.asked) or self.schedule.pending:
+        if self.is_stopping or self.schedule.pending:
             return bool(steps)
         if self.last in steps:
             return True
@@ -119,11 +132,13 @@ class AfterStep:
         if votes.save_failed:
             self.saver.finish()
         self.asked = StopVotes(self.asked.sigterm + votes.sigterm, self.asked.ctrl_c + votes.ctrl_c)
+        if votes.save >= ENDS:
+            self.time_up = self.time_up or votes.save
         saved = is_newest and self._save_if_due(now, report, measured)
-        ends = any(self.asked) or step == self.last
+        ends = self.is_stopping or step == self.last
         if saved and (ends or not self.config.checkpoint.background):
             self.saver.finish(needed=ends)
-        if is_newest and any(self.asked):
+        if is_newest and self.is_stopping:
             self._call_back(FinishedStep(step, now.samples, report))
             self._stop(step, saved)
         losses: dict[str, dict[str, float]] = {}
@@ -216,7 +231,7 @@ class AfterStep:
         gather_objects(None, self.engine.everyone)  # a rank that leaves earlier looks like one that crashed
         why = "it was skipped or its state is not finite"
         done = "and its checkpoint" if saved else f"without a checkpoint, because {why}"
-        stop(self.asked, where=f"after step {step} {done}")
+        stop(self.asked, where=f"after step {step} {done}", clock=self.end_time.text(self.time_up))
 
 
 def unrecorded_step(newest: Location, config: RunConfig, *, plan: Plan, world: World) -> RunState | None:

@@ -37,6 +37,7 @@ from trainer.errors import LostRankError
 from trainer.plan.check import DataFacts, check, small_vocabulary
 from trainer.plan.lengths import given_lengths
 from trainer.plan.nearest_layout import nearest_layout, nearest_layout_text
+from trainer.run.end_time import time_problems
 from trainer.run.signals import HEARD, SAME_REQUEST_S
 
 if TYPE_CHECKING:
@@ -143,7 +144,11 @@ def survey(read: ReadConfig, world_size: int, *, progress: Progress = SILENT, ev
 
     config, wrong = read.config, read.wrong_sections
     addresses = list(_address_problems(config))
-    found = [*(folder_problems(config) if config.run.folder else ()), *addresses]
+    found = [
+        *(folder_problems(config) if config.run.folder else ()),
+        *addresses,
+        *time_problems(config.run, time.time()),
+    ]
     facts, start, errors = None, None, list[MdataError]()
     try:
         data = None if {"data", "model", "run", "train"}.intersection(wrong) else open_data(config, progress=progress)

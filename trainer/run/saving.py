@@ -104,6 +104,9 @@ class Saver:
         extras: files that go into each checkpoint, by name.
         check_owner: on rank 0, raises an error where a newer attempt of the run writes the checkpoints.
         tell: (kind, facts, text) on rank 0: an event of the run, and what people are told; "" for nothing.
+
+    Attributes:
+        longest_s: the longest time that a checkpoint took, on rank 0.
     """
 
     def __init__(
@@ -115,7 +118,7 @@ class Saver:
         tell: Callable[[str, dict[str, Any], str], None],
         check_owner: Callable[[], None] = lambda: None,
     ) -> None:
-        self._check_owner = check_owner
+        self._check_owner, self.longest_s = check_owner, 0.0
         self._settings, self._engine, self._extras, self._tell = config.checkpoint, engine, extras, tell
         self._root = checkpoints_folder(config)
         self._total_bytes = checkpoint_bytes(config, engine.plan)
@@ -261,6 +264,7 @@ class Saver:
         """Say once that a checkpoint exists."""
         if save.committed and not self._told:
             self._told = True
+            self.longest_s = max(self.longest_s, save.seconds)
             step = save.target.run.step
             facts = {"step": step, "checkpoint": folder_name(step), "seconds": round(save.seconds, 3)}
             self._tell("saved", facts, "")

@@ -80,16 +80,17 @@ class StopRequests:
             signal.raise_signal(number)
 
 
-def stop(votes: StopVotes, *, where: str) -> NoReturn:
+def stop(votes: StopVotes, *, where: str, clock: str = "") -> NoReturn:
     """End the run in the way of the received signal.
 
     Args:
-        votes: the sums over all ranks of `StopRequests.votes`; at least one is not 0.
-        where: what the run has done, for the message.
+        votes: the sums over all ranks of `StopRequests.votes`; at least one is not 0, unless a time has come.
+        where: what the run has done, for the message. clock: which time has come.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C. StoppedError: SIGTERM.
+        KeyboardInterrupt: Ctrl-C. StoppedError: SIGTERM, or the time.
     """
     if votes.ctrl_c:
         raise KeyboardInterrupt
-    raise StoppedError(f"stopped by SIGTERM {where}", fix="run the same command again to continue")
+    by = "by SIGTERM" if votes.sigterm else f"at {clock},"
+    raise StoppedError(f"stopped {by} {where}", fix="run the same command again to continue")

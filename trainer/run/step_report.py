@@ -19,8 +19,9 @@ class Votes(NamedTuple):
     """What a rank asks all ranks for with a step, 1 or 0 each; in a report: how many ranks ask for it.
 
     Args:
-        save: a checkpoint is due by its clock. sigterm, ctrl_c: it received them. save_failed: it could not write its
-            part of a checkpoint. end: a callback ends the run; sent only where there are callbacks.
+        save: a checkpoint is due by its clock; from 2 on: the run ends by rank 0's (end_time.py). sigterm, ctrl_c: it
+            received them. save_failed: it could not write its part of a checkpoint. end: a callback ends the run; sent
+            only where there are callbacks.
     """
 
     save: float = 0.0

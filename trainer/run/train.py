@@ -37,7 +37,7 @@ from trainer.run.determinism import make_deterministic
 from trainer.run.engine import Engine
 from trainer.run.log_text import device_text, header
 from trainer.run.metrics import MetricsWriter, held_parameters, write_ranks
-from trainer.run.resume import Done, Start, check_agreed, find_start, found_by_all
+from trainer.run.resume import Done, Start, check_agreed, check_restarts, find_start, found_by_all
 from trainer.run.run_folder import Owner, owned_folder, write_run_files
 from trainer.run.saving import checkpoint_bytes, prune_finished
 from trainer.run.signals import StopRequests
@@ -125,10 +125,7 @@ def _train(
         if world.is_main:
             prune_finished(config)
         return TrainResult(done.steps, None, {}, {}, newest)
-    together(
-        world.groups["world"],
-        lambda: check_target(checkpoints_folder(config), checkpoint_bytes(config, plan)) if world.is_main else None,
-    )
+    together(world.groups["world"], lambda: _check_folders(config, plan, done) if world.is_main else None)
     # Reading starts here, so that the first steps are ready when the engine is.
     batches = iter(
         training_batches(data, config, plan=plan, dp=world.groups["dp"], consumed=done.samples, progress=progress)
@@ -149,6 +146,12 @@ def _train(
             callbacks=callbacks,
             progress=progress,
         )
+
+
+def _check_folders(config: RunConfig, plan: Plan, done: Done) -> None:
+    """Look, before anything is written, whether this start may end like those before it."""
+    check_restarts(config.run, done.steps)
+    check_target(checkpoints_folder(config), checkpoint_bytes(config, plan))
 
 
 def _go_on(

@@ -129,6 +129,7 @@ EXAMPLES = f"""
 --train-samples | without --train-iters | 80 | 80
 --calculate-per-token-loss | | | "token"
 --exit-interval | | 5 | 5
+--exit-duration-in-mins | | 235 | 235.0
 --deterministic-mode | | | true
 --eval-interval | | 5 | 5
 --eval-iters | | 5 | 40
