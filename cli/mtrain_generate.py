@@ -44,7 +44,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     from mdata.progress import SILENT
     from trainer.parallel.mesh import Mesh
     from trainer.parallel.world import Placement, find_placement, join_world, leave_world
-    from trainer.tasks.generate import Sampling, generate
+    from trainer.tasks.generate import generate
+    from trainer.tasks.sampling import Sampling
 
     sampling = Sampling(
         max_tokens=arguments.max_tokens,

@@ -1,83 +1,147 @@
-"""Text from a trained model: greedy, or top-p sampling (Holtzman et al. 2020).
+"""Texts from a trained model: prompts are continued by the rules of sampling.py, or by beam search.
 
-Every draw is f(seed, prompt number, position), so a text can be had again whatever the layout or the other prompts.
-Thin on purpose: the whole context is computed anew for every token (no key-value cache yet), and a context longer
-than the training sequence keeps its last tokens. Any number of ranks may serve any checkpoint.
+Every draw is f(seed, request, sample, position), so a text can be had again whatever the layout, the other prompts or
+an interruption: sample i of a file of samples is always the same. Thin on purpose: the whole context is computed anew
+for every token (no key-value cache yet). Any number of ranks may serve any checkpoint.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import mdata
 from mdata import DamageError, UsageError
-from mdata.errors import os_errors_named
 from mdata.progress import SILENT, Progress
-from mdata.tokenizers.base.tokenizer import TextRefused
-from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io
-from mdata.util.random_keys import derive_key
-from trainer.checkpoint.folder import ResumePoint, find_checkpoint, run_state
-from trainer.checkpoint.location import Location, checkpoints_of
-from trainer.checkpoint.stored_files import files_of, folders_in
-from trainer.config.parse import load_config
-from trainer.config.sections import MeshSection
-from trainer.errors import out_of_memory_in
-from trainer.models.stage import only_tokens
-from trainer.parallel.collectives import all_gather, all_reduce_, start_receive_, start_send
+from mdata.util.canonical_json import hash_of
+from trainer.checkpoint.location import Location
 from trainer.parallel.world import World
-from trainer.plan.check import DataFacts
-from trainer.plan.plan import make_plan
-from trainer.run.load_model import load_model
+from trainer.tasks.beam import Beam, Beams
+from trainer.tasks.loaded_model import Model
+from trainer.tasks.sampling import Sampling, biased, choose, penalized, top_log_probs, uniform
+from trainer.tasks.text_stream import TextStream
+
+DEFAULT_TOKENS = 64
+BATCH_SIZE = 8
+MOST_LINE = 64 << 20  # characters of a line of prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How the next token is chosen.
+class Request:
+    """A text to continue.
 
     Args:
-        max_tokens: generated for each prompt at most; the end-of-document token ends a text earlier.
-        greedy: always the likeliest token; the next two are not used then.
-        temperature: divides the logits; above 0.
-        top_p: the likeliest tokens that together reach this probability take part; in (0, 1].
-        seed: of the draws.
+        ids: of the prompt. rules: how it goes on.
+        number: of the request, and of the sample of that request; the draws depend on both.
+        log_probs: how many of the likeliest tokens are reported at each position besides the text's own; None: no log
+            probabilities. 0: only those of the text's tokens.
+        prompt_log_probs: report those of the prompt, too.
     """
 
-    max_tokens: int = 64
-    greedy: bool = False
-    temperature: float = 0.8
-    top_p: float = 0.95
-    seed: int = 1234
+    ids: tuple[int, ...]
+    rules: Sampling
+    number: int = 0
+    sample: int = 0
+    log_probs: int | None = None
+    prompt_log_probs: bool = False
 
-    def problems(self) -> list[str]:
-        """Everything that is wrong with these numbers."""
-        rules = [
-            (self.max_tokens >= 1, f"max_tokens={self.max_tokens} is below 1"),
-            (self.temperature > 0, f"temperature={self.temperature} is not above 0; use greedy instead of 0"),
-            (0 < self.top_p <= 1, f"top_p={self.top_p} is not in (0, 1]"),
-        ]
-        return [text for holds, text in rules if not holds]
+
+@dataclass(slots=True)
+class Answer:
+    """What followed a prompt.
+
+    Attributes:
+        tokens: new ids, with the one that ended the text. text: without an end-of-document token.
+        finish_reason: "stop" (the end of a document, or a stop string) or "length".
+        log_probs: of `tokens`. top: of each of them, the likeliest tokens with their log probabilities.
+        prompt_log_probs: of the prompt's tokens from the second on. prompt_top: the likeliest at those places.
+    """
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str = ""
+    log_probs: list[float] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    prompt_log_probs: list[float] = field(default_factory=list)
+    prompt_top: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One text: the prompt, what the model added, and the checkpoint's step."""
+    """One text: the prompt, what the model added, the checkpoint's step, and why it ended."""
 
     prompt: str
     text: str
     step: int
+    finish_reason: str = ""
+
+
+def continue_rows(model: Model, requests: Sequence[Request], *, sliding: bool = False) -> list[Answer]:
+    """Continue several prompts together; each as if it were alone.
+
+    Args:
+        sliding: when the context is full its oldest tokens fall out; otherwise such a request is refused.
+
+    Raises:
+        UsageError: rules out of range, or a prompt and its tokens are longer than the model's context.
+    """
+    most = [_max_tokens(model, request, sliding=sliding) for request in requests]
+    answers = [Answer(request) for request in requests]
+    streams = [_stream(model.tokenizer, request) for request in requests]
+    _score_prompts(model, [answer for answer in answers if answer.request.prompt_log_probs])
+    open_rows = list(range(len(requests)))
+    while open_rows:
+        contexts = [[*answers[i].request.ids, *answers[i].tokens][-model.context :] for i in open_rows]
+        chosen = _next_tokens(model, [answers[i] for i in open_rows], contexts)
+        for i, token in zip(open_rows, chosen, strict=True):
+            _take(answers[i], token, stream=streams[i], ends=model.ends, most=most[i])
+        open_rows = [i for i in open_rows if not answers[i].finish_reason]
+    for answer, stream in zip(answers, streams, strict=True):
+        if stream is not None:
+            stream.finish()
+            answer.text = stream.text
+    return answers
+
+
+def search_beams(
+    model: Model,
+    ids: Sequence[int],
+    *,
+    width: int,
+    max_tokens: int,
+    length_penalty: float = 1.0,
+    early: bool = False,
+    count: int = 1,
+) -> list[Beam]:
+    """The `count` best texts that a beam search finds after a prompt, best first.
+
+    Args:
+        early: end as soon as `width` texts have ended.
+
+    Raises:
+        UsageError: numbers out of range, or a prompt and its tokens are longer than the model's context.
+    """
+    _check_room(model, len(ids), max_tokens)
+    if not 1 <= count <= width:
+        raise UsageError(f"{count} texts are wanted of a beam search over {width} rows", expected=f"1 to {width}")
+    beams = Beams(width, max_tokens, model.ends, length_penalty, early)
+    while not beams.done:
+        logits_BV = model.next_logits([[*ids, *row] for row in beams.rows])
+        beams.advance(logits_BV.log_softmax(-1))
+    return beams.results(count)
 
 
 def generate(
-    run_folder: Path,
+    path: Location,
     prompts: Sequence[str],
     *,
     sampling: Sampling,
@@ -85,187 +149,292 @@ def generate(
     from_checkpoint: str = "latest",
     progress: Progress = SILENT,
 ) -> list[Generated]:
-    """Continue each prompt with the model of a run; also written to generated.jsonl in the run folder.
+    """Continue each prompt with a model; written to generated.jsonl as well if `path` is a run folder.
 
     Args:
-        run_folder: a folder that `train` wrote.
+        path: see `Model.load`.
         from_checkpoint: "latest" or a name such as "step-400".
         progress: is notified which checkpoint it is where `latest` names none.
 
     Raises:
-        UsageError: no such run or checkpoint, options out of range, or a prompt without tokens.
+        UsageError: no such model or checkpoint, options out of range, or a prompt without tokens.
         DamageError: the checkpoint is damaged.
     """
     if problems := sampling.problems():
         raise UsageError("cannot generate: " + "; ".join(problems))
-    folder = _checkpoint_folder(run_folder, from_checkpoint, progress)
-    config = load_config(run_folder / "config.toml")
-    tokenizer = run_tokenizer(run_folder)
-    facts = DataFacts(
-        vocab_size=tokenizer.vocab_size,
-        largest_id=None,
-        eod=tokenizer.eod,
-        fingerprint=None,
-        num_tokens=2**62,
-    )
-    # All ranks share one copy of the model, whatever layout trained it.
-    config = dataclasses.replace(config, mesh=MeshSection(tp=world.mesh.tp, pp=world.mesh.pp))
-    plan = make_plan(config, world.world_size, facts=facts)
-    model = load_model(folder, config, plan=plan, world=world)
-    step = run_state(folder).step
-    out = []
-    for number, prompt in enumerate(prompts):
-        ids = _encode(tokenizer, prompt)
-        choose = Chooser(sampling, number)
-        new = continue_ids(model, ids, choose=choose, eod=tokenizer.eod, context=plan.sequence_length, world=world)
-        out.append(Generated(prompt, _added_text(tokenizer, ids, new), step))
-    if world.rank == 0:
-        lines = "".join(
-            json.dumps({"prompt": g.prompt, "text": g.text, "step": g.step}, ensure_ascii=False) + "\n" for g in out
-        )
-        atomic_io.atomic_write(run_folder / "generated.jsonl", lines.encode())
-    return out
+    model = Model.load(path, world=world, checkpoint=from_checkpoint, progress=progress)
+    requests = [Request(ids=tuple(model.encode(prompt)), rules=sampling, number=i) for i, prompt in enumerate(prompts)]
+    answers = [answer for batch in _batches(requests, BATCH_SIZE) for answer in continue_rows(model, batch)]
+    texts = [
+        Generated(prompt, answer.text, model.step, answer.finish_reason)
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    write_generated(model, texts)
+    return texts
 
 
-def run_tokenizer(run_folder: Path) -> mdata.Tokenizer:
-    """The tokenizer of a run's data, from what `train` kept of it.
+def write_generated(model: Model, texts: Sequence[Generated]) -> None:
+    """Leave the latest texts in the run folder, for its report; nothing for a model of another folder."""
+    if model.run_folder is None or not model.world.is_main:
+        return
+    lines = [{"prompt": text.prompt, "text": text.text, "step": text.step} for text in texts]
+    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    atomic_io.atomic_write(model.run_folder / "generated.jsonl", content.encode(errors="surrogatepass"))
+
+
+def read_prompts(path: Path, *, strict: bool = False) -> list[str | list[int]]:
+    """The prompts of a JSON Lines file: texts or lists of token ids under the key "prompt".
+
+    Args:
+        strict: refuse other keys, which are otherwise ignored.
 
     Raises:
-        UsageError: the run keeps none, because its data does not name one.
-        DamageError: what it keeps is not the tokenizer of its data.
+        UsageError: there is no such file, or a line is something else; names it.
     """
-    facts_path, folder = run_folder / "tokenizer_facts.json", run_folder / "tokenizer"
-    with os_errors_named(f"reading the tokenizer of {run_folder}"):
-        files = {path.name: path.read_bytes() for path in folder.glob("*") if path.is_file()}
-        facts_text = facts_path.read_bytes() if facts_path.exists() else None
-    if facts_text is None:
-        return _undescribed_tokenizer(run_folder, files)
+    prompts: list[str | list[int]] = []
     try:
-        facts = json.loads(facts_text)
-        name, options, expected = facts["type"], facts["options"], facts["fingerprint"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamageError(
-            f"{facts_path} does not name a tokenizer", found=repr(error), fix="continue training, which rewrites it"
-        ) from error
-    tokenizer = build_tokenizer(name, files, options=options)
-    if tokenizer.fingerprint != expected:
-        raise DamageError(
-            f"{folder} is not the tokenizer that {facts_path.name} describes",
-            found=f"fingerprint {tokenizer.fingerprint}",
-            expected=expected,
-            fix="put the original files back",
-        )
-    return tokenizer
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UsageError(f"the prompts cannot be read: {error.strerror}", found=str(path)) from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line) if len(line) <= MOST_LINE else None
+        except (ValueError, RecursionError):
+            value = None
+        table = value if isinstance(value, dict) else {}
+        prompt: Any = table.get("prompt")
+        ids = isinstance(prompt, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
+        if not isinstance(prompt, str) and not ids:
+            raise UsageError(
+                f"{path}, line {number} has no prompt",
+                found=repr(line[:80].decode(errors="replace")),
+                expected='{"prompt": "some text"}, or a list of token ids in its place',
+            )
+        if strict and (others := sorted(table.keys() - {"prompt"})):
+            raise UsageError(f"{path}, line {number} has unknown keys", found=", ".join(others), expected="prompt")
+        prompts.append(prompt)
+    if not prompts:
+        raise UsageError(f"{path} has no prompts", expected='lines such as {"prompt": "some text"}')
+    return prompts
 
 
-def _undescribed_tokenizer(run_folder: Path, files: Mapping[str, bytes]) -> mdata.Tokenizer:
-    """That of a run of an older version, which knew one type and no options."""
-    if "tokenizer.json" not in files:
-        raise UsageError(
-            f"{run_folder} has no tokenizer: the data of the run does not name one",
-            fix="record it in the manifests of its corpora (mdata adopt), and start a new run; or for a converted "
-            "folder, convert again with --tokenizer FOLDER",
-        )
-    return build_tokenizer("HuggingFaceTokenizer", files)
+def write_samples(
+    model: Model,
+    requests: Sequence[Request],
+    output: Path,
+    *,
+    texts: Sequence[str],
+    batch_size: int = BATCH_SIZE,
+    sliding: bool = False,
+    progress: Progress = SILENT,
+) -> int:
+    """Continue all requests, and append a line for each to `output`; returns how many were there already.
 
+    An interrupted call, given again, goes on after the last whole line. Each line names the job that wrote it, so lines
+    of another model, prompt or rule are not mixed with these; how many samples there are is not part of the job.
 
-@torch.no_grad()
-def continue_ids(
-    model: Any, ids: Sequence[int], *, choose: Chooser, eod: int | None, context: int, world: World
-) -> list[int]:
-    """New token ids after `ids`, until the end-of-document token or sampling.max_tokens."""
-    device = next(model.parameters()).device
-    context_ids, new = list(ids), list[int]()
-    while len(new) < choose.sampling.max_tokens:
-        tokens_BS = torch.tensor([context_ids[-context:]], device=device)
-        token = choose(next_logits(model, tokens_BS, world=world))
-        if token == eod:
-            break
-        context_ids.append(token)
-        new.append(token)
-    return new
+    Args:
+        texts: the prompt of each request, as its line shows it.
 
-
-@out_of_memory_in("the forward pass of text generation", fix="shorter prompts and fewer --max-tokens, or more ranks")
-def next_logits(model: Any, tokens_BS: Tensor, *, world: World) -> Tensor:
-    """Logits after the last position of one row, over the whole vocabulary without padding: fp32[vocab_size].
-
-    The row goes from stage to stage, and the logits of the last stage to all of them.
+    Raises:
+        UsageError: `output` has lines of another job, or is no file of samples.
     """
-    pp, batch = world.groups["pp"], only_tokens(tokens_BS)
-    received = model.received(batch)
-    for buffer in received:
-        start_receive_(buffer, world.links[pp.rank - 1, pp.rank]).wait()
-    if pp.rank + 1 == pp.size:
-        local_V = model.logits(tokens_BS, received)[0, -1].float()
-        return all_reduce_(all_gather(local_V, model.parallel.tp)[: model.shape.vocab_size].contiguous(), pp)
-    for tensor in model(received, batch):
-        start_send(tensor.contiguous(), world.links[pp.rank, pp.rank + 1]).wait()
-    return all_reduce_(torch.zeros(model.shape.vocab_size, device=tokens_BS.device), pp)
-
-
-class Chooser:
-    """Picks the next token of one prompt; call it once a position."""
-
-    def __init__(self, sampling: Sampling, prompt_number: int) -> None:
-        self.sampling, self.prompt_number, self.position = sampling, prompt_number, 0
-
-    def __call__(self, logits: Tensor) -> int:
-        """The next token after fp32[vocab_size] logits."""
-        if self.sampling.greedy:
-            return int(logits.argmax())
-        key = derive_key("mtrain generate v1", self.sampling.seed, self.prompt_number, self.position)
-        self.position += 1
-        return top_p_token(logits, self.sampling, uniform=key.below(2**53) / 2**53)
-
-
-def top_p_token(logits: Tensor, sampling: Sampling, *, uniform: float) -> int:
-    """The token at quantile `uniform` of the distribution cut to its top-p nucleus."""
-    probability, token = (logits.double().cpu() / sampling.temperature).softmax(0).sort(descending=True, stable=True)
-    cumulative = probability.cumsum(0)
-    # The nucleus is the shortest head that reaches top_p; the likeliest token is always in it.
-    size = int((cumulative < sampling.top_p).sum()) + 1
-    size = min(size, len(token))
-    target = uniform * cumulative[size - 1]
-    return int(token[min(int((cumulative[:size] <= target).sum()), size - 1)])
-
-
-def _encode(tokenizer: mdata.Tokenizer, prompt: str) -> list[int]:
-    if not prompt.isascii() and prompt.encode(errors="replace").decode() != prompt:
-        raise UsageError("the prompt is not UTF-8 text", found=repr(prompt[:80]))
+    jobs = [_job(model, request) for request in requests]
+    done = _lines_there(output, jobs) if model.world.is_main else 0
+    done = model.world_count(done)
+    progress.begin("generate", len(requests), unit="texts")
+    progress.advance(done)
+    fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666) if model.world.is_main else -1
     try:
-        ids = tokenizer.encode_batch([prompt])[0].tolist()
-    except TextRefused as refused:
-        if prompt:
-            raise UsageError(f"the prompt has no tokens: {refused.reason}", found=repr(prompt[:80])) from refused
-        ids = []  # a tokenizer that knows no empty text
-    if not ids:
-        if tokenizer.eod is None:
-            raise UsageError("the prompt has no tokens", found=repr(prompt), fix="give some text to continue")
-        return [tokenizer.eod]  # the start of a document
-    # A tokenizer that ends every text by itself would have us continue after the end of the document.
-    ended = tokenizer.eod is not None and ids[-1] == tokenizer.eod and len(ids) > 1
-    if ended and not prompt.endswith(tokenizer.decode(ids[-1:])):
-        del ids[-1]
-    return ids
+        for start in range(done, len(requests), batch_size):
+            batch = requests[start : start + batch_size]
+            answers = continue_rows(model, batch, sliding=sliding)
+            if fd >= 0:
+                lines = [
+                    _line(answer, i, texts[i], job=jobs[i], step=model.step) for i, answer in enumerate(answers, start)
+                ]
+                with atomic_io.named_in_errors(output):
+                    atomic_io.write_all(fd, b"".join(lines))
+                    atomic_io.sync(fd)
+            progress.advance(len(batch))
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    progress.end()
+    return done
 
 
-def _added_text(tokenizer: mdata.Tokenizer, ids: Sequence[int], new: Sequence[int]) -> str:
-    """The text of new tokens after others; alone, a SentencePiece-like decoder drops the space before the first."""
-    before, full_text = tokenizer.decode(ids), tokenizer.decode([*ids, *new])
-    return full_text[len(before) :] if full_text.startswith(before) else tokenizer.decode(new)
+def answer_facts(answer: Answer) -> dict[str, Any]:
+    """The fields of an answer in a line of samples and in --json."""
+    facts: dict[str, Any] = {"text": answer.text, "finish_reason": answer.finish_reason, "tokens": answer.tokens}
+    request = answer.request
+    if request.log_probs is not None:
+        facts["log_probs"] = answer.log_probs
+        if request.log_probs:
+            facts["top_log_probs"] = answer.top
+    if request.prompt_log_probs:
+        facts["prompt_tokens"] = list(request.ids)
+        facts["prompt_log_probs"] = [None, *answer.prompt_log_probs]
+        if request.log_probs:
+            facts["prompt_top_log_probs"] = [None, *answer.prompt_top]
+    return facts
 
 
-def _checkpoint_folder(run_folder: Path, name: str, progress: Progress) -> Location:
-    root = checkpoints_of(run_folder)
-    resume_point = find_checkpoint(root) if name == "latest" else ResumePoint(root / name)
-    if resume_point.warning:
-        progress.note(resume_point.warning)
-    if resume_point.folder is None or not files_of(resume_point.folder).exists():
-        have = sorted(name for name in folders_in(root) if name.startswith("step-"))
+def _next_tokens(model: Model, answers: Sequence[Answer], contexts: Sequence[Sequence[int]]) -> list[int]:
+    rows, log_probs, draws = list[torch.Tensor](), list[torch.Tensor | None](), list[float]()
+    for logits_V, answer, context in zip(model.next_logits(contexts), answers, contexts, strict=True):
+        request, rules, position = answer.request, answer.request.rules, len(answer.tokens)
+        row_V = biased(logits_V, rules, last=context[-1])
+        log_probs.append(None if request.log_probs is None else row_V.log_softmax(-1))
+        rows.append(penalized(row_V, rules, prompt=request.ids, new=answer.tokens, ends=_ends_in(model, row_V)))
+        drawn = not rules.is_greedy
+        draws.append(uniform(rules.seed, request.number, position, sample=request.sample) if drawn else 0.0)
+    rules_B, steps = [answer.request.rules for answer in answers], [len(answer.tokens) for answer in answers]
+    tokens: list[int] = choose(torch.stack(rows), rules_B, steps=steps, uniforms=draws).tolist()
+    for answer, token, log_probs_V in zip(answers, tokens, log_probs, strict=True):
+        if log_probs_V is not None:
+            answer.log_probs.append(float(log_probs_V[token]))
+            answer.top.append(top_log_probs(log_probs_V, answer.request.log_probs or 0))
+    return tokens
+
+
+def _ends_in(model: Model, logits_V: torch.Tensor) -> list[int]:
+    return [token for token in model.ends if token < len(logits_V)]
+
+
+def _take(answer: Answer, token: int, *, stream: TextStream | None, ends: frozenset[int], most: int) -> None:
+    """Add a token to an answer, which may end it."""
+    rules = answer.request.rules
+    answer.tokens.append(token)
+    if token in ends and not rules.ignore_eod:
+        answer.finish_reason = "stop"
+        return
+    if stream is not None:
+        stream.add(token, stops=len(answer.tokens) >= rules.min_tokens)
+        if stream.stopped:
+            answer.finish_reason = "stop"
+            return
+    if len(answer.tokens) >= most:
+        answer.finish_reason = "length"
+
+
+def _stream(tokenizer: mdata.Tokenizer | None, request: Request) -> TextStream | None:
+    rules = request.rules
+    if tokenizer is None:
+        if rules.stop:
+            raise UsageError("stop strings need a tokenizer", found="a model without one", fix="--tokenizer FOLDER")
+        return None
+    return TextStream(tokenizer, request.ids, stop=rules.stop, keep_stop=rules.keep_stop)
+
+
+def _score_prompts(model: Model, answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        request = answer.request
+        ids, top = request.ids[-model.context :], request.log_probs or 0
+        if len(ids) < 2:
+            continue
+        scores = model.score([ids], top=top, bias=request.rules.logit_bias)
+        answer.prompt_log_probs = scores.log_prob_BS[0].tolist()
+        if scores.top_BSN is not None:
+            values, tokens = scores.top_BSN
+            answer.prompt_top = [
+                list(zip(t, v, strict=True)) for t, v in zip(tokens[0].tolist(), values[0].tolist(), strict=True)
+            ]
+
+
+def _max_tokens(model: Model, request: Request, *, sliding: bool) -> int:
+    request.rules.check(model.vocab_size)
+    model.check_ids(request.ids)
+    if not request.ids:
+        raise UsageError("the prompt has no tokens", fix="give some text to continue")
+    given, room = request.rules.max_tokens, model.context - len(request.ids)
+    if sliding:
+        return given or DEFAULT_TOKENS
+    # The token after a full context can still be chosen.
+    if given is None and room >= 0:
+        return max(1, min(DEFAULT_TOKENS, room))
+    _check_room(model, len(request.ids), given or DEFAULT_TOKENS)
+    return given or DEFAULT_TOKENS
+
+
+def _check_room(model: Model, prompt: int, new: int) -> None:
+    if prompt + new > model.context:
         raise UsageError(
-            f"there is no checkpoint {name!r} in {root}",
-            found=", ".join(have) or "no checkpoint",
-            fix="train first (mtrain train), or name one of those found",
+            f"the prompt and the new tokens do not fit the context of {model.name}",
+            found=f"{prompt:,} tokens of the prompt and {new:,} new ones",
+            expected=f"at most {model.context:,} together",
+            fix="a shorter prompt, fewer --max-tokens, or --sliding, which forgets the oldest tokens",
         )
-    return resume_point.folder
+
+
+def _batches(requests: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:
+    for start in range(0, len(requests), size):
+        yield requests[start : start + size]
+
+
+def _job(model: Model, request: Request) -> str:
+    """Identifies what a line of samples depends on."""
+    rules = dataclasses.asdict(request.rules)
+    # Keys of JSON objects are texts.
+    rules |= {key: sorted(rules[key].items()) for key in ("logit_bias", "blocked_after")}
+    reported = [request.log_probs, request.prompt_log_probs]
+    facts = [
+        model.name,
+        model.step,
+        model.vocab_size,
+        rules,
+        list(request.ids),
+        request.number,
+        request.sample,
+        reported,
+    ]
+    return hash_of(json.dumps(facts))[:16]
+
+
+def _lines_there(output: Path, jobs: Sequence[str]) -> int:
+    """How many whole lines of these jobs a file has; what an interrupted write left after them is cut off."""
+    if not output.exists():
+        return 0
+    content = output.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    lines = whole.splitlines()
+    if len(lines) > len(jobs):
+        raise UsageError(
+            f"{output} has more samples than are asked for",
+            found=f"{len(lines):,} lines",
+            expected=f"at most {len(jobs):,}",
+            fix="name another --output",
+        )
+    for number, (line, job) in enumerate(zip(lines, jobs, strict=False), 1):
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise DamageError(f"{output}, line {number} is not JSON", fix="name another --output") from error
+        if not isinstance(value, Mapping) or value.get("job") != job:
+            raise UsageError(
+                f"{output} has lines of another model, prompt or option",
+                found=f"line {number}: job {value.get('job') if isinstance(value, Mapping) else None}",
+                expected=f"job {job}",
+                fix="name another --output, or give the same command again",
+            )
+    if len(whole) < len(content):
+        os.truncate(output, len(whole))
+    return len(lines)
+
+
+def _line(answer: Answer, index: int, prompt: str, *, job: str, step: int) -> bytes:
+    facts = {"index": index, "prompt": prompt, **answer_facts(answer), "step": step, "job": job}
+    return (json.dumps(facts, ensure_ascii=False) + "\n").encode(errors="replace")
+
+
+def sample_requests(
+    prompts: Iterable[Sequence[int]], rules: Sampling, *, samples: int = 1, **reported: Any
+) -> list[Request]:
+    """The requests of `samples` texts for each prompt, in the order of the prompts."""
+    return [
+        Request(ids=tuple(ids), rules=rules, number=number, sample=sample, **reported)
+        for number, ids in enumerate(prompts)
+        for sample in range(samples)
+    ]

@@ -1,16 +1,13 @@
-"""Choosing tokens: top-p against a slow twin, draws by position, and the same text on one rank and on two."""
+"""Texts: the same on one rank and on several, in a batch and alone, after an interruption; and what is refused."""
 
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import mdata
 from mdata import DamageError, UsageError
@@ -26,74 +23,13 @@ from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
 from trainer.parallel.world import Placement, join_world
 from trainer.run.train import train
-from trainer.tasks.generate import (
-    Chooser,
-    Sampling,
-    _added_text,
-    _encode,
-    continue_ids,
-    generate,
-    run_tokenizer,
-    top_p_token,
-)
+from trainer.tasks.generate import Request, continue_rows, generate, read_prompts, search_beams, write_samples
+from trainer.tasks.loaded_model import Model, prompt_ids, run_tokenizer
+from trainer.tasks.sampling import Sampling
+from trainer.tasks.text_stream import TextStream
 
 
-def slow_top_p(logits: list[float], temperature: float, top_p: float, uniform: float) -> int:
-    """Holtzman et al. 2020, section 3.1: the smallest set of likeliest tokens that reaches p, then one of them."""
-    weights = [math.exp((x - max(logits)) / temperature) for x in logits]
-    order = sorted(range(len(logits)), key=lambda i: -weights[i])
-    nucleus, reached = [], 0.0
-    for token in order:
-        nucleus.append(token)
-        reached += weights[token] / sum(weights)
-        if reached >= top_p:
-            break
-    target = uniform * sum(weights[t] for t in nucleus)
-    for token in nucleus:
-        target -= weights[token]
-        if target < 0:
-            return token
-    return nucleus[-1]
-
-
-@given(
-    st.lists(st.integers(-40, 40), min_size=1, max_size=8, unique=True),
-    st.sampled_from([0.5, 1.0, 2.0]),
-    st.sampled_from([0.1, 0.5, 0.93, 1.0]),
-    st.integers(0, 999),
-)
-def test_top_p_equals_its_twin(steps, temperature, top_p, thousandths):
-    logits = [x / 8 for x in steps]
-    uniform = (thousandths + 0.123456) / 1000
-    sampling = Sampling(temperature=temperature, top_p=top_p)
-    got = top_p_token(torch.tensor(logits, dtype=torch.float64), sampling, uniform=uniform)
-    assert got == slow_top_p(logits, temperature, top_p, uniform)
-
-
-def test_a_small_nucleus_is_greedy_and_a_whole_one_draws_everything():
-    logits = torch.tensor([0.0, 3.0, 1.0, 2.0])
-    assert {top_p_token(logits, Sampling(top_p=1e-9), uniform=u / 50) for u in range(50)} == {1}
-    assert {top_p_token(logits, Sampling(temperature=1.0, top_p=1.0), uniform=u / 50) for u in range(50)} == {
-        0,
-        1,
-        2,
-        3,
-    }
-
-
-def test_draws_depend_on_seed_prompt_and_position_alone():
-    logits = torch.zeros(1000)
-
-    def tokens(seed, prompt):
-        choose = Chooser(Sampling(seed=seed), prompt)
-        return [choose(logits) for _ in range(4)]
-
-    assert tokens(1, 0) == tokens(1, 0)
-    assert len({tuple(tokens(s, p)) for s in (1, 2) for p in (0, 1)}) == 4
-    assert len(set(tokens(1, 0))) == 4
-
-
-def _text(context, name, greedy, eod=None, prompt=(1, 2, 3), pp=1):
+def _model(context, name, *, eod=None, pp=1):
     world = context.join(Mesh(context.world, context.world // pp, pp=pp))
     tp, shape = world.groups["tp"], SHAPES[name]
     place = Place(tp_rank=tp.rank, tp_size=tp.size, stage=world.groups["pp"].rank, num_stages=pp, ends_apart=pp > 1)
@@ -101,8 +37,14 @@ def _text(context, name, greedy, eod=None, prompt=(1, 2, 3), pp=1):
     named = dict(model.named_parameters())
     for spec in parameter_table(shape, model.place):
         initialize_([ElementRange(spec, 0, spec.numel, named[spec.name].data.view(-1))], seed=3)
-    choose = Chooser(Sampling(max_tokens=24, greedy=greedy), 0)
-    return continue_ids(model, prompt, choose=choose, eod=eod, context=16, world=world)
+    sizes = {"vocab_size": shape.vocab_size, "rows": shape.vocab_size, "context": 16}
+    return Model(module=model, world=world, ends=frozenset(() if eod is None else (eod,)), **sizes)
+
+
+def _text(context, name, greedy, eod=None, prompt=(1, 2, 3), pp=1):
+    request = Request(ids=tuple(prompt), rules=Sampling(max_tokens=24, greedy=greedy))
+    (answer,) = continue_rows(_model(context, name, eod=eod, pp=pp), [request], sliding=True)
+    return answer.tokens
 
 
 @pytest.mark.parametrize("greedy", [True, False])
@@ -116,22 +58,12 @@ def test_the_text_does_not_depend_on_the_layout(name, greedy):
 
 
 def _logits(context):
-    from trainer.tasks.generate import next_logits
-
-    world = context.join(Mesh(context.world, context.world))
-    shape = SHAPES["llama"]
-    tp = world.groups["tp"]
-    model = build_gpt(
-        shape, Place(tp_rank=tp.rank, tp_size=tp.size), groups={"tp": tp}, dtype=torch.float64, device=world.device
-    )
-    for parameter in model.parameters():
-        torch.nn.init.constant_(parameter, 0.01)
-    return len(next_logits(model, torch.tensor([[1, 2]], device=world.device), world=world))
+    return tuple(_model(context, "llama").next_logits([[1, 2], [3]]).shape)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_padding_is_no_choice(ranks):
-    assert run_ranks(_logits, ranks) == [SHAPES["llama"].vocab_size] * ranks
+    assert run_ranks(_logits, ranks) == [(2, SHAPES["llama"].vocab_size)] * ranks
 
 
 def _after(context, ids):
@@ -148,7 +80,7 @@ def test_a_long_text_goes_on_from_its_last_tokens():
 def test_the_end_of_document_token_ends_a_text():
     (ids,) = run_ranks(_text, 1, "llama", False)
     (cut,) = run_ranks(_text, 1, "llama", False, ids[5])
-    assert cut == ids[: ids.index(ids[5])]
+    assert cut == ids[: ids.index(ids[5]) + 1], "with the token that ended it"
 
 
 def _words(folder, *, post_processor=None):
@@ -167,35 +99,43 @@ def _words(folder, *, post_processor=None):
 
 
 def test_the_space_before_the_first_new_word_stays(tmp_path):
-    tokenizer = _words(tmp_path)
-    assert _added_text(tokenizer, [1, 2], [3, 1]) == " saw the"
+    stream = TextStream(_words(tmp_path), [1, 2])
+    assert [stream.add(3), stream.add(1), stream.finish()] == [" saw", " the", ""] and stream.text == " saw the"
 
 
 def test_a_prompt_is_not_continued_after_its_end(tmp_path):
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = _words(tmp_path, post_processor=TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 0)]))
-    assert _encode(tokenizer, "the man") == [1, 2]
-    assert _encode(tokenizer, "") == [0]
+    assert prompt_ids(tokenizer, "the man") == [1, 2]
+    assert prompt_ids(tokenizer, "") == [0]
 
 
 def test_a_prompt_that_is_not_text_is_refused(tmp_path):
     with pytest.raises(UsageError, match="the prompt is not UTF-8 text"):
-        _encode(_words(tmp_path), "the \udcff")
+        prompt_ids(_words(tmp_path), "the \udcff")
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"max_tokens": 0}, "max_tokens=0"), ({"temperature": 0.0}, "use greedy"), ({"top_p": 1.5}, r"top_p=1\.5")],
+    [
+        ({"max_tokens": 0}, "max_tokens=0"),
+        ({"temperature": -1.0}, r"temperature=-1\.0"),
+        ({"top_p": 1.5}, r"top_p=1\.5"),
+    ],
 )
 def test_options_out_of_range_are_refused(options, text, tmp_path):
     with pytest.raises(UsageError, match=text):
         generate(tmp_path, ["x"], sampling=Sampling(**options), world=None)  # type: ignore[arg-type]
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="there is no checkpoint 'latest'"):
-        generate(tmp_path, ["x"], sampling=Sampling(), world=None)  # type: ignore[arg-type]
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    world = join_world(Mesh(1), placement=ALONE)
+    with pytest.raises(UsageError, match="is not a model that mtrain can read"):
+        generate(tmp_path, ["x"], sampling=Sampling(), world=world)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UsageError, match="there is no checkpoint 'step-9'"):
+        generate(tmp_path, ["x"], sampling=Sampling(), world=world, from_checkpoint="step-9")
 
 
 ALONE = Placement()
@@ -275,7 +215,7 @@ def test_a_run_speaks_the_language_of_its_corpus(name, kinds, tmp_path):
 def test_an_option_decides_what_a_prompt_is(kinds, tmp_path):
     _run(kinds["begun"][1], tmp_path / "begun")
     _run(kinds["bare"][1], tmp_path / "bare")
-    begun, bare = (_encode(run_tokenizer(tmp_path / name), "Once") for name in ("begun", "bare"))
+    begun, bare = (prompt_ids(run_tokenizer(tmp_path / name), "Once") for name in ("begun", "bare"))
     assert begun[1:] == bare and begun[0] == run_tokenizer(tmp_path / "bare").eod
 
 
@@ -317,6 +257,153 @@ def test_the_corpus_that_names_its_tokenizer_answers_for_a_blend(kinds, tmp_path
 
 def test_a_tokenizer_of_numbers_refuses_words_and_begins_an_empty_prompt():
     tokenizer = build_tokenizer("NullTokenizer", {}, options={"vocab_size": 51})
-    assert _encode(tokenizer, "") == [50] and _encode(tokenizer, "7 8") == [7, 8]
+    assert prompt_ids(tokenizer, "") == [50] and prompt_ids(tokenizer, "7 8") == [7, 8]
     with pytest.raises(UsageError, match="the prompt has no tokens: 'Once' is not a whole number"):
-        _encode(tokenizer, "Once")
+        prompt_ids(tokenizer, "Once")
+
+
+REQUESTS = (
+    ((1, 2, 3, 4, 5, 6, 7), Sampling(max_tokens=8, greedy=True)),
+    ((9,), Sampling(max_tokens=5, temperature=1.0, top_k=7, top_p=0.9)),
+    ((4, 4), Sampling(max_tokens=12, repetition_penalty=1.3, frequency_penalty=0.5, min_p=0.01)),
+    ((8, 1, 9, 2), Sampling(max_tokens=1, logit_bias={3: 50.0})),
+)
+
+
+def _batch(context, alone):
+    model = _model(context, "llama", eod=11, pp=context.world // 2 or 1)
+    requests = [Request(ids=ids, rules=rules, number=i, log_probs=2) for i, (ids, rules) in enumerate(REQUESTS)]
+    answers = [continue_rows(model, [one])[0] for one in requests] if alone else continue_rows(model, requests)
+    return [(answer.tokens, answer.finish_reason, answer.log_probs) for answer in answers]
+
+
+def test_a_row_of_a_batch_equals_the_row_alone():
+    (alone,) = run_ranks(_batch, 1, True)
+    for ranks in (1, 4):
+        for answers in run_ranks(_batch, ranks, False):
+            for (tokens, reason, log_probs), mine in zip(answers, alone, strict=True):
+                assert (tokens, reason) == mine[:2] and log_probs == pytest.approx(mine[2], abs=1e-5)
+    assert alone[3][0] == [3] and alone[3][1] == "length"
+
+
+def _scores(context):
+    model, rows = _model(context, "llama", pp=context.world // 2 or 1), [[1, 2, 3, 4], [7, 8]]
+    scores = model.score(rows, top=3, bias={5: 2.0})
+    assert scores.top_BSN is not None
+    logits = model.logits(rows[0])
+    logits[:, 5] += 2.0
+    log_probs = logits.log_softmax(-1)
+    values, ids = log_probs[:-1].sort(descending=True, stable=True)
+    assert torch.allclose(scores.log_prob_BS[0], log_probs[range(3), rows[0][1:]], atol=1e-5)
+    assert scores.greedy_BS[0].tolist() == (log_probs[:-1].argmax(-1) == torch.tensor(rows[0][1:])).tolist()
+    assert scores.top_BSN[1][0].tolist() == ids[:, :3].tolist()
+    assert torch.allclose(scores.top_BSN[0][0], values[:, :3], atol=1e-5)
+    return logits.tolist(), scores.log_prob_BS[1, 0].item()
+
+
+def test_scores_are_those_of_the_whole_logits_in_every_layout():
+    ((logits, second),) = run_ranks(_scores, 1)
+    for ranks in (2, 4):
+        for found, other in run_ranks(_scores, ranks):
+            assert torch.allclose(torch.tensor(found), torch.tensor(logits), atol=1e-5)
+            assert other == pytest.approx(second, abs=1e-5)
+
+
+def _beams(context):
+    model = _model(context, "llama", eod=11)
+    found = search_beams(model, [1, 2], width=3, max_tokens=4, count=2)
+    scores = [model.score([[1, 2, *beam.tokens, *([11] if beam.stopped else [])]]) for beam in found]
+    return [
+        (beam.tokens, beam.total, score.log_prob_BS[0, 1:].sum().item())
+        for beam, score in zip(found, scores, strict=True)
+    ]
+
+
+def test_beams_have_the_sums_of_their_tokens():
+    (found,) = run_ranks(_beams, 1)
+    assert len(found) == 2 and all(total == pytest.approx(summed, abs=1e-5) for _, total, summed in found)
+    for ranks in run_ranks(_beams, 2):
+        assert [tokens for tokens, *_ in ranks] == [tokens for tokens, *_ in found]
+
+
+def _refused(context):
+    model = _model(context, "llama", eod=11)
+    size = model.vocab_size
+    for ids, rules, text in (
+        ((1,) * 10, Sampling(max_tokens=7), "10 tokens of the prompt and 7 new ones"),
+        ((1,) * 17, Sampling(), "17 tokens of the prompt"),
+        ((1, size), Sampling(), f"token {size} is outside the vocabulary"),
+        ((1, True), Sampling(), "a token is not a whole number"),
+        ((), Sampling(), "the prompt has no tokens"),
+        ((1,), Sampling(stop=("x",)), "stop strings need a tokenizer"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            continue_rows(model, [Request(ids=ids, rules=rules)])
+    (answer,) = continue_rows(model, [Request(ids=(1,) * 14, rules=Sampling(ignore_eod=True))])
+    assert len(answer.tokens) == 2, "without --max-tokens the context decides"
+    with pytest.raises(UsageError, match="5 texts are wanted of a beam search over 2 rows"):
+        search_beams(model, [1], width=2, max_tokens=3, count=5)
+
+
+def test_what_does_not_fit_is_refused_with_both_numbers():
+    run_ranks(_refused, 1)
+
+
+def _samples(context, folder, calls):
+    model, output = _model(context, "llama", eod=11), folder / "out.jsonl"
+    for count, batch_size, cut in calls:
+        requests = [Request(ids=(1, 2), rules=Sampling(max_tokens=6), number=i) for i in range(count)]
+        write_samples(model, requests, output, texts=["x"] * count, batch_size=batch_size)
+        if cut:
+            output.write_bytes(output.read_bytes()[:-cut])
+    return output.read_text()
+
+
+def test_an_interrupted_file_of_samples_goes_on(tmp_path):
+    folders = [tmp_path / name for name in ("whole", "parts")]
+    for folder in folders:
+        folder.mkdir()
+    (whole,) = run_ranks(_samples, 1, folders[0], [(5, 5, 0)])
+    (parts,) = run_ranks(_samples, 1, folders[1], [(2, 2, 10), (4, 3, 1), (5, 2, 0), (5, 2, 0)])
+    assert parts == whole and len(whole.splitlines()) == 5
+    lines = [json.loads(line) for line in whole.splitlines()]
+    assert [line["index"] for line in lines] == [0, 1, 2, 3, 4] and len({tuple(line["tokens"]) for line in lines}) > 1
+    assert set(lines[0]) == {"index", "prompt", "text", "finish_reason", "tokens", "step", "job"}
+
+
+def _mixed(context, folder):
+    model, output = _model(context, "llama"), folder / "out.jsonl"
+    requests = [Request(ids=(1, 2), rules=Sampling(max_tokens=2), number=i) for i in range(2)]
+    write_samples(model, requests, output, texts=["x", "x"])
+    with pytest.raises(UsageError, match="has more samples than are asked for"):
+        write_samples(model, requests[:1], output, texts=["x"])
+    with pytest.raises(UsageError, match="has lines of another model, prompt or option"):
+        write_samples(model, [replace(requests[0], ids=(1, 3)), requests[1]], output, texts=["x", "x"])
+
+
+def test_lines_of_two_jobs_are_not_mixed(tmp_path):
+    run_ranks(_mixed, 1, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ('{"prompt": "a"}\n{"text": "b"}', "line 2 has no prompt"),
+        ('{"prompt": [1, true]}', "line 1 has no prompt"),
+        ("{", "line 1 has no prompt"),
+        ("[" * 100_000, "line 1 has no prompt"),
+        ("\n \n", "has no prompts"),
+        ('{"prompt": "a", "b": 1}', "line 1 has unknown keys"),
+    ],
+)
+def test_prompts_that_are_none_are_named(content, text, tmp_path):
+    (tmp_path / "in.jsonl").write_text(content)
+    with pytest.raises(UsageError, match=text):
+        read_prompts(tmp_path / "in.jsonl", strict=True)
+
+
+def test_prompts_are_texts_or_ids(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a\\nb", "id": 7}\r\n\n{"prompt": [1, 2]}\n')
+    assert read_prompts(tmp_path / "in.jsonl") == ["a\nb", [1, 2]]
+    with pytest.raises(UsageError, match="the prompts cannot be read"):
+        read_prompts(tmp_path / "none.jsonl")

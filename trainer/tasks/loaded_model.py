@@ -1,0 +1,487 @@
+"""`Model`: a trained model with its tokenizer, opened from any folder that mtrain reads, to be run forward.
+
+From a run folder or one of its checkpoints, in any layout; from a Hugging Face folder, without converting it; from a
+checkpoint of Megatron-LM. All ranks of a world share one copy over tp and pp; along dp each rank has its own rows. A
+row is padded on the right, where causal attention does not look, so a row in a batch equals the row alone. What is
+unusual: log probabilities are reduced over tp by their largest value and sum, and the logits of a vocabulary are only
+gathered for the positions that are asked for. What is not done: keeping keys and values between tokens.
+
+Shapes: B rows, S tokens of the longest, V entries of the vocabulary without padding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import mdata
+from mdata import DamageError, UsageError
+from mdata.errors import os_errors_named
+from mdata.progress import SILENT, Progress
+from mdata.tokenizers.base.tokenizer import TextRefused
+from mdata.tokenizers.registry import build_tokenizer
+from trainer.checkpoint.folder import checkpoint_at
+from trainer.checkpoint.location import Location, checkpoints_of, location_of
+from trainer.checkpoint.stored_files import files_of, folders_in
+from trainer.config.sections import MeshSection, PrecisionSection, RunConfig
+from trainer.convert.convert import DTYPES, open_model
+from trainer.convert.hf_folder import find_tokenizer
+from trainer.convert.model_folder import ModelFolder, read_json
+from trainer.convert.native import is_native
+from trainer.errors import out_of_memory_in
+from trainer.models.family import family_of
+from trainer.models.stage import only_tokens
+from trainer.parallel.collectives import all_gather, all_reduce_, start_receive_, start_send
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.params import Place
+from trainer.parallel.world import Placement, World, join_world
+from trainer.plan.check import DataFacts
+from trainer.plan.plan import make_plan
+from trainer.run.load_model import load_model
+
+GENERATION_CONFIG = "generation_config.json"
+# What a folder of Hugging Face may recommend, by our names.
+_RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+class Scores(NamedTuple):
+    """What the model thought of rows that were given: for each token from the second on.
+
+    Args:
+        log_prob_BS: fp32[B, S - 1]. greedy_BS: whether it is the likeliest token, the lowest id of equal ones.
+        top_BSN: (log probabilities, tokens) of the n likeliest, largest first; None: not asked for.
+    """
+
+    log_prob_BS: Tensor
+    greedy_BS: Tensor
+    top_BSN: tuple[Tensor, Tensor] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A model to run forward; see `load`.
+
+    Args:
+        module: this rank's stage. world: of all ranks.
+        vocab_size: entries that may be chosen. rows: of the embedding; tokens of a prompt lie below.
+        context: the longest row. step: of the checkpoint.
+        tokenizer: None where the folder has none; only token ids are taken then.
+        ends: ids that end a text. bos: the id that begins one; None where the tokenizer has none.
+        recommended: sampling options of the folder's generation_config.json.
+        name: of the folder. run_folder: with its checkpoints, on a disk; None: another folder.
+        notes: what the user should know of it.
+    """
+
+    module: Any
+    world: World
+    vocab_size: int
+    rows: int
+    context: int
+    step: int = 0
+    tokenizer: mdata.Tokenizer | None = None
+    ends: frozenset[int] = frozenset()
+    bos: int | None = None
+    recommended: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    name: str = "model"
+    run_folder: Path | None = None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Location,
+        *,
+        world: World | None = None,
+        checkpoint: str = "latest",
+        tokenizer: str = "",
+        settings: Sequence[str] = (),
+        dtype: str = "",
+        progress: Progress = SILENT,
+    ) -> Model:
+        """Open a folder and set up this rank's part of its model.
+
+        Args:
+            path: a run folder or one of its checkpoints, a Hugging Face folder, or a checkpoint of Megatron-LM.
+            world: the ranks that share it; None: this process alone.
+            checkpoint: of a run folder: "latest" or a name such as "step-400".
+            tokenizer: a folder with the tokenizer; "": that of `path`.
+            settings: `model.key=value` for what a checkpoint of Megatron-LM does not state.
+            dtype: "fp32", "bf16" or "fp16"; "": that of the run; of a foreign folder fp32 on the CPU and that of its
+                weights on a GPU.
+            progress: is notified of what is unusual about the folder.
+
+        Raises:
+            UsageError: no such folder or checkpoint, a format that is not known, or a tokenizer that does not fit.
+            DamageError: files are incomplete or damaged.
+        """
+        location = location_of(path) if isinstance(path, str) else path
+        _check_checkpoint(location, checkpoint)
+        folder = open_model(location, checkpoint=checkpoint, settings=settings)
+        world = world or join_world(Mesh(1), placement=Placement())
+        for note in folder.notes:
+            progress.note(note)
+        spoken = _tokenizer_of(folder, location, named=tokenizer)
+        rows = folder.vocab_size
+        # Other programs pad the vocabulary; transformers chooses among all rows of its own models.
+        padded = folder.format != "hf" and spoken is not None
+        facts = _generation_facts(folder)
+        ends = facts.ends or frozenset(() if spoken is None or spoken.eod is None else (spoken.eod,))
+        return cls(
+            module=_set_up(folder, world, dtype=_dtype(folder, world, dtype)),
+            world=world,
+            vocab_size=min(rows, spoken.vocab_size) if padded and spoken else rows,
+            rows=rows,
+            context=folder.config.train.sequence_length,
+            step=folder.run.step,
+            tokenizer=spoken,
+            ends=ends,
+            bos=getattr(spoken, "bos", None),
+            recommended=facts.recommended,
+            name=str(location).rstrip("/").rpartition("/")[2],
+            run_folder=_run_folder(location),
+            notes=folder.notes,
+        )
+
+    def logits(self, ids: Sequence[int]) -> Tensor:
+        """Logits after each token of one row, over the whole vocabulary without padding: fp32[S, V].
+
+        Raises:
+            UsageError: a row without tokens, longer than the context, or with ids that the model has not.
+        """
+        return self._gathered(self._forward(self._padded([ids])), range(len(ids)), row=0)
+
+    def next_logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Logits after the last token of each row: fp32[B, V], on all ranks.
+
+        Raises:
+            UsageError: as `logits`.
+        """
+        last_BV = self._forward(self._padded(rows))
+        if last_BV is not None:
+            ends_B = torch.tensor([len(row) - 1 for row in rows], device=last_BV.device)
+            last_BV = last_BV[torch.arange(len(rows), device=last_BV.device), ends_B]
+        return self._whole_vocabulary(last_BV, len(rows))
+
+    @torch.no_grad()
+    def score(self, rows: Sequence[Sequence[int]], *, top: int = 0, bias: Mapping[int, float] | None = None) -> Scores:
+        """The log probability of each token after those before it; what lies beyond a row's end has no meaning.
+
+        Args:
+            top: how many of the likeliest tokens are wanted as well. bias: token -> what is added to its logit.
+
+        Raises:
+            UsageError: as `logits`.
+        """
+        tokens_BS, top = self._padded(rows), min(top, self.vocab_size)
+        shape, device = (tokens_BS.shape[0], tokens_BS.shape[1] - 1), tokens_BS.device
+        local_BSV = self._forward(tokens_BS)
+        if local_BSV is None:
+            parts: tuple[Tensor, ...] = (torch.zeros(shape, device=device), torch.zeros(shape, device=device))
+            if top:
+                tops = torch.zeros(*shape, top, device=device)
+                parts += (tops, tops.long())
+        else:
+            local_BSV = local_BSV[:, :-1].float()
+            first = self._columns(local_BSV)
+            for token, more in (bias or {}).items():
+                if 0 <= token - first < local_BSV.shape[-1]:
+                    local_BSV[..., token - first] += more
+            parts = self._reduced(local_BSV, tokens_BS[:, 1:], first=first, top=top)
+        pp = self.world.groups["pp"]
+        log_prob_BS, greedy_BS, *top_BSN = (all_reduce_(part.contiguous(), pp) for part in parts)
+        return Scores(log_prob_BS, greedy_BS > 0, (top_BSN[0], top_BSN[1]) if top else None)
+
+    def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
+        """The ids of a prompt; an empty one is the beginning of a document.
+
+        Args:
+            add_bos: begin with the begin-of-text id, or with that of a document's end where the tokenizer has none.
+
+        Raises:
+            UsageError: the text cannot be tokenized, or the model has no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise UsageError(
+                f"{self.name} has no tokenizer, so a prompt cannot be text",
+                found=repr(text[:80]),
+                fix="name one with --tokenizer FOLDER, or give token ids",
+            )
+        return prompt_ids(self.tokenizer, text, bos=self.bos, add_bos=add_bos)
+
+    def world_count(self, count: int) -> int:
+        """A number that only the main rank knows, on all ranks."""
+        value = torch.tensor([count if self.world.is_main else 0], device=self.world.device)
+        for axis in ("tp", "pp", "dp"):
+            if axis in self.world.groups:
+                all_reduce_(value, self.world.groups[axis])
+        return int(value)
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Refuse what is not a row of token ids of this model.
+
+        Raises:
+            UsageError: names the first that is wrong.
+        """
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise UsageError("a token is not a whole number", found=repr(token)[:80])
+            if not 0 <= token < self.rows:
+                raise UsageError(
+                    f"token {token} is outside the vocabulary", expected=f"0 to {self.rows - 1}, as in {self.name}"
+                )
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        for row in rows:
+            self.check_ids(row)
+            if not 0 < len(row) <= self.context:
+                raise UsageError(
+                    f"a row of {len(row):,} tokens does not fit the model",
+                    expected=f"1 to {self.context:,}, the context of {self.name}",
+                )
+        longest = max(map(len, rows))
+        padded = [[*row, *[0] * (longest - len(row))] for row in rows]
+        return torch.tensor(padded, device=self.world.device)
+
+    @torch.no_grad()
+    def _forward(self, tokens_BS: Tensor) -> Tensor | None:
+        """Logits of this rank's entries of the vocabulary, with padding, on the last stage; None on the others."""
+        with out_of_memory_in("the forward pass of a model", fix="shorter or fewer rows (--batch-size), or more ranks"):
+            pp, links, batch = self.world.groups["pp"], self.world.links, only_tokens(tokens_BS)
+            received = self.module.received(batch)
+            for buffer in received:
+                start_receive_(buffer, links[pp.rank - 1, pp.rank]).wait()
+            if pp.rank + 1 == pp.size:
+                logits: Tensor = self.module.logits(tokens_BS, received)
+                return logits
+            for tensor in self.module(received, batch):
+                start_send(tensor.contiguous(), links[pp.rank, pp.rank + 1]).wait()
+            return None
+
+    def _gathered(self, local_BSV: Tensor | None, positions: range, *, row: int) -> Tensor:
+        local = None if local_BSV is None else local_BSV[row, positions.start : positions.stop]
+        return self._whole_vocabulary(local, len(positions))
+
+    def _whole_vocabulary(self, local_BV: Tensor | None, num_rows: int) -> Tensor:
+        """This rank's entries of some positions, from all tp ranks to all ranks."""
+        pp = self.world.groups["pp"]
+        if local_BV is None:
+            return all_reduce_(torch.zeros(num_rows, self.vocab_size, device=self.world.device), pp)
+        whole_VB = all_gather(local_BV.float().t().contiguous(), self.world.groups["tp"])
+        return all_reduce_(whole_VB[: self.vocab_size].t().contiguous(), pp)
+
+    def _columns(self, local_BSV: Tensor) -> int:
+        """The first entry of the vocabulary that this rank holds; entries of padding get no probability."""
+        first = self.world.groups["tp"].rank * local_BSV.shape[-1]
+        local_BSV[..., max(0, self.vocab_size - first) :] = -math.inf
+        return first
+
+    def _reduced(self, local_BSV: Tensor, labels_BS: Tensor, *, first: int, top: int) -> tuple[Tensor, ...]:
+        """Log probability of the labels, 1 where they are the likeliest; with `top`, their values and ids."""
+        tp, width = self.world.groups["tp"], local_BSV.shape[-1]
+        largest_BS = all_reduce_(local_BSV.amax(-1), tp, op="max")
+        total_BS = all_reduce_((local_BSV - largest_BS.unsqueeze(-1)).exp_().sum(-1), tp)
+        logarithm_BS = largest_BS + total_BS.log()
+        ours_BS = (labels_BS >= first) & (labels_BS < first + width)
+        at_BS = (labels_BS - first).clamp(0, width - 1).unsqueeze(-1)
+        label_BS = all_reduce_(torch.where(ours_BS, local_BSV.gather(-1, at_BS).squeeze(-1), 0.0), tp)
+        ids_V = torch.arange(first, first + width, device=local_BSV.device)
+        best_BS = -torch.where(local_BSV == largest_BS.unsqueeze(-1), ids_V, width * tp.size).amin(-1)
+        best_BS = -all_reduce_(best_BS, tp, op="max")
+        found = label_BS - logarithm_BS, (best_BS == labels_BS).float()
+        if not top:
+            return found
+        values, places = local_BSV.sort(dim=-1, descending=True, stable=True)
+        count = min(top, width)
+        mine = (values[..., :count] - logarithm_BS.unsqueeze(-1), ids_V[places[..., :count]])
+        values, ids = (all_gather(part.movedim(-1, 0).contiguous(), tp).movedim(0, -1) for part in mine)
+        values, places = values.sort(dim=-1, descending=True, stable=True)
+        return *found, values[..., :top], ids.gather(-1, places)[..., :top]
+
+
+def prompt_ids(tokenizer: mdata.Tokenizer, prompt: str, *, bos: int | None = None, add_bos: bool = False) -> list[int]:
+    """The ids of a text that is to be continued; see `Model.encode`."""
+    if not prompt.isascii() and prompt.encode(errors="replace").decode() != prompt:
+        raise UsageError("the prompt is not UTF-8 text", found=repr(prompt[:80]))
+    try:
+        ids = tokenizer.encode_batch([prompt])[0].tolist()
+    except TextRefused as refused:
+        if prompt:
+            raise UsageError(f"the prompt has no tokens: {refused.reason}", found=repr(prompt[:80])) from refused
+        ids = []  # a tokenizer that knows no empty text
+    begin = tokenizer.eod if bos is None else bos
+    # A tokenizer that ends every text by itself would have us continue after the end of the document.
+    ended = tokenizer.eod is not None and len(ids) > 1 and ids[-1] == tokenizer.eod
+    if ended and not prompt.endswith(tokenizer.decode(ids[-1:])):
+        del ids[-1]
+    if ids and not (add_bos and ids[0] != begin):
+        return ids
+    if begin is None:
+        raise UsageError(
+            "the prompt has no tokens" if not ids else "the tokenizer has no token that begins a text",
+            found=repr(prompt[:80]),
+            fix="give some text to continue" if not ids else "leave --add-bos out",
+        )
+    return [begin, *ids]
+
+
+def run_tokenizer(run_folder: Path) -> mdata.Tokenizer:
+    """The tokenizer of a run's data, from what `train` kept of it.
+
+    Raises:
+        UsageError: the run keeps none, because its data does not name one.
+        DamageError: what it keeps is not the tokenizer of its data.
+    """
+    facts_path, folder = run_folder / "tokenizer_facts.json", run_folder / "tokenizer"
+    with os_errors_named(f"reading the tokenizer of {run_folder}"):
+        files = {path.name: path.read_bytes() for path in folder.glob("*") if path.is_file()}
+        kept = facts_path.read_bytes() if facts_path.exists() else None
+    if kept is None:
+        return _undescribed_tokenizer(run_folder, files)
+    try:
+        facts = json.loads(kept)
+        name, options, expected = facts["type"], facts["options"], facts["fingerprint"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamageError(
+            f"{facts_path} does not name a tokenizer", found=repr(error), fix="continue training, which rewrites it"
+        ) from error
+    tokenizer = build_tokenizer(name, files, options=options)
+    if tokenizer.fingerprint != expected:
+        raise DamageError(
+            f"{folder} is not the tokenizer that {facts_path.name} describes",
+            found=f"fingerprint {tokenizer.fingerprint}",
+            expected=expected,
+            fix="put the original files back",
+        )
+    return tokenizer
+
+
+def _undescribed_tokenizer(run_folder: Path, files: Mapping[str, bytes]) -> mdata.Tokenizer:
+    """That of a run of an older version, which knew one type and no options."""
+    if "tokenizer.json" not in files:
+        raise UsageError(
+            f"{run_folder} has no tokenizer: the data of the run does not name one",
+            fix="record it in the manifests of its corpora (mdata adopt), and start a new run; or for a converted "
+            "folder, convert again with --tokenizer FOLDER",
+        )
+    return build_tokenizer("HuggingFaceTokenizer", files)
+
+
+class _GenerationFacts(NamedTuple):
+    ends: frozenset[int]
+    recommended: Mapping[str, float]
+
+
+def _generation_facts(folder: ModelFolder) -> _GenerationFacts:
+    """What a folder of Hugging Face says of generating: several ids may end a text."""
+    if folder.format != "hf" or not isinstance(folder.path, Path):
+        return _GenerationFacts(frozenset(), {})
+    path = folder.path / GENERATION_CONFIG
+    said = read_json(path, what="the generation settings") if path.is_file() else {}
+    ends = said.get("eos_token_id")
+    if ends is None:
+        path = folder.path / "config.json"
+        ends = read_json(path, what="the model's configuration").get("eos_token_id")
+    ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < folder.vocab_size:
+            raise DamageError(
+                f"{path} names an end-of-text token that the model does not have",
+                found=f"eos_token_id {ends!r}",
+                expected=f"ids from 0 to {folder.vocab_size - 1}",
+                fix="restore the file from a copy",
+            )
+    numbers = {
+        key: said[key]
+        for key in _RECOMMENDED
+        if isinstance(said.get(key), int | float) and not isinstance(said[key], bool)
+    }
+    return _GenerationFacts(frozenset(ids), numbers)
+
+
+def _tokenizer_of(folder: ModelFolder, location: Location, *, named: str) -> mdata.Tokenizer | None:
+    if named:
+        config = find_tokenizer(Path(named))
+        if config is None:
+            raise UsageError(
+                f"--tokenizer {named}: there is no tokenizer in it",
+                fix="give a folder with tokenizer.json, vocab.json and merges.txt, or tokenizer.model",
+            )
+    elif (run_folder := _run_folder(location)) is not None and (run_folder / "tokenizer").is_dir():
+        return run_tokenizer(run_folder)
+    else:
+        config = folder.tokenizer
+    if config is None:
+        return None
+    tokenizer = build_tokenizer(config.name, config.files, options=config.options)
+    if tokenizer.vocab_size > folder.vocab_size:
+        raise UsageError(
+            f"the tokenizer of {named or folder.path} does not fit the model",
+            found=f"{tokenizer.vocab_size} ids",
+            expected=f"at most the {folder.vocab_size} rows of its embedding",
+            fix="name the tokenizer that the model was trained with (--tokenizer FOLDER)",
+        )
+    return tokenizer
+
+
+def _run_folder(location: Location) -> Path | None:
+    return location if isinstance(location, Path) and (location / "config.toml").is_file() else None
+
+
+def _check_checkpoint(location: Location, name: str) -> None:
+    """See that a run has the checkpoint; names those that it has."""
+    if isinstance(location, Path) and not is_native(location):
+        return
+    checkpoint = checkpoint_at(location, name=name).folder
+    if checkpoint is None or not files_of(checkpoint).exists():
+        root = checkpoints_of(location) if isinstance(location, Path) else location
+        have = sorted(name for name in folders_in(root) if name.startswith("step-"))
+        raise UsageError(
+            f"there is no checkpoint {name!r} in {root}",
+            found=", ".join(have) or "no checkpoint",
+            fix="train first (mtrain train), or name one of those found",
+        )
+
+
+def _dtype(folder: ModelFolder, world: World, name: str) -> str:
+    if name and name not in DTYPES:
+        raise UsageError(f"--dtype {name} is not known", expected=f"one of {', '.join(DTYPES)}")
+    if name:
+        return name
+    if folder.format == "mtrain":
+        return folder.config.precision.dtype
+    stored = next((key for key, dtype in DTYPES.items() if dtype == folder.weights_dtype), "fp32")
+    return stored if world.device.type == "cuda" else "fp32"
+
+
+@out_of_memory_in("setting up the model", fix="more ranks: each holds a part of the model")
+def _set_up(folder: ModelFolder, world: World, *, dtype: str) -> Any:
+    """This rank's stage with its weights."""
+    tp, pp = world.groups["tp"], world.groups["pp"]
+    config = _for_these_ranks(folder.config, tp.size, pp.size, dtype=dtype)
+    facts = DataFacts(vocab_size=folder.vocab_size, largest_id=None, eod=None, fingerprint=None, num_tokens=2**62)
+    plan = make_plan(config, tp.size * pp.size, facts=facts)
+    if folder.format == "mtrain":
+        return load_model(folder.path, config, plan=plan, world=world)
+    (place,) = plan.pipeline.places(pp.rank, Place(tp_rank=tp.rank, tp_size=tp.size))
+    family = family_of(config)
+    module = family.build(plan.shape, place, groups={"tp": tp}, dtype=DTYPES[dtype], device=world.device)
+    named = dict(module.named_parameters())
+    for spec in family.parameters(plan.shape, place):
+        flat = named[spec.name].data.zero_().view(-1)
+        for piece in spec.pieces:
+            stored = folder.source.read(f"weight/{piece.name}", (piece.start, piece.size))
+            flat[piece.offset : piece.offset + math.prod(piece.size)] = stored.reshape(-1).to(flat)
+    return module.eval()
+
+
+def _for_these_ranks(config: RunConfig, tp: int, pp: int, *, dtype: str) -> RunConfig:
+    """The configuration with the layout of the ranks that use the model, whatever layout trained it."""
+    precision: Any = config.precision if config.precision.dtype == dtype else PrecisionSection(dtype=dtype)  # type: ignore[arg-type]
+    return dataclasses.replace(config, mesh=MeshSection(tp=tp, pp=pp), precision=precision)

@@ -1,0 +1,269 @@
+"""The rules by which a text goes on, as pure functions of logits: nothing here knows a model, a batch or a device.
+
+In this order: the logits of a step get the bias and lose what may not follow the last token; log probabilities are
+taken of these. Then come the penalties of what was said before, temperature, top-k, top-p and min-p (the order of
+transformers), and the draw. A draw is f(seed, request, sample, position) and a point of the cumulative distribution,
+so no text depends on its neighbours in a batch. Sums are fp64; among equal logits the lowest id comes first.
+
+Shapes: B rows, V entries of the vocabulary without padding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mdata import DamageError, UsageError
+from mdata.util.random_keys import derive_key
+
+MOST_STOPS, MOST_STOP_BYTES = 64, 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a text goes on, and where it ends.
+
+    Args:
+        max_tokens: at most so many new tokens; None: 64, or fewer if the model's context has no room for them.
+        min_tokens: before so many new tokens neither the end-of-document token nor a stop string ends a text.
+        greedy: always the likeliest token, as with temperature 0.
+        temperature: divides the logits; 0: greedy.
+        top_k: the k likeliest tokens take part, and all that are equal to the last of them; 0: all.
+        top_p: the shortest head of the likeliest tokens that reaches this probability takes part; 1: all.
+        min_p: tokens of at least this share of the likeliest token's probability take part; 0: all.
+        top_p_decay: factor of top_p after each new token; 0: none. top_p_bound: the least that remains of it.
+        repetition_penalty: divides positive logits of tokens in prompt and text and multiplies negative ones; 1: none.
+        presence_penalty: taken off the logits of tokens in the text. frequency_penalty: as often as they are there.
+        logit_bias: token id -> number that is added to its logit; -inf: never.
+        blocked_after: last token -> ids that may not follow it.
+        stop: strings of which the first to appear in the new text ends it.
+        keep_stop: the text ends with the token that completed the stop string, instead of before the string.
+        ignore_eod: the end-of-document token is a token like others.
+        seed: of the draws.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    greedy: bool = False
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 0.95
+    min_p: float = 0.0
+    top_p_decay: float = 0.0
+    top_p_bound: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    blocked_after: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    keep_stop: bool = False
+    ignore_eod: bool = False
+    seed: int = 1234
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether nothing is drawn."""
+        return self.greedy or self.temperature == 0 or self.top_k == 1
+
+    def problems(self) -> list[str]:
+        """Everything that is wrong with these numbers."""
+        return list(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        wrong = [f"{name}={value!r} is not {kind}" for name, value, kind in self._wrong_types()]
+        if wrong:
+            yield from wrong
+            return
+        most = self.max_tokens
+        rules = [
+            (most is None or most >= 1, f"max_tokens={most} is below 1"),
+            (self.min_tokens >= 0, f"min_tokens={self.min_tokens} is below 0"),
+            (most is None or self.min_tokens <= most, f"min_tokens={self.min_tokens} is above max_tokens={most}"),
+            (0 <= self.temperature < math.inf, f"temperature={self.temperature} is not a number of at least 0"),
+            (self.top_k >= 0, f"top_k={self.top_k} is below 0; 0 keeps all tokens"),
+            (0 < self.top_p <= 1, f"top_p={self.top_p} is not in (0, 1]; 1 keeps all tokens"),
+            (0 <= self.min_p <= 1, f"min_p={self.min_p} is not in [0, 1]"),
+            (0 <= self.top_p_decay <= 1, f"top_p_decay={self.top_p_decay} is not in [0, 1]"),
+            (0 <= self.top_p_bound <= self.top_p, f"top_p_bound={self.top_p_bound} is not in [0, top_p={self.top_p}]"),
+            (0 < self.repetition_penalty < math.inf, f"repetition_penalty={self.repetition_penalty} is not above 0"),
+            *((math.isfinite(x), f"{n}={x} is not finite") for n, x in self._additive()),
+            *((not math.isnan(x) and x < math.inf, f"logit_bias of {i} is {x}") for i, x in self.logit_bias.items()),
+            (len(self.stop) <= MOST_STOPS, f"{len(self.stop)} stop strings, at most {MOST_STOPS} are allowed"),
+            (all(self.stop), "an empty stop string would end every text"),
+        ]
+        yield from (text for holds, text in rules if not holds)
+        for text in self.stop:
+            if len(text.encode(errors="replace")) > MOST_STOP_BYTES:
+                yield f"a stop string of {len(text):,} characters is longer than {MOST_STOP_BYTES:,} bytes"
+
+    def _wrong_types(self) -> Iterator[tuple[str, Any, str]]:
+        for entry in dataclasses.fields(self):
+            value, kind = getattr(self, entry.name), str(entry.type)
+            whole, flag = isinstance(value, int) and not isinstance(value, bool), isinstance(value, bool)
+            if kind in ("int", "int | None") and not (whole or (value is None and "None" in kind)):
+                yield entry.name, value, "a whole number"
+            elif kind == "float" and not (whole or isinstance(value, float)):
+                yield entry.name, value, "a number"
+            elif kind == "bool" and not flag:
+                yield entry.name, value, "true or false"
+            elif entry.name == "stop" and not (isinstance(value, tuple) and all(isinstance(x, str) for x in value)):
+                yield entry.name, value, "a tuple of strings"
+
+    def _additive(self) -> tuple[tuple[str, float], ...]:
+        return ("presence_penalty", self.presence_penalty), ("frequency_penalty", self.frequency_penalty)
+
+    def check(self, vocab_size: int) -> None:
+        """Refuse what is out of range.
+
+        Args:
+            vocab_size: entries of the vocabulary without padding.
+
+        Raises:
+            UsageError: every problem at once.
+        """
+        problems = self.problems()
+        outside = sorted(i for i in self.logit_bias if not 0 <= i < vocab_size)
+        if outside:
+            problems.append(
+                f"logit_bias names token {outside[0]}, the vocabulary has {vocab_size} (0 to {vocab_size - 1})"
+            )
+        if problems:
+            raise UsageError("cannot generate: " + "; ".join(problems))
+
+
+def top_p_at(rules: Sampling, step: int) -> float:
+    """top_p of new token number `step`, from 0 (factual nucleus sampling, Lee et al. 2022, without its resets)."""
+    if rules.top_p_decay <= 0:
+        return rules.top_p
+    return max(rules.top_p * rules.top_p_decay**step, rules.top_p_bound)
+
+
+def uniform(seed: int, request: int, position: int, *, sample: int = 0) -> float:
+    """The draw in [0, 1) of one position of one sample of one request."""
+    more = (sample,) if sample else ()
+    return derive_key("mtrain generate v1", seed, request, position, *more).below(2**53) / 2**53
+
+
+def biased(logits: Tensor, rules: Sampling, *, last: int | None) -> Tensor:
+    """[..., V] logits with the bias, and without what may not follow the token `last`."""
+    blocked = rules.blocked_after.get(last, ()) if last is not None else ()
+    if not rules.logit_bias and not blocked:
+        return logits
+    result = logits.clone()
+    for token, bias in rules.logit_bias.items():
+        result[..., token] += bias
+    if blocked:
+        result[..., list(blocked)] = -math.inf
+    return result
+
+
+def penalized(
+    logits_V: Tensor, rules: Sampling, *, prompt: Sequence[int], new: Sequence[int], ends: Sequence[int] = ()
+) -> Tensor:
+    """Logits after the penalties of tokens that were there before (Keskar et al. 2019; OpenAI's two).
+
+    Args:
+        prompt, new: ids before; only those of `new` count for presence and frequency.
+        ends: ids that may not be chosen before min_tokens.
+    """
+    result = logits_V
+    if rules.repetition_penalty != 1 and (prompt or new):
+        ids = torch.tensor(sorted({*prompt, *new}), device=result.device)
+        scores = result[ids]
+        factor = rules.repetition_penalty
+        result = result.index_put((ids,), torch.where(scores < 0, scores * factor, scores / factor))
+    if (rules.presence_penalty or rules.frequency_penalty) and new:
+        ids, counts = torch.tensor(list(new), device=result.device).unique(return_counts=True)
+        less = rules.presence_penalty + rules.frequency_penalty * counts.to(result.dtype)
+        result = result.index_put((ids,), result[ids] - less)
+    if ends and len(new) < rules.min_tokens and not rules.ignore_eod:
+        result = result.clone()
+        result[list(ends)] = -math.inf
+    return result
+
+
+def likeliest(logits_BV: Tensor) -> Tensor:
+    """int64[B]: the token of the largest logit, the lowest of equal ones.
+
+    Raises:
+        DamageError: a row without a number.
+    """
+    best_B = logits_BV.amax(-1, keepdim=True)
+    if not bool((best_B > -math.inf).all()):
+        raise DamageError(
+            "the model's logits are not numbers",
+            found="NaN, or no token that may come next",
+            fix="check the weights (mtrain inspect --values), the dtype and the bias of the request",
+        )
+    ids_V = torch.arange(logits_BV.shape[-1], device=logits_BV.device)
+    return torch.where(logits_BV == best_B, ids_V, logits_BV.shape[-1]).amin(-1)
+
+
+def filtered(
+    logits_BV: Tensor, *, temperature_B: Tensor, top_k_B: Tensor, top_p_B: Tensor, min_p_B: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What takes part in a draw: (probabilities fp64[B, V], largest first; their tokens; how many take part [B]).
+
+    Every filter keeps a head of the sorted tokens, so together they keep the shortest. The probabilities are those
+    before the filters. Each argument has one number for each row; see Sampling.
+    """
+    cooled_BV = logits_BV.double() / temperature_B.double().unsqueeze(-1)
+    scaled_BV, token_BV = cooled_BV.sort(descending=True, stable=True)
+    probability_BV = cooled_BV.softmax(-1).gather(-1, token_BV)
+    size_B = (probability_BV > 0).sum(-1)
+    last_B = (top_k_B.clamp(1, logits_BV.shape[-1]) - 1).unsqueeze(-1)
+    within_k_B = (scaled_BV >= scaled_BV.gather(-1, last_B)).sum(-1)
+    size_B = torch.where(top_k_B > 0, torch.minimum(size_B, within_k_B), size_B)
+    cumulative_BV = probability_BV.cumsum(-1)
+    # The nucleus is the shortest head that reaches top_p of what top-k has left; the likeliest token is always in it.
+    left_B = torch.where(top_k_B > 0, cumulative_BV.gather(-1, size_B.unsqueeze(-1) - 1).squeeze(-1), 1.0)
+    nucleus_B = (cumulative_BV < (top_p_B.double() * left_B).unsqueeze(-1)).sum(-1) + 1
+    size_B = torch.where(top_p_B < 1, torch.minimum(size_B, nucleus_B), size_B)
+    likely_B = (probability_BV >= min_p_B.double().unsqueeze(-1) * probability_BV[..., :1]).sum(-1)
+    return probability_BV, token_BV, torch.minimum(size_B, likely_B)
+
+
+def drawn(probability_BV: Tensor, token_BV: Tensor, size_B: Tensor, *, uniform_B: Tensor) -> Tensor:
+    """int64[B]: the tokens at the quantiles `uniform` of what `filtered` gives."""
+    cumulative_BV, last_B = probability_BV.cumsum(-1), (size_B - 1).unsqueeze(-1)
+    target_B = uniform_B.double().unsqueeze(-1) * cumulative_BV.gather(-1, last_B)
+    place_B = torch.minimum((cumulative_BV <= target_B).sum(-1, keepdim=True), last_B)
+    return token_BV.gather(-1, place_B).squeeze(-1)
+
+
+def choose(logits_BV: Tensor, rules: Sequence[Sampling], *, steps: Sequence[int], uniforms: Sequence[float]) -> Tensor:
+    """The next token of each row: int64[B].
+
+    Args:
+        logits_BV: after `biased` and `penalized`. rules: of each row. steps: new tokens that each row has.
+        uniforms: the draw of each row; not used where it is greedy.
+    """
+    best_B = likeliest(logits_BV)
+    if all(row.is_greedy for row in rules):
+        return best_B
+
+    def numbers(values: Iterable[float]) -> Tensor:
+        return torch.tensor(list(values), device=logits_BV.device, dtype=torch.float64)
+
+    heads = filtered(
+        logits_BV,
+        temperature_B=numbers(1.0 if row.is_greedy else row.temperature for row in rules),
+        top_k_B=torch.tensor([row.top_k for row in rules], device=logits_BV.device),
+        top_p_B=numbers(top_p_at(row, step) for row, step in zip(rules, steps, strict=True)),
+        min_p_B=numbers(row.min_p for row in rules),
+    )
+    greedy_B = torch.tensor([row.is_greedy for row in rules], device=logits_BV.device)
+    return torch.where(greedy_B, best_B, drawn(*heads, uniform_B=numbers(uniforms)))
+
+
+def top_log_probs(log_probs_V: Tensor, n: int) -> list[tuple[int, float]]:
+    """The n likeliest tokens with their log probabilities, largest first, the lower id first of equal ones."""
+    values, ids = log_probs_V.sort(descending=True, stable=True)
+    return list(zip(ids[:n].tolist(), values[:n].tolist(), strict=True))

@@ -1,0 +1,112 @@
+"""New tokens as text, piece by piece: no character is split, and a stop string is found wherever tokens cut it.
+
+A piece is given out when nothing that follows can change it: bytes of an unfinished character and the beginning of a
+possible stop string are held back. A token costs the decoding of a few tokens, not of the whole text. What is not done:
+a tokenizer whose text of a token depends on more than CONTEXT tokens before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mdata
+
+CONTEXT = 6  # tokens that are decoded before the new ones; SentencePiece drops the blank of a first word
+UNFINISHED = 3  # bytes of a character that may be there without its last one
+_REPLACEMENT = "\ufffd"
+
+
+class TextStream:
+    """The text of one answer.
+
+    Args:
+        prompt: ids before the first new token.
+        stop: strings of which the first to appear ends the text. keep_stop: see Sampling.
+
+    Attributes:
+        text: all that was given out. stopped: a stop string has appeared; nothing follows.
+    """
+
+    def __init__(
+        self, tokenizer: mdata.Tokenizer, prompt: Sequence[int], *, stop: Sequence[str] = (), keep_stop: bool = False
+    ) -> None:
+        self._tokenizer, self._stop, self._keep_stop = tokenizer, tuple(stop), keep_stop
+        self._window = list(prompt[-CONTEXT:])
+        self._context_text = self._decode(self._window)
+        self._num_context = len(self._window)
+        self._given = 0  # characters of the text of new tokens in the window that went to _held
+        self._held = ""  # complete characters that may begin a stop string
+        self.text, self.stopped = "", False
+
+    def add(self, token: int, *, stops: bool = True) -> str:
+        """The text that can be given out after one more token.
+
+        Args:
+            stops: whether stop strings count already (see Sampling.min_tokens).
+        """
+        assert not self.stopped, "the text has ended"
+        self._window.append(token)
+        fresh = self._new_text()
+        pending = len(self._window) - self._num_context
+        if not fresh.endswith(_REPLACEMENT) or pending > 4 * CONTEXT:
+            complete = fresh
+        elif pending <= UNFINISHED:
+            complete = fresh[: self._given]  # bytes that alone are no character may change those before them
+        else:
+            complete = _without_unfinished(fresh)
+        self._held += complete[self._given :]
+        self._given = max(self._given, len(complete))
+        if len(complete) == len(fresh):
+            self._window = self._window[-CONTEXT:]
+            self._num_context, self._given = len(self._window), 0
+            self._context_text = self._decode(self._window)
+        return self._release(stops)
+
+    def finish(self) -> str:
+        """What was held back, when no token follows."""
+        if self.stopped:
+            return ""
+        rest = self._held + self._new_text()[self._given :]
+        self._held, self._window = "", self._window[: self._num_context]
+        self.text += rest
+        return rest
+
+    def _release(self, stops: bool) -> str:
+        held = self._held
+        at = (
+            min((place for place in (held.find(text) for text in self._stop) if place >= 0), default=-1)
+            if stops
+            else -1
+        )
+        if at >= 0:
+            self.stopped = True
+            piece = held + self._new_text()[self._given :] if self._keep_stop else held[:at]
+            self._held = ""
+        else:
+            length = _beginning_of_any(held, self._stop) if self._stop else 0
+            piece, self._held = held[: len(held) - length], held[len(held) - length :]
+        self.text += piece
+        return piece
+
+    def _new_text(self) -> str:
+        whole = self._decode(self._window)
+        if whole.startswith(self._context_text):
+            return whole[len(self._context_text) :]
+        return self._decode(self._window[self._num_context :])
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids) if ids else ""
+
+
+def _without_unfinished(text: str) -> str:
+    """The text without the replacement characters at its end that may stand for an unfinished character."""
+    end = len(text)
+    while end and len(text) - end < UNFINISHED and text[end - 1] == _REPLACEMENT:
+        end -= 1
+    return text[:end]
+
+
+def _beginning_of_any(text: str, stops: Sequence[str]) -> int:
+    """The length of the longest end of the text that begins a stop string and is not all of it."""
+    most = max(map(len, stops)) - 1
+    return next((n for n in range(min(most, len(text)), 0, -1) if any(stop.startswith(text[-n:]) for stop in stops)), 0)
