@@ -337,6 +337,7 @@ def test_copies_of_ranks_that_differ_are_named(sound, tmp_path):
     assert note.endswith("the first one's is used: 1/0/0/decoder.final_layernorm.weight")
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("form", ["torch_dist", "mp_rank"])
 def test_any_wrong_bytes_are_an_error_or_change_nothing(form, sound, tmp_path):
     """Bytes that are set to others, and files that are cut."""
@@ -414,6 +415,7 @@ STORED = {
 }
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("name", STORED)
 def test_any_value_at_any_place_is_read_or_named(name, sound, tmp_path):
     chance, (form, save_changed) = random.Random(name), STORED[name]
