@@ -5,11 +5,14 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 JOBS ?= 2
 INSTALL = $(PYTHON) scripts/install.py $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
-IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
+# Without the flags of make, which the makefiles of cmake would take for their own.
+IN_VENV = MAKEFLAGS= PATH="$(CURDIR)/.venv/bin:$$PATH"
 # A file's tests stay in one process, which makes what they share once.
 PYTEST = python -m pytest -n $(JOBS) --dist loadfile
 SOURCES = mdata trainer cli tests benchmarks scripts fuzz examples
 
+# Tests start hundreds of processes; without bytecode each would compile our modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test check soak fuzz docs wheel sdist clean install lint types cluster-test megatron-test cpp cpp-plain cpp-sanitized core-sanitized
@@ -22,7 +25,9 @@ quickstart: ## install, then text -> tokens -> blend -> training -> report.html,
 	@$(INSTALL) train
 	@$(IN_VENV) python -m cli.quickstart
 
-test: install lint types cpp core-sanitized ## everything but the soak tests, under 15 minutes on 2 cores
+# mypy has one thread, so it runs beside the compilers.
+test: install ## everything but the soak tests, under 20 minutes on 2 cores
+	@$(MAKE) --jobs $(JOBS) lint types cpp core-sanitized
 	$(IN_VENV) $(PYTEST)
 	$(IN_VENV) python fuzz/run.py --replay --jobs $(JOBS)
 
@@ -30,8 +35,8 @@ check: install lint types cpp-plain ## the quick part of make test, in 60 % of i
 	$(IN_VENV) $(PYTEST) -m "not slow and not soak"
 
 SOAK ?= 20
-soak: install ## the property and kill tests with SOAK times as many cases, then the fuzzers
-	$(IN_VENV) MDATA_SOAK=$(SOAK) python -m pytest -m "hypothesis or slow or soak" --timeout 7200
+soak: install ## all rows and kills, and SOAK times as many drawn cases (hours on 2 cores), then the fuzzers
+	$(IN_VENV) MDATA_SOAK=$(SOAK) $(PYTEST) -m "soak or scaled or hypothesis" --timeout 7200
 	@$(MAKE) fuzz
 
 # Ray and what it brings lie in an environment of their own, which sees .venv behind them.

@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     asleep = [item for item in items if item.get_closest_marker("soak")]
     if asleep:
         config.hook.pytest_deselected(items=asleep)
-        items[:] = [item for item in items if item not in set(asleep)]
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

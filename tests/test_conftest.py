@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +68,11 @@ def test_oracle_tests_are_skipped_and_counted(nested):
 def test_soak_tests_run_when_asked_for(nested):
     out = nested("data", "-m", "soak")
     assert "1 passed, 1 deselected" in out and "oracle data: 0 tests" in out
+
+
+def test_tests_with_more_cases_in_soak_are_marked_for_it():
+    """`make soak` selects by marks: a test without one would never see its other cases."""
+    for path in CONFTEST.parent.glob("**/test_*.py"):
+        text = path.read_text(encoding="utf-8")
+        if re.search("^from .*import.* SOAK", text, re.MULTILINE):
+            assert "@pytest.mark.scaled" in text or "@pytest.mark.soak" in text, path

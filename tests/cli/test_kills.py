@@ -73,6 +73,7 @@ def points(step: int) -> Iterator[int]:
     return (start + number % step for number, start in enumerate(itertools.count(0, step)))
 
 
+@pytest.mark.scaled
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRITING)
 def test_a_command_that_was_killed_is_completed_by_itself(world, name):
@@ -89,6 +90,7 @@ def test_a_command_that_was_killed_is_completed_by_itself(world, name):
     assert n > 3
 
 
+@pytest.mark.scaled
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("fails", [durable_calls, removals])

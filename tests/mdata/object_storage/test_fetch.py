@@ -105,6 +105,7 @@ def test_stopped_anywhere_it_continues(corpus, made, monkeypatch, tmp_path, bloc
     assert content(tmp_path) == content(made) and mdata.verify(path, full=True).problems == ()
 
 
+@pytest.mark.scaled
 def test_killed_before_any_call_it_continues(corpus, made, monkeypatch, tmp_path):
     monkeypatch.setattr(fetching, "_THREADS", 1)
     for n in itertools.count(0, 1 if SOAK > 1 else 7):

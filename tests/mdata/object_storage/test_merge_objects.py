@@ -111,6 +111,7 @@ def test_a_copy_that_failed_while_it_uploads_continues(bucket, parts, tmp_path, 
         assert stored(f"{bucket}/out/{stem}.bin") == one.with_name(f"{stem}.bin").read_bytes()
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("copy", [False, True], ids=["reference", "copy"])
 def test_a_merge_that_is_killed_before_any_call_continues(bucket, parts, tmp_path, copy):
     prefix, work = parts[0], tmp_path / "merging"

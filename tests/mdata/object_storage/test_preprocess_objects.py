@@ -175,6 +175,7 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on(server, bucket, texts, tm
     assert check_whole_or_absent(bucket, tmp_path / "x")
 
 
+@pytest.mark.scaled
 def test_a_run_that_is_killed_at_any_call_of_its_upload_leaves_nothing_in_the_end(bucket, texts, tmp_path, monkeypatch):
     """Neither there nor in the work folder, where a pair without its manifest would look like a corpus."""
     run([texts], tmp_path / "x")

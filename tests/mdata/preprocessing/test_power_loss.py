@@ -50,6 +50,7 @@ def assert_nothing_false_looks_finished(folder: Path, allowed: list[dict[str, Pa
         assert pair in [known[name] for known in allowed if name in known], f"{name}.idx speaks of another .bin"
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("before", ["nothing", "other options", "part of the input"])
 def test_after_a_loss_of_power_at_any_call(memory, before):
     inputs = corpus(memory / "in")

@@ -73,6 +73,7 @@ def assert_what_is_there_is_true(folder: Path) -> None:
         assert mdata.verify(path, full=True).problems == (), path
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_a_crash_at_any_call_loses_nothing(memory, monkeypatch, partitions):
     inputs = corpus(memory / "in")
@@ -98,6 +99,7 @@ def test_a_crash_at_any_call_loses_nothing(memory, monkeypatch, partitions):
     assert total > 100 and resumed > len(points) / 2
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_an_error_at_any_call_is_typed_and_loses_nothing(memory, monkeypatch, code):
     inputs = corpus(memory / "in")

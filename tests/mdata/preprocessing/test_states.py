@@ -149,6 +149,7 @@ def finished(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in contents(folder).items() if any(name.startswith(one) for one in named)}
 
 
+@pytest.mark.scaled
 def test_every_state_ends_in_the_right_bytes_or_in_a_refusal(table):
     seen = {"done": 0, "refused": 0}
     for state in states():

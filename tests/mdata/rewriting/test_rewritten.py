@@ -89,6 +89,7 @@ def assert_nothing_false_looks_finished(out: Path) -> None:
                 mdata.open_corpus(path.with_suffix(""))
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_kill_before_any_call_loses_nothing_and_leaves_nothing(world, memory, command):
     out, run = memory / "killed", COMMANDS[command]
@@ -107,6 +108,7 @@ def test_a_kill_before_any_call_loses_nothing_and_leaves_nothing(world, memory, 
     assert n > 30
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("command", ["merge --copy", "split"])
 @pytest.mark.parametrize("fails", [durable_calls, removals])
 def test_an_error_at_any_call_is_typed_and_the_same_command_continues(world, memory, monkeypatch, command, fails):
@@ -219,6 +221,7 @@ def test_a_merge_of_other_parts_does_not_continue_one_that_was_killed(world, mem
     assert not mdata.verify(out / "c_text_document.json").problems and not list(out.glob(".*"))
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("command", ["merge --copy", "split"])
 def test_after_a_loss_of_power_at_any_call(world, memory, command):
     out, run = memory / "power", COMMANDS[command]

@@ -87,6 +87,7 @@ def test_after_a_loss_of_power_at_any_call(tmp_path):
         assert resumed(root) == (10, 10.0)
 
 
+@pytest.mark.scaled
 def test_after_a_kill_before_any_call_the_next_save_leaves_nothing_behind(tmp_path):
     """Of saves and of removals of older checkpoints."""
     for n in itertools.count(0, 1 if SOAK > 1 else 23):

@@ -302,6 +302,7 @@ def test_a_run_that_has_ended_removes_what_a_kill_after_its_last_step_left(confi
 KILLS = 50 * SOAK if SOAK > 1 else 15  # 1,000 in `make soak`
 
 
+@pytest.mark.scaled
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_any_time_goes_on_bit_for_bit(config_of, tmp_path) -> None:
     """kill -9 at seeded moments with saves in flight at every step, again and again, until the run is done.

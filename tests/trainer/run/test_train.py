@@ -337,6 +337,7 @@ def _train_until_killed(context, config, lines):
     _train(context, config)
 
 
+@pytest.mark.scaled
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SOAK))
 def test_kill_9_at_any_step_and_run_again(seed, corpora, tmp_path):

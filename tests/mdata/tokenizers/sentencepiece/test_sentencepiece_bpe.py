@@ -104,6 +104,7 @@ def test_hostile_texts(kind):
     check(kind, [text + "".join(reversed(text)) for text in texts], twin=False)
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_code_point(kind):
     every = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
