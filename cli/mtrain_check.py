@@ -175,7 +175,7 @@ def start_lines(start: Start) -> list[str]:
     if start.folder is None:
         return list(start.notes)
     done = start.done
-    steps = run_length(start.config, steps=done.steps, samples=done.samples).steps
+    steps = run_length(start.config.train, steps=done.steps, samples=done.samples).steps
     if done.steps >= steps:
         ((unit, amount),) = given_lengths(start.config.train).items()
         return [f"nothing is left to do: {start.folder} is at step {done.steps} of train.{unit}={amount}"]

@@ -86,7 +86,7 @@ def plan_rows(config: RunConfig, plan: Plan) -> list[tuple[str, int]]:
     """The plan's numbers in reading order, with display names."""
     from trainer.plan.lengths import batch_sizes
 
-    sizes = batch_sizes(config).sizes
+    sizes = batch_sizes(config.train).sizes
     changing = [("  in the first step", sizes[0]), ("  number of sizes", len(sizes))] if len(sizes) > 1 else []
     return [
         ("ranks", plan.world_size),

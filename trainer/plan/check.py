@@ -25,6 +25,7 @@ from trainer.config.sections import (
     PrecisionSection,
     RecomputeSection,
     RunConfig,
+    TrainSection,
 )
 from trainer.models.arithmetic import common_divisors, listed, round_up
 from trainer.models.family import family_of
@@ -94,7 +95,7 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
     problems += [*_first_state_problems(config.checkpoint), *_keep_best_problems(config, facts)]
     problems += [] if of_model else kernel_problems(config, world_size)  # these build the model's shape
     if config.data.blend == MOCK:
-        return problems + list(_mock_problems(config))
+        return problems + list(_mock_problems(config.data, config.model.vocab_size))
     problems += _order_problems(config.data)
     return problems + list(_data_problems(config, facts) if facts else ())
 
@@ -152,7 +153,7 @@ def _mesh_problems(config: RunConfig, world_size: int) -> Iterator[str]:
             f"train.micro_batch={train.micro_batch} x {dp} data-parallel ranks; "
             f"choose a multiple, such as {round_up(train.global_batch, part)}"
         )
-    yield from _ramp_problems(config, part)
+    yield from _ramp_problems(config.train, part)
 
 
 def _context_problems(mesh: MeshSection, sequence_length: int) -> Iterator[str]:
@@ -167,18 +168,18 @@ def _context_problems(mesh: MeshSection, sequence_length: int) -> Iterator[str]:
         )
 
 
-def _ramp_problems(config: RunConfig, part: int) -> Iterator[str]:
+def _ramp_problems(train: TrainSection, part: int) -> Iterator[str]:
     try:
-        sizes = batch_sizes(config).sizes
+        sizes = batch_sizes(train).sizes
     except UsageError as error:
         yield str(error)
         return
-    wrong = [size for size in sizes if size % part and size != config.train.global_batch]
+    wrong = [size for size in sizes if size % part and size != train.global_batch]
     if wrong:
         yield (
-            f"{sizes_setting(config)} has a step of {wrong[0]} samples, which is not a "
+            f"{sizes_setting(train)} has a step of {wrong[0]} samples, which is not a "
             f"multiple of train.micro_batch x data-parallel ranks = {part}; choose multiples of {part}"
-            + ("" if config.train.batch_schedule else " as START and as INCREMENT")
+            + ("" if train.batch_schedule else " as START and as INCREMENT")
         )
 
 
@@ -218,12 +219,12 @@ def _order_problems(data: DataSection) -> Iterator[str]:
         yield f'data.cache_size="{data.cache_size}" has no effect without data.cache; set that, or leave it out'
 
 
-def _mock_problems(config: RunConfig) -> Iterator[str]:
+def _mock_problems(data: DataSection, vocab_size: int | None) -> Iterator[str]:
     """Settings that mock data does not support, and settings that apply only to files."""
-    if not config.model.vocab_size:
+    if not vocab_size:
         yield 'data.blend="mock" has no tokenizer, so it needs model.vocab_size; set it, such as to 50257'
-    for field in dataclasses.fields(config.data):
-        value = getattr(config.data, field.name)
+    for field in dataclasses.fields(data):
+        value = getattr(data, field.name)
         if field.name not in ("blend", "prefetch") and value != field.default:
             shown = list(value) if isinstance(value, tuple) else value
             yield f'data.{field.name}={shown!r} does not apply to data.blend="mock", which reads no file; leave it out'
@@ -252,8 +253,8 @@ def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
             f"{config.data.blend} holds token id {facts.largest_id}, outside its tokenizer's "
             f"{facts.vocab_size} entries; it was made with another tokenizer, preprocess it again"
         )
-    if facts.num_samples is not None and run_length(config).samples > facts.num_samples:
-        yield _too_few_samples(config, facts.num_samples)
+    if facts.num_samples is not None and run_length(config.train).samples > facts.num_samples:
+        yield _too_few_samples(config.train, config.data.blend, facts.num_samples)
     # Other kinds pad, or repeat a corpus before its end.
     runs = config.data.order == "native" and config.data.kind == "gpt"
     for name, tokens in facts.components or ((config.data.blend, facts.num_tokens),):
@@ -264,11 +265,11 @@ def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
             )
 
 
-def _too_few_samples(config: RunConfig, num_samples: int) -> str:
-    asked, train, blend, sizes = run_length(config).samples, config.train, config.data.blend, batch_sizes(config)
+def _too_few_samples(train: TrainSection, blend: str, num_samples: int) -> str:
+    asked, sizes = run_length(train).samples, batch_sizes(train)
     remedy = "or a blend whose amounts and caps allow more"
     if train.steps:
-        size = sizes_setting(config) if len(sizes.sizes) > 1 else f"train.global_batch={train.global_batch}"
+        size = sizes_setting(train) if len(sizes.sizes) > 1 else f"train.global_batch={train.global_batch}"
         return (
             f"train.steps={train.steps} x {size} reads {asked} samples, and {blend} ends after {num_samples}; "
             f"choose at most {sizes.within(num_samples)} steps, {remedy}"
@@ -294,7 +295,7 @@ def schedule_problems(config: RunConfig) -> Iterator[str]:
     yield from unclear
     if len(run) == 1 and not unclear:
         with suppress(UsageError):  # an invalid ramp is reported separately
-            yield from _length_problems(config, schedule_lengths(config), run_length(config))
+            yield from _length_problems(config, schedule_lengths(config), run_length(config.train))
     yield from _value_problems(config.optimizer)
 
 
@@ -311,7 +312,7 @@ def _unclear(optimizer: OptimizerSection) -> Iterator[str]:
 def _length_problems(config: RunConfig, lengths: ScheduleLengths, run: RunLength) -> Iterator[str]:
     optimizer, run_setting = config.optimizer, _settings("train.", given_lengths(config.train))
     if run.steps < 1:
-        yield _less_than_a_step(config, run_setting)
+        yield _less_than_a_step(config.train, run_setting)
         return
     end = run.steps if lengths.counter == "steps" else run.samples
     # A schedule with a length of its own may be longer than this run, which may then end within the warmup.
@@ -333,10 +334,10 @@ def _length_problems(config: RunConfig, lengths: ScheduleLengths, run: RunLength
         yield f"{wsd_decay} is longer than the schedule, of {most}; choose at most that many"
 
 
-def _less_than_a_step(config: RunConfig, run_setting: str) -> str:
-    samples, unit = batch_sizes(config).at(0), "samples"
-    if config.train.tokens:
-        samples, unit = samples * config.train.sequence_length, "tokens"
+def _less_than_a_step(train: TrainSection, run_setting: str) -> str:
+    samples, unit = batch_sizes(train).at(0), "samples"
+    if train.tokens:
+        samples, unit = samples * train.sequence_length, "tokens"
     return f"{run_setting} is less than the first step, which reads {samples} {unit}; choose at least {samples}"
 
 
@@ -383,20 +384,20 @@ def pipeline_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     stages = mesh.pp * (default_chunks(mesh.schedule) if wrong_chunks else chunks)
     if stages > num_layers:
         yield _too_many_stages(config, world_size, chunks=stages // mesh.pp)
-    yield from _layer_problems(config, stages)
+    yield from _layer_problems(mesh, num_layers, stages)
     others = mesh.tp * mesh.cp
     part = world_size // (others * mesh.pp)
     if part and world_size % (others * mesh.pp) == 0:
         yield from _schedule_problems(config, chunks, config.train.micro_batch * part)
     elif wrong_chunks:
-        yield f"mesh.schedule={mesh.schedule}: {wrong_chunks}; {_other_chunks(config, chunks)}"
+        yield f"mesh.schedule={mesh.schedule}: {wrong_chunks}; {_other_chunks(mesh, num_layers, chunks)}"
 
 
 def _too_many_stages(config: RunConfig, world_size: int, *, chunks: int) -> str:
     """A problem whose every remedy works: fewer ranks, one stage for each, or more layers."""
     mesh, num_layers = config.mesh, config.model.num_layers
     stages = f"mesh.pp={mesh.pp}" + (f" x {chunks} stages per rank = {mesh.pp * chunks}" if chunks > 1 else "")
-    remedies, sizes = [], _batches(config)
+    remedies, sizes = [], _batches(config.train)
     for pp in range(num_layers // chunks, 0, -1):
         fewer = dataclasses.replace(mesh, pp=pp)
         dp, rest = divmod(world_size, mesh.tp * mesh.cp * pp)
@@ -419,17 +420,17 @@ def _can_be_run(mesh: MeshSection, chunks: int, *, size: int, part: int) -> bool
     return not (rest or impossible(mesh.schedule, num_ranks=mesh.pp, chunks=chunks, num_microbatches=count))
 
 
-def _batches(config: RunConfig) -> list[int]:
+def _batches(train: TrainSection) -> list[int]:
     """The sizes of batch that a run has."""
-    sizes = {config.train.global_batch}
+    sizes = {train.global_batch}
     with suppress(UsageError):  # an invalid ramp is reported separately
-        sizes.update(batch_sizes(config).sizes)
+        sizes.update(batch_sizes(train).sizes)
     return sorted(sizes)
 
 
-def _other_chunks(config: RunConfig, chunks: int) -> str:
+def _other_chunks(mesh: MeshSection, num_layers: int, chunks: int) -> str:
     """The remedy for a number of stages per rank that a schedule does not have."""
-    enough = chunks > 1 and config.mesh.pp * chunks <= config.model.num_layers
+    enough = chunks > 1 and mesh.pp * chunks <= num_layers
     return "leave mesh.virtual_pipeline out" + (', or set mesh.schedule="interleaved"' if enough else "")
 
 
@@ -441,13 +442,13 @@ def _without_effect(mesh: MeshSection) -> Iterator[str]:
             yield f"mesh.{key}={shown!r} applies only to mesh.pp above 1; set that, or leave mesh.{key} out"
 
 
-def _layer_problems(config: RunConfig, stages: int) -> Iterator[str]:
-    layers, num_layers = config.mesh.layers_per_stage, config.model.num_layers
+def _layer_problems(mesh: MeshSection, num_layers: int, stages: int) -> Iterator[str]:
+    layers = mesh.layers_per_stage
     if not layers:
         return
     shown = f"mesh.layers_per_stage={list(layers)}"
-    if config.mesh.stage_balance != "layers":
-        yield f'{shown} and mesh.stage_balance="{config.mesh.stage_balance}" are both set; keep one of them'
+    if mesh.stage_balance != "layers":
+        yield f'{shown} and mesh.stage_balance="{mesh.stage_balance}" are both set; keep one of them'
     if len(layers) != stages:
         yield f"{shown} has {len(layers)} numbers for {stages} stages; give one for each"
     if min(layers) < 1:
@@ -462,20 +463,20 @@ def _schedule_problems(config: RunConfig, chunks: int, part: int) -> Iterator[st
         part: samples that a microbatch has over all data-parallel ranks.
     """
     mesh, train = config.mesh, config.train
-    for size in _batches(config):
+    for size in _batches(train):
         if size % part:
             continue  # reported with the other layouts
         count = size // part
         problem = impossible(mesh.schedule, num_ranks=mesh.pp, chunks=chunks, num_microbatches=count)
         if not problem:
             continue
-        remedy = _other_chunks(config, chunks)
+        remedy = _other_chunks(mesh, config.model.num_layers, chunks)
         if count % mesh.pp and mesh.schedule == "interleaved" and chunks > 1:
             fitting_batch = round_up(count, mesh.pp) * part
             setting = (
                 "train.global_batch"
                 if size == train.global_batch
-                else f"a step of {sizes_setting(config).partition('=')[0]}"
+                else f"a step of {sizes_setting(train).partition('=')[0]}"
             )
             remedy = f'choose {setting}={fitting_batch}, or mesh.schedule="1f1b"'
         yield f"mesh.schedule={mesh.schedule} with a batch of {size} samples: {problem}; {remedy}"

@@ -53,18 +53,18 @@ def given_lengths(section: TrainSection | OptimizerSection, prefix: str = "") ->
     return {unit: amount for unit in UNITS if (amount := getattr(section, prefix + unit))}
 
 
-def batch_sizes(config: RunConfig) -> BatchSizes:
+def batch_sizes(train: TrainSection) -> BatchSizes:
     """Samples of each step, by the samples consumed before it.
 
     Raises:
         UsageError: the ramp or schedule is invalid, or does not end with the global batch.
     """
-    ramp, schedule, batch = config.train.batch_ramp, config.train.batch_schedule, config.train.global_batch
+    ramp, schedule, batch = train.batch_ramp, train.batch_schedule, train.global_batch
     if ramp and schedule:
         raise UsageError(f"train.batch_ramp={ramp!r} and train.batch_schedule={schedule!r} are both set; keep one")
     if schedule:
         try:
-            sizes = by_steps(schedule, sequence_length=config.train.sequence_length)
+            sizes = by_steps(schedule, sequence_length=train.sequence_length)
         except UsageError as error:
             raise UsageError(f"train.batch_schedule={schedule!r}: {error}") from error
         if sizes.sizes[-1] != batch:
@@ -79,13 +79,13 @@ def batch_sizes(config: RunConfig) -> BatchSizes:
         raise UsageError(f"train.batch_ramp={ramp!r}: {error}") from error
 
 
-def sizes_setting(config: RunConfig) -> str:
+def sizes_setting(train: TrainSection) -> str:
     """The setting that changes the samples per step, as "key=value"."""
-    key = "batch_schedule" if config.train.batch_schedule else "batch_ramp"
-    return f"train.{key}={getattr(config.train, key)!r}"
+    key = "batch_schedule" if train.batch_schedule else "batch_ramp"
+    return f"train.{key}={getattr(train, key)!r}"
 
 
-def run_length(config: RunConfig, *, steps: int = 0, samples: int = 0) -> RunLength:
+def run_length(train: TrainSection, *, steps: int = 0, samples: int = 0) -> RunLength:
     """The length of a run, given the steps and samples already done.
 
     A length in steps is that number. One in samples or tokens ends with the last step that does not exceed it, so a run
@@ -94,23 +94,22 @@ def run_length(config: RunConfig, *, steps: int = 0, samples: int = 0) -> RunLen
     Raises:
         UsageError: as `batch_sizes`.
     """
-    sizes = batch_sizes(config)
-    if target := config.train.steps:
+    sizes = batch_sizes(train)
+    if target := train.steps:
         left = target - steps
     else:
-        left = sizes.within(training_samples(config), consumed=samples)
+        left = sizes.within(training_samples(train), consumed=samples)
     return RunLength(steps=steps + left, samples=sizes.after(max(0, left), consumed=samples))
 
 
-def training_samples(config: RunConfig) -> int:
+def training_samples(train: TrainSection) -> int:
     """Samples that the order of the data must provide; steps of changing sizes may read fewer.
 
     Raises:
         UsageError: as `batch_sizes`.
     """
-    train = config.train
     if train.steps:
-        return train.steps * max(batch_sizes(config).sizes)
+        return train.steps * max(batch_sizes(train).sizes)
     return train.samples or (train.tokens or 0) // train.sequence_length
 
 
@@ -123,7 +122,7 @@ def schedule_lengths(config: RunConfig, *, in_samples: bool = False) -> Schedule
     Raises:
         UsageError: as `batch_sizes`.
     """
-    optimizer, sizes = config.optimizer, batch_sizes(config)
+    optimizer, sizes = config.optimizer, batch_sizes(config.train)
     lengths_of = {prefix: given_lengths(optimizer, prefix) for prefix in SCHEDULE_LENGTHS}
     run = given_lengths(config.train)
     lengths_of["decay_"] = lengths_of["decay_"] or run

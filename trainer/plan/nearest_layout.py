@@ -17,7 +17,7 @@ from typing import Any
 
 from mdata import UsageError
 from trainer.config.parse import value_problems
-from trainer.config.sections import MeshSection, RunConfig
+from trainer.config.sections import MeshSection, RunConfig, TrainSection
 from trainer.models.arithmetic import common_divisors, round_up
 from trainer.plan.check import DataFacts, check, layout_problems
 from trainer.plan.lengths import batch_sizes
@@ -71,7 +71,7 @@ def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
 def candidates(config: RunConfig, world_size: int) -> Iterator[Changes]:
     """Changes of the layout whose axes divide the ranks, the nearest first."""
     values = {name: alternatives(config, world_size, name=name) for name in KEYS[:-1]}
-    unit = _batch_unit(config)
+    unit = _batch_unit(config.train)
     fixed = config.train.batch_ramp or config.train.batch_schedule  # these end with the given batch
     for with_batch in (False,) if fixed else (False, True):
         for count in range(not with_batch, len(values) + 1):
@@ -123,11 +123,11 @@ def _with_batch(config: RunConfig, world_size: int, changes: Changes, *, wanted:
         yield {**changes, "train.global_batch": batch}
 
 
-def _batch_unit(config: RunConfig) -> int:
+def _batch_unit(train: TrainSection) -> int:
     """A number that divides each batch of the run; the microbatches of all data-parallel ranks have to divide it."""
-    sizes = [config.train.global_batch]
+    sizes = [train.global_batch]
     with suppress(UsageError):  # an invalid ramp is reported separately
-        sizes += batch_sizes(config).sizes
+        sizes += batch_sizes(train).sizes
     return math.gcd(*sizes)
 
 

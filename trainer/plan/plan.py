@@ -102,7 +102,7 @@ def make_plan(
         raise problems_error("this configuration", problems or [unknown], fix=nearest)
     family, train, tp = family_of(config), config.train, config.mesh.tp
     shape = family.shape(config, vocab_size)
-    cp, pp, length = config.mesh.cp, config.mesh.pp, run_length(config, steps=done_steps, samples=done_samples)
+    cp, pp, length = config.mesh.cp, config.mesh.pp, run_length(config.train, steps=done_steps, samples=done_samples)
     counted = {"document_lengths": (facts and facts.document_lengths) or (train.sequence_length,)}
     dp, pipeline = world_size // (tp * cp * pp), pipeline_layout(config, shape, **counted)
     held = [rank_parameters(family, shape, places=pipeline.places(rank, Place(tp_size=tp))) for rank in range(pp)]

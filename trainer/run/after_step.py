@@ -20,7 +20,7 @@ from trainer.checkpoint.folder import run_state
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.location import Location
 from trainer.config.parse import dump_config
-from trainer.config.sections import RunConfig
+from trainer.config.sections import RunConfig, TrainSection
 from trainer.parallel.collectives import gather_objects
 from trainer.parallel.world import World
 from trainer.plan.plan import Plan
@@ -73,7 +73,8 @@ class AfterStep:
         names = [component.name for component in data.train.components]
         self.measuring = Measuring(self.plan, engine, dtype=config.precision.dtype, components=names)
         self.schedule = SaveSchedule(config.checkpoint, keeps_time=engine.world.is_main)
-        extras = {} if log is None else tokenizer_files(data) | record_file(config)  # rank 0 writes them
+        # Rank 0 writes them.
+        extras = {} if log is None else tokenizer_files(data) | record_file(Path(config.run.folder))
         self.saver = Saver(config, engine, extras=extras, tell=self._tell, check_owner=owner.check_checkpoints)
 
     def votes(self, stops: StopRequests) -> Sequence[float]:
@@ -103,7 +104,8 @@ class AfterStep:
             return bool(steps)
         if self.last in steps:
             return True
-        return any(self.schedule.is_step(step) or evaluates(step, self.config, last=self.plan.steps) for step in steps)
+        train, last = self.config.train, self.plan.steps
+        return any(self.schedule.is_step(step) or evaluates(step, train, last=last) for step in steps)
 
     def settle(
         self, now: Done, report: StepReport, *, stops: StopRequests, is_newest: bool, tokens: int
@@ -120,7 +122,7 @@ class AfterStep:
             numbers = {"loss": report.loss, "grad_norm": report.grad_norm, "loss_tokens": report.num_tokens}
             self.log.event("skipped", {"step": step, **numbers})
         self.skipped.add(step, report)
-        evaluated = evaluates(step, self.config, last=self.plan.steps)
+        evaluated = evaluates(step, self.config.train, last=self.plan.steps)
         records = evaluated or is_due(step, self.config.train.log_interval)
         measured = self.measuring.line(now.samples, report) if records else {}
         # Before the lines of its checkpoint and evaluation, so that the log is in the order of steps.
@@ -173,7 +175,7 @@ class AfterStep:
 
     def _evaluate(self, step: int) -> dict[str, dict[str, float]]:
         """Mean loss of each set that this step is evaluated on, nats per token, by split."""
-        if not evaluates(step, self.config, last=self.plan.steps):
+        if not evaluates(step, self.config.train, last=self.plan.steps):
             return {}
         sets = {"valid": self.data.valid, "test": self.data.test if step == self.plan.steps else {}}
         return evaluate_sets(self.engine, sets, limit=self.config.train.eval_samples, progress=self.progress)
@@ -237,16 +239,16 @@ class AfterStep:
 def unrecorded_step(newest: Location, config: RunConfig, *, plan: Plan, world: World) -> RunState | None:
     """The newest checkpoint where metrics.jsonl lacks its step (the run ended in its evaluation); as rank 0 sees it."""
     run = run_state(newest)
-    due = evaluates(run.step, config, last=plan.steps) or is_due(run.step, config.train.log_interval)
+    due = evaluates(run.step, config.train, last=plan.steps) or is_due(run.step, config.train.log_interval)
     lacks = False
     if world.is_main and due and run.measured:
         lacks = all(line["step"] != run.step for line in read_metrics(Path(config.run.folder)))
     return run if gather_objects(lacks, world.groups["world"])[0] else None
 
 
-def evaluates(step: int, config: RunConfig, *, last: int) -> bool:
+def evaluates(step: int, train: TrainSection, *, last: int) -> bool:
     """Whether a step is evaluated; `last` is that of the run."""
-    return step == last or (config.train.evaluate and is_due(step, config.train.eval_interval))
+    return step == last or (train.evaluate and is_due(step, train.eval_interval))
 
 
 def is_due(step: int, interval: int | None) -> bool:

@@ -23,7 +23,7 @@ from mdata.dataset.run_paths import StartedIn
 from mdata.loader.loader import BatchPlan, collate
 from mdata.progress import SILENT, Progress
 from mdata.tracing.run_record import RecordedSets, RecordedSpan, RunRecord, continued_spans, span_of
-from trainer.config.sections import RunConfig
+from trainer.config.sections import RunConfig, TrainSection
 from trainer.models.stage import Microbatch
 from trainer.parallel.collectives import Group
 from trainer.plan.check import DataFacts
@@ -62,7 +62,7 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
     if config.data.blend == MOCK:
         return _mock(config)
     train = _open_training(config, progress)
-    steps, limit = run_length(config).steps, config.train.eval_samples
+    steps, limit = run_length(config.train).steps, config.train.eval_samples
     valid_asked = samples_asked(limit, steps=steps, interval=config.train.eval_interval or 0)
     test_asked = samples_asked(limit, steps=steps)
     overlap = config.data.allow_overlap
@@ -84,7 +84,7 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
         components=tuple((c.name, c.num_tokens) for c in train.components),
         num_samples=train.num_samples,
         has_valid=bool(valid),
-        document_lengths=_document_lengths(train, config) if config.data.document_masks else (),
+        document_lengths=_document_lengths(train, config.train) if config.data.document_masks else (),
     )
     return RunData(train, valid, test, facts)
 
@@ -140,7 +140,7 @@ def training_batches(
         dp_rank=dp.rank,
         dp_size=dp.size,
         seed=config.run.seed,
-        sizes=batch_sizes(config),
+        sizes=batch_sizes(config.train),
     )
     return mdata.Loader(data.train, batches, consumed=consumed, prefetch=config.data.prefetch, progress=progress)
 
@@ -248,7 +248,7 @@ def _option_keys(config: RunConfig) -> dict[str, Any]:
         "split": "train",
         "split_shares": data.split,
         "order": data.order,
-        "num_samples": training_samples(config) if data.order == "megatron" else None,
+        "num_samples": training_samples(train) if data.order == "megatron" else None,
         "kind": data.kind,
         **document_mask_keys(order=data.order, wanted=data.document_masks),
         "shuffle_block": data.shuffle_block or 0,
@@ -277,7 +277,7 @@ def record_of(
         started_in: where relative paths of the configuration start.
     """
     span = span_of(
-        batch_sizes(config),
+        batch_sizes(config.train),
         steps_before=steps,
         samples_before=samples,
         micro_batch=plan.micro_batch,
@@ -285,7 +285,7 @@ def record_of(
         blend=config.data.blend,
         data_id=data.train.data_id,
     )
-    valid = _recorded_sets(config.data.valid, data.valid, config, interval=config.train.eval_interval or 0)
+    valid = _recorded_sets(config.data.valid, data.valid, config.train, interval=config.train.eval_interval or 0)
     return RunRecord(
         num_steps=plan.steps,
         spans=continued_spans(earlier, span),
@@ -293,33 +293,33 @@ def record_of(
         identity=data.train.identity,
         corpora={component.name: component.corpus.id for component in data.train.components},
         valid=valid if config.train.evaluate else None,
-        test=_recorded_sets(config.data.test, data.test, config) if config.train.evaluate else None,
+        test=_recorded_sets(config.data.test, data.test, config.train) if config.train.evaluate else None,
         started_in=started_in,
     )
 
 
 def _recorded_sets(
-    paths: Sequence[str], sets: Mapping[str, mdata.Dataset], config: RunConfig, *, interval: int = 0
+    paths: Sequence[str], sets: Mapping[str, mdata.Dataset], train: TrainSection, *, interval: int = 0
 ) -> RecordedSets:
     return RecordedSets(
         paths=tuple(paths),
         data_ids={name: dataset.data_id for name, dataset in sets.items()},
-        num_samples=samples_asked(config.train.eval_samples, steps=run_length(config).steps, interval=interval),
-        eval_samples=config.train.eval_samples,
+        num_samples=samples_asked(train.eval_samples, steps=run_length(train).steps, interval=interval),
+        eval_samples=train.eval_samples,
         interval=interval,
     )
 
 
-def _document_lengths(train: mdata.Dataset, config: RunConfig) -> tuple[int, ...]:
+def _document_lengths(dataset: mdata.Dataset, train: TrainSection) -> tuple[int, ...]:
     """The lengths of the documents around evenly spaced tokens of the run's rows; no token is read."""
-    length, num_samples = config.train.sequence_length, run_length(config).samples
-    end = num_samples if train.num_samples is None else min(num_samples, train.num_samples)
+    length, num_samples = train.sequence_length, run_length(train).samples
+    end = num_samples if dataset.num_samples is None else min(num_samples, dataset.num_samples)
     if end < 1:
         return ()  # less than a step, which is reported separately
     samples = np.unique(np.linspace(0, end - 1, COUNTED_ROWS, dtype=np.int64))
     lengths = []
-    for component, inside in zip(*train.locate(samples), strict=True):
-        part = train.components[component]
+    for component, inside in zip(*dataset.locate(samples), strict=True):
+        part = dataset.components[component]
         with part.damage_check:
             ends = np.cumsum([piece.length for piece in part.samples.pieces(int(inside))])[:-1]
         # The last token of a row is only a label; padding belongs to the last document.

@@ -28,7 +28,7 @@ from trainer.checkpoint.location import Location, location_of
 from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, save_checkpoint, together
 from trainer.config.parse import dump_config
-from trainer.config.sections import RunConfig
+from trainer.config.sections import KernelsSection, RunConfig
 from trainer.convert.convert import open_model
 from trainer.convert.first_state import read_owned
 from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
@@ -98,7 +98,7 @@ class Engine:
         numbered = {place.stage: stage for place, stage in zip(places, stages, strict=True)}
         self._training = functools.lru_cache(maxsize=8)(plan.pipeline.lowered)
         self._evaluation = functools.lru_cache(maxsize=8)(plan.pipeline.forward)
-        recorder = self._recorder(config)
+        recorder = self._recorder(config.kernels)
         graphs = None
         if recorder is not None:
             whole_steps, overlap = world.groups["data"].size == 1, plan.pipeline.ahead > 0
@@ -128,9 +128,9 @@ class Engine:
         elif fresh:
             self._draw_weights(config.run.seed)
 
-    def _recorder(self, config: RunConfig) -> Recorder | None:
+    def _recorder(self, kernels: KernelsSection) -> Recorder | None:
         """The recorder of CUDA graphs; None: passes and updates are not recorded."""
-        if config.kernels.cuda_graphs != "on":
+        if kernels.cuda_graphs != "on":
             return None
         if self.world.device.type == "cpu":
             expected = 'a GPU, or kernels.cuda_graphs="auto"'

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from trainer.config.sections import KernelsSection, RunConfig
+from trainer.config.sections import KernelsSection, ModelSection, RunConfig
 from trainer.models.family import family_of
 from trainer.models.stage import Microbatch
 from trainer.optim.layout import make_layout
@@ -75,7 +75,7 @@ def rehearse(config: RunConfig, plan: Plan) -> Rehearsal:
     count_parameters(plan, tables)
     programs: dict[Hashable, _Program] = {}
     of_rank, schedule = [], plan.pipeline.lowered(plan.num_microbatches)
-    keys = _keys(config, plan, mesh, tables)
+    keys = _keys(plan, mesh, tables)
     for rank in range(plan.world_size):
         key = keys[mesh.index("pp", rank), mesh.index("data", rank)]
         if key not in programs:
@@ -112,7 +112,7 @@ def run_rank(config: RunConfig, plan: Plan, *, rank: int, schedule: Schedule) ->
         record.action = str(action) if action is not None else UPDATE
 
     engine.executor.watch = watch
-    engine.step([_microbatch(config, plan, engine) for _ in numbers], 1e-3)
+    engine.step([_microbatch(config.model, plan, engine) for _ in numbers], 1e-3)
     entries = _entries(record.events, schedule, rank=mesh.index("pp", rank))
     return _Program(tuple(entries), sum(tensor.numel() * tensor.itemsize for tensor in held))
 
@@ -159,7 +159,7 @@ def _tables(config: RunConfig, plan: Plan) -> dict[tuple[int, int], tuple[ParamS
 
 
 def _keys(
-    config: RunConfig, plan: Plan, mesh: Mesh, tables: dict[tuple[int, int], tuple[ParamSpec, ...]]
+    plan: Plan, mesh: Mesh, tables: dict[tuple[int, int], tuple[ParamSpec, ...]]
 ) -> dict[tuple[int, int], Hashable]:
     """(pipeline rank, position on data) -> a key that is equal for ranks that do the same.
 
@@ -180,10 +180,10 @@ def _keys(
     return keys
 
 
-def _microbatch(config: RunConfig, plan: Plan, engine: Engine) -> Microbatch:
+def _microbatch(model: ModelSection, plan: Plan, engine: Engine) -> Microbatch:
     rows = (plan.micro_batch, plan.sequence_length)
     ids = torch.zeros(rows, dtype=torch.int64, device="meta")
-    numbered = config.model.hidden_dropout or config.model.attention_dropout
+    numbered = model.hidden_dropout or model.attention_dropout
     return Microbatch(
         tokens_BS=ids,
         labels_BS=ids,

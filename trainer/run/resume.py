@@ -26,7 +26,7 @@ from trainer.checkpoint.location import Location, checkpoints_folder, location_o
 from trainer.checkpoint.object_folder import LATEST
 from trainer.checkpoint.save import together
 from trainer.config.parse import parse_config, problems_error, value_text
-from trainer.config.sections import OptimizerSection, RunConfig, RunSection
+from trainer.config.sections import OptimizerSection, RunConfig, RunSection, TrainSection
 from trainer.convert.first_state import FirstState, first_state
 from trainer.models.family import family_of
 from trainer.optim.schedules import Rates, rates
@@ -214,10 +214,10 @@ def _first_start(config: RunConfig, data: RunData) -> Start:
         notes.append(f"steps and data go on from it, after step {done.steps:,} and {done.samples:,} samples")
     if config.checkpoint.init_schedule:
         if not given_lengths(config.optimizer, "decay_"):
-            end = run_length(now, steps=done.steps, samples=done.samples).steps
+            end = run_length(now.train, steps=done.steps, samples=done.samples).steps
             for conflict in _rates_of_zero(now, done, first=done.steps + 1, last=end):
                 raise conflict
-        rate = _rates(now, done, batch=batch_sizes(now).at(done.samples)).learning_rate
+        rate = _rates(now, done, batch=batch_sizes(now.train).at(done.samples)).learning_rate
         notes.append(f"the schedules go on from it: the learning rate of step {done.steps + 1:,} is {rate:g}")
         notes += _horizon_notes(config, now, done)
     return Start(done=done, folder=None, config=now, changes={}, notes=tuple(notes), first=first.folder)
@@ -241,7 +241,7 @@ def first_done(config: RunConfig, first: FirstState) -> Done:
         return Done(0, 0)
     before = done_in(first.run)
     steps, samples = (before.steps, before.samples) if settings.init_data else (0, 0)
-    if steps >= (end := run_length(config, steps=steps, samples=samples).steps):
+    if steps >= (end := run_length(config.train, steps=steps, samples=samples).steps):
         (unit,) = given_lengths(config.train)
         raise UsageError(
             "checkpoint.init_data: the steps of checkpoint.init_from count as this run's, and none is left",
@@ -366,7 +366,7 @@ def _notes(
             f"{name} {value_text(old)} -> {value_text(new)}" for name, (old, new) in changes.items()
         )
         yield f"changed since {folder.name}: {changes_text}"
-    was, will = (_rates(c, done, batch=batch_sizes(now).at(done.samples)) for c in (before, now))
+    was, will = (_rates(c, done, batch=batch_sizes(now.train).at(done.samples)) for c in (before, now))
     names = ["learning_rate", *(["embedding_learning_rate"] if now.optimizer.embedding_lr else []), "weight_decay"]
     for name in names:
         old, new = getattr(was, name), getattr(will, name)
@@ -376,19 +376,19 @@ def _notes(
     yield from _horizon_notes(asked, now, done)
 
 
-def _ends(now: RunConfig, done: Done) -> dict[str, int]:
+def _ends(train: TrainSection, done: Done) -> dict[str, int]:
     """The end of the run in its schedules, which may continue those of another run (checkpoint.init_schedule)."""
     before = {
         "steps": done.schedule_steps,
         "samples": done.schedule_samples,
-        "tokens": done.schedule_samples * now.train.sequence_length,
+        "tokens": done.schedule_samples * train.sequence_length,
     }
-    return {unit: amount + before[unit] for unit, amount in given_lengths(now.train).items()}
+    return {unit: amount + before[unit] for unit, amount in given_lengths(train).items()}
 
 
 def _horizon_notes(asked: RunConfig, now: RunConfig, done: Done) -> Iterator[str]:
     """Where the decay ends elsewhere than the run, and nobody asked for that."""
-    planned, wanted = given_lengths(now.optimizer, "decay_"), _ends(now, done)
+    planned, wanted = given_lengths(now.optimizer, "decay_"), _ends(now.train, done)
     if now.optimizer.schedule != "constant" and not given_lengths(asked.optimizer, "decay_") and planned != wanted:
         (unit, end), (unit_now, end_now) = *planned.items(), *wanted.items()
         yield (
@@ -446,7 +446,7 @@ def _setting_text(name: str, value: object, config: RunConfig | None, *, other: 
         if "steps" in lengths:
             lengths["global_batch"] = config.train.global_batch
             if config.train.batch_schedule:
-                return f"train.steps={lengths['steps']} with {sizes_setting(config)} ({value} samples)"
+                return f"train.steps={lengths['steps']} with {sizes_setting(config.train)} ({value} samples)"
         return " x ".join(f"train.{key}={amount}" for key, amount in lengths.items()) + f" ({value} samples)"
     section, key = SETTINGS[name].split(".")
     own, others = (getattr(getattr(settings, section), key) for settings in (config, other))
@@ -460,13 +460,13 @@ def _rate_conflict(asked: RunConfig, stored: RunConfig | None, done: Done) -> It
         return
     before = with_horizon(stored, None)
     now = with_horizon(asked, before)
-    end_before, end = (run_length(c, steps=done.steps, samples=done.samples).steps for c in (stored, asked))
+    end_before, end = (run_length(c.train, steps=done.steps, samples=done.samples).steps for c in (stored, asked))
     yield from _rates_of_zero(now, done, first=max(done.steps, end_before) + 1, last=end)
 
 
 def _rates_of_zero(now: RunConfig, done: Done, *, first: int, last: int) -> Iterator[UsageError]:
     """The error if later steps would change nothing, because the decay to 0 ends before them."""
-    lengths, sizes = schedule_lengths(now), batch_sizes(now)
+    lengths, sizes = schedule_lengths(now), batch_sizes(now.train)
     samples = sizes.after(max(0, first - 1 - done.steps), consumed=done.samples)
     at = dataclasses.replace(done, steps=first - 1, samples=samples).scheduled(now.optimizer)
     ended = at[lengths.counter] >= lengths.decay
@@ -475,7 +475,8 @@ def _rates_of_zero(now: RunConfig, done: Done, *, first: int, last: int) -> Iter
     of_first = rates(now.optimizer, lengths, **at, batch=sizes.at(samples))
     if of_first.learning_rate or of_first.embedding_learning_rate:
         return
-    ((unit, end),), ((unit_now, end_now),) = given_lengths(now.optimizer, "decay_").items(), _ends(now, done).items()
+    ((unit, end),) = given_lengths(now.optimizer, "decay_").items()
+    ((unit_now, end_now),) = _ends(now.train, done).items()
     yield UsageError(
         f"{f'steps {first} to {last}' if last > first else f'step {first}'} would run at learning rate 0",
         found=f"optimizer.min_lr=0, which the decay reaches at {_place(unit, end)}, as planned when the run began",

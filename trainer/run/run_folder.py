@@ -225,9 +225,9 @@ def tokenizer_files(data: RunData) -> dict[str, bytes]:
     return files
 
 
-def record_file(config: RunConfig) -> dict[str, bytes]:
+def record_file(folder: Path) -> dict[str, bytes]:
     """data.json by its name: a checkpoint has it too, for a run that goes on without its run folder."""
-    return {RECORD: Path(config.run.folder, RECORD).read_bytes()}
+    return {RECORD: (folder / RECORD).read_bytes()}
 
 
 def versions(world: World) -> dict[str, Any]:

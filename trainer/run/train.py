@@ -243,7 +243,7 @@ class _Loop:
         On a GPU the report of a step is read while the next one runs, unless something is due after it.
         """
         plan, engine, after, rate = self.plan, self.engine, self.after, self.after.measuring.rate
-        done, sizes, optimizer = self.done, batch_sizes(self.config), self.config.optimizer
+        done, sizes, optimizer = self.done, batch_sizes(self.config.train), self.config.optimizer
         if done.steps == plan.steps:
             return
         running: deque[tuple[Done, int, PendingReport]] = deque()

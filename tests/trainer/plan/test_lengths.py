@@ -20,10 +20,10 @@ TABLE = "0:2 256:4 1K:8"  # tokens: 2 samples a step, 4 from sample 8 on, 8 from
 
 
 def test_a_run_in_each_unit() -> None:
-    assert run_length(config()).samples == 800
-    assert run_length(config(train=NONE | {"samples": 807})).steps == 100
-    assert run_length(config(train=NONE | {"tokens": 32 * 808 - 1})).steps == 100
-    assert [training_samples(config(train=NONE | {unit: 3200})) for unit in ("samples", "tokens")] == [3200, 100]
+    assert run_length(config().train).samples == 800
+    assert run_length(config(train=NONE | {"samples": 807}).train).steps == 100
+    assert run_length(config(train=NONE | {"tokens": 32 * 808 - 1}).train).steps == 100
+    assert [training_samples(config(train=NONE | {unit: 3200}).train) for unit in ("samples", "tokens")] == [3200, 100]
 
 
 @given(st.sampled_from(({}, {"batch_ramp": RAMP}, {"batch_schedule": TABLE})), st.integers(1, 300), st.integers(0, 40))
@@ -31,11 +31,11 @@ def test_a_run_ends_at_its_length_wherever_it_goes_on(sizes: dict, amount: int, 
     by_samples, by_steps = ({"steps": None, "samples": amount, **sizes}, {"steps": amount, **sizes})
     for train in (by_samples, by_steps):
         run = config(train=train, mesh={"tp": 1})
-        whole, steps_of = run_length(run), batch_sizes(run)
+        whole, steps_of = run_length(run.train), batch_sizes(run.train)
         assert whole.samples == steps_of.after(whole.steps)
         steps = min(done, whole.steps)
-        assert run_length(run, steps=steps, samples=steps_of.after(steps)) == whole
-    assert run_length(config(train=by_samples)).samples <= amount
+        assert run_length(run.train, steps=steps, samples=steps_of.after(steps)) == whole
+    assert run_length(config(train=by_samples).train).samples <= amount
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_lengths_in_steps_among_lengths_in_samples(sizes: dict, steps: int, warm
     run = config(train={"steps": steps, **sizes}, optimizer={**own, **lengths}, mesh={"tp": 1})
     in_samples, consumed = schedule_lengths(run, in_samples=True), [0]
     for _ in range(max(steps, warmup, last)):
-        consumed.append(consumed[-1] + batch_sizes(run).at(consumed[-1]))
+        consumed.append(consumed[-1] + batch_sizes(run.train).at(consumed[-1]))
     assert (in_samples.warmup, in_samples.decay) == (consumed[warmup], consumed[steps])
     if not wsd:
         assert in_samples.weight_decay == consumed[last]
@@ -100,7 +100,7 @@ def test_a_blend_that_ends_is_compared_with_the_samples_that_the_steps_read() ->
 
 def test_a_length_in_steps_stands_for_the_samples_that_they_read() -> None:
     run = config(train={"batch_ramp": RAMP}, optimizer={"decay_samples": 400})
-    assert schedule_lengths(run).warmup == batch_sizes(run).after(10)
+    assert schedule_lengths(run).warmup == batch_sizes(run.train).after(10)
     assert schedule_lengths(run).span(steps=3, samples=6, batch=2) == (6, 8)
     assert schedule_lengths(config()).span(steps=3, samples=6, batch=2) == (3, 4)
 
@@ -112,7 +112,7 @@ def test_a_table_of_batch_sizes_is_megatrons(oracles: Path) -> None:
     for case in tables:
         train = {"batch_schedule": case["text"], "sequence_length": case["seq_length"], "micro_batch": 1}
         run = config(train=train | {"global_batch": case["parsed"][-1][1]})
-        got = batch_sizes(run)
+        got = batch_sizes(run.train)
         assert [list(entry) for entry in got.table] == case["parsed"]
         assert [got.at(row[1]) for row in case["rows"]] == [row[2] for row in case["rows"] if row[2] != "refused"]
     assert len(tables) == 2
@@ -120,9 +120,9 @@ def test_a_table_of_batch_sizes_is_megatrons(oracles: Path) -> None:
 
 def test_a_table_of_batch_sizes_has_a_place_in_the_checks() -> None:
     run = config(train={"batch_schedule": TABLE})
-    assert training_samples(run) == 800 and check(run, 2, facts=None) == []
+    assert training_samples(run.train) == 800 and check(run, 2, facts=None) == []
     falling = config(train={"batch_schedule": "0:16 3200:8"})
-    assert training_samples(falling) == 1600 > run_length(falling).samples
+    assert training_samples(falling.train) == 1600 > run_length(falling.train).samples
     for keys, text in (
         ({"batch_schedule": "0:2 256:4"}, "ends with 4 samples, but train.global_batch=8; make them equal"),
         ({"batch_schedule": TABLE, "batch_ramp": RAMP}, "are both set; keep one"),
