@@ -34,11 +34,15 @@ def add_arguments(parser: Parser) -> None:
     add(
         "--fairseq-ids-plus-one",
         action="store_true",
-        help="with --convert: the ids are stored plus one, as fairseq's TNTIDX builder does; subtract it",
+        help="with --convert: subtract the 1 that fairseq's TNTIDX builder added to every id",
     )
-    add("--level", choices=("document", "sentence", "chat"), help="what a sequence is; default: from PREFIX")
-    add("--threads", type=int, metavar="N", help="reading threads; default: all cores available to you")
-    group = parser.add_argument_group("the tokenizer that made the ids; leave out if not known")
+    add(
+        "--level",
+        choices=("document", "sentence", "chat"),
+        help="what one sequence is (default: judged by the name of PREFIX)",
+    )
+    add("--threads", type=int, metavar="N", help="reading threads (default: all available cores)")
+    group = parser.add_argument_group("the tokenizer that made the ids, if known")
     add_tokenizer(group, required=False)
     add_variants(group)
 

@@ -42,11 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_allow_outside(parser)
     add("--dry-run", action="store_true", help="show the table and write nothing")
     add_training(parser, "the training that the table describes")
-    mix = parser.add_argument_group("instead of shares")
+    mix = parser.add_argument_group("shares and duplicates")
     mix.add_argument("--alpha", metavar="A", help="weight corpora without a share by tokens^A: 1 by tokens, 0 equally")
     mix.add_argument("--exhaustive", action="store_true", help="read every corpus once, then end the blend")
-    mix.add_argument("--redistribute", action="store_true", help="give what max_epochs cuts off to the other corpora")
-    mix.add_argument("--merge-same", action="store_true", help="give a corpus named twice the sum of its shares")
+    mix.add_argument(
+        "--redistribute", action="store_true", help="redistribute tokens capped by max_epochs to the other corpora"
+    )
+    mix.add_argument(
+        "--merge-same", action="store_true", help="merge corpora that are named twice, adding their shares"
+    )
     overlap = "include held-out parts of folders; accept the same documents in two corpora"
     mix.add_argument("--allow-overlap", action="store_true", help=overlap)
     theirs = parser.add_argument_group("Megatron's lists per split, instead of WORDs")

@@ -33,43 +33,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("words", nargs="*", metavar="CORPUS", help="a corpus or blend manifest, a prefix, or 0.7 a 0.3 b")
     add("--data-path", nargs="+", default=[], metavar="WORD", help="the same, in Megatron's syntax")
     add("-S", "--sequence-length", "--seq-length", type=int, required=True, metavar="S", help="tokens per sample")
-    add("--order", choices=["native", "megatron"], default="native", help="default native")
+    add("--order", choices=["native", "megatron"], default="native", help="order of samples (default: native)")
     add(
         "--kind",
         choices=["gpt", "document", "packed", "chat", "bert", "t5"],
         default="gpt",
-        help="of samples; default gpt",
+        help="sample type (default: gpt)",
     )
     add(
         "--split-shares",
         default=_ALL_TRAINING,
         metavar="SHARES",
-        help="of training, validation and test; default 100,0,0",
+        help="shares of training, validation and test (default: 100,0,0)",
     )
     add("--whole", action="store_true", help="all data as one set, as a run reads a corpus of data.valid")
-    add("--seed", type=int, default=1234, metavar="N", help="default 1234")
+    add("--seed", type=int, default=1234, metavar="N", help="random seed (default: 1234)")
     add_tokenizer_unknown(parser)
     add_allow_outside(parser)
-    add("--cache", "--data-cache-path", metavar="FOLDER", help="folder for the arrays; default: beside the corpus")
-    add("--threads", type=int, default=1, metavar="N", help="processes that build; default 1")
+    add("--cache", "--data-cache-path", metavar="FOLDER", help="folder for the arrays (default: next to the corpus)")
+    add("--threads", type=int, default=1, metavar="N", help="processes that build (default: 1)")
     add = parser.add_argument_group("Megatron's order").add_argument
     for split in _SPLITS:
-        add(f"--{split}-samples", type=int, metavar="N", help="samples to build for; default one epoch")
+        add(f"--{split}-samples", type=int, metavar="N", help="samples to build for (default: one epoch)")
     add(
         "--blend-surplus",
         "--mid-level-dataset-surplus",
         type=float,
         default=0.005,
         metavar="X",
-        help="extra samples to build for each corpus of a blend, as a fraction; default 0.005",
+        help="extra samples to build for each corpus of a blend, as a fraction (default: 0.005)",
     )
-    add("--keep-partial", action="store_true", help="the last partial sample of validation, --whole, counts")
+    add("--keep-partial", action="store_true", help="keep the last partial sample of validation and of --whole")
     add = parser.add_argument_group("kinds of samples").add_argument
     add("--no-extra-token", action="store_true", help="rows of S tokens, not S + 1")
     add("--longer", choices=["cut", "drop"], default="cut", help="packed: what to do with documents longer than a row")
     add("--decoder-length", "--decoder-seq-length", type=int, metavar="S", help="t5: tokens of the decoder's sequence")
     add("--no-head", action="store_true", help="bert: one text per sample, without next-sentence prediction")
-    add("--short-probability", "--short-seq-prob", type=float, default=0.1, metavar="P", help="bert, t5; default 0.1")
+    add(
+        "--short-probability",
+        "--short-seq-prob",
+        type=float,
+        default=0.1,
+        metavar="P",
+        help="bert, t5: share of masked tokens (default: 0.1)",
+    )
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     add = parser.add_argument
     add("path", metavar="CORPUS", help="a manifest, or the prefix of a .bin/.idx pair")
-    add("--documents", metavar="N,A:B", help="numbers and ranges, such as 0:10,42; default: all")
+    add("--documents", metavar="N,A:B", help="numbers and ranges, such as 0:10,42 (default: all)")
     add("--origin", action="append", metavar="FILE:ROW", help="the document of an input's row, from 1; may be repeated")
     add("--ids", action="store_true", help="token ids instead of text")
     add_allow_outside(parser)

@@ -23,7 +23,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "corpus", metavar="ADDRESS", help="its manifest or prefix at s3://, gs:// or az://, or a dataset at hf://"
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="where the copy goes")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder to copy to")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     add = parser.add_argument
     add("path", metavar="PATH", help="a manifest, or the prefix of a .bin/.idx pair")
-    add("--documents", type=int, default=3, metavar="N", help="number of documents to show; default 3")
+    add("--documents", type=int, default=3, metavar="N", help="number of documents to show (default: 3)")
     add_allow_outside(parser)
 
 

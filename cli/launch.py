@@ -32,12 +32,15 @@ def add_arguments(parser: Parser) -> None:
     parser.usage = f"{parser.prog} local|slurm|ray --parts N [options] -- preprocess --input PATH ..."
     add("engine", choices=("local", "slurm", "ray"), help="what runs the parts")
     add("--parts", type=int, required=True, metavar="N", help="number of parts")
-    add("--cpus", type=int, metavar="N", help="of each part; default: all of this machine / --at-once, else 4")
-    add("--at-once", type=int, metavar="N", help="the most parts that run together; local: default 1")
+    add("--cpus", type=int, metavar="N", help="CPUs per part (local: all cores / --at-once; otherwise 4)")
+    add("--at-once", type=int, metavar="N", help="most parts that run at once (local: 1)")
     add(
-        "--merge", choices=("reference", "copy", "none"), default="reference", help="see mdata merge; default reference"
+        "--merge",
+        choices=("reference", "copy", "none"),
+        default="reference",
+        help="how to merge the parts, see mdata merge (default: reference)",
     )
-    add("--address", default="auto", metavar="A", help="ray: of the cluster; default: the one of this node")
+    add("--address", default="auto", metavar="A", help="ray: address of the cluster (default: that of this node)")
     add_slurm_options(parser)
 
 

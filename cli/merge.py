@@ -25,12 +25,17 @@ from .text import table
 def add_arguments(parser: Parser) -> None:
     """The prefix and the options of this command."""
     add = parser.add_argument
-    add("prefix", metavar="PREFIX", help="as given to mdata preprocess --output-prefix")
+    add("prefix", metavar="PREFIX", help="the --output-prefix of mdata preprocess")
     add("--copy", action="store_true", help="write one pair; the parts are no longer needed then")
     add("--parts", type=int, metavar="N", help="which parts, if the job was divided in several ways")
-    add("--max-errors", metavar="LIMIT", help="refuse more bad rows in all parts than this: 100, or 0.5%%")
+    add("--max-errors", metavar="LIMIT", help="fail above this many bad rows in all parts: 100, or 0.5%%")
     add("--overwrite", action="store_true", help="replace another corpus of this name")
-    add("--work-folder", type=Path, metavar="DIR", help="of parts at s3://, gs:// or az://; --copy needs one")
+    add(
+        "--work-folder",
+        type=Path,
+        metavar="DIR",
+        help="local folder for parts at s3://, gs:// or az://; --copy needs it",
+    )
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:

@@ -30,29 +30,51 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--to", required=True, choices=("mtrain", "hf", "torch_dist", "mp_rank"), help="format of the target"
     )
-    parser.add_argument("--checkpoint", default="latest", metavar="NAME", help='of a run folder: "step-400" (latest)')
-    parser.add_argument("--model-type", default="", metavar="TYPE", help="of config.json (the one that fits the model)")
-    parser.add_argument("--tokenizer", default="", metavar="FOLDER", help="with the tokenizer (that of SOURCE)")
+    parser.add_argument(
+        "--checkpoint",
+        default="latest",
+        metavar="NAME",
+        help='checkpoint of a run folder, such as "step-400" (default: latest)',
+    )
+    parser.add_argument(
+        "--model-type",
+        default="",
+        metavar="TYPE",
+        help="model_type of config.json (default: the one that fits the model)",
+    )
+    parser.add_argument(
+        "--tokenizer", default="", metavar="FOLDER", help="folder with the tokenizer (default: that of SOURCE)"
+    )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="model.KEY=VALUE",
-        help="what SOURCE does not state",
+        help="settings that SOURCE does not record",
     )
     parser.add_argument(
-        "--check", action=argparse.BooleanOptionalAction, default=True, help="compare logits of both sides (yes)"
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compare the logits of both models (default: yes)",
     )
     hf = parser.add_argument_group("for the weights that are written")
-    hf.add_argument("--dtype", default="", choices=("fp32", "bf16", "fp16"), help="of stored weights (unchanged)")
-    hf.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of one file of weights (5GB)")
-    megatron = parser.add_argument_group("for Megatron-LM (torch_dist, mp_rank)")
-    megatron.add_argument("--no-optimizer", action="store_true", help="leave the optimizer's state out")
-    megatron.add_argument(
-        "--optimizer-form", default="distributed", choices=("distributed", "adam"), help="of torch_dist (distributed)"
+    hf.add_argument(
+        "--dtype", default="", choices=("fp32", "bf16", "fp16"), help="type of the stored weights (default: unchanged)"
     )
-    megatron.add_argument("--tp", type=int, default=1, metavar="N", help="mp_rank: tensor-parallel ranks (1)")
-    megatron.add_argument("--pp", type=int, default=1, metavar="N", help="mp_rank: pipeline stages (1)")
+    hf.add_argument(
+        "--max-shard-size", default="5GB", metavar="SIZE", help="most bytes of one file of weights (default: 5GB)"
+    )
+    megatron = parser.add_argument_group("for Megatron-LM (torch_dist, mp_rank)")
+    megatron.add_argument("--no-optimizer", action="store_true", help="do not write the optimizer's state")
+    megatron.add_argument(
+        "--optimizer-form",
+        default="distributed",
+        choices=("distributed", "adam"),
+        help="torch_dist: form of the optimizer state (default: distributed)",
+    )
+    megatron.add_argument("--tp", type=int, default=1, metavar="N", help="mp_rank: tensor-parallel ranks (default: 1)")
+    megatron.add_argument("--pp", type=int, default=1, metavar="N", help="mp_rank: pipeline stages (default: 1)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:

@@ -24,19 +24,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `mtrain generate --help`."""
     parser.add_argument("run_folder", type=Path, help="a run folder written by mtrain train")
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated")
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="at most this many new tokens (64)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=64, metavar="N", help="at most this many new tokens (default: 64)"
+    )
     parser.add_argument("--greedy", action="store_true", help="always take the most likely token")
-    parser.add_argument("--temperature", type=float, default=0.8, metavar="T", help="softmax temperature (0.8)")
-    parser.add_argument("--top-p", type=float, default=0.95, metavar="P", help="nucleus sampling threshold (0.95)")
-    parser.add_argument("--seed", type=int, default=1234, metavar="N", help="random seed (1234)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, metavar="T", help="softmax temperature (default: 0.8)"
+    )
+    parser.add_argument(
+        "--top-p", type=float, default=0.95, metavar="P", help="nucleus sampling threshold (default: 0.95)"
+    )
+    parser.add_argument("--seed", type=int, default=1234, metavar="N", help="random seed (default: 1234)")
     parser.add_argument(
         "--pp",
         type=int,
         default=1,
         metavar="N",
-        help="pipeline ranks, if torchrun starts several (1: all share layers)",
+        help="pipeline ranks, if torchrun starts several ranks (default: 1, tensor-parallel only)",
     )
-    parser.add_argument("--checkpoint", default="latest", metavar="NAME", help='such as "step-400" (latest)')
+    parser.add_argument(
+        "--checkpoint", default="latest", metavar="NAME", help='checkpoint, such as "step-400" (default: latest)'
+    )
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:

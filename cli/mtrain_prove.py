@@ -36,10 +36,10 @@ STEPS, RESTART = 10, 5
 def add_arguments(parser: Parser) -> None:
     """See `mtrain prove --help`."""
     add_run_arguments(parser)
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"steps of both runs; default {STEPS}")
-    restart = f"step after which one is restarted; default {RESTART}"
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"steps of both runs (default: {STEPS})")
+    restart = f"step after which one run is restarted (default: {RESTART})"
     parser.add_argument("--restart", type=int, default=RESTART, metavar="K", help=restart)
-    parser.add_argument("--output", type=Path, help="keep both runs there; default: a temporary folder")
+    parser.add_argument("--output", type=Path, help="keep both runs in this folder (default: a temporary folder)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:

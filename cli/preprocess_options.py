@@ -62,16 +62,22 @@ def _add_megatron(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--input", nargs="+", required=True, metavar="PATH", help="files, folders, quoted patterns, or - for stdin")
     add("--output-prefix", required=True, metavar="PREFIX", help="results are PREFIX_KEY_document.* (or _sentence.*)")
-    add("--json-keys", "--json-key", nargs="+", metavar="KEY", help="default: text; with --chat messages")
+    add(
+        "--json-keys",
+        "--json-key",
+        nargs="+",
+        metavar="KEY",
+        help="keys to tokenize (default: text; with --chat: messages)",
+    )
     add("--chat-template", metavar="T", help="with --chat: tokenizer, chatml, plain, or a Jinja file")
     add_tokenizer(group, required=True)
     add("--split-sentences", action="store_true", help="split texts into sentences: results are PREFIX_KEY_sentence.*")
-    add("--lang", default="english", metavar="NAME", help="language of the sentences; default english")
+    add("--lang", default="english", metavar="NAME", help="language of the sentences (default: english)")
     add("--keep-newlines", action="store_true", help="with --split-sentences: keep white space between sentences")
     add("--append-eod", action="store_true", help="append the end-of-document id to each document")
-    add("--workers", type=int, metavar="N", help="default: all cores; does not change the output")
-    add("--partitions", type=int, default=1, metavar="P", help="also write the results in P parts; default 1")
-    add("--keep-sequential-samples", action="store_true", help="parts are contiguous, not every P-th record")
+    add("--workers", type=int, metavar="N", help="worker processes (default: all cores); the output is the same")
+    add("--partitions", type=int, default=1, metavar="P", help="also write the results in P partitions (default: 1)")
+    add("--keep-sequential-samples", action="store_true", help="partitions are runs of records, not every P-th record")
     add("--dataset-impl", action=_Implementation, help="only mmap, the format that mdata writes")
 
 
@@ -87,20 +93,22 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     add("--chat", action="store_true", help="records are conversations: results are PREFIX_KEY_chat.*")
     add("--chat-train-on", choices=TURNS, default=TURNS[0], metavar="T", help="turns to train on")
     add("--nltk-data", metavar="FOLDER", help="folder that contains tokenizers/punkt_tab, for --split-sentences")
-    add("--max-record-bytes", type=size, metavar="N", help="a longer record is a bad row; default 64M")
+    add("--max-record-bytes", type=size, metavar="N", help="reject records of more bytes than this (default: 64M)")
     add("--on-error", nargs="+", action=_OnError, metavar="POLICY", help="stop (default), skip, or quarantine FILE")
     add("--quarantine", metavar="FILE", help="where --on-error quarantine writes bad rows")
-    add("--max-errors", metavar="LIMIT", help="stop when there are more bad rows than this: 100, or 0.5%%")
-    add("--verify-input", action="store_true", help="on resume, hash inputs again; do not trust file times")
+    add("--max-errors", metavar="LIMIT", help="fail above this many bad rows: 100, or 0.5%%")
+    add("--verify-input", action="store_true", help="on resume, compare inputs by hash, not by size and time")
 
 
 def _add_work(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     engines = ("auto", "gigatoken", "tiktoken", "tokenizers", "sentencepiece", "mdata")
-    add("--engine", choices=engines, default="auto", help="which library tokenizes; default: the fastest exact one")
+    add("--engine", choices=engines, default="auto", help="library that tokenizes (default: the fastest exact one)")
     add("--holdout", default="0", metavar="FRACTION", help="share of documents to hold out, as PREFIX_holdout_KEY_*")
     add("--shard", metavar="K/N", help="make part K of N; join them with mdata merge")
-    add("--work-folder", metavar="FOLDER", help="where results for s3://, gs://, az:// are made first")
+    add(
+        "--work-folder", metavar="FOLDER", help="where results for s3://, gs:// and az:// are written before the upload"
+    )
     add("--overwrite", action="store_true", help="replace results made from other input or options")
     add("--dry-run", action="store_true", help="predict size and time from a sample; write nothing")
 

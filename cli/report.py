@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The data to draw, the training, and the output."""
     add = parser.add_argument
     add("path", metavar="MIX.json", help="a manifest, or the prefix of a .bin/.idx pair")
-    add("-o", "--output", metavar="FILE.html", help="the page; default MIX.report.html beside the manifest")
+    add("-o", "--output", metavar="FILE.html", help="the page to write (default: MIX.report.html next to the manifest)")
     add("--full", action="store_true", help="count all tokens, not a sample of 67 million")
     add_allow_outside(parser)
     add_training(parser, "the training that the report describes")

@@ -24,7 +24,7 @@ def add_arguments(parser: Parser) -> None:
     add("corpus", metavar="CORPUS", help="its manifest or prefix")
     add("--output", required=True, metavar="PREFIX", help="the result is PREFIX_document.*")
     add("--tokens", type=count, required=True, metavar="N", help="at least this many; the last document may exceed it")
-    add("--seed", type=int, default=0, metavar="S", help="another seed draws other documents; default 0")
+    add("--seed", type=int, default=0, metavar="S", help="random seed of the draw (default: 0)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:

@@ -23,7 +23,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("corpus", metavar="CORPUS", help="its manifest or prefix")
     add("--output", required=True, metavar="PREFIX", help="the result is PREFIX_document.*")
-    add("--seed", type=int, default=0, metavar="S", help="another seed gives another order; default 0")
+    add("--seed", type=int, default=0, metavar="S", help="random seed of the order (default: 0)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:

@@ -22,8 +22,8 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("corpus", metavar="CORPUS", help="its manifest or prefix")
     add("--output", required=True, metavar="PREFIX", help="results are PREFIX_NAME_document.*")
-    add("--shares", nargs="+", required=True, metavar="N", help="of the tokens, such as 98 1 1, relative to their sum")
-    add("--names", nargs="+", metavar="NAME", help="one for each share, such as train valid test; default 1 2 ...")
+    add("--shares", nargs="+", required=True, metavar="N", help="shares of the tokens, such as 98 1 1")
+    add("--names", nargs="+", metavar="NAME", help="one per share, such as train valid test (default: 1 2 ...)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:

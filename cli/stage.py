@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dp-ranks", metavar="A:B", help="with --steps: only the rows of data-parallel ranks A to B - 1"
     )
-    parser.add_argument("--cache", metavar="FOLDER", help="the cache folder: data.cache of the run")
+    parser.add_argument("--cache", metavar="FOLDER", help="cache folder (data.cache of the run)")
     parser.add_argument(
-        "--cache-size", metavar="SIZE", help='limit on its blocks: data.cache_size of the run, such as "500 GiB"'
+        "--cache-size", metavar="SIZE", help='size limit of the cache (data.cache_size of the run), such as "500 GiB"'
     )
     add_data_arguments(parser)
 

@@ -28,8 +28,8 @@ def add_arguments(parser: Parser) -> None:
     """The job, which parts, and how many lines."""
     add = parser.add_argument
     add("job", metavar="JOB", help="PREFIX.job, or PREFIX")
-    add("--part", type=int, nargs="+", metavar="K", help="these parts; 0 is the merge")
-    add("--lines", type=int, default=5, metavar="N", help="of each log; default 5")
+    add("--part", type=int, nargs="+", metavar="K", help="show only these parts (0 = merge)")
+    add("--lines", type=int, default=5, metavar="N", help="lines of each log (default: 5)")
     add("--follow", action="store_true", help="keep printing until the job ends")
 
 

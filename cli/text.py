@@ -42,7 +42,7 @@ def count(text: str) -> int:
     except (ValueError, ZeroDivisionError):
         value = Fraction(0)
     if value < 1 or value.denominator != 1 or value > 1 << 62:
-        raise argparse.ArgumentTypeError(f"{text[:60]!r} is not a whole number from 1 to 2^62")
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is not an integer from 1 to 2^62")
     return int(value)
 
 
@@ -52,7 +52,7 @@ def add_tokenizer_unknown(parser: argparse.ArgumentParser) -> None:
         "--tokenizer-unknown",
         choices=["refuse", "ok"],
         default="refuse",
-        help="what to do if some corpora record their tokenizer and others do not; default refuse",
+        help="whether to mix corpora that record their tokenizer with others that do not (default: refuse)",
     )
 
 
@@ -72,7 +72,12 @@ def add_training(parser: argparse.ArgumentParser, title: str) -> None:
     add("--tokens", type=count, metavar="N", help="its length in tokens (such as 1e9)")
     add("--samples", type=count, metavar="N", help="or in samples; needs --sequence-length")
     add("--sequence-length", "--seq-length", type=count, metavar="S", help="tokens per sample")
-    add("--split-shares", default="100,0,0", metavar="A,B,C", help="of training, validation and test; default 100,0,0")
+    add(
+        "--split-shares",
+        default="100,0,0",
+        metavar="A,B,C",
+        help="shares of training, validation and test (default: 100,0,0)",
+    )
 
 
 def written_corpora(made: Mapping[Path, CorpusManifest]) -> tuple[str, dict[str, Any]]:

@@ -38,20 +38,35 @@ _TYPE_OPTIONS = MappingProxyType(
 def add_tokenizer(group: argparse._ArgumentGroup, *, required: bool) -> None:
     """Megatron's options of the tokenizer."""
     add = group.add_argument
-    add("--tokenizer-type", required=required, metavar="TYPE", help="see mdata tokenizers")
-    add("--tokenizer-model", metavar="PATH", help="its folder or file; nothing is ever downloaded")
+    add("--tokenizer-type", required=required, metavar="TYPE", help="tokenizer type, see mdata tokenizers")
+    add("--tokenizer-model", metavar="PATH", help="folder or file of the tokenizer; nothing is downloaded")
     add("--vocab-file", "--vocab", metavar="FILE", help="GPT2BPETokenizer: vocab.json; BertWordPiece*: vocab.txt")
     add("--merge-file", metavar="FILE", help="GPT2BPETokenizer: merges.txt")
-    add("--vocab-size", type=int, metavar="N", help="NullTokenizer: number of entries; TikTokenizer: default 131072")
-    add("--null-tokenizer-eod-id", type=int, metavar="ID", help="NullTokenizer: end of document; default N - 1")
+    add(
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help="number of entries, for NullTokenizer and TikTokenizer (default: 131072)",
+    )
+    add(
+        "--null-tokenizer-eod-id",
+        type=int,
+        metavar="ID",
+        help="NullTokenizer: id of the end of document (default: N - 1)",
+    )
     add("--tokenizer-special-tokens", nargs="+", metavar="TOKEN", help="further special tokens")
     add("--tokenizer-hf-no-include-special-tokens", action="store_true", help="leave out BOS, CLS and the like")
     add("--tokenizer-sentencepiece-legacy", action="store_true", help="give special tokens ids after the pieces")
     other = "--disable-tokenizer-sentencepiece-ignore-extra-whitespaces"
     add(_WHITESPACE, other, action="store_true", dest="keep_extra_whitespaces", help="keep runs of spaces")
     patterns = ("v1", "v2", "cl100k_base", "o200k_base", "llama3", "qwen2")
-    add("--tiktoken-pattern", choices=patterns, help="TikTokenizer: pattern that splits words; default v2")
-    add("--tiktoken-num-special-tokens", type=int, metavar="N", help="TikTokenizer: special ids; default 1000")
+    add("--tiktoken-pattern", choices=patterns, help="TikTokenizer: pattern that splits words (default: v2)")
+    add(
+        "--tiktoken-num-special-tokens",
+        type=int,
+        metavar="N",
+        help="TikTokenizer: number of special ids (default: 1000)",
+    )
 
 
 def add_variants(group: argparse._ArgumentGroup) -> None:

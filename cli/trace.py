@@ -44,12 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--until-step", type=int, metavar="N", help="of a document: only steps up to this one")
     shown.add_argument("--until-sample", type=int, metavar="N", help="of a document: only samples below this one")
     shown.add_argument(
-        "--rows", type=int, default=20, metavar="N", help="samples to show; default 20; for a step, 0 shows only counts"
+        "--rows",
+        type=int,
+        default=20,
+        metavar="N",
+        help="samples to show (default: 20); for a step, 0 shows only counts",
     )
     shown.add_argument("--text", action="store_true", help="show decoded text, with special tokens")
-    shown.add_argument("--tokens", action="store_true", help="token ids")
+    shown.add_argument("--tokens", action="store_true", help="show token ids")
     shown.add_argument(
-        "--length", type=int, default=200, metavar="N", help="characters or ids to show; default 200, 0: all"
+        "--length", type=int, default=200, metavar="N", help="characters or ids to show (default: 200; 0: all)"
     )
     add_data_arguments(parser)
 

@@ -36,10 +36,12 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--test", metavar="NAME", help="run folder: a test set instead of the training set")
     data.add_argument("--sequence-length", type=int, metavar="S")
     data.add_argument("--seed", type=int)
-    data.add_argument("--order", help="native or megatron")
+    data.add_argument("--order", help="order of samples: native or megatron")
     data.add_argument("--kind", help="kind of samples")
-    data.add_argument("--split", metavar="NAME", help="set of samples: train, valid, test or whole; default train")
-    data.add_argument("--split-shares", metavar="A,B,C", help="of training, validation and test; default 100,0,0")
+    data.add_argument("--split", metavar="NAME", help="set of samples: train, valid, test or whole (default: train)")
+    data.add_argument(
+        "--split-shares", metavar="A,B,C", help="shares of training, validation and test (default: 100,0,0)"
+    )
     data.add_argument("--num-samples", type=int, metavar="N", help="megatron: samples that the run was built for")
     data.add_argument(
         "--option",
@@ -55,7 +57,9 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--dataloader-type", choices=["single", "cyclic"], help="Megatron's dataloader type; cyclic shuffles each epoch"
     )
-    data.add_argument("--no-data-sharding", action="store_true", default=None, help="cyclic: shuffle across ranks")
+    data.add_argument(
+        "--no-data-sharding", action="store_true", default=None, help="cyclic: shuffle samples across ranks"
+    )
 
 
 def open_tracer(arguments: argparse.Namespace, console: Console) -> mdata.Tracer:

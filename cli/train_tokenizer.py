@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", required=True, metavar="FOLDER", help="folder for the tokenizer's files")
     add("--vocab-size", type=int, required=True, metavar="N", help="entries, including special tokens and bytes")
     kinds = ("byte-bpe", "wordpiece", "sentencepiece-bpe", "sentencepiece-unigram")
-    add("--kind", choices=kinds, default="byte-bpe", help="of tokenizer; default byte-bpe")
+    add("--kind", choices=kinds, default="byte-bpe", help="kind of tokenizer (default: byte-bpe)")
     add("--overwrite", action="store_true", help="replace another tokenizer of this kind in the folder")
     _add_reading(parser.add_argument_group("reading, as in preprocess"))
     _add_training(parser.add_argument_group("training"))
@@ -39,34 +39,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_reading(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--json-keys", "--json-key", nargs="+", default=("text",), metavar="KEY", help="default: text")
+    add(
+        "--json-keys", "--json-key", nargs="+", default=("text",), metavar="KEY", help="key of the text (default: text)"
+    )
     add(
         "--input-format",
         choices=("auto", "jsonl", "parquet", "arrow", "warc", "text"),
         default="auto",
-        help="default: auto",
+        help="format of the input (default: auto)",
     )
-    add("--text-documents", choices=("file", "paragraph"), default="file", help="what is a document of plain text")
+    add("--text-documents", choices=("file", "paragraph"), default="file", help="what one document is in plain text")
     add_filter(group)
-    add("--max-record-bytes", type=size, default=64 << 20, metavar="SIZE", help="a longer record is bad; 64M")
-    add("--on-error", choices=("stop", "skip"), default="stop", help="at a row that cannot be used; default stop")
+    add("--max-record-bytes", type=size, default=64 << 20, metavar="SIZE", help="reject longer records (default: 64M)")
+    add("--on-error", choices=("stop", "skip"), default="stop", help="what to do at a bad row (default: stop)")
     more = "default: 1G; sentencepiece-bpe 256M, sentencepiece-unigram 64M"
-    add("--sample-bytes", type=size, metavar="SIZE", help=f"of unpacked input to train on; {more}")
-    add("--seed", type=int, default=1234, metavar="N", help="of the sample; default 1234")
+    add("--sample-bytes", type=size, metavar="SIZE", help=f"most bytes of unpacked input to train on; {more}")
+    add("--seed", type=int, default=1234, metavar="N", help="random seed of the sample (default: 1234)")
 
 
 def _add_training(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--special-tokens", nargs="+", default=(), metavar="TOKEN", help="more of them, after those of the kind")
-    add("--lower-case", action="store_true", help="wordpiece: for BertWordPieceLowerCase")
-    add("--character-coverage", type=float, metavar="SHARE", help="wordpiece, sentencepiece: of characters; 0.9995")
-    add("--preset", choices=("llama2",), help="sentencepiece: bytes, single digits, text as it is, blanks kept")
-    add("--byte-fallback", action="store_true", help="sentencepiece: bytes of characters without an entry")
+    add(
+        "--special-tokens",
+        nargs="+",
+        default=(),
+        metavar="TOKEN",
+        help="further special tokens, after those of the kind",
+    )
+    add("--lower-case", action="store_true", help="wordpiece: lower-case the text, for BertWordPieceLowerCase")
+    add(
+        "--character-coverage",
+        type=float,
+        metavar="SHARE",
+        help="wordpiece, sentencepiece: share of characters covered (default: 0.9995)",
+    )
+    add(
+        "--preset",
+        choices=("llama2",),
+        help="sentencepiece: byte fallback, single digits, no normalization, blanks kept",
+    )
+    add("--byte-fallback", action="store_true", help="sentencepiece: spell unknown characters as bytes")
     add("--split-digits", action="store_true", help="sentencepiece: every digit is a piece")
     add("--pad", action="store_true", help="sentencepiece: <pad>, id 3; <unk> <s> </s> are 0 to 2")
     add("--user-symbols", nargs="+", default=(), metavar="TEXT", help="sentencepiece: pieces that are never split")
     rules = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
-    add("--normalization", choices=rules, help="sentencepiece: default nmt_nfkc")
+    add("--normalization", choices=rules, help="sentencepiece: normalization rule (default: nmt_nfkc)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:

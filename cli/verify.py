@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("path", metavar="PATH", help="a corpus or blend manifest, or a prefix")
     parser.add_argument("--full", action="store_true", help="read every .bin and report damaged blocks")
-    parser.add_argument("--threads", type=int, metavar="N", help="reading threads; default: all cores available to you")
+    parser.add_argument("--threads", type=int, metavar="N", help="reading threads (default: all available cores)")
     add_allow_outside(parser)
 
 

@@ -363,12 +363,14 @@ def _phase(
         names = [name for name in shares if name not in inside] + list(groups)
         for name in phase.by_name:
             if names.count(name) > 1:
-                problems.append(f"phase {where} gives {name} a share, which is a component and a group; rename one")
+                problems.append(
+                    f"phase {where} gives {name} a share, but {name} is both a component and a group; rename one"
+                )
             if name not in names:
                 close = nearest(name, names)
                 hint = f"; did you mean {close}?" if close else ""
                 problems.append(
-                    f"phase {where} gives {name} a share, which is no component or group of the blend{hint}"
+                    f"phase {where} gives {name} a share, but the blend has no such component or group{hint}"
                 )
         shares = {name: s if name in inside else phase.by_name.get(name, NOTHING) for name, s in shares.items()}
         of_groups = {name: phase.by_name.get(name, NOTHING) for name in groups}

@@ -76,7 +76,9 @@ def merge_same(
             unread = not all(part.corpus.manifest.verified for part in same)
             if unread and len({tuple(r.bin_path.resolve() for r in part.corpus.readers) for part in same}) > 1:
                 both = " and ".join(str(part.corpus.path) for part in same[:2])
-                problems.append(f"{both}: where only the .idx are alike tokens may differ; mdata adopt --full each")
+                problems.append(
+                    f"{both}: their .idx are equal, but their tokens may differ; run mdata adopt --full on each"
+                )
             merged_shares[same[0].name] = _merge(same, parts, groups, spec=spec, problems=problems)
     merged = [same[0] for same in of_corpus.values()]
     for name in groups.keys() - {part.group for part in merged}:
@@ -100,8 +102,8 @@ def _merge(
         return "once, as every corpus"
     if len({part.group if part.group in groups else None for part in same}) > 1:
         if any(phase.by_name is not None for phase in spec.phases):
-            problem = f"{first.name} is named inside of a group and outside of it"
-            problems.append(f"{problem}; phases with shares of their own need every corpus in one place")
+            problem = f"{first.name} is named both inside a group and outside it"
+            problems.append(f"{problem}; where phases have shares, name each corpus once")
             return ""
         for part in same:
             if part.group in groups:

@@ -240,7 +240,7 @@ class _SpecReader:
             return None
         if len(units) != 1:
             names = " and ".join(units) or "none"
-            self.problems.append(f"{where} has one share, in weight, tokens, samples or epochs; found {names}")
+            self.problems.append(f"{where} needs exactly one of weight, tokens, samples and epochs; found {names}")
             return Share("1")
         return Share(self.number(value[units[0]], f"{where}: {units[0]}", zero=zero), units[0])
 
@@ -267,7 +267,7 @@ class _SpecReader:
         text = self.number(table[key], _joined(where, key))
         value = Fraction(text)
         if value.denominator != 1 or value > LARGEST_SUM:
-            self.problems.append(f"{_joined(where, key)} is {text[:60]}; expected a whole number of at most 2^62")
+            self.problems.append(f"{_joined(where, key)} is {text[:60]}; expected an integer of at most 2^62")
             return 1
         return int(value)
 

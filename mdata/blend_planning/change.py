@@ -75,7 +75,7 @@ def change_blend(
         UsageError: an impossible sample number, unknown names, neither or both of spec and edits.
     """
     if (spec is None) == (edits is None):
-        raise UsageError("the change is missing, or there are two", expected="a new mixture, or edits of the old one")
+        raise UsageError("a change is either a new blend or edits of the old one", expected="one of spec and edits")
     sizes = sizes_of(old, sequence_length, split=split)
     schedules = schedules_of(old.manifest)
     _check_sample(old, schedules, sizes, at=at_sample)
@@ -114,9 +114,8 @@ def _check_sample(old: OpenBlend, schedules: Sequence[BlendSchedule], sizes: Siz
     if at <= first or (end is not None and at >= end):
         last = "its end" if end is None else f"{end - 1:,}"
         raise UsageError(
-            "the mixture cannot change there",
-            found=f"sample {at:,}",
-            expected=f"a sample from {first + 1:,} to {last}" + (" (it changed there before)" if first else ""),
+            f"the blend cannot be changed at sample {at:,}",
+            expected=f"a sample from {first + 1:,} to {last}" + (" (it was changed there before)" if first else ""),
         )
 
 
@@ -131,8 +130,8 @@ def _rest(
     phase = phases[number]
     if phase.ramp:
         raise UsageError(
-            f"sample {at:,} is inside the ramp of phase {number + 1}, where the mixture is not constant",
-            fix="the sample at which the ramp ends, or the whole new mixture",
+            f"sample {at:,} is inside the ramp of phase {number + 1}, where shares are not constant",
+            fix="the sample at which the ramp ends, or a complete new blend",
         )
     if phase.endless or starts[number] == at:
         return list(phases[number:])
@@ -240,7 +239,7 @@ class _Union:
     def _added(self, path: str) -> int:
         blend = plan_blend({"component": [{"path": path}]}, self.folder, allow_outside=self.allow_outside)
         if len(blend.corpora) != 1:
-            raise UsageError(f"{path} names {len(blend.corpora)} corpora", expected="one", fix="a whole new mixture")
+            raise UsageError(f"{path} names {len(blend.corpora)} corpora", expected="one", fix="a complete new blend")
         return self._place(blend.manifest.components[0], blend.corpora[0])
 
     def _newly(self, path: str, read: set[int], option: str, *, fix: str) -> int:
@@ -267,9 +266,9 @@ class _Union:
         if alike < len(near):
             name, path = self.components[near[alike]].name, self.corpora[near[alike]].path
             raise UsageError(
-                f"{corpus.path} is {name} of the blend, by its .idx and the size of its .bin",
-                found="one of them without hashes of its tokens, so that they have two ids",
-                fix=f"{path}, as the blend names it; if the tokens are others: mdata adopt --full each",
+                f"{corpus.path} has the same .idx and size of .bin as {name} of the blend, but another id",
+                found="no hashes of the tokens for one of them",
+                fix=f"{path}, as the blend names it; if their tokens differ, run mdata adopt --full on each",
             )
         if part.name in [existing.name for existing in self.components]:
             part = msgspec.structs.replace(part, name=str(corpus.path))

@@ -45,7 +45,7 @@ def redistribute_blend(
     if sequence_length is None or len(schedules) > 1 or any(phase.ramp for phase in schedules[0].phases):
         raise UsageError(
             "this blend cannot be redistributed",
-            found="no --sequence-length" if sequence_length is None else "ramps, or an earlier mixture",
+            found="no --sequence-length" if sequence_length is None else "ramps, or a change of an earlier blend",
             expected="a sequence length, and phases of constant shares",
         )
     sizes = sizes_of(blend, sequence_length, split=split)

@@ -129,7 +129,7 @@ def _cache_folder(path: str | Path, cache: CachePlace) -> str:
         address = address_of(path)
         raise UsageError(
             f"{address} is in object storage, and reading it needs a cache folder",
-            expected="a folder on a disk of this node: data.cache of a run, cache= of mdata.open, or MDATA_CACHE",
+            expected="a folder on a local disk: data.cache of a run, cache= of mdata.open_dataset, or MDATA_CACHE",
             fix=f"name a folder, or copy the corpus to a disk: mdata fetch {address} --output FOLDER",
         )
     refuse_output_address(folder)

@@ -126,6 +126,6 @@ def _check_present(fetched: Sequence[BlocksRead], num_blocks: int) -> None:
         raise ResourceError(
             "blocks were evicted again while others were fetched",
             found=f"{evicted:,} of {num_blocks:,}",
-            expected="room for them beside what other processes read through this cache",
+            expected="room for these blocks besides those that other processes read",
             fix="fetch fewer steps or samples at a time, or use a larger cache",
         )

@@ -56,7 +56,7 @@ class BatchSizes:
         """
         size, part = self.at(consumed), micro_batch * dp_size
         if part < 1:
-            raise UsageError(f"microbatches of {micro_batch} for {dp_size} ranks", expected="1 or more of both")
+            raise UsageError(f"microbatches of {micro_batch} for {dp_size} ranks", expected="both at least 1")
         fitting = size // part * part
         if fitting < 1 or (fitting != size and not decrease):
             raise UsageError(
@@ -167,7 +167,7 @@ def read_ramp(words: str, *, size: int) -> BatchSizes:
         return constant(size)
     if len(numbers) != 3 or not all(number.isascii() and number.isdigit() for number in numbers):
         raise UsageError(
-            "a ramp is three whole numbers",
+            "a ramp is three integers",
             found=repr(words),
             expected='"START INCREMENT SAMPLES", such as "32 32 100000"',
         )

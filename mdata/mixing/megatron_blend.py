@@ -85,7 +85,7 @@ class MegatronBlend(PickledByArguments):
             raise IndexError(f"components {wanted.min()} to {wanted.max()} of {self.num_components}")
         at = starts[wanted] + inside
         if np.any(inside < 0) or np.any(at >= starts[wanted + 1]):
-            raise IndexError("a sample that the blend does not take")
+            raise IndexError("a sample that the blend never reads")
         global_samples: Int64s = order[at]
         return global_samples
 
@@ -127,7 +127,7 @@ def normalise(weights: Sequence[float]) -> list[float]:
     if bad or not len(numbers) or not math.isfinite(total):
         where = f"weight {numbers[bad[0]]:g} of component {bad[0]}" if bad else f"{len(numbers)} weights, sum {total:g}"
         raise UsageError(
-            "weights of a blend are above 0 and finite", found=where, fix="leave out what should not be read"
+            "the weights of a blend must be finite and above 0", found=where, fix="leave out what should not be read"
         )
     return [float(share) for share in numbers / total]
 

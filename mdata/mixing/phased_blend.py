@@ -92,11 +92,11 @@ class PhasedBlend(PickledByArguments):
             used, tree = self._tree(number)
             local = np.searchsorted(used, of[places])
             if (used[np.minimum(local, len(used) - 1)] != of[places]).any():
-                raise IndexError("a component does not give so many samples")
+                raise IndexError("the component has fewer samples than requested")
             left = inside[places] - self.cursors[number, of[places]]
             numbers[places] = tree.inverse(local, left) + self.starts[number]
         if self._end is not None and numbers.size and numbers.max() >= self._end:
-            raise IndexError("a component does not give so many samples")
+            raise IndexError("the component has fewer samples than requested")
         return numbers
 
     def sample_of(self, component: int, sample: int) -> int | None:

@@ -264,7 +264,7 @@ def _cut(segments: Sequence[Segment], length: int, problems: list[str], *, at: i
         cut_segments.append(Segment(segment.weights, room if segment.length is None else min(room, segment.length)))
     have = sum(part.length or 0 for part in cut_segments)
     if have < length:
-        problems.append(f"the mixture changes at sample {at:,}, {length - have:,} samples after its end")
+        problems.append(f"the blend changes at sample {at:,}, {length - have:,} samples after its end")
     return cut_segments
 
 

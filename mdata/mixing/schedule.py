@@ -22,7 +22,7 @@ NO_REST = "no weight takes the rest"
 _WAYS_OUT = {
     NO_LENGTH: "samples = N or tokens = N in a .toml file, of the blend or of the phase (a .csv file cannot say "
     "it, and --samples and --tokens give the length of the training that the table describes)",
-    NO_ROOM: "a longer phase, or smaller amounts; to change a run, give the whole new mixture instead of edits",
+    NO_ROOM: "a longer phase, or smaller amounts; to change a run, give a complete new blend instead of edits",
     NO_REST: "a shorter phase, or a weight for one component (in a change: --set NAME=1), which then fills the rest",
 }
 

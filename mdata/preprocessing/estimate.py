@@ -73,7 +73,7 @@ def estimate(options: PreprocessOptions, progress: Progress = SILENT) -> Estimat
     if options.shard is not None:
         raise UsageError(
             f"--dry-run cannot be combined with --shard {options.shard}",
-            expected="the whole job, which is what is sampled",
+            expected="the whole job: the estimate samples all of its input",
             fix="leave --shard out; each of N parts takes about an N-th of the time",
         )
     chosen = PathFilter(options.include, options.exclude)

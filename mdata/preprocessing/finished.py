@@ -56,7 +56,7 @@ def finished_before(job: JobPlan) -> PreprocessResult | None:
         return None
     for path in paths.values():
         if reason := first_damage(path):
-            job.progress.note(f"{path} will be made again: {reason}")
+            job.progress.note(f"{path} will be written again: {reason}")
             return None
     manifests = {name: corpus_manifest(path) for name, path in paths.items()}
     quarantine = job.options.quarantine
@@ -64,7 +64,7 @@ def finished_before(job: JobPlan) -> PreprocessResult | None:
         manifests.provenance and any(manifests.provenance.skipped.values()) for manifests in manifests.values()
     )
     if quarantine is not None and has_bad_rows and not Path(quarantine).is_file():
-        job.progress.note(f"the results will be made again: the quarantine file {quarantine} is missing")
+        job.progress.note(f"the results will be written again: the quarantine file {quarantine} is missing")
         return None
     for manifest in manifests.values():
         check_manifest(job.options.max_errors, manifest)

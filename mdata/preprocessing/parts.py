@@ -96,4 +96,6 @@ def check_divisible(options: PreprocessOptions, files: Sequence[SourceFile] = ()
             fix=f"mdata merge --max-errors {options.max_errors}",
         )
     if any(file.path == STDIN for file in files):
-        raise UsageError("--shard: standard input cannot be divided, it can be read only once", fix="name files")
+        raise UsageError(
+            "--shard: standard input cannot be divided, because it can be read only once", fix="name files"
+        )

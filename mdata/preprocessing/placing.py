@@ -245,7 +245,7 @@ def complete_all(journal: Journal, outputs: Iterable[str], progress: Progress, *
     """
     for other, job in other_runs(journal, outputs):
         if complete(other, progress, may_replace=False):
-            progress.note(f"{described(job)} had written everything; its results have their final names now")
+            progress.note(f"{described(job)} had written everything; its results were given their final names")
     return complete(journal, progress, may_replace=may_replace)
 
 

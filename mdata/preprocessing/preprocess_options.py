@@ -139,7 +139,7 @@ def _check_numbers(options: PreprocessOptions) -> None:
     for name in ("workers", "partitions", "chunk_bytes", "max_record_bytes"):
         value = getattr(options, name)
         if type(value) is not int or value < 1:
-            raise UsageError(f"{name}={value!r}", expected="a whole number, at least 1")
+            raise UsageError(f"{name}={value!r}", expected="an integer, at least 1")
     if options.partitions > _MOST_PARTITIONS:
         raise UsageError(
             f"partitions={options.partitions}",

@@ -127,7 +127,7 @@ class Uploads:
             pair = (bin_path(Path(shard.path)), idx_path(Path(shard.path)))
             tokens, index = (object_there(manifest.with_key(f"{folder}{path.name}")) for path in pair)
             if tokens is None or index is None or tokens.size_bytes != shard.bytes:
-                self._progress.note(f"{manifest} will be made again: its pair is missing or has another size")
+                self._progress.note(f"{manifest} will be written again: its pair is missing or has another size")
                 return False
         return True
 

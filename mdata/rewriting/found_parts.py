@@ -69,9 +69,9 @@ def find_parts(output_prefix: str, *, count: int | None = None) -> list[FoundRes
     counts = sorted({part.count for parts in numbers.values() for part in parts})
     if count is None and len(counts) > 1:
         raise UsageError(
-            f"{prefix}: there are parts of several divisions of the job",
+            f"{prefix}: the job was divided in several ways",
             found=", ".join(_how_many(numbers, division) for division in counts),
-            expected="parts of one",
+            expected="parts of one division",
             fix="name one with --parts, or remove the files of the others",
         )
     count = count or (counts[0] if counts else 0)

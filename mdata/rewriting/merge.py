@@ -279,7 +279,7 @@ class _OpenFile:
         """Add the next section."""
         assert file.section, "a section is joined to sections"
         if (file.path, file.bytes, file.section.start) != (self.known.path, self.known.bytes, self.reached):
-            raise _gap(self, f"part {part} goes on with {file.name}")
+            raise _gap(self, f"part {part} continues with {file.name}")
         self._hasher.update(bytes.fromhex(file.section.pieces))
         self.rows += file.rows
         self.reached = file.section.stop
@@ -312,7 +312,7 @@ def join_inputs(parts: Sequence[Sequence[InputFile]]) -> JoinedInputs:
                 files.append(file)
                 continue
             if not file.section:
-                raise _gap(opened, f"part {number} goes on with {file.path}")
+                raise _gap(opened, f"part {number} continues with {file.path}")
             opened.take(file, number)
             if opened.is_whole:
                 files.append(opened.joined())
@@ -326,7 +326,7 @@ def join_inputs(parts: Sequence[Sequence[InputFile]]) -> JoinedInputs:
 def _gap(opened: _OpenFile, then: str) -> UsageError:
     section = opened.known.section
     return UsageError(
-        f"{opened.known.path}: the parts do not make the whole of this input",
+        f"{opened.known.path}: the parts do not cover this input",
         found=f"read up to {opened.reached}, then {then}",
         expected=f"sections up to {section.total if section else opened.known.bytes}",
         fix="make the parts again, from one and the same input",
@@ -352,7 +352,7 @@ def with_times_now(
             times.setdefault(file.path, set()).add(file.modified_ns)
     now = {}
     for path in (path for path, modified in times.items() if len(modified) > 1):
-        progress.note(f"reading {path} again: the parts found it with different times of change")
+        progress.note(f"reading {path} again: the parts recorded different modification times")
         now[path] = _compared(path, _sections(parts, path), options)
     return [
         [msgspec.structs.replace(file, modified_ns=now.get(file.path, file.modified_ns)) for file in inputs]

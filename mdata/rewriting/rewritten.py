@@ -99,7 +99,7 @@ def _begin(rewriting: Rewriting, journal: Journal, progress: Progress) -> dict[P
     job = {"outputs": sorted(prefix.name for prefix in rewriting.prefixes), "command": rewriting.command}
     same = [record["job"] for record in journal.records[:1]] == [job]
     if complete_all(journal, job["outputs"], progress, may_replace=same):
-        progress.note("an earlier run had written everything; its results have their final names now")
+        progress.note("an earlier run had written everything; its results were given their final names")
         discard_run(journal)
         journal.restart()
     written = _finished(rewriting)
@@ -170,7 +170,7 @@ def _check_free(rewriting: Rewriting, prefix: Path, progress: Progress) -> None:
     if isinstance(manifest, CorpusManifest):
         reason = rewriting.differs(prefix, manifest)
         if reason is None:
-            progress.note(f"{path} will be made again: {rewriting.damage(path)}")
+            progress.note(f"{path} will be written again: {rewriting.damage(path)}")
             return
     elif manifest is not None:
         reason = manifest

@@ -149,6 +149,6 @@ def _refuse_empty(boundaries: npt.NDArray[np.int64], options: MappingOptions) ->
     raise UsageError(
         "no document can be made into samples",
         found=f"{len(counts)} documents, {enough} of them with {options.least_sentences} sentences or more",
-        expected=f"a document of so many sentences, none of them longer than {LONGEST_SENTENCE} tokens",
+        expected=f"such a document, with no sentence longer than {LONGEST_SENTENCE} tokens",
         fix="mdata preprocess --split-sentences; without the next-sentence task one sentence is enough",
     )

@@ -127,7 +127,7 @@ def _bit_sums(pairs: list[tuple[str, str]], name: str) -> dict[str, int]:
         raise UsageError(
             f"{name}:{number}: not a sum of the context bits",
             found=repr(bits[:80]),
-            expected=f"a whole number from 0 to {MAX_BITS}",
+            expected=f"an integer from 0 to {MAX_BITS}",
         ) from None
 
 

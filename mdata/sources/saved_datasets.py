@@ -86,7 +86,7 @@ def _data_files(folder: Path) -> dict[Path, None] | None:
     files = [folder / str(name) for name in names]
     if missing := [path.name for path in files if not path.is_file()]:
         raise UsageError(
-            f"{folder} is a saved dataset of which files are missing",
+            f"{folder} is a saved dataset with missing files",
             found=f"{len(missing)} of {len(files)}, such as {missing[0]}",
             fix="copy or save the dataset again",
         )

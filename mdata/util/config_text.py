@@ -83,7 +83,7 @@ def _inside(value: Any) -> Any:
 
 
 _TOO_DEEP = f"nested more than {MOST_LEVELS} levels deep"
-_TOO_LARGE = "a whole number beyond 64 bits"
+_TOO_LARGE = "an integer beyond 64 bits"
 
 
 _UNITS = ("", "K", "M", "G", "T", "P")

@@ -86,7 +86,7 @@ def test_check_prints_every_problem_at_once(run_file: str, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("setting", "problem"),
     [
-        ("train.batch_ramp=abc", "train.batch_ramp='abc': a ramp is three whole numbers\n"),
+        ("train.batch_ramp=abc", "train.batch_ramp='abc': a ramp is three integers\n"),
         ("train.samples=100", "train.steps=10 and train.samples=100 are set; a run has one length, keep one of them\n"),
     ],
 )

@@ -70,14 +70,14 @@ def text_of(value: Any, place: str, *, form: re.Pattern[str]) -> str:
 def whole_number(value: Any, place: str, *, low: int) -> int:
     """The value, which has to be a whole number of at least `low` and below 2^63."""
     if type(value) is not int or not low <= value <= _MOST:
-        raise IndexFault(place, value, f"a whole number of at least {low}")
+        raise IndexFault(place, value, f"an integer of at least {low}")
     return value
 
 
 def sizes_of(value: Any, place: str, *, low: int) -> tuple[int, ...]:
     """The value, which has to be a list of whole numbers, one for each dim."""
     if type(value) is not list or not 1 <= len(value) <= _MOST_DIMS:
-        raise IndexFault(place, value, f"a list of 1 to {_MOST_DIMS} whole numbers")
+        raise IndexFault(place, value, f"a list of 1 to {_MOST_DIMS} integers")
     return tuple(whole_number(item, place, low=low) for item in value)
 
 

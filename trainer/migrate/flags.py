@@ -30,7 +30,7 @@ _TABLE = """
 --rotary-base | int | 10000 | model.rope_theta |
 --rotary-percent | float | 1.0 | model.rope_fraction |
 --rotary-interleaved | switch | | model.rope_interleaved |
---no-rope-freq | text | | model.rope_interval | a whole number only
+--no-rope-freq | text | | model.rope_interval | an integer only
 --rotary-seq-len-interpolation-factor | int | | model.rope_scaling | linear, with model.rope_factor
 --use-rope-scaling | switch | | model.rope_scaling | llama3, with its constants 8192, 1 and 4
 --rope-scaling-factor | float | 8.0 | model.rope_factor | with --use-rope-scaling

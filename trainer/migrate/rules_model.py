@@ -68,7 +68,7 @@ def _position(a: Given) -> Iterator[Setting | Refusal]:
         yield Setting("model.rope_fraction", a["--rotary-percent"], ("--rotary-percent",), 1.0)
     yield Setting("model.rope_interleaved", a["--rotary-interleaved"], ("--rotary-interleaved",), False)
     if a["--no-rope-freq"] is not None and not is_count(a["--no-rope-freq"]):
-        yield Refusal("--no-rope-freq", "a list of layers is not supported; a whole number is the nearest")
+        yield Refusal("--no-rope-freq", "a list of layers is not supported; the nearest setting is one integer")
     elif a["--no-rope-freq"] is not None:
         yield Setting("model.rope_interval", int(a["--no-rope-freq"]), ("--no-rope-freq",))
     yield from _yarn(a) if kind == "yarn" else _rope_scaling(a)
@@ -123,7 +123,9 @@ def _attention(a: Given) -> Iterator[Setting | Refusal]:
         return
     yield Setting("model.window", sides[0] + 1, ("--window-size",))
     if every is not None and not is_count(every):
-        yield Refusal("--window-attn-skip-freq", "a list of layers is not supported; a whole number is the nearest")
+        yield Refusal(
+            "--window-attn-skip-freq", "a list of layers is not supported; the nearest setting is one integer"
+        )
     elif every is not None:
         yield Setting("model.window_interval", int(every), ("--window-attn-skip-freq",))
 

@@ -54,10 +54,10 @@ def whole_number(name: str, value: object, *, lowest: int, type: str) -> int:
     """The value of an option that is a whole number of 31 bits.
 
     Raises:
-        UsageError: it is not a whole number; names the tokenizer type and the option.
+        UsageError: it is not an integer; names the tokenizer type and the option.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= LARGEST_ID:
-        raise UsageError(f"{type}: {name}={value!r}", expected=f"a whole number from {lowest} to {LARGEST_ID}")
+        raise UsageError(f"{type}: {name}={value!r}", expected=f"an integer from {lowest} to {LARGEST_ID}")
     return value
 
 

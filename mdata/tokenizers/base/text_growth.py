@@ -75,7 +75,7 @@ def _refuse_more(problem: str, actual: float, most: int) -> None:
         raise UsageError(
             f"tokenizer.json: {problem.format(shown)}",
             expected=f"at most {most:,}",
-            fix="remove rules that lengthen the output of the rules before them",
+            fix="remove rules that lengthen the output of earlier rules",
         )
 
 

@@ -56,7 +56,7 @@ def check_vocabulary(content: bytes, name: str) -> dict[str, int]:
             raise UsageError(
                 f"{name}:{line}: the entry {entry[:60]!r} has no usable id",
                 found=repr(id)[:80],
-                expected=f"a whole number from 0 to {LARGEST_ID}",
+                expected=f"an integer from 0 to {LARGEST_ID}",
             )
     return vocabulary
 

@@ -88,7 +88,7 @@ def _ids(index: int, text: str) -> list[int]:
     except ValueError as error:
         wrong = next(part for part in parts if not _is_number(part))
         subject = "an empty text" if not text else f"{wrong[:40]!r}" if wrong else "two blanks, or one at an end,"
-        raise TextRefused(index, f"{subject} is not a whole number") from error
+        raise TextRefused(index, f"{subject} is not an integer") from error
     wide = next((id for id in ids if not -LARGEST_ID - 1 <= id <= LARGEST_ID), None)
     if wide is not None:
         shown = str(wide) if abs(wide) < 10**40 else "a number of more than 40 digits"

@@ -214,7 +214,7 @@ class SentencePieceType:
         exclusive = {"legacy", "ignore_extra_whitespaces", "compat"} & self.options.keys()
         if len(exclusive) > 1:
             raise UsageError(
-                f"{self.name}: {' and '.join(sorted(exclusive))} do not go together", fix="name one of them"
+                f"{self.name}: {' and '.join(sorted(exclusive))} exclude each other", fix="name one of them"
             )
 
     def _added_tokens(self, forked: bool) -> dict[str, int]:

@@ -54,7 +54,9 @@ def differences(definition: Definition, config: Config, *, special_map: Config, 
     name = str(config.get("tokenizer_class") or "").removesuffix("Fast")
     if name in _OTHERS or (name in _COMPARED and _parts(definition) != _parts_of(name, config)):
         may = "may cut" if name in _OTHERS else "cuts"
-        notes.append(f"tokenizer.json counts; transformers 5 (in Megatron) {may} words of a {name} by other rules")
+        notes.append(
+            f"ids follow tokenizer.json; transformers 5, which Megatron uses, {may} words of a {name} by other rules"
+        )
     by_content = {token.content: token for token in added_tokens(definition)}
     sources = [config] if _DECODER in config else [config, special_map, {_ADDED_FILE: added}]
     missing = dict.fromkeys(text for source in sources for text in _named(source) if text not in by_content)

@@ -146,7 +146,7 @@ def test_other_units_phases_caps_and_everything_once(folder):
         (
             ["1 web weight", "1 a weight"],
             {"phase": [{"shares": {"web": 1, "a": 1}}]},
-            "a is named inside of a group and",
+            "a is named both inside a group and",
         ),
         (["1 a weight", "1 a weight"], {"merge_same": False}, "a_text_document are the same corpus(.|\n)*--merge-same"),
         (["1 a weight"], {"merge_same": 1}, "merge_same is 1; expected true or false"),

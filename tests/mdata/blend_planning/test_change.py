@@ -116,7 +116,7 @@ def test_amounts_count_from_the_change_and_what_is_left_of_them_stays(corpora):
     whole = mdata.Dataset(old, mdata.DatasetOptions(sequence_length=S))
     counts = whole.selection.counts(whole.num_samples)
     new = change(old, 100, add=[("1", path("c"))])
-    with pytest.raises(UsageError, match=r"nothing is left for the weights\n  try: .*the whole new mixture"):
+    with pytest.raises(UsageError, match=r"nothing is left for the weights\n  try: .*a complete new blend"):
         mdata.Dataset(new, mdata.DatasetOptions(sequence_length=S))
     less = change(old, 100, remove=["b"])
     with pytest.raises(UsageError, match=r"no weight takes the rest\n  try: .*--set NAME=1"):
@@ -164,7 +164,7 @@ def test_changes_of_changes(corpora):
     assert_continues(first, second, 33)
     rest = assert_continues(second, third, 60, 120)
     assert sum(name == "a" for name, _ in rest) == sum(name == "b" for name, _ in rest) == 30
-    with pytest.raises(UsageError, match=r"a sample from 34 to its end \(it changed there before"):
+    with pytest.raises(UsageError, match=r"a sample from 34 to its end \(it was changed there before"):
         change(second, 33, remove=["c"])
 
 
@@ -235,7 +235,7 @@ def test_samples_that_cannot_be(corpora):
     with pytest.raises(UsageError, match="a sample from 1 to 49"):
         change(ends, 50, ["1", path("b")])
     for both in ({}, {"spec": ["1", path("b")], "edits": BlendEdits(remove=["a"])}):
-        with pytest.raises(UsageError, match="the change is missing, or there are two"):
+        with pytest.raises(UsageError, match="a change is either a new blend or edits of the old one"):
             change_blend(endless, 5, folder=corpora, sequence_length=S, **both)
 
 

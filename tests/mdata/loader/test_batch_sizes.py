@@ -118,7 +118,7 @@ def test_a_ramp_is_read_as_it_is_written():
     assert read_ramp("16 8 1000", size=64) == ramp_up(16, 8, samples=1000, size=64)
     assert read_ramp(" ", size=64) == constant(64)
     for wrong in ("16 8", "16 8 1k", "16 8 -1", "16 8 1 1"):
-        with pytest.raises(UsageError, match="three whole numbers"):
+        with pytest.raises(UsageError, match="three integers"):
             read_ramp(wrong, size=64)
 
 

@@ -109,7 +109,7 @@ def test_pickled_it_stays_the_same(tmp_path):
 @pytest.mark.parametrize("weights", [[], [0.0, 1.0], [1.0, -1.0], [math.nan, 1.0], [math.inf, 1.0], [1e308, 1e308]])
 def test_weights_that_mean_nothing_are_refused(weights):
     for function in (normalise, lambda w: weighted(w, 5), lambda w: requests(w, 5)):
-        with pytest.raises(UsageError, match="above 0 and finite"):
+        with pytest.raises(UsageError, match="finite and above 0"):
             function(weights)
 
 

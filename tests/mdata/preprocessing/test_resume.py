@@ -349,7 +349,7 @@ def test_damage_of_a_finished_run_is_mended_by_running_again(tmp_path):
             path.unlink() if data is None else path.write_bytes(data)
             notes = Notes()
             assert not mdata.preprocess(job, notes).finished_before, name
-            assert any("will be made again" in line for line in notes.lines)
+            assert any("will be written again" in line for line in notes.lines)
             assert contents(tmp_path / "out") == expected
     path = tmp_path / "out" / "out_text_document.json"
     path.write_bytes(path.read_bytes()[:-20])

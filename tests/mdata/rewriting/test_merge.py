@@ -138,7 +138,7 @@ def test_another_number_of_parts_is_named(tmp_path):
     write_mix(tmp_path / "in")
     make_parts(job(tmp_path), 3)
     mdata.preprocess(replace(job(tmp_path), shard="1/2"))
-    told = refused(tmp_path, "parts of several divisions of the job")
+    told = refused(tmp_path, "the job was divided in several ways")
     assert "1 of 2, 3 of 3" in told and "--parts" in told
     refused(tmp_path, "1 of 2 are missing: 2", parts=2)
     assert merge(str(tmp_path / "out/c"), parts=3)[0].num_parts == 3

@@ -71,7 +71,7 @@ def test_a_list_that_leads_elsewhere_is_refused(tmp_path, names):
 def test_a_missing_file_and_indices_are_named(tmp_path):
     folder = save(tmp_path / "set")
     (folder / "data-00001-of-00002.arrow").unlink()
-    with pytest.raises(UsageError, match=r"files are missing\n  found: 1 of 2, such as data-00001"):
+    with pytest.raises(UsageError, match=r"with missing files\n  found: 1 of 2, such as data-00001"):
         found(folder)
     save(tmp_path / "old", _indices_data_files=[{"filename": "indices.arrow"}])
     with pytest.raises(UsageError, match="indices beside its data"):

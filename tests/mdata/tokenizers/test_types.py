@@ -163,7 +163,7 @@ def test_fingerprints_are_of_content_only(tmp_path):
     [
         ({"entries": {**dict.fromkeys(ENTRIES, 1), "he": 1.5}}, r"v\.json:1: the entry 'he' has no usable id"),
         ({"entries": {"a": True}}, r"v\.json:1: the entry 'a' has no usable id\n  found: True"),
-        ({"entries": {"a": 2**31}}, r"expected: a whole number from 0 to 2147483647"),
+        ({"entries": {"a": 2**31}}, r"expected: an integer from 0 to 2147483647"),
         ({"merges": ["h e", "he ll extra"]}, r"m\.txt:3: not a merge\n  found: 'he ll extra'"),
         ({"merges": ["h e", "", "l l"], "version": ""}, r"m\.txt:2: not a merge\n  found: ''"),
         ({"merges": ["h e", "hell"]}, r"m\.txt:3: not a merge"),
@@ -240,14 +240,14 @@ def test_null_takes_what_python_takes_for_a_number():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "an empty text is not a whole number"),
-        ("1  2", "two blanks, or one at an end, is not a whole number"),
-        ("1 x2 3", "'x2' is not a whole number"),
-        ("1.0", "'1.0' is not a whole number"),
+        ("", "an empty text is not an integer"),
+        ("1  2", "two blanks, or one at an end, is not an integer"),
+        ("1 x2 3", "'x2' is not an integer"),
+        ("1.0", "'1.0' is not an integer"),
         ("2147483648", "2147483648 does not fit into 32 bits"),
         ("-2147483649", "-2147483649 does not fit into 32 bits"),
         ("9" * 60, "a number of more than 40 digits does not fit into 32 bits"),
-        ("9" * 5000, "is not a whole number"),
+        ("9" * 5000, "is not an integer"),
     ],
 )
 def test_null_refuses_a_text_by_its_number(text, reason):

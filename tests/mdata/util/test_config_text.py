@@ -10,7 +10,7 @@ import pytest
 from mdata.util.config_text import MOST_LEVELS, load_toml, parse_json, parse_toml
 
 LARGEST, SMALLEST = (1 << 63) - 1, -(1 << 63)
-TOO_DEEP, TOO_LARGE = f"nested more than {MOST_LEVELS} levels deep", "a whole number beyond 64 bits"
+TOO_DEEP, TOO_LARGE = f"nested more than {MOST_LEVELS} levels deep", "an integer beyond 64 bits"
 
 
 def lists(levels: int, inside: str = "") -> str:

@@ -258,7 +258,7 @@ def test_the_corpus_that_names_its_tokenizer_answers_for_a_blend(kinds, tmp_path
 def test_a_tokenizer_of_numbers_refuses_words_and_begins_an_empty_prompt():
     tokenizer = build_tokenizer("NullTokenizer", {}, options={"vocab_size": 51})
     assert prompt_ids(tokenizer, "") == [50] and prompt_ids(tokenizer, "7 8") == [7, 8]
-    with pytest.raises(UsageError, match="the prompt has no tokens: 'Once' is not a whole number"):
+    with pytest.raises(UsageError, match="the prompt has no tokens: 'Once' is not an integer"):
         prompt_ids(tokenizer, "Once")
 
 

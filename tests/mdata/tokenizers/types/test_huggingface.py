@@ -338,7 +338,10 @@ def test_classes_that_transformers_builds_by_its_own_rules(tmp_path, config, par
     assert len(notes) == bool(word)
     if word:
         cuts = "may cut" if word == "a T5Tokenizer" else "cuts"
-        assert notes[0] == f"tokenizer.json counts; transformers 5 (in Megatron) {cuts} words of {word} by other rules"
+        assert (
+            notes[0]
+            == f"ids follow tokenizer.json; transformers 5, which Megatron uses, {cuts} words of {word} by other rules"
+        )
 
 
 def test_split_special_tokens_is_our_plain(tmp_path):

@@ -160,8 +160,8 @@ def test_pieces_for_users_are_special_where_they_look_so():
     [
         ({"special_tokens": ["[X]"]}, "only in its legacy mode"),
         ({"legacy": True, "special_tokens": [""]}, r"special_tokens=\[''\]"),
-        ({"legacy": True, "ignore_extra_whitespaces": False}, "do not go together"),
-        ({"legacy": True, "compat": "megatron-2023"}, "compat and legacy do not go together"),
+        ({"legacy": True, "ignore_extra_whitespaces": False}, "exclude each other"),
+        ({"legacy": True, "compat": "megatron-2023"}, "compat and legacy exclude each other"),
         ({"compat": "megatron-2020"}, "compat='megatron-2020'\n  expected: megatron-2023"),
         ({"special_in_text": "maybe"}, "special_in_text='maybe'"),
     ],

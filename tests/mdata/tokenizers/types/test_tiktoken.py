@@ -490,8 +490,8 @@ def test_a_byte_without_a_rank_is_named(tmp_path):
     ("options", "text"),
     [
         ({"pattern": "v3"}, r"pattern='v3'\n  expected: one of v1, v2"),
-        ({"num_special_tokens": 6}, r"num_special_tokens=6\n  expected: a whole number from 7"),
-        ({"vocab_size": 265}, r"vocab_size=265\n  expected: a whole number from 266"),
+        ({"num_special_tokens": 6}, r"num_special_tokens=6\n  expected: an integer from 7"),
+        ({"vocab_size": 265}, r"vocab_size=265\n  expected: an integer from 266"),
         ({"special_tokens": ["<s>", "</s>"]}, r"special tokens without <unk> <mask> <pad> <cls> <sep>"),
         (
             {"special_tokens": [*tiktoken.SPECIAL_TOKENS, "<s"]},
