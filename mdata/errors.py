@@ -22,7 +22,7 @@ class MdataError(Exception):
     """Base of all errors with a message for the user.
 
     Args:
-        what: one sentence, with the file, row or field by name.
+        problem: one sentence, with the file, row or field by name.
         found: the values that were found.
         expected: what was expected in their place.
         fix: what the user can do now.
@@ -87,7 +87,7 @@ _QUERY = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*:/{1,2}[^\s?'\"]*\?)[^\s'\"]*=[^
 
 
 def hide_secrets(text: str) -> str:
-    """A text without the user names, passwords and queries of URLs; users give URLs in unexpected places too."""
+    """The text without user names, passwords and queries of URLs, which users give in unexpected places."""
     if ":/" not in text:
         return text
     return _QUERY.sub(r"\1***", _USER.sub(r"\1***@", text))

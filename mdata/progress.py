@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 class Progress:
-    """Receives the progress of one piece of work after another. Methods that a subclass does not define do nothing."""
+    """Receives the progress of one piece of work after another. Methods that a subclass leaves out do nothing."""
 
     def begin(self, label: str, total: int | None, *, unit: str, done: int = 0) -> None:
         """A piece of work starts.
@@ -28,7 +28,7 @@ class Progress:
         """The time spent on this piece of work so far, over all workers: read=..., parse=..., encode=..."""
 
     def note(self, text: str) -> None:
-        """One line for the user: something was decided or left out, or takes long."""
+        """One line for the user: a decision, something left out, or a long wait."""
 
     def end(self) -> None:
         """The piece of work is done."""

@@ -1,4 +1,4 @@
-"""An open blend: its manifest and its open corpora. One corpus alone is a blend, too: of itself, without a share.
+"""An open blend: its manifest and its open corpora. A single corpus is opened as a blend of itself, without a share.
 
 Which component gives which sample depends on the run (its sequence length and split): `OpenBlend.selection`.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenBlend:
-    """A blend whose corpora are open; `folder` is that from which the manifest's paths go."""
+    """A blend whose corpora are open; the manifest's paths are relative to `folder`."""
 
     manifest: BlendManifest
     corpora: tuple[Corpus, ...]
@@ -54,17 +54,17 @@ class OpenBlend:
 
     @property
     def tokenizer_unknown(self) -> str:
-        """ "ok" where the manifest says that corpora whose tokenizer is not known may be mixed with others."""
+        """ "ok" if the manifest allows corpora with and without a recorded tokenizer to be mixed."""
         return REFUSE if isinstance(self.manifest.tokenizer_unknown, UnsetType) else self.manifest.tokenizer_unknown
 
     @property
     def left_out(self) -> dict[str, str]:
-        """What a folder or pattern named and is not trained on: path -> why."""
+        """Corpora of a folder or pattern that are not trained on: path -> reason."""
         left_out = self.manifest.notes.get("left_out", {})
         return dict(left_out) if isinstance(left_out, Mapping) else {}
 
     def tell_left_out(self, progress: Progress) -> None:
-        """Say what is left out, and why."""
+        """Report which corpora are left out, and why."""
         for where, why in self.left_out.items():
             progress.note(f"{where} is left out: {why}")
 
@@ -75,7 +75,7 @@ class OpenBlend:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the components."""
+        """Names of the components."""
         return tuple(part.name for part in self.manifest.components)
 
     @property
@@ -85,7 +85,7 @@ class OpenBlend:
 
     @property
     def test_sets(self) -> dict[str, tuple[Path, str]]:
-        """The named test sets, likewise."""
+        """The named test sets, in the same form."""
         return self._named(self.manifest.test)
 
     def _named(self, sets: list[NamedSet] | UnsetType) -> dict[str, tuple[Path, str]]:
@@ -105,7 +105,7 @@ class OpenBlend:
     def counts_by_tokens(self) -> bool:
         """Whether every component counts by its tokens, and the user gave no share.
 
-        An older manifest does not say who set its shares: those that are the corpora's tokens are taken for not given.
+        An older manifest does not say who set its shares; those equal to the corpora's tokens count as computed.
         """
         parts = zip(self.manifest.components, self.corpora, strict=True)
         return all(part.set_by != USER and part.share == str(corpus.num_tokens) for part, corpus in parts)
@@ -114,14 +114,14 @@ class OpenBlend:
         """Which component gives sample k, for a run whose split and samples give these sizes.
 
         Raises:
-            UsageError: shares, lengths or caps that cannot be met; every problem with its numbers.
+            UsageError: shares, lengths or caps that cannot be met; lists every problem with its numbers.
         """
         if self.plain:
             return NativeBlend(self.weights)
         return self.phased(samples_per_epoch, sequence_length)
 
     def phased(self, samples_per_epoch: Sequence[int], sequence_length: int) -> PhasedBlend:
-        """The same with its phases to be looked at, for a blend of weights too."""
+        """`selection` as a `PhasedBlend`, whose phases can be inspected; for a blend of weights too."""
         from mdata.manifest.blend_schedule import caps_of, schedules_of
         from mdata.mixing.resolve import Sizes, resolve
 
@@ -130,7 +130,7 @@ class OpenBlend:
 
 
 def blend_of_corpus(corpus: Corpus, folder: Path, *, tokenizer_unknown: str = REFUSE) -> OpenBlend:
-    """One corpus, with the blend id that a blend of nothing else has: data ids of single corpora hold it.
+    """One corpus as a blend; its id is that of a blend of this corpus alone, and is part of the data id.
 
     Raises:
         UsageError: it has no tokens.
@@ -161,6 +161,6 @@ def blend_of_corpus(corpus: Corpus, folder: Path, *, tokenizer_unknown: str = RE
 
 
 def relative_path(path: Path, folder: Path) -> str:
-    """A path from a folder, both without symbolic links, so that `..` means the same when it is followed."""
+    """A path relative to a folder, both with symbolic links resolved, so that `..` has its usual meaning."""
     real = path.parent.resolve() / path.name
     return Path(os.path.relpath(real, folder.resolve())).as_posix()

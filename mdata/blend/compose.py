@@ -1,9 +1,9 @@
 """From a spec to the manifest of a blend: finds and opens the corpora, and records their shares as given.
 
-A corpus has the share of its entry; where one entry names many (a folder, a pattern, a blend), they are a group that
-has the entry's share, divided by their tokens or, for a blend, by its own shares: shares of nested blends multiply. The
-manifest is self-contained: nested blends and patterns are gone from it. All problems are reported in one error.
-Nothing is written here.
+A corpus has the share of its entry. If one entry names many (a folder, a pattern, a blend), they are a group with the
+entry's share, divided by their tokens or, for a blend, by its own shares: shares of nested blends multiply. The
+manifest is self-contained: it contains no nested blends or patterns. All problems are reported in one error. Nothing is
+written here.
 
 Below a folder or among the matches of a pattern, every corpus manifest and every .idx counts, except pairs that a
 manifest there lists; hidden names, blends and other JSON files are skipped. Links are followed, and a folder that
@@ -73,7 +73,7 @@ def plan_blend(
     allow_outside: bool = False,
     cache: CachePlace = (None, None),
 ) -> OpenBlend:
-    """The blend that `make_blend` would write into a folder; `mode` and all behind it as in `open_part`.
+    """The blend that `make_blend` would write into a folder; `mode` and later arguments as in `open_part`.
 
     Raises:
         UsageError, DamageError: as `make_blend`.
@@ -99,11 +99,11 @@ def allowing(spec: BlendSpec, tokenizer_unknown: str) -> BlendSpec:
 
 
 def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendManifest, tuple[Corpus, ...]]:
-    """The manifest that a spec means, with paths relative to `folder`, and its open corpora.
+    """The manifest that a spec describes, with paths relative to `folder`, and its open corpora.
 
     Raises:
-        UsageError: everything that is wrong with the spec, its corpora or their shares.
-        DamageError: a corpus that is not what its manifest says.
+        UsageError: lists every problem of the spec, its corpora and their shares.
+        DamageError: a corpus does not match its manifest.
     """
     problems: list[str] = []
     matches = [match for entry in spec.entries if (match := _find(entry, spec, open_one, problems=problems))]
@@ -154,7 +154,7 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
 
 
 def _find(entry: BlendEntry, spec: BlendSpec, open_one: Opener, *, problems: list[str]) -> EntryCorpora | None:
-    """Open what an entry names; None, and a problem, where that cannot be."""
+    """Open the corpora that an entry names; None, and a problem, if that fails."""
     try:
         blend = blend_at(entry.path)
         if blend is not None:
@@ -200,7 +200,7 @@ def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterat
 
 
 def _name_all(matches: Sequence[EntryCorpora]) -> None:
-    """Short names where they differ, else paths; an entry's own name goes first."""
+    """Name components: by the entry's name, otherwise by short names if these are unique, otherwise by paths."""
     for match in matches:
         for part in match.parts:
             own = match.entry.name if not match.many else None
@@ -237,7 +237,7 @@ def _check_overlap(parts: Sequence[PlannedComponent]) -> None:
 
 
 def corpora_of_sets(blend: BlendManifest, folder: Path, *, open_one: Opener) -> dict[str, list[Corpus]]:
-    """The corpora of each validation and test set, those of a blend that is one among them."""
+    """The corpora of each validation and test set; of a set that is a blend, its corpora."""
     corpora: dict[str, list[Corpus]] = {}
     for named_set in (*(blend.valid or ()), *(blend.test or ())):
         inner = blend_at(str(folder / named_set.path))
@@ -289,7 +289,7 @@ def _group_name(match: EntryCorpora) -> str:
 
 
 def _check_shares(matches: Sequence[EntryCorpora], spec: BlendSpec) -> None:
-    """Shares for all or for none among siblings; nothing beside `exhaustive`."""
+    """Refuse shares for only some siblings, or shares together with `exhaustive`."""
     if spec.exhaustive and (spec.groups or spec.phases or spec.alpha or any(match.entry.share for match in matches)):
         raise UsageError("exhaustive reads every corpus once", expected="no shares, groups, phases or alpha with it")
     if spec.alpha is not None and not any(_by_tokens(match) for match in matches):
@@ -317,7 +317,7 @@ def _check_shares(matches: Sequence[EntryCorpora], spec: BlendSpec) -> None:
 
 
 def _by_tokens(match: EntryCorpora) -> bool:
-    """Whether tokens say what any corpus of an entry gets."""
+    """Whether tokens decide the shares of corpora of an entry."""
     if match.nested or not match.entry.share:
         return not match.nested
     return len(match.parts) > 1 and match.entry.share.unit != "epochs"
@@ -378,7 +378,7 @@ def _phase(
 
 
 def _sets(sets: Mapping[str, str], folder: Path, open_one: Opener, *, problems: list[str]) -> list[NamedSet]:
-    """Named sets; one that names many corpora becomes one set of each."""
+    """Named sets; a name with many corpora becomes one set for each."""
     made: dict[str, NamedSet] = {}
     for name, path in sets.items():
         try:

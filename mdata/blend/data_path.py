@@ -2,10 +2,9 @@
 
 An odd number of words: all are prefixes. An even number: if words 0, 2, 4 ... are all numbers (as Python's float reads
 them, or 1/3) they are the weights of the words that follow; if none is, all are prefixes. What differs from Megatron: a
-mixture of both is always refused (Megatron accepts some as prefixes), even if a weight or its prefix was forgotten and
-the number of words is odd, or if every weight follows its prefix. Weights stay the text that was given, so that
-`shares` can make them exact without loss. Python and JSON may have numbers among the words: a float becomes its
-shortest text, 0.7 and not its 53 bits.
+mix of both is always refused (Megatron accepts some as prefixes), even if a weight or its prefix was forgotten and the
+number of words is odd, or if every weight follows its prefix. Weights stay the text that was given, so that `shares`
+can convert them exactly. Words from Python or JSON may be numbers: a float becomes its shortest text, 0.7.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def as_words(words: object, name: str = "the blend") -> list[str]:
 
     Args:
         words: one string, or a list of texts, numbers and paths.
-        name: what the words are, for messages.
+        name: of the words, for messages.
 
     Raises:
         UsageError: anything else.

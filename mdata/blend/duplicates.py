@@ -1,10 +1,10 @@
 """Finds corpora that several entries name; with merge_same, each becomes one component with all their shares.
 
 Two components of one corpus would read the same texts at the same pace, since the order inside a corpus depends only on
-the corpus: each text would come twice in every pass. One component has one cursor, so no text repeats before all have
-been read; random access, inverse and the bound of a share work as for any component. Only shares in the same unit are
-added. If a member of a group with a share is also named outside of it, it leaves the group with its part of that share;
-the shares of the other members do not change.
+the corpus: each text would be read twice in every pass. One component has one cursor, so no text repeats before all
+have been read; random access, inverse and the bound of a share work as for any component. Only shares in the same unit
+are added. If a member of a group with a share is also named outside the group, it leaves the group with its part of
+that share; the shares of the other members do not change.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PlannedComponent:
 
 
 def first_alike(corpora: Sequence[Corpus]) -> list[int]:
-    """For each corpus the number of the first one that is, or may be, the same; its own number if there is none.
+    """For each corpus the number of the first one that is, or may be, the same; otherwise its own number.
 
     A pair whose .bin was never read is identified by its .idx and the size of its .bin: any pair with the same may be
     equal.
@@ -60,10 +60,10 @@ def files_of(corpus: Corpus) -> tuple[tuple[str, int], ...]:
 def merge_same(
     parts: Sequence[PlannedComponent], groups: dict[str, Share], *, spec: BlendSpec, problems: list[str]
 ) -> tuple[list[PlannedComponent], dict[str, str]]:
-    """The parts with every corpus once, under its first name; `groups` is reduced by the shares that members take out.
+    """The parts with every corpus once, under its first name; members that leave a group reduce its share in `groups`.
 
     Returns:
-        The parts, and for each merged one the shares that it was given, as text.
+        The parts, and for each merged one its shares as text.
     """
     of_corpus: dict[int, list[PlannedComponent]] = {}
     roots: list[int] = []

@@ -1,4 +1,4 @@
-"""Opening what a path or Megatron's words name.
+"""Opens a blend or corpus by its path or by Megatron's words.
 
 One corpus, or the manifest of a blend, is opened as it is. Anything else (words, folders, patterns, .toml and .csv
 files) is composed first, and only then the modules for it are imported.
@@ -37,13 +37,13 @@ def open_blend(
 ) -> OpenBlend:
     """Open a corpus manifest, a bare prefix, a blend manifest, or Megatron's words (also in one string).
 
-    `mode`, `checked`, `allow_outside` and `cache` are those of `open_part`, `tokenizer_unknown` is `make_blend`'s. A
-    folder, a pattern, and a .toml or .csv file are taken too. A blend may name corpora anywhere. `evaluation`: a folder
-    is opened to measure on it, so its held-out parts are read too.
+    Also opens a folder, a pattern, and a .toml or .csv file. `mode`, `checked`, `allow_outside` and `cache` are as in
+    `open_part`, `tokenizer_unknown` as in `make_blend`. A blend may name corpora anywhere. `evaluation`: held-out parts
+    in a folder are read too.
 
     Raises:
-        UsageError: nothing there, two tokenizers, or one that is not known beside one that is.
-        DamageError: something that is not what its manifest says.
+        UsageError: nothing there, two tokenizers, or corpora with and without a recorded tokenizer.
+        DamageError: a corpus does not match its manifest.
     """
     open_one = partial(open_part, mode=mode, checked=checked, allow_outside=allow_outside, cache=cache)
     words, folder = words_of_path(path) if isinstance(path, str | Path) else path, Path.cwd()

@@ -1,9 +1,9 @@
 """Keeps the same document from being read twice: corpora that a folder contributes, and corpora that may not be mixed.
 
-From a folder, held-out parts are left out, and so are parts whose whole is there too; both are reported. Other corpora
-that share documents (two wholes of one input, a part beside a whole of another run) are refused by name, and so is a
-corpus, or any of its documents, in both training and evaluation; `allow_overlap` allows both. Corpora without a
-provenance are compared by id and files only.
+Of a folder, held-out parts are left out, and so are parts of a corpus that is in the folder too; both are reported.
+Other corpora that share documents (two wholes of one input, a part beside a whole of another run) are refused by name,
+and so is a corpus, or any of its documents, in both training and evaluation; `allow_overlap` allows both. Corpora
+without a provenance are compared by id and files only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHOWN = 5
 
 
 def to_train_on(path: str, corpora: Sequence[Corpus]) -> tuple[list[Corpus], dict[str, str]]:
-    """The corpora of a folder that a blend uses, and for each other one the reason why it is left out, by path.
+    """The corpora of a folder that a blend uses; and path -> reason for those that are left out.
 
     Raises:
         UsageError: all are held-out parts.
@@ -86,7 +86,7 @@ def shared_documents(corpora: Sequence[Corpus], *, first: int = 0) -> list[str]:
 
 
 def check_apart(train: Sequence[Corpus], sets: Mapping[str, Sequence[Corpus]], *, allow: str = ALLOW) -> None:
-    """Refuse evaluation sets that hold documents of the training data.
+    """Refuse evaluation sets that contain documents of the training data.
 
     Args:
         train: corpora that are trained on.

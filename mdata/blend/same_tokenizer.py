@@ -1,7 +1,7 @@
 """Checks that corpora that are read together have one tokenizer, as far as their manifests say.
 
 A pair without a manifest, or with one from a plain `mdata adopt`, does not record its tokenizer. Such corpora may be
-read together. One of them beside a corpus that names its tokenizer is refused, unless the user allows it.
+read together; mixing them with corpora that record a tokenizer needs the user's permission.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def may_be_unknown(*said: str) -> bool:
 
 
 def check_one_tokenizer(corpora: Sequence[Corpus], *, unknown: bool) -> None:
-    """Refuse corpora whose ids mean different things, or may do so.
+    """Refuse corpora whose ids mean, or may mean, different things.
 
     Args:
         corpora: read together.
-        unknown: the user says that corpora without a recorded tokenizer use the same one.
+        unknown: the user confirms that corpora without a recorded tokenizer use the same one.
 
     Raises:
         UsageError: names two corpora, and the known facts about their tokenizers.
@@ -56,7 +56,7 @@ def check_one_tokenizer(corpora: Sequence[Corpus], *, unknown: bool) -> None:
 
 
 def way_out(prefix: str) -> str:
-    """What to do about a corpus that does not record its tokenizer."""
+    """The remedy for a corpus that does not record its tokenizer."""
     return (
         f"mdata adopt {prefix} --tokenizer-type TYPE --tokenizer-model FILE records the tokenizer that made it\n"
         '  or, if you know that its ids match: --tokenizer-unknown ok (in a run: data.tokenizer_unknown = "ok"; '

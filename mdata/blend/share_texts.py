@@ -48,12 +48,12 @@ def shown_wholes(blend: BlendManifest, tokens: Sequence[int]) -> list[Fraction |
 
 
 def weights_set_by(blend: BlendManifest, tokens: Sequence[int]) -> list[SetBy]:
-    """Who set the weights outside groups in each phase in force: the user, if any of them was given."""
+    """Who set the weights outside groups in each phase in force: the user, if they gave any of them."""
     return [USER if total is None else TOKENS for total in shown_wholes(blend, tokens)]
 
 
 def _phases(blend: BlendManifest) -> list[Phase]:
-    """The phases as requested; in a blend that was changed since, the note describes an earlier mixture."""
+    """The phases as requested; in a blend that was changed since, the note describes an earlier blend."""
     note = blend.notes.get("redistributed")
     if isinstance(note, Mapping) and isinstance(blend.earlier, UnsetType):
         with suppress(msgspec.ValidationError, UsageError):  # notes are free text: code must not rely on them

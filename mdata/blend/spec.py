@@ -33,13 +33,13 @@ class BlendSpec:
 
     Args:
         entries: corpora and shares. groups: shares of groups. phases: empty: one phase, with the entries' shares.
-        alpha: entries without a share count by tokens to this power (1: by tokens, 0: all alike).
-        exhaustive: read every corpus once. redistribute: what a cap leaves over goes to the others.
+        alpha: entries without a share count by tokens to this power (1: by tokens, 0: equally).
+        exhaustive: read every corpus once. redistribute: tokens capped by max_epochs go to the others.
         merge_same: a corpus that several entries name becomes one component with all of their shares, not an error.
         allow_overlap: use held-out parts of folders too, and allow documents in two corpora or sets.
         samples, tokens: length of the only phase, if it mixes amounts and weights.
         valid, test: name -> path of a finite set.
-        tokenizer_unknown: "ok": allow corpora without a recorded tokenizer beside others.
+        tokenizer_unknown: "ok" mixes corpora that record their tokenizer with others that do not.
         per_split: the entries are Megatron's list for the training split, which ignores the weight of a single corpus.
     """
 
@@ -136,7 +136,7 @@ def spec_of_mapping(tables: Mapping[str, Any], name: str = "the blend") -> Blend
     """Read the same content as TOML from a Python mapping.
 
     Raises:
-        UsageError: every problem of it.
+        UsageError: lists every problem.
     """
     read = _SpecReader()
     spec = read.spec(tables)

@@ -1,9 +1,9 @@
-"""Changes the mixture for the rest of a run: samples before N stay the same, and corpora continue from where they were.
+"""Changes a blend for the rest of a run: samples before N stay the same, and corpora continue where they were.
 
 The new manifest names the old one as its parent and lists the old phases, ended at N, before its own. Components keep
 their numbers and new ones are added after them, so samples before N do not change; a corpus that is no longer read
 keeps its number with a share of 0. Amounts of the new phases count from N; caps count from the beginning of the run.
-Pure except for opening the added corpora. `change_table` says what a change does to each component.
+Pure except for opening the added corpora. `change_table` shows the effect on each component.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from mdata.util.option_synonyms import nearest
 
 @dataclass(frozen=True)
 class BlendEdits:
-    """Edits of the current mixture.
+    """Edits of the current blend.
 
     Args:
         shares: component -> its new weight. add: (weight, corpus). remove: components.
@@ -63,13 +63,13 @@ def change_blend(
     edits: BlendEdits | None = None,
     split: str = "100,0,0",
 ) -> OpenBlend:
-    """The blend with a new mixture from sample `at_sample` on; `save_blend` writes it.
+    """The blend with other shares from sample `at_sample` on; `save_blend` writes it.
 
     Args:
         old: the blend of the run. at_sample: number of samples read before the change.
         folder: of the new manifest.
         sequence_length, split: of the run.
-        spec: the complete new mixture; or edits: of the current one.
+        spec: the complete new blend; or edits: of the current one.
 
     Raises:
         UsageError: an impossible sample number, unknown names, neither or both of spec and edits.
@@ -173,7 +173,7 @@ class _Union:
         return EarlierPhases(until=schedule.until or at_sample, phases=phases)
 
     def taken(self, new: OpenBlend) -> list[Phase]:
-        """The phases of a complete new mixture, with a share for every component."""
+        """The phases of a complete new blend, with a share for every component."""
         places = [self._place(part, corpus) for part, corpus in zip(new.manifest.components, new.corpora, strict=True)]
         for place, part in zip(places, new.manifest.components, strict=True):
             cap = part.cap or self.components[place].cap
@@ -223,7 +223,7 @@ class _Union:
         return edited
 
     def _one(self, name: str, problems: list[str]) -> list[int]:
-        """The component with this name, as a list; empty, and a problem, if there is none."""
+        """The component with this name, as a list; if there is none, an empty list, and a problem."""
         numbers = [i for i, part in enumerate(self.components) if part.name == name]
         if not numbers:
             names = [part.name for part in self.components]
@@ -243,7 +243,7 @@ class _Union:
         return self._place(blend.manifest.components[0], blend.corpora[0])
 
     def _newly(self, path: str, read: set[int], option: str, *, fix: str) -> int:
-        """The number of a corpus that is not read yet; a second weight for it would be lost. Recorded in `read`."""
+        """The number of a corpus not read yet (a second weight for it would be lost); adds it to `read`."""
         number = self._added(path)
         if number in read:
             name = self.components[number].name

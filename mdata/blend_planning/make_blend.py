@@ -37,9 +37,9 @@ def make_blend(
             a `BlendSpec`, or the content of a TOML file as a mapping. Words may be one string; weights among
             them may be numbers.
         output: the manifest; corpora are named relative to its folder, so that both can move together.
-        tokenizer_unknown: "ok": allow corpora without a recorded tokenizer beside others.
+        tokenizer_unknown: "ok" mixes corpora that record their tokenizer with others that do not.
         allow_outside: as for `open_corpus`, of each corpus.
-        sequence_length, samples, tokens, split: of `redistribute_blend`, for a spec that asks for it.
+        sequence_length, samples, tokens, split: for `redistribute_blend`, if the spec asks for it.
 
     Raises:
         UsageError: unusable shares or corpora, two tokenizers or an unknown one, a corpus twice.
@@ -56,7 +56,7 @@ def save_blend(blend: OpenBlend, output: Path) -> OpenBlend:
     """Write the manifest of a blend; its paths must be relative to the same folder.
 
     Raises:
-        UsageError: the file name does not end as it must, or a corpus manifest is there.
+        UsageError: the name does not end in .json, or the file is the manifest of a corpus.
     """
     if output.suffix != ".json":
         raise UsageError(f"{output}: the name of a manifest must end in .json", fix=f"{output}.json")

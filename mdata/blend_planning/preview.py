@@ -81,7 +81,7 @@ def preview_blend(
         split: Megatron's split string; training reads its first part.
 
     Raises:
-        UsageError: shares, lengths or caps that cannot be met, or a run longer than the blend; with all numbers.
+        UsageError: shares, lengths or caps that cannot be met, or a run longer than the blend; gives all numbers.
     """
     schedules = schedules_of(blend.manifest)
     if sequence_length is None and _counts_samples(schedules, samples):

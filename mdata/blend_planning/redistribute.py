@@ -1,9 +1,9 @@
-"""Redistributes a blend whose caps are reached: what a cap leaves over goes to the other components by their weights.
+"""Redistributes a blend whose caps are reached: capped samples go to the other components by their weights.
 
-This is computed once, for one length, sequence length and split, and recorded in samples; a run needs no rule for it.
+This is computed once, for one length, sequence length and split, and recorded in samples; a run needs no such rule.
 Phase by phase, a component whose share would exceed its cap gets what is left up to the cap, and the rest is divided
-again among the other weights until no cap is exceeded. Amounts are not reduced: one beyond its cap stays an error, with
-its numbers.
+again among the other weights until no cap is exceeded. Amounts are not reduced: an amount beyond its cap stays an
+error.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class CachedReader(IndexedReader):
         prefix: of the .idx.
         blocks: of all pairs of the corpus.
         shard: the number of this pair.
-        mode, described, known: as for `IndexedReader`; there is no .bin at the path in `known`.
+        mode, described, known_facts: as for `IndexedReader`; there is no .bin at the path in `known_facts`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Gives a .bin/.idx pair of another program a manifest, so that it can be blended, verified and trained on.
+"""Writes a manifest for a .bin/.idx pair of another program, so that it can be blended, verified and trained on.
 
 The pair is read and never changed. Without `full` only the index is read, and the manifest says `verified: false`; with
 it every token is checked: the hashes of .bin's blocks, the largest id, and that each id belongs to the tokenizer. An
@@ -73,12 +73,12 @@ def adopt(
         level: default "sentence" or "chat" for a prefix with that ending (as Megatron's tool names them), else
             "document".
         full: read every token.
-        threads: for reading; default the cores this process may use.
-        progress: receives the bytes read and notes on anything odd.
+        threads: for reading (default: all available cores).
+        progress: receives the bytes read, and notes.
 
     Raises:
-        UsageError: no such pair, values that are not token ids, an existing manifest that says something else, or ids
-            that the tokenizer does not have.
+        UsageError: no such pair, values that are not token ids, a contradicting manifest, or ids that the tokenizer
+            does not have.
         DamageError: the pair is damaged.
     """
     prefix = prefix_of(Path(prefix))

@@ -47,8 +47,8 @@ def convert(
         progress: receives the bytes written and notes on decisions.
 
     Raises:
-        UsageError: no such pair or not of an older format, values that are not token ids, other files already at the
-            new prefix, or ids that the tokenizer does not have.
+        UsageError: no such pair, or not of an older format; values that are not token ids; other files at the new
+            prefix; or ids that the tokenizer does not have.
         DamageError: the old pair is damaged.
         BadInputError: a sequence too long for MMIDIDX.
         ResourceError: the disk is full, or another error of the file system.

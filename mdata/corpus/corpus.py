@@ -1,10 +1,10 @@
 """A corpus: the shards of one manifest, or one bare .bin/.idx pair, as a single stream of sequences and tokens.
 
 A path is a manifest (`x.json`) or a prefix (also written as `x.bin` or `x.idx`), whose manifest `x.json` is used if it
-exists. Of a bare pair only the .idx is read: its id comes from the .idx and the size of .bin, and what the pair cannot
-say (tokenizer, end of document, largest id) stays None. Opening checks counts, and the hash and tables of each .idx; a
-dataset checks tables when they are first used, so that the time to open it does not grow with its documents. `mdata
-verify` checks the hashes of .bin. A corpus can be pickled: a process that sees the same unchanged files opens none.
+exists. Of a bare pair only the .idx is read: its id comes from the .idx and the size of .bin; tokenizer, end of
+document and largest id are None. Opening checks counts, and the hash and tables of each .idx; a dataset checks tables
+when they are first used, so that the time to open it does not grow with its documents. `mdata verify` checks the hashes
+of .bin. A corpus can be pickled: a process that sees the same unchanged files opens none.
 """
 
 from __future__ import annotations
@@ -48,12 +48,11 @@ def open_corpus(
 
     Args:
         path: the manifest, or the prefix.
-        mode: "mmap", or "pread" for file systems and memory limits that maps do not suit, and for more than 20,000
-            shards.
-        checked: false, or more than 1,000 shards: tables of an .idx that a manifest describes are checked when they
-            are first used, not here.
-        allow_outside: its manifest may name files outside its folder; for manifests of people whom you trust.
-        content: of the manifest, if it was just read.
+        mode: "mmap", or "pread" where the file system or the memory limit rules out maps, and above 20,000 shards.
+        checked: check the tables of each .idx now. If false, or above 1,000 shards, tables that a manifest describes
+            are checked when they are first used.
+        allow_outside: its manifest may name files outside its folder; only for manifests that you trust.
+        content: the manifest, if it was just read.
 
     Raises:
         UsageError: nothing there, a blend, or a manifest that names files elsewhere.
@@ -75,15 +74,15 @@ class Corpus:
 
     Args:
         path: the manifest, or the prefix of a bare pair.
-        manifest: what is known of the content.
+        manifest: the facts about the content.
         readers: one per shard.
         complete: false: the manifest lacks its provenance, which is read from the file when it is needed.
         allow_outside: the manifest may name files outside its folder.
 
     Attributes:
-        id: identity of the content. name: what people call it, from the path.
+        id: identity of the content. name: for messages, from the path.
         document_offsets, sequence_offsets, token_offsets: how many lie before each shard, and in all.
-        dtype: of the tokens on disk. eod, largest_id, tokenizer_fingerprint: None where not known.
+        dtype: of the tokens on disk. eod, largest_id, tokenizer_fingerprint: None if unknown.
         address: where it is, if it is in object storage.
     """
 
@@ -119,10 +118,10 @@ class Corpus:
 
     @cached_property
     def manifest(self) -> CorpusManifest:
-        """All that is known of the content.
+        """The facts about the content.
 
         Raises:
-            DamageError: another one lies there than when the corpus was opened.
+            DamageError: the file was replaced since the corpus was opened.
         """
         return self._known if self._complete else _load(self.path, self.id)
 
@@ -136,7 +135,7 @@ class Corpus:
         """int32[n], tokens of every sequence; all tables are checked first.
 
         Raises:
-            DamageError: an .idx that is not what was written, or a table that is inconsistent.
+            DamageError: an .idx does not have its recorded hash, or its tables are inconsistent.
         """
         compare_all(self.readers)
         parts = [reader.lengths for reader in self.readers]
@@ -144,7 +143,7 @@ class Corpus:
 
     @property
     def tokenizer(self) -> TokenizerFacts | None:
-        """What is known of the tokenizer."""
+        """The recorded facts about the tokenizer; None if there are none."""
         return self._known.tokenizer
 
     @property
@@ -159,7 +158,7 @@ class Corpus:
 
     @property
     def largest_id(self) -> int | None:
-        """The largest token id; None where not known or without tokens."""
+        """The largest token id; None if unknown or without tokens."""
         largest_ids = [shard.largest_id for shard in self._known.shards if shard.largest_id is not None]
         return max(largest_ids, default=None)
 
@@ -169,7 +168,7 @@ class Corpus:
         return self._known.statistics.text_bytes if self._known.statistics else None
 
     def tokenizer_files(self) -> dict[str, bytes]:
-        """The tokenizer's files that are kept beside the corpus; none where the tokenizer is not known.
+        """The tokenizer's files beside the corpus; empty if the tokenizer is unknown.
 
         Raises:
             UsageError: the folder is gone, or it or a file in it lies outside the manifest's folder.
@@ -180,7 +179,7 @@ class Corpus:
             return files_inside(self.path, self.tokenizer.folder, allow_outside=self.allow_outside)
 
     def load_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that made this corpus, from the files beside it; None where it is not known.
+        """The tokenizer that made this corpus, from the files beside it; None if unknown.
 
         Raises:
             DamageError: the files beside the corpus are not those that made it.
@@ -211,7 +210,7 @@ class Corpus:
         """The stream's token numbers [start, stop) of sequences [first_sequence, last_sequence).
 
         Raises:
-            UsageError: the sequences do not follow each other on disk, so there is no such stream.
+            UsageError: the sequences are not contiguous on disk, so there is no such stream.
         """
         if not self.contiguous:
             raise UsageError(
@@ -347,7 +346,7 @@ def _open_bare(prefix: Path, mode: Mode) -> Corpus:
 
 
 def describe_pair(prefix: Path, reader: IndexedReader, *, level: Level) -> CorpusManifest:
-    """What the .idx of a pair tells, as a manifest that is not sealed.
+    """What the .idx of a pair says, as a manifest without id and checksum.
 
     Raises:
         UsageError: the values are not token ids. DamageError, ResourceError: the .idx cannot be read.

@@ -26,10 +26,10 @@ class Origin(NamedTuple):
 
 
 class DocumentReader:
-    """Reading access by document.
+    """Reads documents by number or origin.
 
     Args:
-        corpus: what is read.
+        corpus: to read from.
 
     Attributes:
         origins: content of the sidecar; None if there is none or it is missing.
@@ -79,7 +79,7 @@ class DocumentReader:
             place: the file as given to preprocess, or the end of its path, and the row, from 1.
 
         Raises:
-            UsageError: no origins are known, no such input, or the row became no document here.
+            UsageError: unknown origins, no such input, or no document of this row.
         """
         if self.origins is None:
             raise UsageError(
@@ -126,7 +126,7 @@ def parse_origin(place: str) -> tuple[str, int]:
     """File and row of "FILE:ROW".
 
     Raises:
-        UsageError: not such a text.
+        UsageError: not of this form.
     """
     path, _, row = place.rpartition(":")
     if not path or not row.isdecimal() or len(row) > _MOST_DIGITS or not 1 <= int(row) < 1 << 63:
@@ -140,7 +140,7 @@ def select(text: str, num_documents: int) -> Iterator[int]:
     """The document numbers that a text such as "0:10,42,-3:" selects; ranges as in Python, in the order given.
 
     Raises:
-        UsageError: not such a text, or a single document that does not exist.
+        UsageError: not of this form, or a single document that does not exist.
     """
     return chain.from_iterable([_range(part.strip(), num_documents) for part in text.split(",")])
 

@@ -1,9 +1,9 @@
-"""A corpus in object storage, copied to a folder on a disk, every file checked against the manifest.
+"""Copies a corpus from object storage to a folder on a disk, checking every file against the manifest.
 
 The .bin comes in blocks of 4 MiB, several at once, and each block is compared with its hash before it is written. A
 fetch that was stopped or killed continues: blocks of the temporary file that have their hashes are kept, so no journal
-is needed. The manifest is written last; a folder without it does not look like a corpus. Files that are in the folder
-and differ are never replaced. Blends, and parts of a corpus, are not fetched.
+is needed. The manifest is written last; a folder without it does not look like a corpus. Existing files that differ are
+never replaced. Blends, and parts of a corpus, are not fetched.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _HASH_BYTES = 32
 
 
 def fetch(corpus: str, folder: str | Path, *, progress: Progress = SILENT) -> Path:
-    """Copy a corpus to a folder; the path of its manifest there. What is there already is checked and kept.
+    """Copy a corpus to a folder and return the path of its manifest; existing files are checked and kept.
 
     Args:
         corpus: the address of its manifest, or the prefix of its pair.
-        folder: made if it is not there.
+        folder: created if missing.
         progress: receives bytes.
 
     Raises:
         UsageError: no corpus is there, no access, an object changed meanwhile, or other files are in the folder.
-        DamageError: an object is not what the manifest says. ResourceError: the storage or the disk fails.
+        DamageError: an object does not match the manifest. ResourceError: the storage or the disk fails.
     """
     refuse_output_address(folder)
     folder = Path(folder)
@@ -74,13 +74,13 @@ def fetch(corpus: str, folder: str | Path, *, progress: Progress = SILENT) -> Pa
 
 
 class CorpusCopy:
-    """What a manifest names, copied beside its own copy.
+    """The files that a manifest names, copied beside the copy of the manifest.
 
     Args:
         source: the manifest in storage.
-        target: the manifest on the disk; it need not be there yet.
+        target: the manifest on the disk; it need not exist yet.
         progress: receives bytes of .bin.
-        ours: files in the folder that differ are replaced; otherwise they are refused.
+        ours: replace files in the folder that differ, instead of refusing.
     """
 
     def __init__(self, source: Address, target: Path, *, progress: Progress = SILENT, ours: bool = False) -> None:
@@ -153,7 +153,7 @@ class CorpusCopy:
         return path
 
     def _blocks(self, shard: Shard, sidecar: BlockHashes) -> None:
-        """Copy a .bin: only those blocks that a temporary file of an earlier fetch does not hold."""
+        """Copy a .bin, except blocks that the temporary file of an earlier fetch already has."""
         hashes = self._path(sidecar.path).read_bytes()
         name = bin_path(Path(shard.path)).as_posix()
         path, facts = self._path(name), look_at_object(self._at(name))
@@ -183,7 +183,7 @@ class CorpusCopy:
                 atomic_io.sync_folder(path.parent)
 
     def _tokenizer(self, name: str, facts: TokenizerFacts) -> None:
-        """Copy the folder with the tokenizer's files, whose name is the hash of what is in it."""
+        """Copy the folder of the tokenizer's files, whose name is the hash of its content."""
         path, inside = self._path(name), self._at(f"{name}/")
         objects = [
             facts_of_file
@@ -214,7 +214,7 @@ def _manifest_address(corpus: str) -> Address:
 
 
 def manifest_address(address: Address) -> Address:
-    """The manifest of a pair, whose address is given with or without an ending."""
+    """The address of a pair's manifest, from that of the pair with or without an ending."""
     stem = address.key.removesuffix(".json").removesuffix(".bin").removesuffix(".idx")
     return address.with_key(f"{stem}.json")
 
@@ -241,7 +241,7 @@ def manifest_text(address: Address) -> bytes:
 
 @contextmanager
 def _sized(path: Path, size: int, is_there: bool) -> Iterator[tuple[BlockFile, int | None]]:
-    """A file of `size` bytes to read, and its descriptor to write it, which is None for a file that is complete."""
+    """A reader of a file of `size` bytes, and a descriptor for writing it; None if it is complete."""
     if is_there:
         if path.stat().st_size != size:
             raise _other_file(path)

@@ -48,7 +48,7 @@ def open_part(
         mode, checked, allow_outside, content: see `open_corpus`.
 
     Raises:
-        UsageError, DamageError: as these two.
+        UsageError, DamageError: as `open_corpus` and `open_stored`.
     """
     if not is_stored(path):
         return open_corpus(path, mode=mode, checked=checked, allow_outside=allow_outside, content=content)

@@ -1,7 +1,7 @@
-"""What the path of a corpus means: its manifest, or the prefix of a .bin/.idx pair.
+"""Resolves the path of a corpus to its manifest, or to the prefix of a .bin/.idx pair.
 
-Where nothing of the kind is, the error says what the user most likely means: the corpus that `mdata preprocess` made of
-that prefix, or a name that is near. Nothing is opened here.
+If there is neither, the error suggests what the user most likely means: the corpus that `mdata preprocess` made for
+that prefix, or a similar name. Nothing is opened here.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def prefix_of(path: Path) -> Path:
 
 
 def manifest_of(path: Path) -> Path | None:
-    """The manifest that a path means, or None for a bare pair.
+    """The manifest at a path; None for a bare pair.
 
     Raises:
-        UsageError: neither a manifest nor a pair is there.
+        UsageError: neither a manifest nor a pair exists there.
     """
     if path.suffix == ".json":
         return path
@@ -47,7 +47,7 @@ def manifest_of(path: Path) -> Path | None:
 
 
 def _meant(path: Path) -> str | None:
-    """What somebody most likely means by a path at which no corpus is."""
+    """The most likely meaning of a path that is not a corpus."""
     if path.suffix in _TEXT_ENDINGS and path.is_file():
         return f"make a corpus of it with mdata preprocess --input {path}"
     try:

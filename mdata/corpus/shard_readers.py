@@ -3,7 +3,7 @@
 With up to 1,000 shards, each pair is opened and its header compared with the manifest. With more, only the file sizes
 are compared: a file is opened when it is first read, and must then still be the file whose size was compared. The hash
 of the tables is always compared before their first use. So 100,000 shards cost two system calls each. A process may
-have about 65,000 maps, so with more than 20,000 shards none is mapped, whatever the mode.
+have about 65,000 maps, so with more than 20,000 shards none is mapped, in either mode.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def open_shards(
 
     Args:
         path: of the manifest.
-        content: of the manifest.
+        content: the manifest.
         mode: "mmap" or "pread".
         checked: check the tables of up to 1,000 shards now, not at their first use.
         allow_outside: the manifest may name files outside its folder.

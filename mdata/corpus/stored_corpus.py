@@ -1,9 +1,9 @@
 """A corpus in object storage, opened for reading: small files are copied to the node's cache, blocks when needed.
 
 The cache has a folder for each manifest, named by its checksum. Manifest, .idx, block hashes and tokenizer are copied
-there whole. They are trusted while another process uses the folder; the first user compares them with their hashes,
-and from then on every block is compared before its first read. Samples, ids and names are the same as those of a corpus
-on a disk. Origins are not copied, so `mdata trace` shows documents without files and rows.
+there completely. They are trusted while another process uses the folder; the first user compares them with their
+hashes, and from then on every block is compared before its first read. Samples, ids and names are the same as those of
+a corpus on a disk. Origins are not copied, so `mdata trace` shows documents without files and rows.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def open_stored(
         cache: where its blocks are kept; the default folder is the environment's MDATA_CACHE.
         mode: how its .idx is read.
         checked: the tables of up to 1,000 shards are checked now.
-        content: of the manifest, if it was just read.
+        content: the manifest, if it was just read.
 
     Raises:
         UsageError: no cache is given, no such object, no access, or a blend. DamageError: a file does not match the

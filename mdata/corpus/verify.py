@@ -152,7 +152,7 @@ def verify(
     Args:
         path: manifest or prefix.
         full: also read every .bin that has block hashes.
-        threads: that read blocks; default the cores this process may use.
+        threads: for reading blocks (default: all available cores).
         allow_outside: as for `open_corpus`; without it, a manifest that names files outside its folder is a problem.
         progress: receives the bytes read.
 

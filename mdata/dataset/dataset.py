@@ -85,10 +85,10 @@ def open_dataset(
         num_samples: Megatron's order: decides the epochs (None: one). Native: only the length of a training set.
         kind: `Gpt`, `Document`, `Packed`, `Chat`, `Bert` or `T5`; or the name of one, with its default options.
         order: `NativeOrder` or `MegatronOrder`, or its name.
-        cache, cache_size: where arrays that are built, and blocks of corpora in object storage, are kept; their limit.
-        tokenizer_unknown: "ok": a corpus without a recorded tokenizer may be mixed with one that has it.
-        allow_outside: manifests of corpora may name files outside their folders; for those of people whom you trust.
-        mode: "mmap" or "pread": how token files are read. threads: that read and build.
+        cache, cache_size: folder for built arrays and for blocks of corpora in object storage; limit of the blocks.
+        tokenizer_unknown: "ok" mixes corpora that record their tokenizer with others that do not.
+        allow_outside: manifests of corpora may name files outside their folders; only for manifests that you trust.
+        mode: "mmap" or "pread": how token files are read. threads: number that read and build.
         progress: receives notes on arrays that are built, and on corpora of a folder that are left out.
 
     Raises:
@@ -119,7 +119,7 @@ class Dataset:
     Args:
         blend: open corpora and their weights.
         options: how they are read.
-        cache: keeps arrays that are built; None: the cache that the options name.
+        cache: keeps built arrays; None: the cache of the options.
 
     Attributes:
         components: the corpora that have samples in the split.
@@ -162,7 +162,7 @@ class Dataset:
     def from_options(
         cls, path: str | Path, options: DatasetOptions, *, progress: Progress = SILENT, evaluation: bool = False
     ) -> Dataset:
-        """`open_dataset`, for options that are one object; `evaluation`: nothing in a folder is left out.
+        """`open_dataset` with one object of options; `evaluation`: held-out parts in a folder are read too.
 
         Raises:
             UsageError, DamageError: as `open_dataset`.
@@ -342,7 +342,7 @@ class Dataset:
 
     @property
     def continues(self) -> tuple[str, int] | None:
-        """(id of the blend that this one continues, the sample from which it differs); None if it continues none."""
+        """(id of the blend that this one continues, first sample that differs); None if it continues none."""
         return self._opened.continues
 
     @property
@@ -419,13 +419,13 @@ class Dataset:
 
     @property
     def text_bytes(self) -> int | None:
-        """UTF-8 bytes of the texts of all corpora, whatever the split; None if one of them does not record it."""
+        """UTF-8 bytes of the texts of all corpora, in all splits; None if one of them does not record it."""
         sizes = [c.text_bytes for c in self._corpora]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     @property
     def num_corpus_tokens(self) -> int:
-        """Tokens of all corpora, whatever the split; divide `text_bytes` by it."""
+        """Tokens of all corpora, in all splits: the divisor of `text_bytes`."""
         return sum(corpus.num_tokens for corpus in self._corpora)
 
     @property

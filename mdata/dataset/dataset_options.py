@@ -1,10 +1,9 @@
-"""How a run reads its data: one frozen set of options, checked when it is made, and what of it decides the data id.
+"""How a run reads its data: one frozen set of options, checked when made, and which of them decide the data id.
 
-Kinds of samples and orders are types of their own (`kind=Packed(longer="drop")`, `order=MegatronOrder(pad=0)`), so
-that what one does not have cannot be given to it; `DatasetOptions.from_keys` makes them from the flat keys of a
-configuration. Options that are not used leave the identity of a dataset as it is: a new option changes no existing
-data id. How files are read (`mode`, `threads`), where arrays are kept (`cache`) and,
-in native order, the number of samples are no part of it.
+Kinds of samples and orders are types of their own (`kind=Packed(longer="drop")`, `order=MegatronOrder(pad=0)`), so an
+option of one cannot be given to another; `DatasetOptions.from_keys` makes them from the flat keys of a configuration.
+Unused options are not in the identity of a dataset, so a new option changes no existing data id. How files are read
+(`mode`, `threads`), where arrays are kept (`cache`) and, in native order, the number of samples are no part of it.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class NativeOrder:
     """mdata's own order: computed, without end in training, stable when the blend changes.
 
     Args:
-        shuffle_block: gpt: sequences are permuted inside of blocks of so many, anew in each epoch; 0: file order.
+        shuffle_block: gpt: permute sequences within blocks of this many, reshuffled each epoch; 0: file order.
     """
 
     name: ClassVar[str] = native_order.NAME
@@ -68,9 +67,9 @@ class MegatronOrder:
 
     Args:
         pad: the tokenizer's pad id; tokens equal to it are padding. None: it has none.
-        allow_ambiguous_pad: take `pad` also where it is the eod.
+        allow_ambiguous_pad: accept a `pad` that equals the eod.
         keep_partial: split "valid" or "whole": the last partial sample counts (in native order it always does).
-        blend_surplus: how much more than its part each corpus with a share is built for.
+        blend_surplus: extra samples to build for each corpus with a share, as a fraction of its part.
     """
 
     name: ClassVar[str] = "megatron"
@@ -94,9 +93,9 @@ class DatasetOptions:
         order: `NativeOrder` or `MegatronOrder`.
         cache: folder for built arrays (packed, bert, t5, megatron; None: see mdata/array_cache/cache.py) and for blocks
             of corpora in object storage. cache_size: limit on these blocks, such as "500 GiB"; None: the disk's.
-        tokenizer_unknown: "refuse", or "ok": a corpus without a recorded tokenizer may be mixed with one that has it.
-        allow_outside: manifests of corpora may name files outside their folders; for those of people whom you trust.
-        mode: "mmap" or "pread": how token files are read. threads: that read and build.
+        tokenizer_unknown: "refuse"; "ok" mixes corpora that record their tokenizer with others that do not.
+        allow_outside: manifests of corpora may name files outside their folders; only for manifests that you trust.
+        mode: "mmap" or "pread": how token files are read. threads: number that read and build.
 
     Raises:
         UsageError: a value that is out of range, or a kind that the order does not have; names the option.

@@ -1,7 +1,7 @@
 """The finite sets that a training run is evaluated on: which sets, their names, and which samples are read.
 
 Validation and test sets are chosen in the same way: the corpora given by path, otherwise the sets named in the blend's
-manifest, otherwise the blend's own part of the split, if it has one. A corpus given by path is read whole, in file
+manifest, otherwise the blend's own part of the split, if it has one. A corpus given by path is read completely, in file
 order.
 """
 
@@ -41,15 +41,15 @@ def evaluation_sets(
     Args:
         train: the training data.
         split: "valid" or "test".
-        paths: corpora in place of those that the blend names; named after their files, a blend after its manifest.
+        paths: corpora instead of those that the blend names; named after their files, a blend after its manifest.
         num_samples: in Megatron's order: how many samples to build for.
-        allow_overlap: `paths` may hold documents that are trained on.
+        allow_overlap: `paths` may contain training documents.
         progress: receives a note on arrays that are built.
 
     Raises:
-        UsageError: a set that cannot be read with the training's options, was made with another tokenizer, or holds
-            documents that are trained on; a name that occurs twice.
-        DamageError: a named set that differs from the one that the blend named.
+        UsageError: a set that cannot be read with the training's options, was made with another tokenizer, or contains
+            training documents; or a name that occurs twice.
+        DamageError: a set is not the one that the blend recorded.
     """
     order, asked = train.options.order, None
     if isinstance(order, MegatronOrder):

@@ -3,7 +3,7 @@
 With shares, each corpus is built for its part of the requested samples plus a surplus, and mixed by weight. Without
 shares, corpora count by their size: each is built for one epoch and mixed by its number of samples; if no number of
 samples was requested, every sample comes once. What differs from Megatron: without shares, a corpus that has no sample
-in the split is left out; with a share, it is refused by name (Megatron fails a bare assertion). What a sample is, is in
+in the split is left out; with a share, it is refused by name (Megatron fails a bare assertion). How samples are made:
 open_samples.py.
 """
 
@@ -129,11 +129,11 @@ def mix_by_size(
 
 
 def mix_identity(blend: OpenBlend, surplus: float | None) -> dict[str, Any]:
-    """What the identity of a dataset covers of Megatron's blends, in addition to the blend's id.
+    """The fields of a dataset's identity for Megatron's blends, besides the blend's id.
 
-    The id knows the exact ratio of the weights, but Megatron's order depends on doubles: those of `0.1 a 0.2 b 0.3 c`
+    The id covers the exact ratio of the weights, but Megatron's order depends on doubles: those of `0.1 a 0.2 b 0.3 c`
     differ from those of `1 a 2 b 3 c`. The doubles are stored in hex. They are left out if they equal those of the
-    ratio in whole numbers (which the id covers), and if the user gave no weights (a power of the tokens has only one
+    ratio in integers (which the id covers), and if the user gave no weights (a power of the tokens has only one
     notation).
 
     Args:

@@ -1,4 +1,4 @@
-"""Builds ahead of time every array that a run would build at its start, or finds that it exists.
+"""Builds ahead of time every array that a run would build at its start; existing ones are kept.
 
 A run that opens the same data with the same options then only maps them: the arrays of Megatron's order and blends, the
 rows of packed samples, the mappings of BERT and T5. The native order of GPT samples and single documents is computed on
@@ -57,7 +57,7 @@ def build(
         path: a manifest, a prefix, or Megatron's --data-path.
         options: of the run; with `split` "whole" only that is built. Arrays go to its `cache`, or the default of
             cache.py.
-        num_samples: requested in Megatron's order, by split; a split that is missing here: one epoch.
+        num_samples: requested in Megatron's order, by split; a missing split gets one epoch.
         progress: receives a note on each array that is built.
 
     Raises:

@@ -1,8 +1,8 @@
 """Which blocks of corpora in object storage some samples read, and fetching them in advance.
 
-The samples go through the code that always reads them, while the corpora note which blocks are needed and copy nothing,
-so this holds for every kind of sample and order. `stage` does it for the steps of a node; a `Loader` does it for its
-next steps (mdata/loader/look_ahead.py).
+The samples are read by the usual code, but the corpora only record which blocks are needed and copy nothing, so this
+works for every kind of sample and order. `stage` does it for the steps of a node; a `Loader` does it for its next steps
+(mdata/loader/look_ahead.py).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def stage(dataset: Dataset, batches: Iterable[Int64s], *, progress: Progress = S
 
     Raises:
         UsageError: no corpus is in storage, or the blocks do not fit in the cache.
-        ResourceError: other processes took the room meanwhile. DamageError, ResourceError: as when reading.
+        ResourceError: other processes used up the room meanwhile. DamageError, ResourceError: as when reading.
     """
     wanted: dict[str, tuple[StoredCorpus, np.ndarray]] = {}
     for part in dataset.components:

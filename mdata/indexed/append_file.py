@@ -1,9 +1,9 @@
 """A file that is written from start to end under a temporary name, then committed: renamed to its final name.
 
 While it grows it can be synced, so that a journal can record how much is on disk; a later process opens it at that sync
-point and continues. What is unusual: a name proves nothing. A process that resumes compares the last bytes before the
-sync point, and only the file that was opened here is committed or rolled back. The files of a corpus get their final
-names together (mdata/preprocessing/placing.py).
+point and continues. Unusual: a name proves nothing. A process that resumes compares the last bytes before the sync
+point, and only the file that was opened here is committed or rolled back. The files of a corpus get their final names
+together (mdata/preprocessing/placing.py).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class AppendFile:
         """Check that the temporary name still belongs to this file.
 
         Raises:
-            DamageError: somebody removed or replaced it.
+            DamageError: it was removed or replaced.
         """
         if not atomic_io.is_same_file(self._fd, self.partial):
             raise self._removed()

@@ -122,7 +122,7 @@ class Gatherer:
         """Positions inside tokens [start, start + count) at which a non-empty document begins.
 
         Raises:
-            DamageError: an entry of an index that cannot be.
+            DamageError: an impossible entry in an .idx.
         """
         with self._faults:
             return self._index.cuts(starts, counts)
@@ -131,7 +131,7 @@ class Gatherer:
         """Runs of samples of Megatron's order: (ends, first, count); see `mdata._core.SequenceIndex.pieces`.
 
         Raises:
-            DamageError: an entry of an index that cannot be.
+            DamageError: an impossible entry in an .idx.
         """
         with self._faults:
             return self._index.pieces(order, spans, extra)
@@ -140,7 +140,7 @@ class Gatherer:
         """First token and number of tokens of each document.
 
         Raises:
-            DamageError: an entry of an index that cannot be.
+            DamageError: an impossible entry in an .idx.
         """
         with self._faults:
             return self._index.documents(numbers)
@@ -149,7 +149,7 @@ class Gatherer:
         """For each token of the concatenated runs: 1 if its sequence has an odd number in its document.
 
         Raises:
-            DamageError: an entry of an index that cannot be.
+            DamageError: an impossible entry in an .idx.
         """
         with self._faults:
             return self._index.odd_sequences(starts, counts)
@@ -158,7 +158,7 @@ class Gatherer:
         """Sequences [first, last), permuted inside blocks of this many; see `mdata._core.BlockShuffle`.
 
         Raises:
-            DamageError: an entry of an index that cannot be.
+            DamageError: an impossible entry in an .idx.
         """
         with self._faults:
             return BlockShuffle(self._index, *sequences, block)
@@ -169,7 +169,7 @@ class Gatherer:
         """Runs of rows of the permuted stream and where they begin in a row: (ends, first, count, cuts).
 
         Raises:
-            IndexError: tokens outside the range. DamageError: an entry of an index that cannot be.
+            IndexError: tokens outside the range. DamageError: an impossible entry in an .idx.
         """
         with self._faults:
             pieces = blocks.core.pieces(*blocks.key, starts, counts, inputs, threads)
@@ -180,7 +180,7 @@ class Gatherer:
         """The first token of a sequence in the permuted stream, and how many it has.
 
         Raises:
-            IndexError: a sequence outside the range. DamageError: an entry of an index that cannot be.
+            IndexError: a sequence outside the range. DamageError: an impossible entry in an .idx.
         """
         with self._faults:
             return blocks.core.place(*blocks.key, sequence)

@@ -36,7 +36,7 @@ def look_at(path: Path) -> Identity:
     """The identity of the file at this path now.
 
     Raises:
-        UsageError: there is none, or it cannot be inspected.
+        UsageError: it is missing or cannot be inspected.
     """
     try:
         return identity_of(regular_file(path).stat())

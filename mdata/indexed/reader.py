@@ -61,13 +61,13 @@ class IndexedReader:
 
     Args:
         prefix: the two names without their endings.
-        mode: "mmap", or "pread" for file systems and memory limits that do not suit maps.
+        mode: "mmap", or "pread" where the file system or the memory limit rules out maps.
         contiguous: from the manifest; the tables are then checked at their first use.
         described: the hash in the manifest; the .idx is compared with it before a table is first used.
-        known: facts of the same pair, opened before: nothing is opened until the first read.
+        known_facts: of the same pair, opened before: nothing is opened until the first read.
 
     Attributes:
-        facts: to pass as `known` in another process. described: as given.
+        facts: to pass as `known_facts` in another process. described: as given.
         dtype: the token type.
         contiguous: whether the sequences are contiguous in .bin, so that it is one stream of tokens.
         num_sequences: sequences in the pair. num_documents: documents, including empty ones.
@@ -156,7 +156,7 @@ class IndexedReader:
         return self._stored
 
     def compare(self) -> None:
-        """Compare the .idx with its hash, unless this process or the one that made `known` has already done so.
+        """Compare the .idx with its hash, unless this process or the one that made `known_facts` has already done so.
 
         The file is read, not mapped, so that a failing disk gives an error. One thread hashes 1e7 documents (200 MB) in
         0.045 s.

@@ -219,7 +219,7 @@ class IndexedWriter:
 
         Raises:
             ResourceError: the disk is full, or another fault of the file system.
-            DamageError: somebody removed a temporary file.
+            DamageError: a temporary file was removed.
         """
         index = AppendFile(idx_path(self._prefix))
         try:
@@ -361,7 +361,7 @@ class IndexedWriter:
             yield pointers
 
     def _rename(self, index: AppendFile) -> None:
-        """Rename in an order in which an .idx is never beside the wrong .bin."""
+        """Rename in an order that never leaves an .idx beside the wrong .bin."""
         folder = self._prefix.parent
         with os_errors_named(f"finishing {self._prefix}"):
             remove_synced(index.path)

@@ -1,10 +1,10 @@
 """How many samples a step reads: constant, growing, or by a table; a pure function of the counter of consumed samples.
 
-`constant`, `ramp_up` (Megatron's --rampup-batch-size) and `by_steps` (its table) give `BatchSizes`: the size of a
-step by the first sample that it reads, so the steps are the same for any number of ranks and after any resume.
-`in_force` is what fits the ranks: refused if it cannot be divided evenly, or rounded down where that is asked for.
+`constant`, `ramp_up` (Megatron's --rampup-batch-size) and `by_steps` (its table) give `BatchSizes`: the size of a step
+by the first sample that it reads, so the steps are the same for any number of ranks and after any resume. `in_force`
+checks that the ranks can divide a size evenly, or rounds it down if requested.
 
-What differs from Megatron: a ramp without steps or samples, there a division by zero, is refused with the numbers.
+Unlike Megatron, which divides by zero, a ramp without steps or samples is refused.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class BatchSizes:
     """Sizes of global batches; can be compared and pickled.
 
     Args:
-        table: (consumed samples, size) from which on a size holds; ascending, the first at 0. A ramp's `until` and
-            `per` decide instead, where they are set.
+        table: (consumed samples from which a size holds, size); ascending, the first at 0. If set, a ramp's `until` and
+            `per` decide instead.
         until: consumed samples after which the last size holds.
         per: consumed samples for each step of a ramp, a double as in Megatron.
     """
@@ -35,7 +35,7 @@ class BatchSizes:
     per: float | None = None
 
     def at(self, consumed: int) -> int:
-        """Samples of the step that begins behind `consumed` samples."""
+        """Samples of the step that begins after `consumed` samples."""
         if len(self.table) == 1:
             return self.table[0][1]
         if self.until is not None and self.per is not None:
@@ -44,7 +44,7 @@ class BatchSizes:
         return next(size for start, size in reversed(self.table) if start <= consumed)
 
     def in_force(self, consumed: int, *, micro_batch: int, dp_size: int, decrease: bool = False) -> int:
-        """The size that so many ranks can divide evenly.
+        """The size, checked to be divisible among the ranks.
 
         Args:
             consumed: samples read before.
@@ -69,7 +69,7 @@ class BatchSizes:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Every size that there is."""
+        """All sizes, in order."""
         return tuple(size for _, size in self.table)
 
     def steps(self, consumed: int = 0) -> Iterator[tuple[int, int]]:
@@ -80,7 +80,7 @@ class BatchSizes:
             consumed += size
 
     def after(self, num_steps: int, *, consumed: int = 0) -> int:
-        """Samples consumed when so many more steps are done behind `consumed` samples."""
+        """Samples consumed after `num_steps` more steps."""
         while num_steps > 0:
             alike = self._steps_alike(consumed)
             count = num_steps if alike is None else min(num_steps, alike)
@@ -89,7 +89,7 @@ class BatchSizes:
         return consumed
 
     def within(self, num_samples: int, *, consumed: int = 0) -> int:
-        """How many more steps behind `consumed` samples end at or before sample `num_samples`; 0 if none does.
+        """How many more steps after `consumed` samples end at or before sample `num_samples`.
 
         The inverse of `after`, rounded down: a step that would read further is not begun.
         """
@@ -132,10 +132,10 @@ def constant(size: int) -> BatchSizes:
 
 
 def ramp_up(start: int, increment: int, *, samples: int, size: int) -> BatchSizes:
-    """Megatron's ramp: from `start` to `size` in steps of `increment`, spread evenly over so many samples.
+    """Megatron's ramp: from `start` to `size` in steps of `increment`, spread evenly over `samples` samples.
 
     Raises:
-        UsageError: sizes between which there is no whole number of steps, or no samples.
+        UsageError: the increment does not divide the difference, or a value below 1.
     """
     ramp = f"start {start}, increment {increment}, over {samples} samples, to {size}"
     if start < 1 or increment < 1 or samples < 1 or size <= start:
@@ -157,10 +157,10 @@ def ramp_up(start: int, increment: int, *, samples: int, size: int) -> BatchSize
 
 
 def read_ramp(words: str, *, size: int) -> BatchSizes:
-    """A ramp as it is written, "START INCREMENT SAMPLES", up to `size`; without words, steps of that size.
+    """Parse a ramp "START INCREMENT SAMPLES" up to `size`; an empty text gives constant steps of that size.
 
     Raises:
-        UsageError: other than three whole numbers; as `ramp_up` and `constant`.
+        UsageError: not three integers; or as `ramp_up` and `constant`.
     """
     numbers = words.split()
     if not numbers:

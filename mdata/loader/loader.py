@@ -1,20 +1,17 @@
-"""Batches, read ahead by a thread: what a rank gets is a function of (data, consumed samples, batch sizes,
-rank).
+"""Batches, read ahead by a thread; a rank's batches are a function of (data, consumed samples, batch sizes, rank).
 
 The thread only fetches what arithmetic has already decided (mdata/loader/sampler.py), so reading ahead cannot change
-the stream, and resuming is starting with another number. Nothing is drawn from a global random state. Ranks that read
-the same rows each gather them; the file comes from the disk once a node (docs/design/loader.md).
+the stream, and resuming means starting at another sample. No global random state is used. Ranks that read the same rows
+each gather them; a node reads the file from disk once (docs/design/loader.md).
 
 Reading ahead: a step is a list of parts; the thread (mdata/util/background.py) reads the parts of the next steps while
-the consumer works on this one. At most `ahead` + 2 steps are alive: those that wait, the one being read, and the
-consumer's. An error of the thread is raised where the step would have come. It looks between two parts whether it
-should end, and is no process, so that nothing is left when the process is killed. A note says in words where the
-samples lie that a stalled consumer waits for. Nothing is read for it, as the disk may be what is waited for: a byte is
-named only where it is arithmetic.
+the consumer works on this one. At most `prefetch` + 2 steps are in memory: those that wait, the one being read, and the
+consumer's. An error in the thread is raised in place of the step. The thread checks between parts whether to stop, and
+dies with the process. When a consumer waits long, a note says where its samples are, without reading anything, because
+the disk may be the cause: a byte offset is given only if it can be computed.
 
-Memory: that of a batch comes back when the last array over it is gone, whoever held it: every view, torch tensor or
-memoryview keeps the array that it was made from alive, and that one keeps its memory. So a batch that is kept never
-changes, and nobody has to give anything back.
+Memory: a buffer is reused once the last array over it is gone. Every view, torch tensor or memoryview keeps its base
+array alive, so a batch that is kept never changes, and nothing has to be returned.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ class BatchPlan:
         micro_batch: rows of one forward pass.
         dp_rank, dp_size: this rank of the data-parallel axis.
         seed: keys the order of rows inside a global batch.
-        sizes: of steps that grow (mdata/loader/batch_sizes.py); None: each is `global_batch`.
+        sizes: growing batch sizes (mdata/loader/batch_sizes.py); None: every step has `global_batch`.
     """
 
     global_batch: int
@@ -97,8 +94,8 @@ class Batch:
 
     Attributes:
         samples: int64[b], their numbers.
-        rows: all that the dataset tells of them (see `Rows`). tokens and labels, int64[b, S], are views of `rows.text`;
-            loss_mask is float32[b, S].
+        rows: their fields (see `Rows`). tokens and labels, int64[b, S], are views of `rows.text`; loss_mask is
+            float32[b, S].
     """
 
     samples: npt.NDArray[np.int64]
@@ -116,7 +113,7 @@ class Batch:
 
     @property
     def loss_mask(self) -> npt.NDArray[np.float32]:
-        """1 where a label counts; made when it is first asked for, so look at `rows.unmasked` before."""
+        """float32[b, S], 1 where a label counts; computed on first use, so check `rows.unmasked` before."""
         return self.rows.loss_mask
 
 
@@ -124,7 +121,7 @@ def collate(dataset: Dataset, samples: npt.ArrayLike, *, empty: Empty = np.empty
     """The rows of some samples, integer[b], in their order; `empty` makes their arrays.
 
     Raises:
-        IndexError: a sample the dataset does not have. UsageError: a kind whose samples are no rows of text.
+        IndexError: a sample the dataset does not have. UsageError: the samples are not rows of text.
     """
     if isinstance(dataset.options.kind, MaskedKind):
         raise UsageError(
@@ -137,7 +134,7 @@ def collate(dataset: Dataset, samples: npt.ArrayLike, *, empty: Empty = np.empty
 
 
 def collate_step(dataset: Dataset, samples: npt.NDArray[np.int64], *, empty: Empty = np.empty) -> Iterator[Batch]:
-    """The microbatches of a step, int64[m, b], as `collate` makes each, by fewer reads: some share their memory.
+    """The microbatches of a step, int64[m, b], like `collate` of each, with fewer reads: some share their memory.
 
     Raises:
         IndexError, UsageError: as `collate`.
@@ -147,7 +144,7 @@ def collate_step(dataset: Dataset, samples: npt.NDArray[np.int64], *, empty: Emp
 
 
 def parts_of(step: npt.NDArray[np.int64], sequence_length: int) -> list[npt.NDArray[np.int64]]:
-    """The microbatches of a step, int64[m, b], in groups that are worth a read: int64[g, b] each."""
+    """The microbatches of a step, int64[m, b], in groups large enough for one read: int64[g, b] each."""
     together = _microbatches_together(step.shape[1], sequence_length)
     return [step[first : first + together] for first in range(0, len(step), together)]
 
@@ -165,17 +162,17 @@ def _read_together(dataset: Dataset, samples: npt.NDArray[np.int64], *, empty: E
 class Loader:
     """This rank's microbatches of every step from `consumed` on.
 
-    Iterating starts a thread; several iterators do not disturb each other. A dataset that ends, by itself or by its
-    option num_samples, ends with its last whole step (as torch's DataLoader with `drop_last`: a part of one cannot be
-    dealt evenly to ranks). State is what torchdata's StatefulDataLoader asks for.
+    Iterating starts a thread; several iterators are independent. A finite dataset ends with its last whole step (as
+    torch's DataLoader with `drop_last`), because a partial step cannot be divided evenly among ranks. State follows
+    torchdata's StatefulDataLoader.
 
     Args:
         dataset: what is read.
         batches: sizes and rank.
-        consumed: samples that all ranks together have read before.
-        prefetch: steps read ahead; two more are in memory, one that is being read and the consumer's. Memory of
-            batches that nobody holds any more is used again, of so many steps at most.
-        progress: receives a note on what is waited for when a step takes longer than `patience_s` seconds, then rarely.
+        consumed: samples read before, by all ranks together.
+        prefetch: steps read ahead; two more are in memory: the one being read and the consumer's. Buffers of released
+            batches are reused, up to that many steps.
+        progress: receives a note on the samples waited for when a step takes longer than `patience_s` seconds.
 
     Raises:
         UsageError: sizes that do not fit each other.
@@ -210,14 +207,14 @@ class Loader:
         return f"<mdata.Loader global batch {sizes}, microbatch {sampler.micro_batch}, {rank}, {self._dataset!r}>"
 
     def state_dict(self) -> dict[str, int | str]:
-        """What is needed to go on behind the last step that the newest iterator gave: JSON, the same on all ranks.
+        """The position after the last step that the newest iterator returned: JSON, equal on all ranks.
 
-        Steps that were read ahead are not in it. Another dp_size or micro_batch may go on with it.
+        Steps read ahead are not counted. A loader with another dp_size or micro_batch may load it.
         """
         return self._latest.state(self._returned.steps)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Let the next iterator begin at a state; those after it begin at `consumed` again, as torchdata has it.
+        """Start the next iterator at a state; later ones start at `consumed` again, as in torchdata.
 
         Raises:
             UsageError: as `Sampler.restored`.
@@ -257,15 +254,15 @@ _LONGEST_PAUSE_S = 600.0
 
 @dataclass
 class Reading(Generic[T, R]):
-    """What is read ahead.
+    """The work of the thread: what it reads ahead.
 
     Args:
         steps: the parts of each step.
-        read: reads one part: what it adds to the step.
+        read: reads one part; returns what it adds to the step.
         describe: says in words where a part lies, without touching the disk.
 
     Attributes:
-        part: the one that was begun last.
+        part: the last one that was begun.
     """
 
     steps: Iterable[Iterable[T]]
@@ -276,7 +273,7 @@ class Reading(Generic[T, R]):
 
 @dataclass
 class StepCount:
-    """How many steps an iterator has given out; whoever counts need not hold the iterator."""
+    """The number of steps that an iterator has returned, without a reference to the iterator."""
 
     steps: int = 0
 
@@ -285,10 +282,10 @@ class PrefetchIterator(Iterator[list[R]], Generic[T, R]):
     """An iterator over steps that a thread reads ahead.
 
     Args:
-        reading: what is read.
+        reading: the work of the thread.
         ahead: steps that may wait.
-        patience_s: seconds after which a note says what a waiting consumer waits for.
-        progress: gets the notes.
+        patience_s: seconds after which a note says which samples the consumer waits for.
+        progress: receives the notes.
         count: counts the steps.
     """
 
@@ -322,7 +319,7 @@ class PrefetchIterator(Iterator[list[R]], Generic[T, R]):
             return step
 
     def close(self) -> None:
-        """End the thread at its next part, without waiting for it; what it has read is dropped."""
+        """End the thread at its next part, without waiting; steps read ahead are dropped."""
         self._steps.stop()
 
 
@@ -338,22 +335,22 @@ def _read_steps(reading: Reading[T, R], is_closed: Callable[[], bool]) -> Iterat
 
 
 _Memory = tuple[NDArray[Any], dict[str, Any]]
-"""An array that keeps memory, and its array interface."""
+"""An array that owns memory, and its array interface."""
 
 
 class BufferPool:
-    """Arrays of a few shapes, over memory that is used again; for any number of threads.
+    """Arrays of a few shapes over reused memory; thread-safe.
 
     Args:
-        waiting: how many pieces of memory of a shape may wait; what comes back beside them is freed.
+        waiting: free buffers to keep for each shape; more are released to the system.
     """
 
     def __init__(self, waiting: int) -> None:
-        # Of a deque that is full the oldest leaves, and append and pop are atomic: memory comes back in any thread.
+        # A full deque drops its oldest entry; append and pop are atomic, so any thread may return memory.
         self._waiting: defaultdict[Any, deque[_Memory]] = defaultdict(partial(deque, maxlen=waiting))
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """An array that nobody else can see, of any content."""
+        """An uninitialized array that no other array shares."""
         waiting = self._waiting[shape, dtype]
         try:
             memory, interface = waiting.pop()  # what came last may still lie in a cache
@@ -364,7 +361,7 @@ class BufferPool:
 
 
 class _Lent:
-    """The buffer below an array that is given out; it ends when the last array over it does."""
+    """The buffer under an array in use; it is freed with the last array over it."""
 
     __slots__ = ("__array_interface__", "_memory", "_waiting")
 

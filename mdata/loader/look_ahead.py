@@ -1,9 +1,9 @@
-"""A `Loader` requests the blocks of its next steps before it reads them, for corpora in object storage.
+"""Requests the blocks of a `Loader`'s next steps before they are read, for corpora in object storage.
 
 The samples of a step follow from its number, so a few steps are taken from the sampler early and passed on later, in
 the same order. How many depends on the blocks that they read: these have to fit in the cache beside those of other
-processes. If a fetch fails, the error is raised when the step is read. Imported only for such corpora: it brings object
-storage.
+processes. If a fetch fails, the error is raised when the step is read. Imported only for such corpora, as it imports
+object storage.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Megatron's samplers: which sample numbers each rank's microbatches have, equal to its own.
+"""Megatron's samplers: the sample numbers of each rank's microbatches, equal to Megatron's.
 
 `sequential` (its `single`), `random` (its `cyclic`: a shuffled epoch, sharded or not) and `full_validation` are
-generators of lists of numbers, from a counter of consumed samples. The random order depends on the epoch alone,
-as there: not on the run's seed (F20). What differs: fewer samples than one step over all ranks, there a division by
-zero, is refused; without sharding every rank gets the same number of lists (F20: there some may get one more).
-mdata's own order is not here: see `mdata.loader.sampler`.
+generators of lists of numbers, from a counter of consumed samples. As in Megatron, the random order depends on the
+epoch alone, not on the run's seed (F20). What differs: fewer samples than one step over all ranks are refused (there: a
+division by zero); without sharding every rank gets the same number of lists (F20: there some may get one more). mdata's
+own order is not here: see `mdata.loader.sampler`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class SamplerArgs:
 
     Args:
         total: samples of the dataset.
-        consumed: samples that all ranks together have read before.
-        micro_batch: samples of a list.
+        consumed: samples read before, by all ranks together.
+        micro_batch: samples in a list.
         dp_rank, dp_size: this rank, and how many there are.
     """
 
@@ -41,11 +41,11 @@ class SamplerArgs:
 
     @property
     def group(self) -> int:
-        """Samples of one list of every rank."""
+        """Samples in one list of every rank."""
         return self.micro_batch * self.dp_size
 
     def check(self) -> None:
-        """Refuse numbers that make no sense.
+        """Refuse impossible numbers.
 
         Raises:
             UsageError: names the number.
@@ -59,7 +59,7 @@ class SamplerArgs:
 
 
 def sequential(args: SamplerArgs, *, drop_last: bool = True) -> Iterator[list[int]]:
-    """Numbers in their order; an incomplete last step is dropped, or divided as far as it goes (ranks may get []).
+    """Numbers in ascending order; an incomplete last step is dropped, or divided (some ranks may get []).
 
     Raises:
         UsageError: everything is consumed.
@@ -80,10 +80,10 @@ def _sequential(args: SamplerArgs, drop_last: bool) -> Iterator[list[int]]:
 
 
 def random(args: SamplerArgs, *, sharded: bool = True) -> Iterator[list[int]]:
-    """The rest of the shuffled epoch that `consumed` lies in; each list is `args.group` more consumed.
+    """The rest of the shuffled epoch that contains `consumed`; each list consumes `args.group` samples.
 
     Raises:
-        UsageError: fewer samples than a step, or a counter inside of one.
+        UsageError: fewer samples than a step, or a counter inside a step.
     """
     args.check()
     if args.total < args.group:
@@ -121,7 +121,7 @@ def torch_permutation(size: int, seed: int) -> Int64s:
     """int64[size], torch's CPU randperm with a generator of this seed.
 
     Raises:
-        UsageError: a size from which on torch draws otherwise.
+        UsageError: a size at which torch draws differently.
     """
     if size >= _MOST_SHUFFLED:
         raise UsageError(

@@ -1,9 +1,9 @@
-"""Whether a run may go on with some data: the same order of samples, or a mixture that was made to continue it.
+"""Whether a run may resume on a dataset: the same order of samples, or a blend made to continue it.
 
-A checkpoint keeps the data id and the counter of consumed samples. Another data id is refused, but for one case: `mdata
-blend --from` made a mixture that has the checkpoint's as its parent, differs from it at or behind the consumed samples,
-and is read by the same options. The trainer and `Sampler.restored` both ask here. Not done here: saying which field of
-an identity differs.
+A checkpoint stores the data id and the number of consumed samples. Another data id is refused, with one exception: a
+blend from `mdata blend --from` whose parent is the checkpoint's, which differs from it only after the consumed samples,
+read with the same options. The trainer and `Sampler.restored` both use this. Not done here: saying which field of an
+identity differs.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from mdata.errors import UsageError
 from mdata.util.canonical_json import hash_of
 
 Continued = tuple[str, int]
-"""The data id that another one continues, and the samples behind which they differ."""
+"""The data id that another one continues, and the number of samples after which they differ."""
 
 if TYPE_CHECKING:
     from mdata.dataset.dataset import Dataset
 
 
 def continued(dataset: Dataset) -> Continued | None:
-    """What a dataset continues; None for most."""
+    """What a dataset continues; None for most datasets."""
     if dataset.continues is None:
         return None
     parent, until = dataset.continues
@@ -30,15 +30,15 @@ def continued(dataset: Dataset) -> Continued | None:
 
 
 def resumes(dataset: Dataset, identity: Mapping[str, Any], *, consumed: int) -> bool:
-    """Whether a run may go on with a dataset.
+    """Whether a run may resume on a dataset.
 
     Args:
-        dataset: what would be read from now on.
-        identity: of the dataset that the run has read until now.
-        consumed: samples that it has read.
+        dataset: to be read from now on.
+        identity: of the dataset that the run has read so far.
+        consumed: samples read so far.
 
     Raises:
-        UsageError: the mixture of the dataset changes samples that the run has read already.
+        UsageError: the dataset changes samples that the run has already read.
     """
     continues = None
     if dataset.continues is not None:

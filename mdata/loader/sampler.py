@@ -1,9 +1,9 @@
 """Which rows a step reads and which rank gets them: pure arithmetic on the counter of consumed samples.
 
-A global batch is samples [consumed, consumed + size) in an order of its own, keyed by (seed, first sample),
-so that no component of a blend sticks to one rank; then rows go to ranks in runs of a microbatch. Nothing
-depends on the number of ranks but who gets what. `Sampler` is the stream of these for one rank; to go on it needs
-the counter, and the data id and seed by which another stream is refused (mdata/loader/resume_check.py).
+A global batch is samples [consumed, consumed + size), permuted with a key of (seed, first sample) so that no component
+of a blend sticks to one rank; ranks then take rows in runs of a microbatch. The number of ranks decides only which rank
+reads which rows. `Sampler` is this stream for one rank; its state is the counter, and the data id and seed by which
+another stream is refused (mdata/loader/resume_check.py).
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ class Sampler:
         micro_batch: rows of one forward pass.
         dp_rank, dp_size: this rank, and how many there are; may be others after a resume.
         seed: keys the order of rows inside a global batch.
-        consumed: samples that all ranks together have read before.
+        consumed: samples read before, by all ranks together.
         num_samples: of the dataset; the last whole step is the last. None: without end.
-        in_order: rows of a batch stay in the order of their numbers, as Megatron deals them.
-        continues: the data id that this one continues, and the samples behind which they differ (a changed mixture).
+        in_order: rows of a batch stay in the order of their numbers, as in Megatron.
+        continues: the data id that this one continues (a changed blend), and the samples after which they differ.
     """
 
     data_id: str
@@ -121,16 +121,15 @@ class Sampler:
             yield self._rows(first, size)
 
     def state(self, num_steps: int = 0) -> dict[str, int | str]:
-        """What is needed to go on behind so many steps of this sampler."""
+        """The position after this many steps, for `restored`."""
         consumed = self.sizes.after(num_steps, consumed=self.consumed)
         return {"consumed_samples": consumed, "data_id": self.data_id, "seed": self.seed}
 
     def restored(self, state: Mapping[str, object]) -> Sampler:
-        """This sampler at the place of a state, which may be of the mixture that this one continues.
+        """This sampler at the position of a state, which may come from the blend that this one continues.
 
         Raises:
-            UsageError: a field that is missing, or that belongs to another stream; a mixture that changes samples
-                which the state has read already.
+            UsageError: a field is missing or belongs to another stream; or the blend changes samples already read.
         """
         consumed = state.get("consumed_samples")
         if not isinstance(consumed, int) or isinstance(consumed, bool) or consumed < 0:

@@ -21,7 +21,7 @@ def schedules_of(blend: BlendManifest) -> tuple[BlendSchedule, ...]:
     """All schedules of a blend, the earlier ones first; groups are divided among their members.
 
     Raises:
-        UsageError: groups that cannot be divided, or a phase that does not fit the components.
+        UsageError: a group that cannot be divided, or a phase that does not fit the components.
     """
     names, members = [part.name for part in blend.components], [part.group for part in blend.components]
 

@@ -1,6 +1,4 @@
-"""Manifests on disk: a file that `load_manifest` returns is whole, of a known version, and true to its id and
-checksum.
-"""
+"""Manifests on disk. What `load_manifest` returns is complete, of a known version, and matches its id and checksum."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ def save_manifest(manifest: M, path: Path) -> M:
     """Fill in id and checksum and write the file in one piece; returns what was written.
 
     Raises:
-        ResourceError, UsageError: the file system refused; an older file stays as it was.
+        ResourceError, UsageError: a file operation failed; an older file is unchanged.
     """
     from mdata.object_storage.address import refuse_output_address
 
@@ -47,7 +45,7 @@ def load_manifest(path: Path) -> Manifest:
 
     Raises:
         UsageError: no such file, not a manifest, or one of a later version.
-        DamageError: truncated, altered, or with a field that does not belong; names the JSON path.
+        DamageError: truncated, altered, or with an unknown field; names the JSON path.
     """
     try:
         text = regular_file(path).read_bytes()
@@ -65,7 +63,7 @@ def parse_manifest(text: bytes, name: str) -> Manifest:
 
 
 def _sound(text: bytes) -> Manifest | None:
-    """A manifest in which nothing is wrong, in a third of the time and memory; None: `_checked` has to judge.
+    """Parse a valid manifest in a third of the time and memory; None: let `_checked` decide.
 
     Without floats msgspec's sorted text is the canonical one, or else the checksum differs.
     """
@@ -82,7 +80,7 @@ def _sound(text: bytes) -> Manifest | None:
 
 
 def _checked(text: bytes, name: str) -> Manifest:
-    """The same, step by step, and with a reason for whatever is wrong."""
+    """Parse step by step, with a reason for every fault."""
     value = _json_object(text, name)
     if value.get("format") != FORMAT:
         format_text = json.dumps(value.get("format"))
@@ -117,7 +115,7 @@ def _json_object(text: bytes, name: str) -> dict[str, Any]:
 
 
 def _check(manifest: Manifest, name: str) -> None:
-    """Refuse a manifest whose checksum or id is not what its content gives."""
+    """Refuse a manifest whose checksum or id does not match its content."""
     try:
         hashes = {"$.checksum": checksum(manifest), "$.id": manifest_id(manifest)}
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,11 +1,11 @@
-"""Which documents of which input a corpus holds, according to its manifest: all, a part, or the held-out ones. Pure.
+"""Which documents of which input a corpus contains, by its manifest: all, a part, or the held-out ones. Pure.
 
 The provenance in every manifest that `mdata preprocess` writes says so: inputs by the hash of their text, the options,
 and the name of the result ("text", "text/part0", "text/holdout"). A text is held out by its own hash
 (docs/reference/formats.md, "Records"), so held-out shares are intervals [0, share) of the same line in every run, and
 training gets the rest. Parts are disjoint if they are different parts of one division: of the same input or corpus, in
-the same way. What was made from a part (by a further split, a sample, a shuffle) is within that part. Nothing is known
-of a corpus without such a provenance.
+the same way. A corpus made from a part (by a further split, a sample, a shuffle) lies within that part. A corpus
+without such a provenance has no lineage.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OF_TEXT = ("chat", "input_format", "json_keys", "text_documents", "text_templat
 
 @dataclass(frozen=True)
 class Lineage:
-    """Which documents of its input a corpus holds.
+    """Which documents of its inputs a corpus contains.
 
     Attributes:
         role: all documents that are not held out, a part of them (by rows, --shard or mdata split), or those that are.
@@ -42,7 +42,7 @@ class Lineage:
         hashed: what was hashed of each text to decide whether it is held out.
         held: the interval of those hashes that the corpus has, as shares.
         part: its number and the number of parts; None: not a part.
-        divisions: each way in which something was divided of which this is within one part -> that part.
+        divisions: division -> part, for each division of an input or corpus inside one part of which this lies.
     """
 
     role: Literal["whole", "partition", "shard", "holdout"]
@@ -130,7 +130,7 @@ def inputs_digest(files: Iterable[tuple[str, int]]) -> str:
 
 
 def shared_input(lineage: Lineage, other: Lineage) -> str | None:
-    """An input from which both may hold the same documents; None: they share none."""
+    """An input of which both may contain the same documents; None: there is none."""
     common = lineage.inputs.keys() & other.inputs.keys()
     if lineage.key != other.key or not common:
         return None

@@ -3,8 +3,8 @@
 There are two kinds with common fields: a corpus (written by `preprocess`) and a blend (corpora with shares). Counts are
 integers of 64 bits, hashes are BLAKE3 in lower-case hex, paths are relative to the manifest's folder with `/`. There
 are no floating-point numbers: a share is stored as the text that was given. Unknown fields are refused, except under
-`notes`, which are for people: no id covers them. Fields that were added after the first manifests are left out if
-unused (UNSET), so that older manifests keep their checksums and ids.
+`notes`, which are for humans: no id covers them. Fields added later are left out if unused (UNSET), so that older
+manifests keep their checksums and ids.
 """
 
 from __future__ import annotations

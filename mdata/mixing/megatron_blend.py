@@ -72,7 +72,7 @@ class MegatronBlend(PickledByArguments):
         The first call builds a table of 8 bytes per sample.
 
         Raises:
-            IndexError: a sample that the blend does not have.
+            IndexError: a sample that the blend never reads.
         """
         if self._by_component is None:
             # Each component's samples occur in order, so a stable sort by component lists them all.

@@ -6,8 +6,8 @@ table of cursors would exceed 32 MB). All problems of a blend are collected in o
 count from the beginning of their schedule; caps from the beginning of the blend.
 
 Exact targets are rounded to whole samples at the end of each segment, which ends at sample ceil(E), E the exact sum of
-all targets there. Every component gets its target rounded down or up, never less than before. A target that is a whole
-number must be met; of the others, those are rounded up whose next whole sample is due soonest, then those with the
+all targets there. Every component gets its target rounded down or up, never less than before. A target that is an
+integer must be met; of the others, those are rounded up whose next whole sample is due soonest, then those with the
 largest remainder, then the first. Assigning by due dates makes this possible for every schedule (earliest due date
 first meets all dates that can be met, and exact shares meet them), so every count is within one sample of its target at
 the end of every segment. Plain largest remainders do not achieve that: rounding one component up may leave too little
@@ -73,7 +73,7 @@ def resolve(schedules: Sequence[BlendSchedule], sizes: Sizes) -> PhasedBlend:
     """The blend of all schedules; each ends where the next one begins.
 
     Raises:
-        UsageError: shares, lengths or caps that cannot be met; every problem with its numbers.
+        UsageError: shares, lengths or caps that cannot be met; lists every problem with its numbers.
     """
     segments: list[Segment] = []
     problems = [

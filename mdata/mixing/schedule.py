@@ -1,9 +1,9 @@
 """The schedule of a blend: its phases, and the share of each component in each of them.
 
 A group's share is divided among its members by their weights, so later code knows only components. A changed blend has
-several schedules: each but the last ends at a sample number, whatever it had planned after that, and each is resolved
-separately, so that a change does not affect earlier samples. Fractions are exact throughout; manifests and sizes of
-corpora are not used here (sizes: `mdata.mixing.resolve`).
+several schedules: each but the last is cut off at a sample number, and each is resolved separately, so that a change
+does not affect earlier samples. Fractions are exact throughout; manifests and sizes of corpora are not used here
+(sizes: `mdata.mixing.resolve`).
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def canonical(phase: Phase) -> list[object]:
 
 
 def missing_lengths(schedules: Sequence[BlendSchedule]) -> list[str]:
-    """Phases with weights that need a length but have none: a problem whatever the sizes are."""
+    """Phases with weights that need a length but have none: a problem for any sizes."""
     phases = schedules[-1].phases
     return [
         where_in(number, len(phases)) + NO_LENGTH
@@ -138,7 +138,7 @@ def where_in(number: int, num_phases: int) -> str:
 
 
 def blend_error(problems: Sequence[str], *, fix: str | None = None) -> UsageError:
-    """One error for all problems of a blend, with what to do where that is known."""
+    """One error for all problems of a blend, with the remedy if it is known."""
     fix = fix or "\n  ".join(way for end, way in _WAYS_OUT.items() if any(p.endswith(end) for p in problems)) or None
     if len(problems) == 1:
         return UsageError(problems[0], fix=fix)

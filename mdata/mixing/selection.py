@@ -38,7 +38,7 @@ def sample_numbers(samples: ArrayLike) -> Int64s:
 
 
 def from_start(index: int, num_samples: int | None) -> int:
-    """The sample number of an index, which may count from the end; None: endless.
+    """The sample number of an index, which may count from the end; `num_samples` None: endless.
 
     Raises:
         IndexError: a negative index that has no sample. TypeError: not an integer.
@@ -57,10 +57,10 @@ def from_start(index: int, num_samples: int | None) -> int:
 
 
 def chosen(samples: slice, num_samples: int | None) -> range:
-    """The sample numbers of a slice, as of a list of that length; None: endless.
+    """The sample numbers of a slice, as in a list of that length; `num_samples` None: endless.
 
     Raises:
-        IndexError: a negative place without an end. TypeError: a slice without end.
+        IndexError: a negative bound of an endless dataset. TypeError: a slice without a stop.
     """
     if num_samples is not None:
         return range(num_samples)[samples]

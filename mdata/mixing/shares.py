@@ -87,7 +87,7 @@ def exact(share: str) -> Fraction:
 
 
 def fraction_of(text: str) -> Fraction:
-    """The number that a text names, in bounded time and memory: 1e99999999 takes minutes.
+    """The number in a text, in bounded time and memory: Fraction("1e99999999") takes minutes.
 
     Raises:
         TooLong: it has more digits or a larger exponent than a share needs. ValueError, ZeroDivisionError: no number.
@@ -107,7 +107,7 @@ def as_text(share: Fraction) -> str:
 def integer_weights(shares: Sequence[Number], names: Sequence[str] | None = None) -> tuple[int, ...]:
     """Return one positive integer per share, in the ratio of the shares, with a sum of at most 2^62.
 
-    Unless they had to be rounded, the weights have no common factor, so equal mixtures have equal weights in any
+    Unless they had to be rounded, the weights have no common factor, so equal blends have equal weights in any
     notation.
 
     Args:

@@ -27,7 +27,7 @@ def split_edges(shares: str) -> tuple[float, float, float, float]:
         shares: up to three numbers with any separators; missing ones are 0.
 
     Raises:
-        UsageError: a number that cannot be read, more than three, or all zero.
+        UsageError: not a number, more than three, or all zero.
     """
     try:
         values = [float(number) for number in _NUMBER.findall(shares)]

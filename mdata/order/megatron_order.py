@@ -5,10 +5,10 @@ all epochs are shuffled together; if less than 80 % of the last epoch's samples 
 separately, and so are its samples. Sample k begins at token k q of the shuffled documents. All of it is a pure function
 of the lengths and the request, drawn from one MT19937 (formats: Megatron-LM's gpt_dataset.py and helpers.cpp).
 
-Where the original counts incorrectly (F1 to F3 and F18 in docs/design/order.md) this does not follow it: the number of
-samples with a kept partial one is exact (the original rounds to single precision), a kept partial sample after an empty
-last document begins at the right place (offset -1 in the original), a split without tokens is refused (an endless loop
-in the original), and document numbers have 64 bits if needed. Slow twin: tests/reference/megatron_order.py.
+Errors of the original are not reproduced (F1 to F3 and F18 in docs/design/order.md): the number of samples with a kept
+partial one is exact (there: rounded to single precision), a kept partial sample after an empty last document begins at
+the right place (there: at offset -1), a split without tokens is refused (there: an endless loop), and document numbers
+have 64 bits if needed. Slow twin: tests/reference/megatron_order.py.
 """
 
 from __future__ import annotations

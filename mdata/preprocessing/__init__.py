@@ -1,5 +1,5 @@
 """Text in, .bin/.idx pairs and a manifest out: the same bytes, however the work is divided or interrupted.
 
-`run` is the entry point and the main loop, `plan` what is known before, `resume` what an interrupted run leaves,
-`finished` the results that exist already.
+`run` is the entry point and the main loop, `plan` what is decided before it, `resume` continues an interrupted run,
+`finished` finds results that exist already.
 """

@@ -51,7 +51,7 @@ class CorpusContent:
         tokenizer, tokenizer_files: the tokenizer that made the ids; None and no files if unknown.
         provenance: how the corpus was made; `records` and `origins` are filled in; None: unknown.
         statistics: None: unknown.
-        notes: for people, and for a command that looks for its own earlier result; not part of any id.
+        notes: for humans, and for a command that looks for its own earlier result; not part of any id.
     """
 
     level: Level
@@ -124,7 +124,7 @@ class CorpusWriter:
         """Complete everything, the manifest too, under temporary names; nothing can be appended afterwards.
 
         Raises:
-            ResourceError, UsageError: a file operation failed. DamageError: somebody removed a temporary file.
+            ResourceError, UsageError: a file operation failed. DamageError: a temporary file was removed.
         """
         prefix = self.prefix
         with os_errors_named(f"finishing {prefix}"):

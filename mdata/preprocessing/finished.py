@@ -46,7 +46,7 @@ class PreprocessResult:
 
 
 def finished_before(job: JobPlan) -> PreprocessResult | None:
-    """The result, if a run of this very job on these very inputs finished and all its files are there.
+    """The result, if a run of the same job on the same inputs has finished and all its files exist.
 
     Raises:
         BadInputError: it has more bad rows than max_errors, which may have changed since.
@@ -96,7 +96,7 @@ def check_replaced(job: JobPlan) -> None:
 
 
 def is_finished(job: JobPlan, state: JobState, *, name: str) -> bool:
-    """Whether a result is complete, of this job and of the inputs read: its manifest, which comes last, says so."""
+    """Whether a result is complete and of this job and these inputs, by its manifest, which is written last."""
     prefix = job.prefixes[name]
     path = manifest_path(prefix)
     if atomic_io.partial_path(bin_path(prefix)).exists() or not path.is_file():

@@ -1,6 +1,6 @@
 """A part of a job: `--shard 3/64` makes the third of 64 parts, as an ordinary run with its own results.
 
-Only this module knows about parts: the run gets the files and sections of files that make up the part, and its results
+Only this module deals with parts: the run gets the files and sections of files that make up the part, and its results
 get the names `PREFIX-00003-of-00064_KEY_LEVEL.*`. Rows of a section count from its beginning, since the number of lines
 before it is unknown; `mdata merge` adds them up. Options that need all rows are refused by name.
 """
@@ -55,7 +55,7 @@ def parse_shard(text: str) -> PartNumber:
     """The part that "3/64" names.
 
     Raises:
-        UsageError: not such a text.
+        UsageError: not of the form K/N.
     """
     match = _SHARD.fullmatch(text) if isinstance(text, str) else None
     part = PartNumber(int(match[1]), int(match[2])) if match else PartNumber(0, 0)

@@ -1,7 +1,7 @@
 """Gives complete files their final names in one transaction; every command that writes corpora ends this way. The
 journal tells its state:
 
-1. Writing: no "placing" record. Everything new has a hidden temporary name; what is visible is as it was. After a kill
+1. Writing: no "placing" record. Everything new has a hidden temporary name; visible files are unchanged. After a kill
    the run continues or starts over, and nothing has to be undone.
 2. Placing: the record was synced after all files, manifests included, and names each by inode and size. From here on
    the transaction only goes forward: the next run on these results, by any command, repeats the steps, and a completed
@@ -12,8 +12,8 @@ The steps: old manifests are removed; then old .idx files, and files that the ne
 renamed, then .idx files, then manifests. Each step is on disk before the next. So an existing manifest is valid, an
 .idx describes the .bin beside it, and a pair without a manifest is visible for one step only.
 
-A name proves nothing, because an older result may have it: only a file with the inode and size of the record is ours.
-Device numbers are left out: a restart may change them.
+A name proves nothing, because an older result may have it: only a file with the recorded inode and size is ours. Device
+numbers are left out: a restart may change them.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def place(
 
     Raises:
         ResourceError, UsageError: a file operation failed; the next run completes the transaction.
-        DamageError: somebody removed a temporary file.
+        DamageError: a temporary file was removed.
     """
     finals = {path.name: path for result in results for path in result.files}
     finals |= {str(path.absolute()): path for path in also}
@@ -206,21 +206,21 @@ def buckets_folder(prefix: Path) -> Path:
 
 @contextmanager
 def beginning(folder: Path) -> Iterator[None]:
-    """Runs that write into a folder settle what others left, and enter their jobs into journals, one after another.
+    """Serializes the start of runs in a folder: cleaning up after others, and recording the own job in a journal.
 
-    Otherwise two that begin at the same time, with one result in common, would see neither the other's job, or both.
+    Otherwise two runs that start at the same time and share a result could both miss the other's job, or both see it.
     """
     with file_lock.wait_for(folder / _BEGINNING):
         yield
 
 
 def nothing_begins(folder: Path) -> None:
-    """For runs that find their results finished: remove the lock of `beginning` that another could not remove."""
+    """Remove a leftover lock of `beginning`, for runs that find their results finished."""
     file_lock.remove_left(folder / _BEGINNING)
 
 
 def other_runs(journal: Journal, outputs: Iterable[str]) -> Iterator[tuple[Journal, dict[str, Any]]]:
-    """The journals, each locked, of unfinished runs of other commands that would write some of the same files.
+    """The journals (locked) of unfinished runs of other commands that would write some of the same files.
 
     Raises:
         UsageError: such a run is active.

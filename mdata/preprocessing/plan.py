@@ -1,4 +1,4 @@
-"""The plan of a run: everything that is known before the first record is tokenized.
+"""The plan of a run: everything that is decided before the first record is tokenized.
 
 A `JobPlan` has the state of the inputs, the tokenizer, how records are read and where documents go; and the description
 that a journal uses to tell whether an earlier run was the same job.
@@ -181,7 +181,7 @@ def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: To
     """How conversations are tokenized.
 
     Raises:
-        UsageError: the template or the tokenizer does not suit conversations, or an input has none.
+        UsageError: the template or the tokenizer cannot be used for conversations, or an input cannot contain them.
     """
     if not options.chat:
         return None
@@ -303,7 +303,7 @@ def _rows_per_partition(options: PreprocessOptions, files: Sequence[SourceFile],
 
 @dataclass(frozen=True)
 class Need:
-    """What an option needs to have an effect: as text, and as a test."""
+    """The condition under which an option has an effect, as text and as a test."""
 
     text: str
     is_met: Callable[[PreprocessOptions, Sequence[SourceFile]], bool]

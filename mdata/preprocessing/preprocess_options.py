@@ -39,7 +39,7 @@ class PreprocessOptions:
         output_prefix: results are named `{output_prefix}_{key}_{level}.*`.
         tokenizer_type: Megatron's name of the tokenizer.
         tokenizer_model: its file or folder, for types that have one.
-        vocab_file: the vocabulary, for the types that have one.
+        vocab_file: the vocabulary, for types that have one.
         merge_file: the merges of a byte-level BPE.
         tokenizer_options: further options of the type, as (name, value) pairs.
         engine: the library that tokenizes; "auto": the fastest one that gives the exact ids.
@@ -64,9 +64,9 @@ class PreprocessOptions:
         holdout: this share of the documents, chosen by a hash of their text, goes to
             `{output_prefix}_holdout_{key}_{level}.*` instead; a decimal number of at most 1.
         on_error: stop at the first bad row, skip bad rows, or skip them and write them to a file.
-        quarantine: that file, lines of JSON.
+        quarantine: that file (lines of JSON).
         max_errors: stop when more rows than this are bad: "100", or "0.5%" of all rows.
-        max_record_bytes: a longer line or document is a bad row.
+        max_record_bytes: longer lines and documents are bad rows.
         overwrite: replace results of this prefix that were made from other input or with other options.
         verify_input: hash the inputs again before continuing, even if size and modification time agree.
         work_folder: if output_prefix is an address (s3://, gs://, az://): results are written here, then uploaded.

@@ -119,7 +119,7 @@ def _job_record(job: JobPlan) -> dict[str, Any]:
 
 
 def other_engine(job: JobPlan, made_by: str | None) -> str | None:
-    """Engines give the same ids, so another one is a reason only where the user names it to have the result redone."""
+    """Engines give the same ids, so another engine matters only if the user asks for it by name."""
     if not job.options.overwrite or job.options.engine == AUTO or made_by == job.tokenizer.engine:
         return None
     return f"engine was {made_by or 'not recorded'}, is {job.tokenizer.engine}"

@@ -6,7 +6,7 @@ How an interrupted run is continued: mdata/preprocessing/resume.py.
 
 The main loop appends documents in a separate thread (mdata/util/background.py) and checkpoints in between: a journal
 record follows an fsync of every temporary file. Nothing is guaranteed between two records: a run that continues
-truncates the files to the last one. What is unusual: an exception may arrive anywhere (Ctrl-C, SIGTERM), so a flag says
+truncates the files to the last one. Unusual: an exception may arrive anywhere (Ctrl-C, SIGTERM), so a flag tells
 whether files and counts agree; only then is a last record written on exit.
 
 At the end results are completed with their manifests and get their final names in one transaction. Partitions are

@@ -3,9 +3,9 @@
 pickle (protocol 5) separates the memory of arrays from the rest. A worker writes that memory into a shared buffer, an
 unnamed file in memory (memfd); the rest, a few hundred bytes, goes through the pipe; the parent maps the buffer and
 gets arrays that are views of it. With pipes only, 16 workers of a fast engine waited half their time for the one
-process that reads all pipes. Text that the parent has read takes the same way to the worker, in the buffer that will
-hold its result: through the pipe it would be pickled, and written and read in pieces of 64 KiB. The owner must not let
-a buffer be written again before its views are released. The memory is freed when the last process closes it.
+process that reads all pipes. Text that the parent has read reaches the worker in the same way, in the buffer for its
+result: through the pipe it would be pickled, and written and read in pieces of 64 KiB. The owner must not reuse a
+buffer before its views are released. The memory is freed when the last process closes it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The journal and the temporary files stay in the work folder, so a run that was stopped or killed continues there to the
 same bytes; results that are already in storage, by their hash, are not sent again. After the upload the results in the
-work folder are removed. A manifest of the same job in storage means that nothing is left to do; one of another job is
+work folder are removed. If storage holds a manifest of the same job, nothing is left to do; one of another job is
 replaced only with --overwrite, and is removed before any file that it names is replaced. Two machines that write to one
 prefix at the same time are not protected from each other: storage has no locks.
 """
@@ -40,7 +40,7 @@ class Uploads:
         progress: receives notes.
 
     Raises:
-        UsageError: an address that cannot be written to, or no work folder.
+        UsageError: the address is not writable, or there is no work folder.
     """
 
     def __init__(self, options: PreprocessOptions, progress: Progress) -> None:

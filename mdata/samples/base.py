@@ -1,4 +1,4 @@
-"""The interface of every kind of sample, single samples of kinds whose rows are text, and the way back to sequences.
+"""The interface of every kind of sample, single samples of kinds whose rows are text, and the sequences of a sample.
 
 Dense attention masks are made here, only for single samples and only on request: for whole batches they would be S
 times as large as the text. In native order the samples that read a sequence are found without a scan, by the inverse of
@@ -41,7 +41,7 @@ class Samples(Protocol):
         """Number of samples in one pass over the corpus."""
 
     def epochs(self, num_samples: int) -> float:
-        """How many passes over the corpus this number of samples makes."""
+        """Passes over the corpus in this number of samples."""
 
     def sample(self, k: int) -> Sample:
         """One sample; for rows of text see `RowSamples.sample`."""
@@ -117,7 +117,7 @@ class NativelyOrdered(RowSamples):
         return self.order.samples_per_epoch
 
     def epochs(self, num_samples: int) -> float:
-        """How many passes over the corpus this number of samples makes."""
+        """Passes over the corpus in this number of samples."""
         return num_samples / self.order.samples_per_epoch
 
 

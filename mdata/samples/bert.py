@@ -1,8 +1,8 @@
 """BERT samples: one or two texts of a document, with masked tokens to predict.
 
-[CLS] A [SEP] B [SEP]: the sentences of a row, split in two at random and swapped half of the time, which the head of
-the model predicts; without the head, one text. A row that is too long loses tokens at both ends. Of the masked tokens
-80 % become [MASK], 10 % another token, 10 % stay. The order and the padding are explained in masked.py. Slow twin:
+[CLS] A [SEP] B [SEP]: the sentences of a row, split in two at random and swapped half of the time, for the head of the
+model to predict; without the head, one text. A row that is too long is truncated at both ends. Of the masked tokens 80
+% become [MASK], 10 % another token, 10 % stay. The order and the padding are explained in masked.py. Slow twin:
 tests/reference/masking.py.
 """
 

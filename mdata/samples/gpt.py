@@ -165,7 +165,7 @@ class GptSamples(PickledByArguments, NativelyOrdered):
         return key.low, key.high
 
     def read(self, samples: Int64s, rows: Rows, *, threads: int = 1) -> Rows | None:
-        """Rows filled by one call into C++, if the samples belong to one epoch; otherwise None, and nothing was done.
+        """Fill rows by one call into C++ if the samples belong to one epoch; otherwise return None and do nothing.
 
         Raises:
             DamageError, ResourceError: as `gather`.

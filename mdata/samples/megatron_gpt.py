@@ -1,9 +1,9 @@
 """GPT samples in Megatron's order, equal to those of its GPTDataset bit for bit.
 
 A sample concatenates the parts of documents that the three arrays of `mdata.order.megatron_order` name. As in Megatron,
-padding is recognized by value (`rows`). What differs: each sample is as if it were read first, while Megatron reuses
-the zeros in the loss mask of the first sample that was read for all others. The arrays are built when the samples are
-opened, or found in the cache (mdata/array_cache/cache.py); processes that unpickle samples map the cached arrays.
+padding is recognized by value (`rows`). What differs: Megatron reuses the loss mask of the first sample that is read,
+with its zeros, for all others; here each sample has its own. The arrays are built when the samples are opened, or found
+in the cache (mdata/array_cache/cache.py); processes that unpickle samples map the cached arrays.
 """
 
 from __future__ import annotations

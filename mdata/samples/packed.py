@@ -45,8 +45,8 @@ class PackingRule:
     Args:
         sequence_length: inputs of a row, S.
         extra_token: a row has one more token, the label of its last input.
-        longer: documents longer than a row are cut into rows, or left out ("drop").
-        window: documents that are fitted together.
+        longer: documents longer than a row are "cut" into rows, or left out ("drop").
+        window: number of documents that are fitted together.
     """
 
     sequence_length: int

@@ -45,7 +45,7 @@ class Fim:
             corpus' end of a document. Ids or texts.
         split_sample: the token between parts of a document that are rearranged separately.
         fragment_rate: share of these parts, in a chosen document.
-        no_prefix: a text that begins with this is not rearranged.
+        no_prefix: texts that begin with this are not rearranged.
     """
 
     rate: float
@@ -87,7 +87,7 @@ class MaskingOptions:
         whole_words: a word's tokens are masked together.
         longer_ngrams: lengths are drawn in proportion to 1/m, ..., 1/2, 1; otherwise to 1, 1/2, ..., 1/m.
         geometric: lengths are drawn as in SpanBERT, p = 0.2.
-        permutation: as many tokens again are permuted (BERT in native order).
+        permutation: permute as many further tokens as are masked (BERT in native order).
     """
 
     probability: float = 0.15

@@ -5,9 +5,8 @@ leaves its document, and a single sentence is never left over. `megatron_mapping
 build_mapping) bit for bit: all epochs from one generator, then shuffled. `native_parts` gives one epoch in file order,
 whose targets are keyed by document, so it does not depend on the run and can be made in parts.
 
-Where the original never ends, this does not follow it: if no document can be used, that is refused (2^31 empty epochs
-there), no request means one epoch (a TypeError there), and documents are counted in 64 bits. Slow twin:
-tests/reference/mapping.py.
+Unlike the original: if no document can be used, that is refused (there: 2^31 empty epochs), no request means one epoch
+(there: a TypeError), and documents are counted in 64 bits. Slow twin: tests/reference/mapping.py.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _ENTRIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedVocabulary:
-    """Ids; a sample kind refuses, by name, ids that it needs and that are None.
+    """Ids of special tokens; a sample kind that needs an id that is None is refused with its name.
 
     Args:
         ids: all ids in ascending order, from which BERT sometimes draws the replacement of a masked token.

@@ -2,8 +2,8 @@
 
 Shared by parquet and Arrow files. Columns of text are strings, bytes that hold UTF-8, or lists of these; a dotted name
 that is not a column is looked up in structs. A chunk ends with the row that fills it, by a sum that does not depend on
-how the file is divided or how much is decoded at once. Text is decoded in batches of bounded size, however much a
-dictionary expands to.
+how the file is divided or how much is decoded at once. Text is decoded in batches of bounded size, even if a dictionary
+expands greatly.
 
 A chunk is passed on as an Arrow stream of one batch: the columns of text as bytes or lists of bytes, then the columns
 that only the filter needs. `parse_rows` turns it into text columns and bad rows: there UTF-8 is checked, and nulls and
@@ -88,7 +88,7 @@ def row_chunks(
         batches: from `text_batches`, for all rows of a file.
         chunk_bytes: about how much text a chunk holds.
         spec: how records are read.
-        reached: maps a number of rows to the bytes of the file that they take.
+        reached: maps a number of rows to their bytes in the file.
     """
     rows = reported = 0
     for batch in _regroup(batches, chunk_bytes):
@@ -103,7 +103,7 @@ def damage_named(file: SourceFile, kind: str, *, rows: Callable[[], int]) -> Ite
     """Turn the library's errors about a file into ours.
 
     Args:
-        file: what is read.
+        file: being read.
         kind: the format, in a word.
         rows: number of rows read before.
     """
@@ -447,7 +447,7 @@ def _to_bytes(batch: pa.RecordBatch) -> bytes:
 
 
 def _one_line(message: str) -> str:
-    """The start of a message of the library, which may quote any bytes."""
+    """The start of a library's message, which may quote arbitrary bytes."""
     return "".join(c if c.isprintable() else " " for c in message.splitlines()[0][:200])
 
 

@@ -170,7 +170,7 @@ def _divide(file_number: int, file: SourceFile, chunk_bytes: int, *, spec: ReadS
 
 
 class _PlainText:
-    """An open file as a `Text`."""
+    """An open file as a `SeekableText`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

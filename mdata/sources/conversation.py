@@ -3,12 +3,12 @@
 It becomes a flat list role, content, role, content ..., so that code that passes texts on works unchanged. A message
 without a role and a text (lists of parts, null) is an error that names the message's number.
 
-Only role and content are written. So every other field of a message is an error that names it, unless it is metadata
-by the last word of its name (`message_id`, `createdAt`), repeats the content, or says of the loss what --chat-train-on
-does anyway. Fields of the record are ignored, as for text, except those that carry a part of the conversation (tools,
-files, a prompt that no message contains ...) or ask for another loss. A field that changes what the template writes is
-an error whatever its name. Null is the same as no field. ShareGPT's speakers become user, assistant, system and tool;
-an unknown one is an error.
+Only role and content are written. So every other field of a message is an error that names it, unless it is metadata by
+the last word of its name (`message_id`, `createdAt`), repeats the content, or agrees with --chat-train-on about the
+loss. Fields of the record are ignored, as for text, except those that carry a part of the conversation (tools, files, a
+prompt that no message contains ...) or ask for another loss. A field that changes what the template writes is always an
+error. Null is the same as no field. ShareGPT's speakers become user, assistant, system and tool; an unknown one is an
+error.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _is_about_loss(name: str, value: Any, trained: bool, where: str, train_on: s
     """Whether a field says which turns are trained on.
 
     Raises:
-        BadConversation: it says something else than --chat-train-on.
+        BadConversation: it contradicts --chat-train-on.
     """
     word = _word(name)
     if word in _MASKS:

@@ -124,7 +124,7 @@ def find_inputs(
     filter: PathFilter = _ALL,
     progress: Progress = SILENT,
 ) -> Inputs:
-    """The files that the arguments mean, in the order in which they will be read.
+    """The files that the arguments name, in the order in which they will be read.
 
     Args:
         inputs: files, folders and patterns; "-" is standard input.
@@ -133,7 +133,7 @@ def find_inputs(
         progress: receives a note on each skipped file.
 
     Raises:
-        UsageError: a path that cannot be read, a pattern without a match, a file named twice, data in another format.
+        UsageError: an unreadable path, a pattern without a match, a file named twice, data in another format.
     """
     if isinstance(inputs, str):
         raise UsageError(f"input={inputs!r} is one string", expected="a sequence of files, folders and patterns")
@@ -311,7 +311,7 @@ def format_by_content(head: bytes) -> Format | None:
 
 
 def begins_like_text(head: bytes) -> bool:
-    """Whether these may be the first bytes of a text: some magic numbers are letters (PAR1, PARE, FEA1, WARC/)."""
+    """Whether a text may begin with these bytes: some magic numbers are letters (PAR1, PARE, FEA1, WARC/)."""
     return _CONTROL.search(head) is None
 
 

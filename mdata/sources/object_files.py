@@ -1,8 +1,8 @@
-"""Input in object storage: which objects an address, a folder or a pattern means, by the same rules as on disk.
+"""Input in object storage: which objects an address, a folder or a pattern names, by the same rules as on disk.
 
 An address that ends in a slash is a folder; so is one that names no object but has objects below it. A pattern is an
 address with *, ? or [: `*` stops at a slash and `**` does not. Hidden names and results of mdata are skipped as in
-folders on a disk. Imported only for addresses: it brings object storage.
+folders on a disk. Imported only for addresses, as it imports object storage.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOOKED_AT_ONCE = 16
 def objects_of(
     name: str, endings: tuple[str, ...], *, all_endings: tuple[str, ...], filter: PathFilter, skipped: SkippedFiles
 ) -> list[ObjectFacts]:
-    """The objects that an argument means, sorted by key.
+    """The objects that an argument names, sorted by key.
 
     Args:
         name: an address, the address of a folder, or a pattern.

@@ -53,7 +53,7 @@ class ReadSpec:
     Args:
         json_keys: keys whose values are the text; for parquet and Arrow, columns. With a template only names.
         text_documents: a document of plain text is a file, or a paragraph (ended by an empty line).
-        max_record_bytes: a longer line, paragraph or value is a bad row ("too-long") and never held in memory whole.
+        max_record_bytes: a longer line, paragraph or value is a bad row ("too-long"), never completely in memory.
         keep_bad_lines: bad rows carry the bytes of their lines (for quarantine).
         sentence_lists: a value may be a list of sentences; if false, such a row is bad ("bad-value").
         chat: values are conversations, and these turns are trained on (`mdata.chat`); the texts of a document are then
@@ -92,7 +92,7 @@ class Column:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be used: its number (from 1), the kind of fault, the reason, and the beginning of its line."""
+    """An unusable row: its number (from 1), the kind of fault, the reason, and the beginning of its line."""
 
     row: int
     kind: Kind
@@ -138,7 +138,7 @@ class RecordBatch:
 
 
 class Refused(Exception):
-    """Why a row cannot be used as a record."""
+    """The reason why a row cannot become a record."""
 
     def __init__(self, kind: Kind, reason: str) -> None:
         super().__init__(reason)
@@ -152,12 +152,12 @@ class Refused(Exception):
 
 
 def too_long(spec: ReadSpec) -> Refused:
-    """A record is longer than the limit."""
+    """The fault of a record longer than the limit."""
     return Refused("too-long", f"longer than {spec.max_record_bytes:,} bytes (max_record_bytes)")
 
 
 def list_refused(key: str) -> Refused:
-    """A list of sentences although texts are split into sentences."""
+    """The fault of a list of sentences where texts are split into sentences."""
     return Refused("bad-value", f"key {key!r} holds a list, and a list of sentences cannot be split into sentences")
 
 

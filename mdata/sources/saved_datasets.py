@@ -3,8 +3,7 @@
 A saved dataset is a folder with `state.json`, which lists the data files in order, and `dataset_info.json`; a saved
 `DatasetDict` is a folder with `dataset_dict.json` and a saved dataset for each split. Files that later calls left there
 (`cache-*.arrow`) are not part of it. Splits are never read together, because one of them is usually for testing. Not
-here: loading by name, indices beside the data (`save_to_disk` has written none since version 2.0). A module of its own,
-as every format has.
+here: loading by name, indices beside the data (`save_to_disk` has written none since version 2.0).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def without_metadata(paths: Sequence[Path], skipped: SkippedFiles) -> list[Path]
     """The files of a folder, with the data files of saved datasets in their order and without their other files.
 
     Args:
-        paths: what was found, sorted.
+        paths: the files of the folder, sorted.
         skipped: receives files beside those of a saved dataset.
 
     Raises:

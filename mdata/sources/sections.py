@@ -3,8 +3,8 @@
 Every input is a sequence of units: the chunks of plain text, the row groups of parquet, the record batches of Arrow, or
 the whole file if reading must begin at its start (compressed text, WARC, one document per file). A unit begins at a
 byte of the concatenated inputs, and part k of N takes the units that begin in the k-th of N equal ranges of these
-bytes. So the parts in order are the inputs in order, whatever N is; nothing is left out and nothing comes twice. Only
-the footers of parquet and the message headers of Arrow are read, and only for the files at the two ends of a part.
+bytes. So for any N the parts in order are the inputs in order, with nothing left out or repeated. Only the footers of
+parquet and the message headers of Arrow are read, and only for the files at the two ends of a part.
 
 Slow twin: tests/reference/sections.py.
 """

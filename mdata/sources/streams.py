@@ -5,8 +5,8 @@ too long is skipped. Waits for standard input last a fraction of a second, so th
 
 gzip, zstd, bzip2 and xz are decompressed member by member, in bounded memory. A file may have several members; zero
 padding between and after gzip members and xz streams is legal, and so are zstd's skippable frames. Anything else after
-the end, a missing end and a wrong checksum are damage. No step returns more than a few megabytes of text, whatever a
-malicious file declares.
+the end, a missing end and a wrong checksum are damage. No step returns more than a few megabytes of text, even for
+malicious files.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class _RawBytes:
 
 
 class _StreamText:
-    """A `Text` that is buffered from some offset on."""
+    """A `SeekableText` that is buffered from some offset on."""
 
     def __init__(self, blocks: _RawBytes, base: int) -> None:
         self._blocks = iter(blocks)

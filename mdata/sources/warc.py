@@ -38,7 +38,7 @@ class TextStream(Protocol):
         """The bytes [offset, offset + size); fewer at the end of the text only."""
 
     def drop(self, offset: int) -> None:
-        """Forget what comes before an offset."""
+        """Drop the buffer before an offset."""
 
 
 @dataclass(frozen=True)

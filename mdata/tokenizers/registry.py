@@ -79,9 +79,9 @@ def load_tokenizer(
     """Load a tokenizer from the files that a user names, with the fastest engine that gives the exact ids here.
 
     Args:
-        spec: the tokenizer; or Megatron's name of the type, and then
-        model: a folder with tokenizer.json, or such a file, and
-        options: further options of the type.
+        spec: the tokenizer; or Megatron's name of the type.
+        model: with a name: a folder with tokenizer.json, or such a file.
+        options: with a name: further options of the type.
         on_files_read: called before engines are compared, if there are several, with the config of the one that is
             probably used.
 

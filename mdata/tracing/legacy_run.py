@@ -49,7 +49,7 @@ class _Run:
         """An integer setting of config.toml."""
         value = self.config.get(section, {}).get(key)
         if type(value) is not int:
-            what = f"{self.folder / 'config.toml'}: {section}.{key} is not a whole number"
+            what = f"{self.folder / 'config.toml'}: {section}.{key} is not an integer"
             raise DamageError(what, found=repr(value))
         return value
 

@@ -231,7 +231,7 @@ class Model:
         """
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int):
-                raise UsageError("a token is not a whole number", found=repr(token)[:80])
+                raise UsageError("a token is not an integer", found=repr(token)[:80])
             if not 0 <= token < self.rows:
                 raise UsageError(
                     f"token {token} is outside the vocabulary", expected=f"0 to {self.rows - 1}, as in {self.name}"

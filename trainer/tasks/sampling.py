@@ -108,7 +108,7 @@ class Sampling:
             value, kind = getattr(self, entry.name), str(entry.type)
             whole, flag = isinstance(value, int) and not isinstance(value, bool), isinstance(value, bool)
             if kind in ("int", "int | None") and not (whole or (value is None and "None" in kind)):
-                yield entry.name, value, "a whole number"
+                yield entry.name, value, "an integer"
             elif kind == "float" and not (whole or isinstance(value, float)):
                 yield entry.name, value, "a number"
             elif kind == "bool" and not flag:

@@ -51,7 +51,7 @@ def is_megatron_2023(options: Mapping[str, Any]) -> bool:
 
 
 def whole_number(name: str, value: object, *, lowest: int, type: str) -> int:
-    """The value of an option that is a whole number of 31 bits.
+    """The value of an integer option of 31 bits.
 
     Raises:
         UsageError: it is not an integer; names the tokenizer type and the option.

@@ -1,4 +1,4 @@
-"""The interface of every tokenizer, whichever library does the work, and how a user names one.
+"""The interface of every tokenizer, regardless of library, and how a user names one.
 
 Ids are int32 and lengths int64 arrays: a batch of texts becomes arrays once, where it is tokenized, and stays arrays
 until it is written. The ids of a text never depend on earlier texts.
@@ -54,7 +54,7 @@ class TextRefused(Exception):
 
     Args:
         index: of the text in the batch.
-        reason: why, for the user.
+        reason: for the user.
     """
 
     def __init__(self, index: int, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 `tokenizers` is the exact engine: it reads every tokenizer.json, and its ids are right by definition. The others are
 used only if mdata/tokenizers/types/engine_selection.py found them equal. None of them adds ids around a text. gigatoken
-caches every word; after growing by _MAX_GROWTH_BYTES it is rebuilt, so a process stays small however much text it sees;
+caches every word; after growing by _MAX_GROWTH_BYTES it is rebuilt, so a process stays small for any amount of text;
 its results are copied, because each holds a large buffer. Measured with gigatoken 0.10: it grew by 60 MB over 430 MB of
 prose and code, by less than 144 over 1,755 MB of C sources, by 10 MB for every MB of random words; rebuilding takes 0.1
 to 0.2 s and empties the cache.

@@ -1,7 +1,7 @@
 """Selects the engine for a tokenizer.json: the fastest one that gives the exact ids.
 
 A faster engine is tried only for the families of tokenizers that it supports, and used only if it gives the exact ids
-for the self-check texts. If it is not used, one line tells the user why. An engine in a room of its own (WordPiece in
+for the self-check texts. If it is not used, one line tells the user why. An engine in a folder of its own (WordPiece in
 mdata/tokenizers/wordpiece) is registered by one line of `FAMILIES`; no other code refers to it.
 """
 

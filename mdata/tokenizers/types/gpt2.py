@@ -39,7 +39,7 @@ def check_vocabulary(content: bytes, name: str) -> dict[str, int]:
     """The entries of a vocabulary file.
 
     Raises:
-        UsageError: it is not a JSON object of whole numbers; names the line or the entry.
+        UsageError: it is not a JSON object of integers; names the line or the entry.
     """
     import orjson
 

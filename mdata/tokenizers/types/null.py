@@ -1,4 +1,4 @@
-"""NullTokenizer: texts that are ids already, written as whole numbers with single blanks between.
+"""NullTokenizer: texts that are ids already, written as integers with single blanks between them.
 
 A number is anything Python's int() accepts: "+8", "007", "1_000", digits of other scripts, white space around it. The
 end of document is the last id of the vocabulary unless another is named, so it may occur in a text; ids are not

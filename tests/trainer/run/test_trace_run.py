@@ -517,7 +517,7 @@ def test_folders_that_are_damaged_or_none(legacy, tmp_path, monkeypatch):
     with pytest.raises(DamageError, match=r"config\.toml is not a TOML file"):
         mdata.trace_run(legacy)
     (legacy / "config.toml").write_text(text.replace("sequence_length = 16", 'sequence_length = "16"'))
-    with pytest.raises(DamageError, match=r"train.sequence_length is not a whole number\n  found: '16'"):
+    with pytest.raises(DamageError, match=r"train.sequence_length is not an integer\n  found: '16'"):
         mdata.trace_run(legacy)
     (legacy / "config.toml").write_text(text.replace("mix.json", "gone.json"))
     with pytest.raises(UsageError, match="try: run from the folder in which the run was started, or give"):

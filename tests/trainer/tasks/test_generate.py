@@ -333,7 +333,7 @@ def _refused(context):
         ((1,) * 10, Sampling(max_tokens=7), "10 tokens of the prompt and 7 new ones"),
         ((1,) * 17, Sampling(), "17 tokens of the prompt"),
         ((1, size), Sampling(), f"token {size} is outside the vocabulary"),
-        ((1, True), Sampling(), "a token is not a whole number"),
+        ((1, True), Sampling(), "a token is not an integer"),
         ((), Sampling(), "the prompt has no tokens"),
         ((1,), Sampling(stop=("x",)), "stop strings need a tokenizer"),
     ):
