@@ -1,9 +1,9 @@
 """A save in the background: a copy of the state on the host, and the thread that writes it while training goes on.
 
 `HostCopies` takes the copy; on a GPU into pinned memory on a stream of its own, and `before_update` lets the next
-update wait for it, so that the forward and backward passes in between run beside it. `BackgroundSave` is one save of
-one rank. It calls no collective: rank 0 waits for the files of the others. Whoever owns it asks `error` and
-`committed`; what is done about them is decided in run/saving.py.
+update wait for it, so that the forward and backward passes in between overlap with it. `BackgroundSave` is one save of
+one rank. It calls no collective: rank 0 waits for the files of the others. Its owner, run/saving.py, checks `error` and
+`committed` and decides what to do.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class HostCopies:
 
 
 def _host_memory(size: int, *, like: Tensor) -> Tensor:
-    """Memory for a copy; pinned where the tensor is on a GPU.
+    """Memory for a copy; pinned if the tensor is on a GPU.
 
     PyTorch's own pinned memory has the next power of two as its size, and is touched by one thread: 5.5 s for 6 GiB on
     the host of an H200, where touching it by all threads and registering it took 0.8 s.
@@ -86,12 +86,12 @@ class BackgroundSave:
 
     Args:
         target: where it goes. place: this rank's number, and how many ranks write.
-        shard, state: what this rank stores, on the host; nobody else may write to it. ready: waits until it is there.
+        shard, state: what this rank stores, on the host, not shared with other writers. ready: waits for the copy.
         after: called on rank 0 once the checkpoint exists.
 
     Attributes:
-        written: set when this rank's files are there, or it has failed. committed: on rank 0, whether the checkpoint
-            exists. seconds: from the beginning to the end.
+        written: set when this rank's files exist, or it has failed. committed: on rank 0, whether the checkpoint
+            exists. seconds: duration of the save.
     """
 
     def __init__(
@@ -119,12 +119,12 @@ class BackgroundSave:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the save has ended."""
         return self._work.done()
 
     @property
     def error(self) -> MdataError | None:
-        """Why this rank failed; None: it has not, so far."""
+        """Why this rank failed; None: it has not failed so far."""
         error = self._work.exception() if self._work.done() else None
         rank = self._place[0]
         if error is None or isinstance(error, MdataError):
@@ -135,15 +135,15 @@ class BackgroundSave:
         return ResourceError(f"rank {rank} could not write a checkpoint", found=repr(error)[:200])
 
     def join(self) -> None:
-        """Wait for the end; a signal's handler may interrupt."""
+        """Wait for the end; signal handlers may run meanwhile."""
         wait([self._work])
 
     def cancel(self) -> None:
-        """Wait for no other rank's files; what this rank is writing it finishes."""
+        """Stop waiting for the files of other ranks; this rank finishes its own."""
         self._cancelled.set()
 
     def hurry(self, patience_s: float) -> None:
-        """Give other ranks only so many seconds more for their files."""
+        """Wait at most this many more seconds for the files of other ranks."""
         self._patience_until = time.monotonic() + patience_s
 
     def _run(self) -> None:
@@ -158,7 +158,7 @@ class BackgroundSave:
             self._after()
 
     def _wait_for_parts(self, num_ranks: int) -> bool:
-        """Whether all ranks have written; False: it is no longer wanted."""
+        """Wait until all ranks have written; False: the save was cancelled."""
         pause = 0.005
         while missing_parts(self.target, num_ranks):
             if self._patience_until is not None and time.monotonic() > self._patience_until:

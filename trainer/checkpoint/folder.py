@@ -1,12 +1,11 @@
-"""The checkpoints that a folder holds, on a disk or in object storage: which one a run goes on from, which old ones go.
+"""The checkpoints in a folder, on a disk or in object storage: which one to resume from and which to prune.
 
 A checkpoint is a folder named step-N with an index.json of step N in it; folders of other names ("step-old", "step-4
-(copy)") are not ours: they are neither read nor removed. `latest` names the one to go on from. Where it is missing or
-names none, the newest whole one is taken, which is for the caller to say; where it names one that is damaged, nothing
-is taken. Only whole checkpoints up to that step are counted against `keep`: a run that went back to an older one has
-later ones of a curve that it left. A step-N that is a link to a folder is read like any other; neither it nor its
-target is ever removed, and it does not count towards `keep`. Inside a checkpoint no link is followed. What is
-different in storage is in object_folder.py.
+(copy)") are neither read nor removed. `latest` names the one to resume from. If it is missing or names no checkpoint,
+the newest intact one is used, with a warning; if it names a damaged one, nothing is used. Only intact checkpoints up to
+that step count towards `keep`, because a run that went back to an older checkpoint leaves later ones of an abandoned
+curve. A step-N that is a link to a folder is read like any other; neither it nor its target is ever removed, and it
+does not count towards `keep`. Links inside a checkpoint are not followed. What differs in storage: object_folder.py.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ _OURS = re.compile(r"rank-.*|tokenizer/.*|index.*")  # names in a checkpoint tha
 
 
 class _Misnamed(IndexFault):
-    """A checkpoint of another step than that of its folder's name."""
+    """A checkpoint of another step than its folder's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where a run goes on from.
+    """The checkpoint to resume from.
 
     Attributes:
-        folder: None where there is no checkpoint. warning: why it is not the one that `latest` names, for the user.
+        folder: None if there is no checkpoint. warning: for the user, why it is not the one that `latest` names.
     """
 
     folder: Location | None
@@ -56,7 +55,7 @@ def folder_name(step: int) -> str:
 
 
 def find_checkpoint(root: Location) -> ResumePoint:
-    """The checkpoint to go on from in a run's `checkpoints` folder, or where else it keeps them.
+    """The checkpoint to resume from, in a run's `checkpoints` folder or wherever the run keeps them.
 
     Raises:
         DamageError: there are checkpoints, but `latest` names none of them and none is intact.
@@ -99,15 +98,15 @@ def checkpoint_at(location: Location, *, name: str = "latest") -> ResumePoint:
 
 
 def latest_checkpoint(root: Location) -> Location | None:
-    """The checkpoint that `find` finds, for who need not say how."""
+    """Like `find_checkpoint`, but drops the warning."""
     return find_checkpoint(root).folder
 
 
 def read_index(folder: Location) -> Index:
-    """A checkpoint's index, checked, and its files' sizes with it; their content is checked where it is read.
+    """A checkpoint's index, checked together with the sizes of its files; their content is checked when it is read.
 
     Raises:
-        UsageError: there is no such folder. DamageError: it is not a whole checkpoint.
+        UsageError: there is no such folder. DamageError: the checkpoint is incomplete or damaged.
     """
     files = files_of(folder)
     if not files.exists():
@@ -135,12 +134,12 @@ def _none_there(folder: Location) -> UsageError:
 
 
 def run_state(folder: Location) -> RunState:
-    """Where the run was when this checkpoint was written."""
+    """The state of the run in this checkpoint."""
     return read_index(folder).run
 
 
 def instead(folder: Location) -> str:
-    """What to do without a checkpoint that was there."""
+    """The remedy for a checkpoint that cannot be used."""
     others = [path for path in whole_checkpoints(folder.parent) if path != folder]
     if not others:
         return "restore it from a copy; there is no other intact checkpoint in its folder"
@@ -154,13 +153,13 @@ def instead(folder: Location) -> str:
 
 
 def check_written(folder: Location, *, index: bytes | None = None) -> None:
-    """Verify what is about to become a checkpoint: the index, coverage, and the sizes of all files.
+    """Verify a checkpoint before it is committed: the index, coverage, and the sizes of all files.
 
     Args:
-        index: the content of its index, where that is not there yet.
+        index: the content of its index, if not written yet.
 
     Raises:
-        DamageError: it is not what was written.
+        DamageError: a file differs from what was written.
     """
     files = files_of(folder)
     try:
@@ -174,7 +173,7 @@ def check_written(folder: Location, *, index: bytes | None = None) -> None:
 
 
 def remove_leftovers(root: Location) -> None:
-    """Delete what crashed saves left; no save may be in flight."""
+    """Delete leftovers of crashed saves; no save may be in flight."""
     if not isinstance(root, Path):
         remove_unfinished(root)
         return
@@ -186,13 +185,13 @@ def remove_leftovers(root: Location) -> None:
 
 
 def remove_old(root: Location, keep: int, *, every: int = 0, best: Collection[int] = ()) -> None:
-    """Delete whole checkpoints but the newest `keep`, and what crashed saves left.
+    """Delete intact checkpoints except the newest `keep`, and leftovers of crashed saves.
 
-    What `latest` names always stays, and so do later ones: those that a run left when it went back to an older one take
-    no place of those that it writes. A damaged one stays too.
+    The one that `latest` names and later ones always stay: later ones belong to an abandoned curve and do not count.
+    Damaged ones stay too.
 
     Args:
-        every: steps that are multiples of it stay; 0: none. best: further steps that stay.
+        every: keep multiples of this step; 0: none. best: further steps to keep.
     """
     remove_leftovers(root)
     there = [(folder, files) for folder, files in _checkpoints(root) if not _is_link(folder)]
@@ -214,10 +213,10 @@ def remove_old(root: Location, keep: int, *, every: int = 0, best: Collection[in
 
 
 def make_room(final: Location) -> None:
-    """Take away what stands where a checkpoint is to be: an older one of the same step; else it gets another name.
+    """Clear the place of a new checkpoint: remove an older one of the same step; rename anything else.
 
     Raises:
-        UsageError: in storage, where nothing is renamed, it is a checkpoint of another step.
+        UsageError: in storage, where nothing can be renamed, a checkpoint of another step is there.
     """
     if not isinstance(final, Path):
         if not files_of(final).exists():
@@ -253,7 +252,7 @@ def _put_aside(final: Path) -> None:
 
 
 def _remove(folder: Location) -> None:
-    """Delete a checkpoint: first it surely loses its name, so that nobody finds a part of it under that."""
+    """Delete a checkpoint; rename first, so a partial delete is never visible."""
     if not isinstance(folder, Path):
         remove_folder(folder)
         return
@@ -272,7 +271,7 @@ def _checkpoints(root: Location) -> list[tuple[Location, Files]]:
 
 
 def steps_in(root: Location) -> frozenset[int]:
-    """The steps of which there are checkpoints, whole or not."""
+    """The steps that have checkpoints, intact or not."""
     return frozenset(step_of(folder) for folder, _ in _checkpoints(root))
 
 
@@ -282,7 +281,7 @@ def step_of(folder: Location) -> int:
 
 
 def _is_misnamed(folder: Location) -> bool:
-    """Whether it is a checkpoint of another step than that of its name: a copy that somebody keeps."""
+    """Whether it is a checkpoint of another step than its name says, such as a copy made by hand."""
     try:
         _read_index(folder, files_of(folder))
     except _Misnamed:
@@ -293,7 +292,7 @@ def _is_misnamed(folder: Location) -> bool:
 
 
 def whole_checkpoints(root: Location) -> Iterator[Location]:
-    """Those whose index and whose files' sizes are right, newest first."""
+    """Checkpoints with a valid index and files of the right sizes, newest first."""
     return (folder for folder, files in _checkpoints(root) if _is_whole(folder, files))
 
 
@@ -318,7 +317,7 @@ def _content(files: Files, name: str) -> bytes:
 
 
 def _file_problem(files: Files, index: Index) -> tuple[str, str, str] | None:
-    """(name, found, expected) of the first file that is not what the index says; None: all are."""
+    """(name, found, expected) of the first file that differs from the index; None: all agree."""
     sizes = {name: file.bytes for some in (index.files, index.extras) for name, file in some.items()}
     for name, size in sizes.items():
         stands = files.look(name)
@@ -333,7 +332,7 @@ def _file_problem(files: Files, index: Index) -> tuple[str, str, str] | None:
 
 
 def _latest_name(root: Location) -> str | None:
-    """What `latest` says; None where there is no such file."""
+    """The content of `latest`; None if there is no such file."""
     if not isinstance(root, Path):
         return latest_name(root)
     pointer = root / LATEST

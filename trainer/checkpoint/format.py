@@ -1,11 +1,10 @@
-"""The two kinds of index of a checkpoint: which slices of which tensors lie in which file, and where the run was.
+"""The two kinds of index of a checkpoint: which slices of which tensors are in which file, and the state of the run.
 
-Each rank writes a side index of its own file (`Part`); index.json names the side indexes with their hashes and says
-where the run was. `parse_index` puts them together. It is pure and trusts nothing: every type, size and name is
-checked, file names are those that we give, and the slices of every tensor cover it exactly once, so that whoever reads
-by an index needs no check of its own. What is unusual: the checksum of index.json covers the bytes of the file, so that
-no flipped byte is taken for white space. Version 1 had one index for all ranks; before it had checksums it knew no
-hashes, and is read without them.
+Each rank writes a side index of its own file (`Part`); index.json lists the side indexes with their hashes, and the
+state of the run. `parse_index` joins them. It is pure and trusts nothing: it checks every type, size and name, accepts
+only our file names, and requires that the slices of every tensor cover it exactly once, so readers need no checks of
+their own. Unusual: the checksum of index.json covers the bytes of the file, so that a flipped byte is never taken for
+white space. Version 1 had one index for all ranks; its oldest files have no hashes and are read without them.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class SavedTensor:
     """A logical tensor; its slices cover it exactly once, those of a `Part` a part of it.
 
     Attributes:
-        dtype: of all its slices, as safetensors writes it ("F32"); version 1 does not say.
+        dtype: of all its slices, as in safetensors ("F32"); None in version 1.
     """
 
     shape: tuple[int, ...]
@@ -84,7 +83,7 @@ class SavedFile:
 
 @dataclass(frozen=True, slots=True)
 class HashedFile:
-    """A small file that is read as a whole: a side index, or one of the tokenizer's."""
+    """A small file that is read in one piece: a side index, or a file of the tokenizer."""
 
     bytes: int
     hash: str
@@ -100,20 +99,20 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Where the run is; all that resuming needs beside tensors.
+    """The position of the run: what resuming needs besides tensors.
 
     Args:
         step: updates done. consumed_samples: training samples read.
-        data_id: hash of what decides their order; data: the same, field by field, so that a mismatch can be named.
+        data_id: hash of what decides their order; data: its fields, so that a mismatch can be named.
         optimizer_steps: updates applied (skipped steps are not).
         config: the resolved configuration as TOML.
-        measured: what metrics.jsonl says of this step; a run that ended before it was written writes it on resuming.
+        measured: the line of metrics.jsonl for this step; written on resuming if the run ended before.
         scaler: the state of the loss scale (optim/scaler.py); empty in checkpoints of older versions.
-        versions: of the programs that wrote it, and the layout: for people.
+        versions: of the programs that wrote it, and the layout; for humans.
         skipped_samples: samples of the steps that were not applied.
         float8: the largest values of each FP8 layer (layers/float8_scaling.py); empty without delayed scaling.
-        schedule_steps, schedule_samples, moment_steps: what the schedules count, and updates, besides the run's steps
-            and samples; may be negative; 0 without checkpoint.init_from.
+        schedule_steps, schedule_samples, moment_steps: offsets that schedules and updates add to the run's steps and
+            samples; may be negative; 0 without checkpoint.init_from.
     """
 
     step: int
@@ -138,7 +137,7 @@ class Index:
 
     Attributes:
         files: by name. tensors: by state and logical name, "exp_avg/embedding.weight".
-        hashed: whether damage of the files' content will be seen; not in the oldest checkpoints.
+        hashed: whether damage of the files' content is detected; false for the oldest checkpoints.
         parts: the side indexes by name; none in version 1. extras: the tokenizer's files. version: of the format.
     """
 
@@ -167,7 +166,7 @@ def dump_index(run: RunState, parts: Mapping[str, HashedFile], *, extras: Mappin
 
 
 def dump_part(part: Part) -> bytes:
-    """The bytes of a side index; the names of its file and of the slices' keys follow from its own and theirs."""
+    """The bytes of a side index; names of its file and keys of slices are not stored, because they can be derived."""
     tensors = {
         name: {
             "shape": tensor.shape,
@@ -186,13 +185,13 @@ def file_of_part(name: str) -> str:
 
 
 def parse_index(raw: bytes, read_part: Callable[[str], bytes]) -> Index:
-    """What `dump_index` or an older version wrote.
+    """Parse the output of `dump_index` or of an older version.
 
     Args:
         read_part: the content of a side index by its name; its hash is compared here.
 
     Raises:
-        IndexFault: anything that they could not have written.
+        IndexFault: anything that they could not write.
     """
     table = object_of(_json(raw), "")
     version = table.get("version")
@@ -202,13 +201,13 @@ def parse_index(raw: bytes, read_part: Callable[[str], bytes]) -> Index:
 
 
 def parse_part(raw: bytes, name: str) -> Part:
-    """What `dump_part` wrote.
+    """Parse the output of `dump_part`.
 
     Args:
         name: of the side index.
 
     Raises:
-        IndexFault: anything that it could not have written.
+        IndexFault: anything that it could not write.
     """
     table = object_of(_json(raw, name), name)
     check_keys(table, _PART_KEYS, place=f"{name}/its keys")
@@ -252,7 +251,7 @@ def _index(raw: bytes, table: Mapping[str, Any], read_part: Callable[[str], byte
 
 
 def _joined(name: str, parts: Sequence[SavedTensor]) -> SavedTensor:
-    """One tensor of what several ranks stored of it."""
+    """Join the parts of a tensor that several ranks stored."""
     first = parts[0]
     for other in parts:
         if (other.shape, other.dtype) != (first.shape, first.dtype):

@@ -1,7 +1,7 @@
 """Checks of single values of an index: each returns the value with its type, or raises an `IndexFault` that names it.
 
-An index is foreign bytes: nothing in it is used before it went through one of these. What the values mean together is
-checked in format.py.
+An index is untrusted input: every value passes one of these checks before use. How values fit together is checked in
+format.py.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _MOST_DIMS = 4  # of tensors; those of our models have 2
 
 @dataclass
 class IndexFault(ValueError):
-    """Something that no writer of ours puts into an index.
+    """A value that mtrain never writes into an index.
 
     Args:
-        place: where it stands, such as "run/step"; "": the file as a whole. found, expected: there.
+        place: of the value, such as "run/step"; "": the whole file. found, expected: the values.
     """
 
     place: str
@@ -30,7 +30,7 @@ class IndexFault(ValueError):
 
     @property
     def shown(self) -> str:
-        """What was found, for the user: in a damaged file it may be long, or no text that a terminal takes."""
+        """The value for the user: in a damaged file it may be long or not printable."""
         return ascii(self.found)[1:-1][:120] if isinstance(self.found, str) else ascii(self.found)[:120]
 
 
@@ -41,41 +41,41 @@ def is_of_type(value: Any, hint: Any) -> bool:
 
 
 def object_of(value: Any, place: str) -> dict[str, Any]:
-    """The value, which has to be a JSON object."""
+    """The value, checked to be a JSON object."""
     if type(value) is not dict:
         raise IndexFault(place, value, "a JSON object")
     return value
 
 
 def list_of(value: Any, place: str) -> list[Any]:
-    """The value, which has to be a list."""
+    """The value, checked to be a list."""
     if type(value) is not list:
         raise IndexFault(place, value, "a list")
     return value
 
 
 def check_keys(table: Mapping[str, Any], keys: set[str], *, place: str) -> None:
-    """Exactly these keys."""
+    """Check that a table has exactly these keys."""
     if table.keys() != keys:
         raise IndexFault(place, ", ".join(sorted(table)) or "nothing", ", ".join(sorted(keys)) or "nothing")
 
 
 def text_of(value: Any, place: str, *, form: re.Pattern[str]) -> str:
-    """The value, which has to be text of this form."""
+    """The value, checked to be text of this form."""
     if type(value) is not str or not form.fullmatch(value):
         raise IndexFault(place, value, f"text of the form {form.pattern}")
     return value
 
 
 def whole_number(value: Any, place: str, *, low: int) -> int:
-    """The value, which has to be a whole number of at least `low` and below 2^63."""
+    """The value, checked to be an integer of at least `low` and below 2^63."""
     if type(value) is not int or not low <= value <= _MOST:
         raise IndexFault(place, value, f"an integer of at least {low}")
     return value
 
 
 def sizes_of(value: Any, place: str, *, low: int) -> tuple[int, ...]:
-    """The value, which has to be a list of whole numbers, one for each dim."""
+    """The value, checked to be a list of integers, one for each dim."""
     if type(value) is not list or not 1 <= len(value) <= _MOST_DIMS:
         raise IndexFault(place, value, f"a list of 1 to {_MOST_DIMS} integers")
     return tuple(whole_number(item, place, low=low) for item in value)

@@ -1,10 +1,10 @@
 """Reading checkpoints: the slices that a rank needs, from a checkpoint of any layout, in one pass over each file.
 
 What a load reads is planned by `overlaps`, which is pure. Slices are read in the order of the files, each once, by a
-few threads in blocks of a few megabytes, straight into the tensors that want them, and each is compared with its hash:
-memory beside these tensors is a block for each thread, however large the slices are, also where they are on a GPU. A
-slice is compared when its last block was read, so tensors hold nothing of use after an error. `verify_checkpoint`
-compares every byte; `find_valid` looks for the newest checkpoint that passes.
+few threads in blocks of a few megabytes, straight into the target tensors, and each is compared with its hash. The
+extra memory is one block for each thread, for slices of any size, also on a GPU. A slice is compared after its last
+block, so the content of the tensors is undefined after an error. `verify_checkpoint` compares every byte; `find_valid`
+looks for the newest checkpoint that passes.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def load_into(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[s
         owned: these runs.
 
     Raises:
-        DamageError: the checkpoint is not whole, or a slice is not what was written.
-        UsageError: the model's tensors are not those of the checkpoint; names them.
+        DamageError: the checkpoint is incomplete, or a slice differs from what was written.
+        UsageError: the model's tensors differ from those of the checkpoint; names them.
     """
     index = read_index(folder)
     check_fits(folder, index, owned=owned)
@@ -80,7 +80,7 @@ def load_into(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[s
 
 
 def check_fits(folder: Location, index: Index, *, owned: Mapping[str, Owned]) -> None:
-    """See that every tensor that is wanted is there in its shape.
+    """Check that every requested tensor exists with the expected shape.
 
     Raises:
         UsageError: some are not; names them.
@@ -114,10 +114,10 @@ def overlaps(wanted: Rectangle, saved: Sequence[SavedSlice]) -> Iterator[tuple[S
 
 
 def verify_checkpoint(folder: Location) -> Index:
-    """Compare every byte of a checkpoint with its hash; its index.
+    """Compare every byte of a checkpoint with its hash; returns its index.
 
     Raises:
-        DamageError: the first file that is not what was written. UsageError: there is no checkpoint.
+        DamageError: names the first file that differs from what was written. UsageError: there is no checkpoint.
     """
     index = read_index(folder)
     read_extras(folder, index)
@@ -133,10 +133,10 @@ def verify_checkpoint(folder: Location) -> Index:
 
 
 def find_valid(root: Location, *, every_byte: bool = True) -> ResumePoint:
-    """As `find_checkpoint`, but damaged ones are passed over, which is told.
+    """Like `find_checkpoint`, but skips damaged checkpoints and reports them.
 
     Args:
-        every_byte: whether every byte is compared; False: only indexes and the sizes of files are, which is fast.
+        every_byte: compare every byte; False: only indexes and the sizes of files, which is fast.
 
     Raises:
         DamageError: there are checkpoints and none is valid.
@@ -163,7 +163,7 @@ def find_valid(root: Location, *, every_byte: bool = True) -> ResumePoint:
 
 
 class _Entry(NamedTuple):
-    """A tensor of a safetensors file: its type in the file's own words, and where its bytes are."""
+    """A tensor of a safetensors file: its type as in the file, its shape, and its first byte."""
 
     type: str
     shape: tuple[int, ...]
@@ -171,15 +171,15 @@ class _Entry(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """bool stands for any type that a checkpoint does not hold."""
+        """The dtype; bool for types that checkpoints do not use."""
         return _TORCH.get(self.type, torch.bool)
 
 
 def _parse_header(header: bytes, file_bytes: int) -> dict[str, _Entry]:
-    """The tensors of a file, after checking that they lie side by side, with the sizes of their shapes, up to its end.
+    """The tensors of a file, checked to be contiguous up to its end, each with the size of its shape.
 
     Raises:
-        ValueError: the header says otherwise.
+        ValueError: they are not.
     """
     table = json.loads(header[8:])
     if type(table) is not dict:
@@ -213,7 +213,7 @@ class SliceReader:
     """Reads slices of a checkpoint's files, each compared with its hash.
 
     Args:
-        pinned: blocks are read into memory that a GPU copies from by itself.
+        pinned: read into pinned memory, for copies to a GPU.
     """
 
     def __init__(self, folder: Location, index: Index, *, pinned: bool = False) -> None:
@@ -222,7 +222,7 @@ class SliceReader:
         self._pinned, self._blocks = pinned, list[Tensor]()
 
     def read(self, name: str, wanted: Mapping[SavedSlice, Sequence[Copy]]) -> None:
-        """Read slices of one file in the order in which they lie there, and copy what is wanted of each."""
+        """Read slices of one file in file order, and copy the wanted parts of each."""
         try:
             with self.files.open(name) as file:
                 entries = self._entries(name, file)
@@ -233,13 +233,13 @@ class SliceReader:
             raise self._damage(name, "a file that became shorter while it was read", None) from None
 
     def dtype(self, piece: SavedSlice) -> torch.dtype | None:
-        """Of a slice in its file; None: there is none."""
+        """The dtype of a slice in its file; None: there is no such slice."""
         with self.files.open(piece.file) as file:
             entry = self._entries(piece.file, file).get(piece.key)
         return entry.dtype if entry else None
 
     def _read_all(self, file: BlockReader, wanted: list[tuple[SavedSlice, _Entry, Sequence[Copy]]]) -> None:
-        """By as many threads as the file wants, each with a block of its own that is used again."""
+        """Read with the number of threads that suits the file, each with its own reused block."""
         while len(self._blocks) < file.threads:
             self._blocks.append(torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=self._pinned))
         free = SimpleQueue[Tensor]()
@@ -283,7 +283,7 @@ class SliceReader:
             raise self._damage(piece.file, f"{piece.key} with a different hash than when it was written", None)
 
     def _entries(self, name: str, file: BlockReader) -> dict[str, _Entry]:
-        """What the file's header says, once it is known to be what was written, and sound."""
+        """The entries of the file's header, after checking its hash and consistency."""
         if name not in self._headers:
             self._headers[name] = self._read_entries(name, file)
         return self._headers[name]
@@ -340,7 +340,7 @@ def read_extras(folder: Location, index: Index, *, names: Collection[str] | None
 
 
 def intersection(a: Rectangle, b: Rectangle) -> Rectangle | None:
-    """What two rectangles share; None: nothing."""
+    """The intersection of two rectangles; None: empty."""
     low = tuple(map(max, a[0], b[0]))
     high = tuple(min(x + n, y + m) for x, n, y, m in zip(*a, *b, strict=True))
     return (low, tuple(y - x for x, y in zip(low, high, strict=True))) if all(map(int.__lt__, low, high)) else None

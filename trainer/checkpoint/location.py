@@ -1,4 +1,4 @@
-"""Where checkpoints are: a folder of a file system, or one in object storage.
+"""Where checkpoints are stored: a folder of a file system, or one in object storage.
 
 A local folder is a `Path`; an address is an `ObjectFolder`, which joins names like a path. stored_files.py reads there;
 object_folder.py writes there. This module only looks at text, except for the config.toml of a run folder.
@@ -95,7 +95,7 @@ Location = Path | ObjectFolder
 
 
 def location_of(text: str | Path) -> Location:
-    """The folder that a text names: an address, else a path.
+    """The folder that a text names, by address or path.
 
     Raises:
         UsageError: an address of another scheme, with too few slashes, without a bucket, or with credentials in it.
@@ -111,7 +111,7 @@ def location_of(text: str | Path) -> Location:
 
 
 def check_destination(text: str) -> None:
-    """See that checkpoints can be written to what a text names, as far as it tells.
+    """Check that checkpoints can be written to the place that a text names, as far as the text shows.
 
     Raises:
         UsageError: as `location_of`, and for web servers.
@@ -137,7 +137,7 @@ def checkpoints_folder(config: RunConfig) -> Location:
 
 
 def checkpoints_of(run_folder: Path) -> Location:
-    """Where the run of a run folder keeps its checkpoints, as its config.toml says; the folder may have been moved."""
+    """Where the run of a run folder keeps its checkpoints, by its config.toml; the folder may have been moved."""
     path = run_folder / "config.toml"
     if not path.is_file():
         return run_folder / "checkpoints"

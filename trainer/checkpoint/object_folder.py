@@ -63,10 +63,10 @@ def remove_folder(folder: ObjectFolder) -> None:
 
 
 def remove_others(folder: ObjectFolder, *, keep: Collection[str]) -> None:
-    """Remove what killed saves of this step left: objects of ranks that a save of these names does not have.
+    """Remove leftovers of killed saves of this step: objects of ranks that this save does not have.
 
     Args:
-        keep: names that stay; with each side index the file that it describes.
+        keep: names to keep; a side index keeps the file that it describes too.
     """
     current = {*keep, *(file_of_part(name) for name in keep)}
     objects = listed(folder).items()
@@ -76,10 +76,9 @@ def remove_others(folder: ObjectFolder, *, keep: Collection[str]) -> None:
 
 
 def remove_unfinished(root: ObjectFolder) -> None:
-    """Remove what killed saves left; no save may be in flight.
+    """Remove leftovers of killed saves; no save may be in flight.
 
-    In folders step-N without an index, these are the objects that a save writes. The folder that
-    `latest` names is left alone.
+    In folders step-N without an index, these are the objects that a save writes. The folder that `latest` names stays.
     """
     facts, named = listed(root), latest_name(root)
     gone = [object_facts.address for name, object_facts in facts.items() if _LEFTOVER.fullmatch(name)]

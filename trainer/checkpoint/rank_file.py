@@ -1,7 +1,7 @@
 """One rank's file of a checkpoint as a stream of safetensors: the slices that the rank stores, and their hashes.
 
-The same stream is written to a file on a disk or uploaded as an object. It can be started again, after a failed upload;
-the side index describes the last pass.
+The same stream is written to a file on a disk or uploaded as an object. It can be restarted after a failed upload; the
+side index describes the last pass.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Owned(Protocol):
         """Elements owned."""
 
     def spans(self) -> Iterator[slice]:
-        """Where the runs lie in the tensor."""
+        """The positions of the runs in the tensor."""
 
     def packed(self) -> Owned:
         """The same runs, one after the other in a tensor of their own."""
@@ -63,7 +63,7 @@ class OwnedState:
 
     Args:
         owned: for each tensor of the state the runs of the buffers that lie in it.
-        index: axis -> this rank's place on it, for the axes along which there are copies; the first stores them.
+        index: axis -> this rank's place on it, for axes along which the state is copied; the first rank stores it.
     """
 
     owned: Mapping[str, Owned]

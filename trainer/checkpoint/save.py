@@ -7,11 +7,11 @@
     checkpoints/latest                            "step-400"
 
 A slice is a rectangle of a logical tensor, so any layout reads any other; padding and copies are never stored. Each
-weight and moment is stored in the optimizer's own precision, therefore resuming on the same layout is bit exact.
-Each rank streams its slices into a temporary folder and writes its side index last. When all of those are there, rank 0
-verifies, writes the index and renames the folder; it needs to see files only, so that nothing here is a collective.
-`latest` moves after that: a crash leaves the older checkpoint whole. Object storage renames nothing: there a rank's
-slices are put at their place, side indexes wait under a name of their own, and putting index.json is the commit.
+weight and moment is stored in the optimizer's precision, so resuming on the same layout is bit exact. Each rank streams
+its slices into a temporary folder and writes its side index last. Once all of those exist, rank 0 verifies, writes the
+index and renames the folder; it only looks at files, so nothing here is a collective. `latest` moves after that: a
+crash leaves the older checkpoint intact. Object storage cannot rename: there slices are put at their final place, side
+indexes under a temporary name, and putting index.json is the commit.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Target:
     """Where one save goes.
 
     Args:
-        root: the run's `checkpoints` folder, seen by all ranks; or where in object storage it keeps them.
-        run: where the run is. attempt: letters and digits that no other save of this root has; equal on all ranks.
+        root: the run's `checkpoints` folder, shared by all ranks; or its place in object storage.
+        run: the state of the run. attempt: letters and digits, unique among saves of this root; equal on all ranks.
         extras: further files, such as the tokenizer's, by name.
         total_bytes: of all ranks' slices; 0: not known.
         check_owner: on rank 0, raises an error where another start of the run writes to this root now.
@@ -84,7 +84,7 @@ def save_checkpoint(target: Target, shard: OwnedState, *, state: Mapping[str, Te
         world: the axis of all ranks.
 
     Raises:
-        MdataError: a rank could not write; no rank goes on, nothing that looks finished is left.
+        MdataError: a rank could not write; all ranks fail, and nothing that looks finished is left.
     """
     try:
         together(world, lambda: clear_place(target) if world.rank == 0 else None)
@@ -108,7 +108,7 @@ def write_part(target: Target, rank: int, *, shard: OwnedState, state: Mapping[s
 
     Raises:
         ResourceError: there is less room than all ranks need (rank 0 looks), or the storage does not answer.
-        OSError: what the file system said.
+        OSError: from the file system.
     """
     content, name = RankFile(rank, shard, state=state), part_name(rank)
     if not isinstance(target.root, Path):
@@ -132,10 +132,10 @@ def write_part(target: Target, rank: int, *, shard: OwnedState, state: Mapping[s
 
 
 def commit(target: Target, num_ranks: int) -> None:
-    """Make a checkpoint of what all ranks have written: verify, name it, and let `latest` name it.
+    """Commit what all ranks have written: verify it, give it its name, and point `latest` to it.
 
     Raises:
-        DamageError: what is there is not what was written. OSError: what the file system said. ResourceError: the
+        DamageError: the files differ from what was written. OSError: from the file system. ResourceError: the
             storage does not answer.
     """
     files = files_of(target.root / target.partial_name)
@@ -172,7 +172,7 @@ def _hashed(contents: Mapping[str, bytes]) -> dict[str, HashedFile]:
 
 
 def missing_parts(target: Target, num_ranks: int) -> list[int]:
-    """The ranks whose side index is not there yet."""
+    """The ranks whose side index does not exist yet."""
     if not isinstance(target.root, Path):
         there = listed(target.root / target.partial_name)
         return [rank for rank in range(num_ranks) if part_name(rank) not in there]
@@ -181,7 +181,7 @@ def missing_parts(target: Target, num_ranks: int) -> list[int]:
 
 
 def discard(target: Target, rank: int) -> None:
-    """Take away what was written, on rank 0; what storage does not let go now, the next save removes."""
+    """Remove what was written, on rank 0; the next save removes what storage refuses to delete now."""
     if rank != 0:
         return
     if isinstance(target.root, Path):
@@ -192,7 +192,7 @@ def discard(target: Target, rank: int) -> None:
 
 
 def check_target(root: Location, needed_bytes: int) -> None:
-    """See that a checkpoint can be written there.
+    """Check that a checkpoint can be written there.
 
     Raises:
         ResourceError: it does not fit on the disk, or the storage does not answer. UsageError: no bucket, no
@@ -207,7 +207,7 @@ def check_target(root: Location, needed_bytes: int) -> None:
 def _check_fits(
     root: Path, slices_bytes: int, *, extras: Mapping[str, bytes] | None = None, begun: Path | None = None
 ) -> None:
-    """Check that a checkpoint fits beside those that are there; see `check_room`."""
+    """Check that a checkpoint fits beside the existing ones; see `check_room`."""
     if not slices_bytes:
         return
     # Headers and side indexes take some 250 bytes per slice.
@@ -219,12 +219,12 @@ def _check_fits(
 
 
 def check_room(place: Path, needed_bytes: int, *, what: str, fix: str, begun: Path | None = None) -> None:
-    """Check that a file system has room for what is about to be written; one that does not report its size passes.
+    """Check that a file system has room for a write; a file system that does not report its size passes.
 
     Args:
         place: the file or folder that will be written; it need not exist yet.
         what, fix: for the message: what will be written, and what to do if there is too little room.
-        begun: a folder in which other ranks may have written a part of it already.
+        begun: a folder in which other ranks may have written part of it already.
 
     Raises:
         ResourceError: there is too little room.
@@ -253,7 +253,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 def together(world: Group, action: Callable[[], T], *, doing: str = "writing a checkpoint") -> list[T]:
-    """Do something on every rank; if one fails all raise its error, so that none waits for one that gave up."""
+    """Do something on every rank; if one fails, all raise its error, so that none waits for it."""
     outcome: T | MdataError
     try:
         outcome = action()

@@ -1,6 +1,6 @@
-"""The files of a checkpoint, read from a disk or from object storage: `Files` is what a reader needs of either.
+"""The files of a checkpoint, read from a disk or from object storage, behind one interface: `Files`.
 
-Files and objects are read at any offset, by as many threads at once as is fast there. Objects are listed once, and each
+Files and objects are read at any offset, by the number of threads that is fast there. Objects are listed once, and each
 request names the version that was listed, so that no reader mixes two versions. Web servers list nothing: there, each
 object is looked up by its name.
 """
@@ -34,7 +34,7 @@ class BlockReader(Protocol):
     """A file that several threads read in parts.
 
     Attributes:
-        threads: how many at once is fast there.
+        threads: the number that is fast there.
     """
 
     threads: int
@@ -72,7 +72,7 @@ def files_of(folder: Location) -> Files:
 
 
 def folders_in(root: Location) -> dict[str, Files]:
-    """The folders in a folder with their files, by name; none where the storage cannot list."""
+    """The folders in a folder with their files, by name; empty if the storage cannot list."""
     if isinstance(root, Path):
         return {path.name: LocalFiles(path) for path in root.iterdir()} if root.is_dir() else {}
     by_folder: dict[str, dict[str, ObjectFacts]] = {}
@@ -84,7 +84,7 @@ def folders_in(root: Location) -> dict[str, Files]:
 
 
 def listed(folder: ObjectFolder) -> dict[str, ObjectFacts]:
-    """All objects in a folder, by their names there; none where the storage cannot list."""
+    """All objects in a folder, by their names there; empty if the storage cannot list."""
     skip = len(folder.inside.key)
     objects = list_objects(folder.inside, folder.store) if folder.is_listed else []
     return {facts.address.key[skip:]: facts for facts in objects}
@@ -148,7 +148,7 @@ class LocalBlocks:
 
 
 class ObjectFiles:
-    """`Files` of a folder in object storage, as they were when this was created.
+    """`Files` of a folder in object storage, as of the creation of this object.
 
     Args:
         facts: size and version of each object by its name; None lists them.

@@ -1,6 +1,6 @@
 """Rectangles of logical tensors: whether they cover a tensor, and how a large one is cut.
 
-Pure arithmetic on (start, size) pairs; no torch. What parts two rectangles share is `overlaps` in load.py.
+Pure arithmetic on (start, size) pairs; no torch. Intersections: `overlaps` in load.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Rectangle = tuple[tuple[int, ...], tuple[int, ...]]  # start, size
 
 
 def cut(box: Rectangle, most: int) -> Iterator[Rectangle]:
-    """A rectangle as consecutive ones of at most `most` elements, in row-major order; a row of its own may be longer.
+    """A rectangle as consecutive ones of at most `most` elements, in row-major order; a single row may be longer.
 
     Cut along the first dim that has more than one index, so that each part is contiguous in memory.
     """

@@ -1,9 +1,9 @@
-"""What follows a step: it is measured, recorded, saved and evaluated where that is due, and the run ended if asked.
+"""What follows a step: measuring, recording, and if due saving and evaluating; and ending the run if requested.
 
-Checkpoints are written by all ranks, before a step is evaluated: an evaluation that a run did not come to is done when
-it goes on. A step whose gradient norm is not finite changed nothing and is recorded; no checkpoint is written behind it
-until a step was sound again, and ten of them in a row end the run. A step in which no token has loss changes nothing
-either, but there is nothing wrong with the state then.
+Checkpoints are written by all ranks, before a step is evaluated: a missed evaluation is done when the run resumes. A
+step whose gradient norm is not finite changes nothing and is recorded; no checkpoint is written after it until a step
+is finite again, and ten of them in a row end the run. A step in which no token has loss changes nothing either, but
+leaves the state sound.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AfterStep:
 
     Args:
         log: of rank 0; None on the others.
-        last: the step after which this start of the run ends; later where no checkpoint can be written there.
+        last: the step after which this start of the run ends; later if no checkpoint can be written there.
         callbacks: see `train`.
     """
 
@@ -113,7 +113,7 @@ class AfterStep:
         """All that follows a step; returns the losses of its evaluation.
 
         Args:
-            is_newest: the state is that of this step; else a later step has begun, which then ends what was asked for.
+            is_newest: the state is that of this step; otherwise a later step has begun; requests then apply after it.
             tokens: read since the run was started, for the progress display.
         """
         step = now.steps
@@ -227,7 +227,7 @@ class AfterStep:
                 self.progress.note(text)
 
     def _stop(self, step: int, saved: bool) -> NoReturn:
-        """End the run on every rank as it was asked to."""
+        """End the run on every rank as requested."""
         if self.log is not None:
             self.log.event("stopped", {"step": step, "saved": saved})
         gather_objects(None, self.engine.everyone)  # a rank that leaves earlier looks like one that crashed
@@ -252,5 +252,5 @@ def evaluates(step: int, train: TrainSection, *, last: int) -> bool:
 
 
 def is_due(step: int, interval: int | None) -> bool:
-    """Whether something that is done every `interval` steps, never for None, is done after this one."""
+    """Whether something done every `interval` steps (None: never) is due after this one."""
     return interval is not None and step % interval == 0

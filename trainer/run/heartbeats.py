@@ -1,4 +1,4 @@
-"""What a rank tells the others about itself, and what the heartbeats of ranks mean for a run.
+"""What a rank reports to the others, and what the heartbeats of ranks mean for a run.
 
 Pure: watchdog.py sends and reads the heartbeats. A rank that sends no new ones is lost; if all wait and none moves,
 they wait for each other; one that works on its own while all others wait is only named.
@@ -29,7 +29,7 @@ _WAITING = frozenset(f"trainer.{name}" for name in ("parallel.collectives", "pip
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a rank tells the others about itself every few seconds.
+    """The report that a rank sends to the others every few seconds.
 
     Args:
         number: of its heartbeats so far; 0: none came yet.
@@ -102,7 +102,7 @@ def members_of(world: World) -> dict[Group, Sequence[int]]:
 
 
 def verdict(heartbeats: Mapping[int, Heartbeat], silent: Mapping[int, int], *, ranks: Ranks) -> Verdict | None:
-    """Whether the run cannot continue, as far as some ranks' heartbeats tell. A pure function.
+    """Whether the run cannot continue, judged by some ranks' heartbeats. A pure function.
 
     Args:
         heartbeats: the last of each. silent: for how many ticks each has sent no new one.

@@ -1,9 +1,9 @@
 """Continuing from a checkpoint: which settings must not differ, and which may and are reported.
 
-`find_start` looks at the run folder's newest checkpoint and decides everything about the start: refused are another
-model and another order of data; told is every other setting that differs. What is unusual: the horizon of the
-learning rate, where optimizer.decay_* leaves it to us, is that of the run's first start, so that a longer run neither
-rewinds nor stretches a decay that is under way. Reads the checkpoint's index; changes nothing.
+`find_start` reads the run folder's newest checkpoint and decides how the run starts: another model or another order of
+data is refused; every other setting that differs is reported. Unusual: without optimizer.decay_*, the horizon of the
+learning rate is that of the run's first start, so that a longer run neither rewinds nor stretches a decay in progress.
+Reads the checkpoint's index; changes nothing.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ SETTINGS = {  # part of the data's identity -> the key that a user sets; other p
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Where training is: finished steps, and the one counter of the data stream.
+    """The progress of training: finished steps, and the position in the data stream.
 
     Args:
         skipped_steps, skipped_samples: how many of them changed nothing, because the gradient was not finite.
-        schedule_steps, schedule_samples, moment_steps: what schedules and moments count besides; see RunState.
+        schedule_steps, schedule_samples, moment_steps: offsets of schedules and moments; see RunState.
     """
 
     steps: int
@@ -70,11 +70,11 @@ class Done:
     moment_steps: int = 0
 
     def after(self, samples: int) -> Done:
-        """One more step, of so many samples."""
+        """The progress after one more step of this many samples."""
         return dataclasses.replace(self, steps=self.steps + 1, samples=self.samples + samples)
 
     def skipping(self, samples: int) -> Done:
-        """The same, when one of the steps, of so many samples, turns out to have been skipped."""
+        """The progress after a step of this many samples turns out to have been skipped."""
         skipped = {"skipped_steps": self.skipped_steps + 1, "skipped_samples": self.skipped_samples + samples}
         return dataclasses.replace(self, **skipped)
 
@@ -91,11 +91,11 @@ class Start:
     """How a run starts.
 
     Args:
-        done: what is done already.
-        folder: the checkpoint that it goes on from; None: a new run.
-        config: what was asked for, with the ends of its schedules written out.
-        changes: settings that are no longer those of the checkpoint: name -> (before, now).
-        notes: the same for people, and what follows from it; a line each.
+        done: the progress so far.
+        folder: the checkpoint to resume from; None: a new run.
+        config: the requested one, with the ends of its schedules filled in.
+        changes: settings that differ from the checkpoint: name -> (before, now).
+        notes: the changes and their consequences as text, a line each.
         first: the folder of a new run's first state, which may be one of several in checkpoint.init_from; None: drawn.
     """
 
@@ -107,7 +107,7 @@ class Start:
     first: Location | None = None
 
     def facts(self) -> dict[str, Any]:
-        """What events.jsonl says of it: where, and which settings are no longer those of the checkpoint."""
+        """The start for events.jsonl: its position, and the settings that differ from the checkpoint."""
         return {
             "step": self.done.steps,
             "checkpoint": self.folder.name if self.folder else None,
@@ -116,15 +116,14 @@ class Start:
 
 
 def find_start(config: RunConfig, data: RunData, *, found: ResumePoint | None = None) -> Start:
-    """Where and how the run goes on, if it may.
+    """Decide where and how the run continues, or refuse.
 
     Args:
         found: the checkpoint; None: that of `find_checkpoint`.
 
     Raises:
-        UsageError: the model, the update rule or the order of the data is not the checkpoint's; names the settings that
-            differ.
-        DamageError: the checkpoint is not whole.
+        UsageError: the model, the update rule or the order of the data differs from the checkpoint; names the settings.
+        DamageError: the checkpoint is incomplete or damaged.
     """
     resume_point = found or find_checkpoint(checkpoints_folder(config))
     folder = resume_point.folder
@@ -177,7 +176,7 @@ def _conflicts(
 
 
 def done_in(run: RunState) -> Done:
-    """What a checkpoint says is done."""
+    """The progress recorded in a checkpoint."""
     return Done(
         steps=run.step,
         samples=run.consumed_samples,
@@ -224,10 +223,10 @@ def _first_start(config: RunConfig, data: RunData) -> Start:
 
 
 def first_done(config: RunConfig, first: FirstState) -> Done:
-    """What is done when a run begins with the state of another.
+    """The progress of a run that begins with the state of another.
 
     Raises:
-        UsageError: a part of it is to go on, and the folder says nothing of a run; or that run is longer than this one.
+        UsageError: the folder contains no resumable training state, or its run is longer than this one.
     """
     settings = config.checkpoint
     asked = [f"checkpoint.{key}" for key in ("init_schedule", "init_data") if getattr(settings, key)]
@@ -259,7 +258,7 @@ def first_done(config: RunConfig, first: FirstState) -> Done:
 
 
 def found_by_one(config: RunConfig, *, every_byte: bool = True) -> ResumePoint:
-    """The checkpoint to go on from, as checkpoint.load says.
+    """The checkpoint to resume from, by checkpoint.load.
 
     Args:
         every_byte: see `find_valid`.
@@ -272,7 +271,7 @@ def found_by_one(config: RunConfig, *, every_byte: bool = True) -> ResumePoint:
 
 
 def found_by_all(config: RunConfig, world: World) -> ResumePoint:
-    """The same on every rank; where every byte has to be compared, rank 0 does that for all."""
+    """The same checkpoint on every rank; if every byte is compared, rank 0 does that for all."""
     if config.checkpoint.load == "latest":
         return found_by_one(config)
     resume_point = together(
@@ -283,10 +282,10 @@ def found_by_all(config: RunConfig, world: World) -> ResumePoint:
 
 
 def check_agreed(start: Start, *, world: World) -> None:
-    """Refuse to start where ranks found different checkpoints: their collectives would not fit.
+    """Refuse to start if ranks found different checkpoints: their collectives would not match.
 
     Raises:
-        UsageError: the folder of checkpoints is not the same for all of them, or checkpoint.init_from is not.
+        UsageError: the ranks do not share the folder of checkpoints, or checkpoint.init_from.
     """
     mine, config = (start.done, start.first), start.config
     everyone = gather_objects(mine, world.groups["world"])
@@ -342,7 +341,7 @@ def changed_settings(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, 
 
 
 def _seen_notes(resume_point: ResumePoint, index: Index) -> Iterator[str]:
-    """What the user should know of the checkpoint itself."""
+    """Notes for the user on the checkpoint itself."""
     if resume_point.warning:
         yield resume_point.warning
     if not index.hashed:
@@ -387,7 +386,7 @@ def _ends(train: TrainSection, done: Done) -> dict[str, int]:
 
 
 def _horizon_notes(asked: RunConfig, now: RunConfig, done: Done) -> Iterator[str]:
-    """Where the decay ends elsewhere than the run, and nobody asked for that."""
+    """Note a decay that ends elsewhere than the run without being requested."""
     planned, wanted = given_lengths(now.optimizer, "decay_"), _ends(now.train, done)
     if now.optimizer.schedule != "constant" and not given_lengths(asked.optimizer, "decay_") and planned != wanted:
         (unit, end), (unit_now, end_now) = *planned.items(), *wanted.items()
@@ -416,7 +415,7 @@ def _data_conflict(
     stored: RunConfig | None,
     fix: str = "restore what differs, or start a new run in another run.folder",
 ) -> Iterator[UsageError]:
-    """Why the checkpoint's stream of data is not the one that would be gone on with, if it is not."""
+    """The error if the data stream differs from the checkpoint's."""
     before, now = run.data, data.train.identity
     changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
     if resumes(data.train, before, consumed=run.consumed_samples):
@@ -455,7 +454,7 @@ def _setting_text(name: str, value: object, config: RunConfig | None, *, other: 
 
 
 def _rate_conflict(asked: RunConfig, stored: RunConfig | None, done: Done) -> Iterator[UsageError]:
-    """The error if added steps would change nothing, unless the user asked for that."""
+    """The error if added steps would change nothing, unless requested."""
     if stored is None or len(given_lengths(asked.train)) != 1 or given_lengths(asked.optimizer, "decay_"):
         return
     before = with_horizon(stored, None)
@@ -488,7 +487,7 @@ def _rates_of_zero(now: RunConfig, done: Done, *, first: int, last: int) -> Iter
 def _model_conflict(
     config: RunConfig, stored: RunConfig | None, *, data: RunData | None, folder: Location
 ) -> Iterator[UsageError]:
-    """Why another function would be trained on: not every change of [model] changes a tensor's shape."""
+    """The error if the model's function differs: not every change of [model] changes a tensor's shape."""
     before, now = (_function(c, data) if c else {} for c in (stored, config))
     if changed := sorted(name for name in before.keys() & now.keys() if before[name] != now[name]):
         yield UsageError(
@@ -500,7 +499,7 @@ def _model_conflict(
 
 
 def _optimizer_conflict(config: RunConfig, stored: RunConfig | None, folder: Location) -> Iterator[UsageError]:
-    """Why the checkpoint lacks the state of this update rule, if it does."""
+    """The error if the checkpoint lacks the state of this update rule."""
     if stored is not None and stored.optimizer.name != config.optimizer.name:
         yield UsageError(
             f"{folder} was trained with another update rule",

@@ -1,12 +1,11 @@
 """When a checkpoint is due, and saving it while training goes on.
 
-`SaveSchedule`: at the end, every so many steps, every so many minutes, and when a run is asked to stop. A checkpoint
-that could not be written, because the state of that step was not sound, stays due until it is. Time is kept by one
-rank, whose vote all ranks hear with the sums of the step (`Engine.step`), so that they decide alike and no
-communication is added.
+`SaveSchedule`: at the end, at intervals of steps and of minutes, and when the run is asked to stop. A checkpoint that
+is skipped because the state of its step is not finite stays due. One rank keeps the time; its vote travels with the
+sums of the step (`Engine.step`), so that all ranks decide alike without further communication.
 
-`Saver`: one save in flight at most. What each rank finds out for itself, that its part could not be written, it says
-by a vote, too; then all ranks settle it together at the same step. "saved" is told when the checkpoint exists.
+`Saver`: at most one save in flight. A rank that could not write its part says so by a vote too; then all ranks handle
+it together at the same step. "saved" is reported once the checkpoint exists.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ PATIENCE_S = 10.0  # for the files of other ranks, when the run ends with an err
 
 
 class SaveSchedule:
-    """What is due, on one rank; every rank has one, and they agree.
+    """Which checkpoints are due; every rank has one, and they agree.
 
     Args:
         settings: steps and minutes between checkpoints.
@@ -59,7 +58,7 @@ class SaveSchedule:
         self._pending = self._refused = False
 
     def vote(self) -> float:
-        """1.0 where this rank says that it is time, else 0.0."""
+        """1.0 if this rank's clock says that a checkpoint is due, else 0.0."""
         seconds = 60 * self._settings.minutes
         return float(self._keeps_time and seconds > 0 and self._clock() - self._last >= seconds)
 
@@ -69,11 +68,11 @@ class SaveSchedule:
         return self._pending
 
     def add_votes(self, votes: Sequence[float]) -> None:
-        """Take the sums over all ranks of `vote` and of requests to stop: any of them makes a checkpoint due."""
+        """Add the sums over all ranks of `vote` and of requests to stop: any of them makes a checkpoint due."""
         self._pending |= any(votes)
 
     def is_step(self, step: int) -> bool:
-        """Whether the interval of steps asks for a checkpoint of this step."""
+        """Whether the interval of steps makes a checkpoint of this step due."""
         return self._settings.interval is not None and step % self._settings.interval == 0
 
     def due(self, step: int, *, last: bool) -> bool:
@@ -86,7 +85,7 @@ class SaveSchedule:
         return self._pending
 
     def first_refusal(self) -> bool:
-        """Whether what is due is put off for the first time since the last checkpoint; so that it is told once."""
+        """Whether a due checkpoint is postponed for the first time since the last one, so that it is reported once."""
         first, self._refused = not self._refused, True
         return first
 
@@ -103,7 +102,7 @@ class Saver:
         config: of the run. engine: whose state is saved.
         extras: files that go into each checkpoint, by name.
         check_owner: on rank 0, raises an error where a newer attempt of the run writes the checkpoints.
-        tell: (kind, facts, text) on rank 0: an event of the run, and what people are told; "" for nothing.
+        tell: (kind, facts, text) on rank 0: an event of the run, and its line for the user; "": no line.
 
     Attributes:
         longest_s: the longest time that a checkpoint took, on rank 0.
@@ -134,7 +133,7 @@ class Saver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Let a save in flight end: on an error without the other ranks' consent, who may be gone."""
+        """End a save in flight; after an error without the other ranks, which may be gone."""
         save, self._in_flight = self._in_flight, None
         if save is None:
             return
@@ -148,27 +147,27 @@ class Saver:
                 discard(save.target, self._engine.everyone.rank)
 
     def vote(self) -> float:
-        """1.0 where this rank could not write its part of the save in flight, else 0.0."""
+        """1.0 if this rank could not write its part of the save in flight, else 0.0."""
         return float(self._in_flight is not None and self._in_flight.error is not None)
 
     def poll(self) -> None:
-        """Tell of a save that has ended in the meantime."""
+        """Report a save that has ended in the meantime."""
         if self._in_flight is not None and self._in_flight.committed:
             self._report(self._in_flight)
 
     def evaluated(self, step: int, losses: Mapping[str, float | None]) -> None:
-        """Remember what a step's validation gave."""
+        """Record the validation losses of a step."""
         if (loss := _mean_loss(losses)) is not None:
             self._losses[step] = loss
 
     @out_of_memory_in("copying the state for a checkpoint", fix="checkpoint.background = false, or more ranks")
     def begin(self, run: RunState) -> None:
-        """Take a copy of the state and write it in the background; a save that is still in flight is waited for.
+        """Copy the state and write it in the background, after waiting for a save that is still in flight.
 
         Without checkpoint.background there is no copy: `finish` has to come before the next step.
 
         Raises:
-            MdataError: that one failed, and checkpoint.on_failure is "stop".
+            MdataError: that save failed, and checkpoint.on_failure is "stop".
         """
         if self._in_flight is not None:
             before, began = self._in_flight, time.perf_counter()
@@ -199,10 +198,10 @@ class Saver:
         )
 
     def finish(self, *, needed: bool = False) -> bool:
-        """Wait for the save in flight, on all ranks together; whether there is a checkpoint.
+        """Wait for the save in flight, on all ranks together; returns whether it succeeded.
 
         Args:
-            needed: the run ends with it, so that a failure is an error whatever checkpoint.on_failure says.
+            needed: the run ends with it, so a failure is an error regardless of checkpoint.on_failure.
 
         Raises:
             MdataError: a rank could not write.
@@ -232,12 +231,12 @@ class Saver:
         return False
 
     def _first_look(self) -> tuple[str, frozenset[int]]:
-        """What the saves of this start are called, and which steps have checkpoints; before any rank writes."""
+        """Agree on the attempt's name and list existing checkpoints, before any rank writes."""
         remove_leftovers(self._root)
         return secrets.token_hex(4), steps_in(self._root)
 
     def _clear_place(self, target: Target) -> MdataError | None:
-        """Remove an older checkpoint of this step where all ranks write into its place; why that failed, on all."""
+        """Remove an older checkpoint of this step from the place that all ranks write to; returns the error on all ranks."""
         if target.run.step not in self._there:
             return None
         self._there -= {target.run.step}
@@ -252,7 +251,7 @@ class Saver:
         """Remove checkpoints that need not be kept.
 
         Args:
-            best: the steps with the lowest losses; None: as far as they are known now.
+            best: the steps with the lowest losses; None: those known so far.
         """
         _prune(self._settings, self._root, self._best() if best is None else best)
 
@@ -261,7 +260,7 @@ class Saver:
         return next((error for error in errors if error is not None), None)
 
     def _report(self, save: BackgroundSave) -> None:
-        """Say once that a checkpoint exists."""
+        """Report once that a checkpoint exists."""
         if save.committed and not self._told:
             self._told = True
             self.longest_s = max(self.longest_s, save.seconds)
@@ -270,12 +269,12 @@ class Saver:
             self._tell("saved", facts, "")
 
     def _best(self) -> frozenset[int]:
-        """The steps with the lowest validation losses, of which checkpoints are kept."""
+        """The steps with the lowest validation losses, whose checkpoints are kept."""
         return _best_steps(self._losses, self._settings.keep_best)
 
 
 def prune_finished(config: RunConfig) -> None:
-    """Remove what a run that was killed after its last step left: unfinished saves, and checkpoints not to be kept."""
+    """Clean up after a run that was killed after its last step: unfinished saves, and checkpoints not to be kept."""
     losses = recorded_losses(config)
     _prune(config.checkpoint, checkpoints_folder(config), _best_steps(losses, config.checkpoint.keep_best))
 

@@ -154,7 +154,7 @@ def generate(
     Args:
         path: see `Model.load`.
         from_checkpoint: "latest" or a name such as "step-400".
-        progress: is notified which checkpoint it is where `latest` names none.
+        progress: receives a note on the checkpoint used if `latest` names none.
 
     Raises:
         UsageError: no such model or checkpoint, options out of range, or a prompt without tokens.
