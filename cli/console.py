@@ -278,9 +278,7 @@ def command_parser(program: str, command: Command, module: ModuleType) -> Parser
     common.add_argument("-h", "--help", action="help", help="show this text")
     common.add_argument("--json", action="store_true", help="results as JSON on stdout")
     common.add_argument("-q", "--quiet", action="store_true", help="print only results and errors")
-    common.add_argument(
-        "-v", "--verbose", action="store_true", help="show progress every second, and time and memory at the end"
-    )
+    common.add_argument("-v", "--verbose", action="store_true", help="show progress every second, then time and memory")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.second_choice |= {action.dest for action in common._group_actions}
     parser.epilog = "\n\n".join(filter(None, [parser.epilog, examples])) or None

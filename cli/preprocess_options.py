@@ -67,15 +67,15 @@ def _add_megatron(group: argparse._ArgumentGroup) -> None:
         "--json-key",
         nargs="+",
         metavar="KEY",
-        help="keys to tokenize (default: text; with --chat: messages)",
+        help="keys to tokenize (default: text; --chat: messages)",
     )
     add("--chat-template", metavar="T", help="with --chat: tokenizer, chatml, plain, or a Jinja file")
     add_tokenizer(group, required=True)
-    add("--split-sentences", action="store_true", help="split texts into sentences: results are PREFIX_KEY_sentence.*")
+    add("--split-sentences", action="store_true", help="split texts into sentences")
     add("--lang", default="english", metavar="NAME", help="language of the sentences (default: english)")
     add("--keep-newlines", action="store_true", help="with --split-sentences: keep white space between sentences")
     add("--append-eod", action="store_true", help="append the end-of-document id to each document")
-    add("--workers", type=int, metavar="N", help="worker processes (default: all cores); the output is the same")
+    add("--workers", type=int, metavar="N", help="worker processes (default: all cores)")
     add("--partitions", type=int, default=1, metavar="P", help="also write the results in P partitions (default: 1)")
     add("--keep-sequential-samples", action="store_true", help="partitions are runs of records, not every P-th record")
     add("--dataset-impl", action=_Implementation, help="only mmap, the format that mdata writes")
@@ -90,14 +90,14 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     add("--text-template", metavar="T", help="text of several columns: '{title}\\n{body}'")
     add("--where", metavar="FILTER", help="only records such as \"lang = 'en' and n > 9\"")
     add_variants(group)
-    add("--chat", action="store_true", help="records are conversations: results are PREFIX_KEY_chat.*")
+    add("--chat", action="store_true", help="records are conversations")
     add("--chat-train-on", choices=TURNS, default=TURNS[0], metavar="T", help="turns to train on")
-    add("--nltk-data", metavar="FOLDER", help="folder that contains tokenizers/punkt_tab, for --split-sentences")
+    add("--nltk-data", metavar="FOLDER", help="folder with tokenizers/punkt_tab (--split-sentences)")
     add("--max-record-bytes", type=size, metavar="N", help="reject records of more bytes than this (default: 64M)")
     add("--on-error", nargs="+", action=_OnError, metavar="POLICY", help="stop (default), skip, or quarantine FILE")
     add("--quarantine", metavar="FILE", help="where --on-error quarantine writes bad rows")
     add("--max-errors", metavar="LIMIT", help="fail above this many bad rows: 100, or 0.5%%")
-    add("--verify-input", action="store_true", help="on resume, compare inputs by hash, not by size and time")
+    add("--verify-input", action="store_true", help="on resume, hash inputs again; ignore file times")
 
 
 def _add_work(group: argparse._ArgumentGroup) -> None:
@@ -106,9 +106,7 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     add("--engine", choices=engines, default="auto", help="library that tokenizes (default: the fastest exact one)")
     add("--holdout", default="0", metavar="FRACTION", help="share of documents to hold out, as PREFIX_holdout_KEY_*")
     add("--shard", metavar="K/N", help="make part K of N; join them with mdata merge")
-    add(
-        "--work-folder", metavar="FOLDER", help="where results for s3://, gs:// and az:// are written before the upload"
-    )
+    add("--work-folder", metavar="FOLDER", help="local folder for results at s3://, gs:// or az://")
     add("--overwrite", action="store_true", help="replace results made from other input or options")
     add("--dry-run", action="store_true", help="predict size and time from a sample; write nothing")
 

@@ -46,13 +46,13 @@ def add_tokenizer(group: argparse._ArgumentGroup, *, required: bool) -> None:
         "--vocab-size",
         type=int,
         metavar="N",
-        help="number of entries, for NullTokenizer and TikTokenizer (default: 131072)",
+        help="NullTokenizer: number of ids; TikTokenizer: number of entries (default: 131072)",
     )
     add(
         "--null-tokenizer-eod-id",
         type=int,
         metavar="ID",
-        help="NullTokenizer: id of the end of document (default: N - 1)",
+        help="NullTokenizer: end-of-document id (default: N - 1)",
     )
     add("--tokenizer-special-tokens", nargs="+", metavar="TOKEN", help="further special tokens")
     add("--tokenizer-hf-no-include-special-tokens", action="store_true", help="leave out BOS, CLS and the like")

@@ -236,7 +236,7 @@ class Saver:
         return secrets.token_hex(4), steps_in(self._root)
 
     def _clear_place(self, target: Target) -> MdataError | None:
-        """Remove an older checkpoint of this step from the place that all ranks write to; returns the error on all ranks."""
+        """Remove an older checkpoint of this step from the place of this one; returns the error, on all ranks."""
         if target.run.step not in self._there:
             return None
         self._there -= {target.run.step}

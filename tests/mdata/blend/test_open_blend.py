@@ -190,7 +190,7 @@ def test_pairs_whose_idx_are_alike_are_told_apart_by_adopting_them_whole(corpora
     with pytest.raises(UsageError, match=r"where only the \.idx are alike.*: mdata adopt --full each pair first"):
         plan_blend(["1", paths[0], "1", paths[1]], corpora)
     merged = {"component": [{"path": path, "weight": 1} for path in paths], "merge_same": True}
-    with pytest.raises(UsageError, match="tokens may differ; mdata adopt --full each"):
+    with pytest.raises(UsageError, match="tokens may differ; run mdata adopt --full on each"):
         plan_blend(merged, corpora)
     for name in ("x", "y"):
         mdata.adopt(corpora / name, None, full=True)
@@ -210,12 +210,12 @@ def test_a_bare_pair_and_its_copy_with_a_manifest_are_one_corpus(corpora):
             UsageError, match=r"are the same corpus \(the same \.idx, and a \.bin of the same size(.|\n)*adopt --full"
         ):
             plan_blend({"component": entries}, corpora)
-        with pytest.raises(UsageError, match="tokens may differ; mdata adopt --full each"):
+        with pytest.raises(UsageError, match="tokens may differ; run mdata adopt --full on each"):
             plan_blend({"component": entries, "merge_same": True}, corpora)
     old = plan_blend([str(corpora / "y")], corpora)
     for new in ({"spec": ["1", str(corpora / "x")]}, {"edits": BlendEdits(add=[("1", str(corpora / "x"))])}):
         with pytest.raises(
-            UsageError, match=r"x is y of the blend, by its \.idx(.|\n)*try: .*y\.json, as the blend names"
+            UsageError, match=r"x has the same \.idx and size of \.bin as y (.|\n)*try: .*y\.json, as the blend names"
         ):
             change_blend(old, 3, folder=corpora, sequence_length=4, **new)
     mdata.adopt(corpora / "z", None, full=True)
