@@ -168,7 +168,7 @@ def check_written(folder: Location, *, index: bytes | None = None) -> None:
         problem = (error.place or INDEX, error.shown, error.expected)
     if problem:
         name, actual, expected = problem
-        fix = "look at the system's log: the file system or the storage did not keep what was written"
+        fix = "check the system's log: the file system or the storage lost what was written"
         raise DamageError(f"a checkpoint was not written: {folder / name}", found=actual, expected=expected, fix=fix)
 
 

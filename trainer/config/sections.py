@@ -338,8 +338,8 @@ class PrecisionSection:
     )
     loss_scale: PositiveAmount | None = None  # fp16: a constant loss scale; not set: dynamic
     initial_loss_scale: Annotated[float, Range(1)] = 4294967296.0  # fp16: first value of a dynamic loss scale
-    min_loss_scale: Annotated[float, Range(1)] = 1.0  # fp16: below which a dynamic loss scale never falls
-    loss_scale_window: Positive = 1000  # fp16: good steps in a row after which the loss scale doubles
+    min_loss_scale: Annotated[float, Range(1)] = 1.0  # fp16: lower limit of a dynamic loss scale
+    loss_scale_window: Positive = 1000  # fp16: finite steps in a row after which the loss scale doubles
     loss_scale_hysteresis: Positive = 2  # fp16: overflows until the loss scale halves
     fp8: Literal["none", "delayed", "current"] = "none"  # products of linear layers in FP8, and where scales come from
     fp8_format: Literal["hybrid", "e4m3"] = "hybrid"  # gradients in E5M2, all else in E4M3; or all in E4M3
@@ -367,13 +367,13 @@ class CheckpointSection:
     init_from: str | None = (
         None  # folder with the first weights of a new run: a run's, Hugging Face's or Megatron-LM's; not set: drawn
     )
-    init_optimizer: bool = False  # a new run begins with init_from's moments, number of updates and loss scale, too
-    init_schedule: bool = False  # learning rate and weight decay go on from where they were in init_from
-    init_data: bool = False  # steps and samples of the data go on from where they were in init_from
+    init_optimizer: bool = False  # a new run also starts with init_from's moments, number of updates and loss scale
+    init_schedule: bool = False  # learning rate and weight decay continue from their position in init_from
+    init_data: bool = False  # steps and samples of the data continue from their position in init_from
     keep_every: Positive | None = None  # checkpoints of steps that are multiples of it are kept as well; not set: off
-    keep_best: Count = 0  # this many with the lowest validation losses are kept as well
-    background: bool = True  # written during training, from a copy of the state in the host's memory
-    on_failure: Literal["stop", "continue"] = "stop"  # what a run does when one could not be written during the run
+    keep_best: Count = 0  # number of checkpoints with the lowest validation losses to keep as well
+    background: bool = True  # saved during training, from a copy of the state in host memory
+    on_failure: Literal["stop", "continue"] = "stop"  # what a run does if a checkpoint cannot be written during it
     load: Literal["latest", "latest-valid"] = (
         "latest"  # which one a run continues from; latest-valid: every byte is compared, damaged ones are skipped
     )

@@ -209,15 +209,15 @@ def _first_start(config: RunConfig, data: RunData) -> Start:
             ):
                 raise conflict
         else:
-            notes.append(f"{first.folder} does not say what data it was trained on: its order is not compared")
-        notes.append(f"steps and data go on from it, after step {done.steps:,} and {done.samples:,} samples")
+            notes.append(f"{first.folder} does not record its training data, so the order is not compared")
+        notes.append(f"steps and data continue from it, after step {done.steps:,} and {done.samples:,} samples")
     if config.checkpoint.init_schedule:
         if not given_lengths(config.optimizer, "decay_"):
             end = run_length(now.train, steps=done.steps, samples=done.samples).steps
             for conflict in _rates_of_zero(now, done, first=done.steps + 1, last=end):
                 raise conflict
         rate = _rates(now, done, batch=batch_sizes(now.train).at(done.samples)).learning_rate
-        notes.append(f"the schedules go on from it: the learning rate of step {done.steps + 1:,} is {rate:g}")
+        notes.append(f"the schedules continue from it: the learning rate of step {done.steps + 1:,} is {rate:g}")
         notes += _horizon_notes(config, now, done)
     return Start(done=done, folder=None, config=now, changes={}, notes=tuple(notes), first=first.folder)
 
@@ -233,8 +233,8 @@ def first_done(config: RunConfig, first: FirstState) -> Done:
     if first.run is None:
         if asked:
             raise UsageError(
-                f"{' and '.join(asked)}: {first.folder} says nothing of a run that could go on",
-                expected="a checkpoint of a run of ours or of Megatron-LM's training",
+                f"{' and '.join(asked)}: {first.folder} contains no resumable training state",
+                expected="a training checkpoint of mtrain or Megatron-LM",
                 fix=f"set {' and '.join(asked)} to false",
             )
         return Done(0, 0)

@@ -247,7 +247,7 @@ class Watchdog:
         self._told = self._told + 1 if busy else 0
         if self._told % STILL_TICKS == 1:
             places_text = "" if late else f": {places([(rank, self._heartbeats[rank]) for rank in busy[:SHOWN]])}"
-            self.tell(f"the other ranks wait for {numbers(busy)}{places_text or ', of which nothing was heard yet'}")
+            self.tell(f"the other ranks wait for {numbers(busy)}{places_text or ', which have not reported yet'}")
 
 
 def _fingerprint(frame: FrameType | None) -> Iterator[tuple[int, int]]:

@@ -91,7 +91,7 @@ def test_with_all_switches_the_run_of_the_other_folder_goes_on_bit_for_bit(corpo
     config = beginning(config_of(corpora, tmp_path / "other"), before, *SWITCHES)
     told = trained(config, exit_interval=6)
     assert any(f"the first weights and moments are those of {before}/checkpoints/step-4 (mtrain)" in x for x in told)
-    assert any("steps and data go on from it, after step 4 and 4 samples" in line for line in told)
+    assert any("steps and data continue from it, after step 4 and 4 samples" in line for line in told)
     trained(config)  # its own checkpoint of step 6
     assert curve(config.run.folder) == curve(straight.run.folder)[4:]
 
@@ -264,7 +264,9 @@ def test_a_folder_without_a_run_has_nothing_that_goes_on(corpora, before, tmp_pa
     for folder in (tmp_path / "hf", tmp_path / "back"):
         config = beginning(config_of(corpora, tmp_path / "run"), folder, "init_schedule", "init_data")
         data = open_data(config)
-        with pytest.raises(UsageError, match=r"init_schedule and checkpoint\.init_data: .* says nothing of a run"):
+        with pytest.raises(
+            UsageError, match=r"init_schedule and checkpoint\.init_data: .* contains no resumable training state"
+        ):
             find_start(config, data)
         with pytest.raises(UsageError, match=r"exp_avg/.*\n  try: set checkpoint\.init_optimizer=false"):
             find_start(beginning(config, folder, "init_optimizer"), data)

@@ -409,7 +409,7 @@ def test_a_rank_that_does_not_start_is_named_and_then_ends_the_others() -> None:
         assert ended.wait(30)
     assert str(errors[0]).startswith("rank 1 of 2 did not start\n  found: nothing was heard of rank 1\n")
     *notes, last = told
-    assert set(notes) == {"the other ranks wait for rank 1, of which nothing was heard yet"}
+    assert set(notes) == {"the other ranks wait for rank 1, which have not reported yet"}
     assert len(notes) == START_TICKS // STILL_TICKS
     assert last == "rank 1 of 2 did not start (nothing was heard of rank 1); all ranks are stopped"
 
