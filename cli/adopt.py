@@ -1,10 +1,10 @@
-r"""Give a .bin/.idx pair of another program a manifest, so that it can be blended, verified and trained on.
+r"""Write a manifest for a .bin/.idx pair of another program, so that it can be blended, verified and trained on.
 
-The pair is not changed. Name the tokenizer that made it with the options of preprocess, because a pair does not record
-it. With --full every token is read: ids that the tokenizer does not have are refused, and the hashes for mdata verify
---full are recorded; an existing manifest is completed.
+The pair is not changed. It does not record its tokenizer: name it with the options of preprocess. --full reads every
+token: it refuses ids that the tokenizer does not have, and records the hashes for mdata verify --full. An existing
+manifest is completed.
 
-A pair of an older format (TNTIDX; fairseq's) has to be converted: --convert NEWPREFIX.
+Pairs of older formats (TNTIDX, fairseq's) must be converted with --convert NEWPREFIX.
 
 Examples:
   mdata adopt other_text_document --full

@@ -1,7 +1,7 @@
 """Mix corpora by shares.
 
-Give the mixture in Megatron's syntax (WEIGHT CORPUS WEIGHT CORPUS ..., or corpora alone, which are weighted by their
-tokens), or as a .toml file (amounts, groups, caps, phases: see configs/blend.toml) or .csv file. A corpus is a
+Give the blend in Megatron's syntax (WEIGHT CORPUS WEIGHT CORPUS ..., or corpora alone, which are weighted by their
+tokens), or as a .toml file (amounts, groups, caps, phases: see configs/blend.toml) or a .csv file. A corpus is a
 manifest, a prefix of .bin/.idx, a folder, a pattern, or another blend.
 
 Examples:
@@ -34,7 +34,7 @@ _FOR_WORDS = ("alpha", "exhaustive", "merge_same")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The mixture, the training that it is for, and the output."""
+    """The blend, the training that it is for, and the output."""
     add = parser.add_argument
     add("words", nargs="*", metavar="WORD", help="weights and corpora, or one .toml or .csv file")
     add("-o", "--output", metavar="MIX.json", help="the blend manifest")

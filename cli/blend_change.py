@@ -1,7 +1,7 @@
-"""The part of `mdata blend` that changes the mixture of a run: --from old.json --at-sample N.
+"""The part of `mdata blend` that changes the blend of a run: --from old.json --at-sample N.
 
-The new mixture is given completely (words, or a .toml or .csv file), or as edits of the old one. In addition to the
-table it shows where every corpus continues, how much of it will never be read, and from where text is repeated.
+The new blend is given completely (words, or a .toml or .csv file), or as edits of the old one. Besides the table, the
+output shows where every corpus continues, how much of it will never be read, and when text is repeated.
 """
 
 from __future__ import annotations

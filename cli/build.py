@@ -1,4 +1,4 @@
-"""Build offline what a run would build at its start.
+"""Build in advance the arrays that a run would build at its start.
 
 Builds the arrays of Megatron's order and blends, the rows of packed samples, the mappings of BERT and T5, for each
 split that has a share; existing arrays are checked and listed. They are kept beside the corpus (or in --cache), where

@@ -1,6 +1,6 @@
-"""Print a script with which bash, zsh or fish completes commands, options and their values, and settings of a run.
+"""Print a script that lets bash, zsh or fish complete commands, options, their values and the settings of a run.
 
-The script is made from this version's commands; print it again after an update.
+The script covers the commands of this version; print it again after an update.
 
 Examples:
   mdata completion bash > ~/.local/share/bash-completion/completions/mdata

@@ -1,7 +1,7 @@
 """The part that every command shares: exit codes, error lines, progress, and finding the command by its name.
 
 `run` is the whole life of a process: it imports only the module of the chosen command, parses, calls it, and turns any
-error into an exit code and one to four lines on stderr. What is unusual: commands are modules named by strings, so that
+error into an exit code and one to four lines on stderr. Unusual: commands are modules named by strings, so that
 `--help` imports none of them; and a reader that closed the pipe (`mdata inspect x | head`) is not an error.
 
 Exit codes: 0 done; 1 a bug in mdata or mtrain; 2 usage; 3 bad input; 4 damage; 5 out of a resource; 75 stopped on

@@ -1,7 +1,7 @@
 """Copy a corpus from object storage to a folder on a disk, where training and all other commands can open it.
 
-Every file is checked against the hashes in the manifest. After a stop or kill, the same command continues; on a
-complete copy, it checks the files. docs/howto/storage.md says how credentials are found.
+Every file is checked against the hashes in the manifest. After an interruption, the same command continues; if the copy
+is complete, it checks the files. For credentials see docs/howto/storage.md.
 
 Examples:
   mdata fetch s3://corpora/web_text_document.json --output corpora

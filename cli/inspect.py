@@ -1,7 +1,7 @@
-"""Show what a corpus, a blend or a bare .bin/.idx pair holds, with its first documents as text.
+"""Show the content of a corpus, a blend or a bare .bin/.idx pair, with its first documents as text.
 
-Also shows how it was made: inputs, rows left out, special tokens that occurred in the texts. Reads only manifests,
-indexes, origins and the first documents. Special tokens in them are shown as text.
+Also shows how it was made: inputs, rows left out, special tokens in the texts. Reads only manifests, indexes, origins
+and the first documents. Special tokens are shown as text.
 
 Examples:
   mdata inspect web_text_document.json --documents 1

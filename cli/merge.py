@@ -1,7 +1,7 @@
 """Join the parts of a job that mdata preprocess --shard made.
 
 PREFIX is the --output-prefix of the job. By default the manifest PREFIX_KEY_document.json names the pairs of the parts,
-which stay where they are. With --copy one pair is written, identical to that of a single run of the whole job.
+which stay in place. --copy writes one pair instead, identical to that of a single run of the whole job.
 
 Examples:
   mdata merge parts

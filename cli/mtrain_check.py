@@ -1,7 +1,7 @@
 """Print every problem of a run's configuration at once, with its data, its mesh and its newest checkpoint.
 
-Nothing is started or written. Exit code 0: the run can start; if it would continue from a checkpoint, this and the
-settings that differ from the checkpoint's are printed. 2: it cannot start; each problem says which values conflict and
+Nothing is started or written. Exit code 0: the run can start; if it would resume from a checkpoint, that and the
+settings that differ from the checkpoint are printed. 2: it cannot start; each problem says which values conflict and
 what to change. 4: the data or the checkpoint is damaged. 5: GPU memory or disk space is too small. With --ranks N, one
 step of N ranks, which need not exist, is run without a GPU: this checks every shape, message and collective, and the
 memory of each rank (--memory). Too little disk space is then only a note: the ranks may run on other machines.

@@ -1,7 +1,8 @@
-"""Print a run's configuration: every setting with its default, one of them, or a run of Megatron-LM's as a TOML file.
+"""Print every setting with its default, explain one, or convert a Megatron-LM command line to a run's TOML file.
 
 `--from-megatron` takes the command line of pretrain_gpt.py, with torchrun or another launcher before it, or the name of
-its bash script and the script's arguments. Nothing is run. Exit code 2: some arguments are refused; all are named.
+its bash script and the script's arguments. Nothing is run. Exit code 2: some arguments are refused; all of them are
+listed.
 
 Examples:
   mtrain config --key optimizer.lr

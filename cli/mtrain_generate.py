@@ -1,7 +1,7 @@
 """Continue prompts with the model of a run.
 
-The same command gives the same text, on any number of ranks that torchrun or Slurm starts. Without --prompt the text
-begins like a document.
+The same command gives the same text, on any number of ranks that torchrun or Slurm starts. Without --prompt the model
+starts a new document.
 
 Examples:
   mtrain generate runs/first --prompt 'Once upon a time' --max-tokens 100

@@ -1,8 +1,8 @@
 """Show what a checkpoint contains: its step, the format, the tensors of each state, files and their sizes.
 
-Takes a checkpoint, or a run folder, which means the checkpoint from which it would continue. Reads only indexes; with
---verify every byte is compared with its hash. --json also has the tensors of the optimizer's state, and the run's
-resolved configuration as TOML in "config". Exit code 4 if the checkpoint is damaged.
+Takes a checkpoint, or a run folder (the checkpoint from which it would resume). Reads only indexes; --verify compares
+every byte with its hash. --json also has the tensors of the optimizer's state, and the run's resolved configuration as
+TOML in "config". Exit code 4 if the checkpoint is damaged.
 
 Examples:
   mtrain inspect runs/first

@@ -1,9 +1,9 @@
 """Print what follows from a run's configuration: layout, batches, model, learning rate, memory, kernels.
 
-With --gpus N, the layouts that N GPUs could have are listed, the fastest first.
+--gpus N lists the possible layouts of N GPUs, the fastest first.
 
 The data is opened to find the vocabulary size; if it does not exist yet, set model.vocab_size. Speed and memory of
-layouts are estimates; for bf16 on an H200 they were within 10 and 5 % of what was measured.
+layouts are estimates; for bf16 on an H200 they were within 10 % and 5 % of measurements.
 
 Examples:
   mtrain plan run.toml --ranks 8

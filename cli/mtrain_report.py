@@ -1,4 +1,4 @@
-"""Write report.html of a run: its loss curves with n-gram baselines, throughput, what was read, some samples.
+"""Write report.html for a run: loss curves with n-gram baselines, throughput, data read, and samples of text.
 
 The run may still be active; the page shows what has been measured so far.
 

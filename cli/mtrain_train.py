@@ -5,9 +5,9 @@ On several machines, start it on each rank:
   torchrun --nproc-per-node 8 --no-python mtrain train run.toml
   srun mtrain train run.toml
 
-Every problem of the configuration is found before a rank is started. Ctrl-C and SIGTERM end a run after the
-step that it is in, with a checkpoint (exit code 130 or 75); a second Ctrl-C ends it at once. A run that was
-stopped, killed or lost its machine continues from its last checkpoint when the same command is given again.
+Every problem of the configuration is reported before a rank is started. Ctrl-C and SIGTERM end a run after the current
+step, with a checkpoint (exit code 130 or 75); a second Ctrl-C ends it at once. After a stop, a kill or the loss of a
+machine, the same command continues from the last checkpoint.
 
 Examples:
   mtrain train run.toml

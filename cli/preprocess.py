@@ -1,8 +1,8 @@
 r"""Turn text into Megatron-format token files, with the options of Megatron's preprocess_data.py.
 
 For each key the results are PREFIX_KEY_document.bin, .idx and .json (the manifest); with --split-sentences
-PREFIX_KEY_sentence.*, with --chat PREFIX_KEY_chat.*. They do not depend on --workers. A run that was stopped
-continues where it was when the same command is given again.
+PREFIX_KEY_sentence.*, with --chat PREFIX_KEY_chat.*. They do not depend on --workers. After an interruption the same
+command continues.
 
 Examples:
   mdata preprocess --input web.jsonl --output-prefix web \

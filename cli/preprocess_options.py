@@ -1,5 +1,5 @@
-"""The command line of `mdata preprocess`: every option of Megatron's preprocess_data.py, of today's and of the
-older versions, and our own. docs/reference/megatron_preprocess.md lists them; a test holds the two together.
+"""The command line of `mdata preprocess`: every option of Megatron's preprocess_data.py, of current and older versions,
+and our own. docs/reference/megatron_preprocess.md lists them; a test compares the two.
 
 An option of Megatron's is accepted, ignored with one line because it does not change the output, or refused by name
 because it would. Abbreviations mean the same as in Megatron: if one fits an option of Megatron's and one of ours, it is

@@ -1,7 +1,7 @@
-"""Two progress displays for `mdata.progress.Progress`: a bar for people, JSON lines for logs, both on stderr.
+"""Two progress displays for `mdata.progress.Progress`: a bar for terminals, JSON lines for logs, both on stderr.
 
-Both show the same: how much is done, rates, time left, and each stage's share of the time. Rates are those of the last
-half minute while work runs, and of the whole piece of work at its end; the work of an earlier run is not counted.
+Both show the same: how much is done, rates, time left, and each stage's share of the time. While work runs, rates are
+those of the last half minute; at its end, those of all of it. The work of an earlier run is not counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The main job on real text that this machine has: `make quickstart`, or python -m cli.quickstart.
+"""The main job on text from this machine: `make quickstart`, or python -m cli.quickstart.
 
 Everything is written to quickstart/ in the current folder. Each step after gathering the text is one of our commands,
 printed before it runs, so that the output reads as a tutorial; its exit code is passed on. A second run starts from

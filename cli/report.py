@@ -1,8 +1,8 @@
 """Draw a blend, a corpus or a bare .bin/.idx pair as one HTML page: mdata report mix.json
 
-Shows shares over training, epochs of each component, document lengths, how the vocabulary is used, and records that
-were left out. The page needs no network and runs no scripts. Without a length of the training, one is assumed that
-reads as many tokens as the corpora have.
+Shows shares over training, epochs of each component, document lengths, use of the vocabulary, and records left out. The
+page needs no network and runs no scripts. Without a length, the training is assumed to read as many tokens as the
+corpora have.
 
 Examples:
   mdata report mix.json

@@ -1,8 +1,8 @@
 r"""Fetch the blocks that a node will read from object storage into its cache, before the job or while it runs.
 
-PATH is a corpus or blend with the options of the run, or a run folder, which has them. Ranges A:B end before B; steps
-are counted from 1, samples and ranks from 0. --dp-ranks are the data-parallel ranks of the node. Blocks that the cache
-has already are checked and not fetched again. docs/howto/storage.md says how large a cache should be.
+PATH is a run folder, or a corpus or blend together with the options of the run. Ranges A:B end before B; steps are
+counted from 1, samples and ranks from 0. --dp-ranks are the data-parallel ranks of the node. Blocks already in the
+cache are checked and not fetched again. For the size of a cache see docs/howto/storage.md.
 
 Examples:
   mdata stage runs/first --steps 5001:10001 --dp-ranks 8:16

@@ -1,4 +1,4 @@
-"""Print the last lines of a job's logs: of the parts that failed or are running, or of the parts that you name.
+"""Print the last lines of a job's logs: of parts that failed or are running, or of the parts that you name.
 
 JOB is the folder PREFIX.job that mdata launch made, or PREFIX.
 

@@ -1,4 +1,4 @@
-"""Plain text for people: aligned tables, and parsing numbers as people type them.
+"""Plain text output: aligned tables; and numbers as users type them.
 
 Numbers are right-aligned, with commas as thousands separators; None is a dash.
 """

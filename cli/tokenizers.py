@@ -1,8 +1,8 @@
 """List the types of tokenizers and their engines, and measure the engines on this machine.
 
-Unless you name a tokenizer, small ones of each kind are trained first, on the sources of Python's standard library,
-which are also the text of the measurement (one thread). Every engine with a speed was checked to give the same ids as
-the exact engine. `mdata preprocess` uses the first one listed.
+Unless you name a tokenizer, small ones of each kind are trained first on the sources of Python's standard library,
+which are also the text to measure (one thread). Every engine with a speed gave the same ids as the exact engine. `mdata
+preprocess` uses the first one listed.
 
 Examples:
   mdata tokenizers

@@ -1,7 +1,7 @@
-"""Say where a sample of training comes from, or which samples and steps read a document.
+"""Show where a training sample comes from, or which samples and steps read a document.
 
-PATH is a run folder of `mtrain train`, or data, for which options say how it is read. Samples, tokens and documents
-are counted from 0, steps from 1 as in metrics.jsonl. With --json: one object per line.
+PATH is a run folder of `mtrain train`, or data together with the options by which it is read. Samples, tokens and
+documents are counted from 0, steps from 1 as in metrics.jsonl. With --json: one object per line.
 
 Examples:
   mdata trace runs/first --step 400 --dp-rank 3
@@ -28,7 +28,7 @@ from .traced_data import add_data_arguments, open_tracer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is asked for, how much is shown, and how data is read where no run says it."""
+    """What to trace, how much to show, and how to read data without a run folder."""
     parser.add_argument("path", metavar="PATH", help="a run folder, or a blend, corpus or prefix")
     target = parser.add_argument_group("what to trace (one of these)")
     target.add_argument("--step", type=int, metavar="N", help="all samples of a step, from 1")
@@ -153,14 +153,14 @@ def _document(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Cons
 
 
 def _bounded(tracer: mdata.Tracer) -> bool:
-    """Whether the training has an end by itself."""
+    """Whether the training has an end of its own."""
     if isinstance(tracer.steps, CyclicSteps):
         return tracer.steps.total is not None
     return tracer.num_samples is not None
 
 
 def _documents(tracer: mdata.Tracer, arguments: argparse.Namespace) -> Iterator[tuple[int, int]]:
-    """(component, document) of what was asked for; an origin is looked for in all components if none is named."""
+    """(component, document) of the requested documents; an origin is searched in all components if none is named."""
     if arguments.origin is None or arguments.component is not None or len(tracer.dataset.components) == 1:
         component = tracer.component(arguments.component)
         documents = tracer.documents(component)

@@ -1,7 +1,7 @@
 """The options by which `mdata trace` and `mdata stage` open data: a run folder, or a corpus or blend with its options.
 
-A run folder has all options, so only the present path of its data can be given with it. Options of a dataset that have
-no name here are given as --option NAME=VALUE.
+A run folder records all options, so only the current path of its data can be given with it. Other options of a dataset
+are given as --option NAME=VALUE.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def open_tracer(arguments: argparse.Namespace, console: Console) -> mdata.Tracer:
-    """The data as it is trained on.
+    """The data as the training reads it.
 
     Raises:
-        UsageError: options that do not go together, or data that cannot be opened.
+        UsageError: conflicting options, or data that cannot be opened.
     """
     by_hand = [name for name in _BY_HAND if getattr(arguments, name, None) is not None]
     with console.progress() as progress:
@@ -117,7 +117,7 @@ def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
 
 
 def _value(text: str) -> Any:
-    """A TOML value; what is none is a string."""
+    """A TOML value; any other text is a string."""
     try:
         value = parse_toml(f"value = {text}")["value"]
     except ValueError:

@@ -1,9 +1,9 @@
-"""Train a tokenizer on text and write the files that preprocess needs for it.
+"""Train a tokenizer on text and write its files for preprocess.
 
-kinds: byte-bpe (GPT2BPETokenizer, HuggingFaceTokenizer), wordpiece (BertWordPieceCase; with --lower-case
+Kinds: byte-bpe (GPT2BPETokenizer, HuggingFaceTokenizer), wordpiece (BertWordPieceCase; with --lower-case
 BertWordPieceLowerCase), sentencepiece-bpe and sentencepiece-unigram (SentencePieceTokenizer; --preset llama2 for
-Llama2Tokenizer). Input is as for preprocess; of a large input, a random sample is used. The same input and options
-always give the same sample and files. At the end the options for preprocess are printed.
+Llama2Tokenizer). Input is as for preprocess; large input is sampled at random. The same input and options give the same
+files. At the end the options for preprocess are printed.
 
 Examples:
   mdata train-tokenizer --input web.jsonl code.jsonl --vocab-size 32000 --output tok

@@ -1,7 +1,7 @@
 """Check token files against their manifest: structure, indexes and sidecars, or with --full every byte.
 
-Every problem is reported, not just the first, with the damaged blocks and the documents in them. The exit code is 4 if
-anything is damaged; for a file that is missing or cannot be read it is 2, or 5.
+Reports every problem, with the damaged blocks and their documents. The exit code is 4 if anything is damaged, and 2 or
+5 if a file is missing or cannot be read.
 
 Examples:
   mdata verify web_text_document.json
