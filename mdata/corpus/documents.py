@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mdata.corpus.corpus import Corpus
-from mdata.corpus.origins import Origins, open_origins
+from mdata.corpus.origins import OriginsTable, open_origins
 from mdata.errors import DamageError, UsageError
 from mdata.manifest.contained_paths import file_inside, path_inside
 from mdata.util.option_synonyms import nearest
@@ -43,7 +43,7 @@ class DocumentReader:
         self.corpus = corpus
         provenance = corpus.manifest.provenance
         self._inputs = [file.name for file in provenance.inputs] if provenance else []
-        self.origins: Origins | None = None
+        self.origins: OriginsTable | None = None
         self.missing: Path | None = None
         if provenance is not None and provenance.origins is not None:
             path = path_inside(corpus.path, provenance.origins.path, allow_outside=corpus.allow_outside)

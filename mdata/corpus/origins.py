@@ -127,7 +127,7 @@ class OriginsWriter:
         self._sidecar.discard()
 
 
-class Origins:
+class OriginsTable:
     """The content of a sidecar; see `open_origins`.
 
     Attributes:
@@ -174,7 +174,7 @@ class Origins:
         return [int(number) for number in (first + further)[hits]]
 
 
-def open_origins(path: Path) -> Origins:
+def open_origins(path: Path) -> OriginsTable:
     """Read a sidecar.
 
     The length of the last run is not stored: `documents_of` may name a document past the corpus' last.
@@ -198,7 +198,7 @@ def open_origins(path: Path) -> Origins:
     runs = body.view("<i8").reshape(-1, 3)
     if not _in_order(runs):
         raise DamageError(f"{path} is altered: its runs do not start at document 0 and increase")
-    return Origins(path, step, runs=runs)
+    return OriginsTable(path, step, runs=runs)
 
 
 def _in_order(runs: NDArray[np.int64]) -> bool:

@@ -113,7 +113,7 @@ class InputFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return section_name(self.path, self.section or None)
 
 
-class OriginsSidecar(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Origins(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sidecar with the input file and row of each document, and the hash of that sidecar."""
 
     path: RelativePath
@@ -134,7 +134,7 @@ class Provenance(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     records: Count
     skipped: dict[str, Count]
     special_in_text: Count | None
-    origins: OriginsSidecar | None
+    origins: Origins | None
     filtered: Count | UnsetType = UNSET
 
 

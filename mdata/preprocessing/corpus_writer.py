@@ -29,7 +29,7 @@ from mdata.manifest.types import (
     BlockHashes,
     CorpusManifest,
     Level,
-    OriginsSidecar,
+    Origins,
     Provenance,
     Shard,
     Statistics,
@@ -132,7 +132,7 @@ class CorpusWriter:
             files = [bin_path(prefix), idx_path(prefix), hashes_path(prefix), manifest_path(prefix)]
             provenance = content.provenance
             if provenance is not None:
-                origins = OriginsSidecar(path=origins_path(prefix).name, hash=self.origins.stage())
+                origins = Origins(path=origins_path(prefix).name, hash=self.origins.stage())
                 provenance = msgspec.structs.replace(provenance, records=facts.documents, origins=origins)
                 files.append(origins_path(prefix))
             atomic_io.write_partial(hashes_path(prefix), b"".join(facts.block_hashes))

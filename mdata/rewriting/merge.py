@@ -30,7 +30,7 @@ from mdata.errors import UsageError, os_errors_named
 from mdata.manifest.contained_paths import files_inside
 from mdata.manifest.io import stage_manifest
 from mdata.manifest.sidecars import manifest_path
-from mdata.manifest.types import CorpusManifest, InputFile, OriginsSidecar, Provenance, Statistics
+from mdata.manifest.types import CorpusManifest, InputFile, Origins, Provenance, Statistics
 from mdata.object_storage.address import Address
 from mdata.preprocessing.bad_rows import check_manifest
 from mdata.preprocessing.corpus_writer import CorpusContent, CorpusWriter, origins_path
@@ -192,7 +192,7 @@ def _refer(result: FoundResult, content: CorpusContent, inputs: JoinedInputs) ->
     try:
         for part, placed in zip(result.parts, inputs.placed, strict=True):
             _append_origins(origins, part, placed)
-        sidecar = OriginsSidecar(path=origins_path(prefix).name, hash=origins.stage())
+        sidecar = Origins(path=origins_path(prefix).name, hash=origins.stage())
     finally:
         origins.close()
     shards = [shard for part in result.parts for shard in part.manifest.shards]

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mdata.corpus.corpus import open_corpus
-from mdata.corpus.origins import Origins, open_origins
+from mdata.corpus.origins import OriginsTable, open_origins
 from mdata.indexed.append_file import AppendFile
 from mdata.manifest.types import CorpusManifest
 from mdata.order.permutation import Permutation
@@ -121,7 +121,7 @@ class _Bucket:
     def empty(self, writer: DocumentWriter, progress: Progress) -> None:
         """The second pass: write its documents in order of position, then remove its files."""
         self._writer.pair.commit()
-        origins: Origins | None = None
+        origins: OriginsTable | None = None
         if self._source.origins is not None:
             self._writer.origins.commit()
             origins = open_origins(origins_path(self._prefix))

@@ -19,7 +19,7 @@ from mdata.manifest.types import (
     BlockHashes,
     CorpusManifest,
     InputFile,
-    OriginsSidecar,
+    Origins,
     Provenance,
     Shard,
     Statistics,
@@ -71,7 +71,7 @@ def some_corpus() -> CorpusManifest:
             records=2,
             skipped={"blank": 1},
             special_in_text=0,
-            origins=OriginsSidecar(path="x_text_document.origins", hash="9b" * 32),
+            origins=Origins(path="x_text_document.origins", hash="9b" * 32),
         ),
         statistics=Statistics(document_lengths=[0, 0, 0, 2], text_bytes=30),
     )

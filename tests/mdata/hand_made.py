@@ -15,7 +15,7 @@ from blake3 import blake3
 import mdata
 from mdata.corpus.origins import OriginsWriter
 from mdata.manifest.io import save_manifest
-from mdata.manifest.types import BlockHashes, OriginsSidecar
+from mdata.manifest.types import BlockHashes, Origins
 from tests.helpers.corpora import write_pair
 from tests.helpers.manifests import some_corpus
 
@@ -32,7 +32,7 @@ def make_corpus(folder: Path, documents: Sequence[Sequence[int]], *, name: str =
     prefix.with_name(f"{name}.bin.blake3").write_bytes(hashes)
     writer = OriginsWriter(prefix.with_name(f"{name}.origins"), step=1)
     writer.append(0, np.arange(1, len(documents) + 1))
-    origins = OriginsSidecar(path=f"{name}.origins", hash=writer.commit())
+    origins = Origins(path=f"{name}.origins", hash=writer.commit())
     writer.close()
     made = some_corpus()
     (shard,) = mdata.open_corpus(prefix.with_name(f"{name}.idx")).manifest.shards

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import mdata
 from mdata.corpus.documents import DocumentReader, select
 from mdata.corpus.origins import OriginsWriter
-from mdata.manifest.types import OriginsSidecar
+from mdata.manifest.types import Origins
 from tests.helpers.corpora import write_pair
 from tests.helpers.manifests import corpus_of_pairs, some_corpus
 
@@ -25,7 +25,7 @@ def documents(tmp_path) -> DocumentReader:
     writer = OriginsWriter(tmp_path / "x.origins", step=1)
     for file, rows in ((0, [1, 3]), (1, [2, 3]), (2, [7])):
         writer.append(file, np.array(rows))
-    origins = OriginsSidecar(path="x.origins", hash=writer.commit())
+    origins = Origins(path="x.origins", hash=writer.commit())
     writer.close()
     provenance = some_corpus().provenance
     (file,) = provenance.inputs
