@@ -125,6 +125,7 @@ def test_the_sdist_holds_docs_and_tests(tmp_path):
 
 
 def test_commands_beside_modules_of_the_same_names(at_work, tmp_path):
+    at_work("mdata train-tokenizer --input in.jsonl --vocab-size 300 --output tokenizer")
     options = "--tokenizer-type ByteTokenizer --append-eod --input in.jsonl"
     at_work(f"mdata preprocess {options} --output-prefix c --workers 2")
     at_work("mdata blend 1 c_text_document.json --output mix.json")
