@@ -78,7 +78,8 @@ def _explain(name: str, console: Console) -> int:
 def _default(key: ConfigKey) -> str:
     if key.required:
         return ", required"
-    return f"; default: {key.not_set or repr(key.default)}"
+    value = str(key.default).lower() if isinstance(key.default, bool) else repr(key.default)
+    return f"; default: {key.not_set or value}"
 
 
 def _from_megatron(text: str, console: Console) -> int:

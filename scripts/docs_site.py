@@ -186,7 +186,7 @@ def _default(key: ConfigKey) -> str:
         return f"`{str(value).lower()}`"
     if isinstance(value, str):
         return f'`"{value}"`'
-    return f"`{value:g}`" if isinstance(value, float) else f"`{list(value) if isinstance(value, tuple) else value}`"
+    return f"`{list(value) if isinstance(value, tuple) else value}`"
 
 
 # The drawing: what is done, the rooms that do it, and what they hand on. Rooms that no longer exist are left out, and

@@ -40,7 +40,7 @@ def train_in_process(task: Task, texts: Iterator[str], *, progress: Progress = S
         MdataError: an error from reading the texts.
     """
     words = [sys.executable, "-P", "-m", "mdata.tokenizer_training.trainers"]
-    # The child must find the same mdata, however this process found it, not the user's mdata.py, and not get our Ctrl-C.
+    # The child must find this mdata, however this process found it, and not a mdata.py of the user; nor get our Ctrl-C.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
     with tempfile.TemporaryFile() as errors:
         with os_errors_named("starting the training process"):

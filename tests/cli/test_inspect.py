@@ -40,7 +40,7 @@ def test_provenance_and_origins(corpus, capsys):
     capsys.readouterr()
     assert main(["inspect", str(corpus)]) == 0
     out = capsys.readouterr().out
-    assert "from 1 inputs: 5 rows, " in out
+    assert "from 1 input: 5 rows, " in out
     assert "rows left out: 1 bad-value, 1 not-json\n" in out and "special tokens in the texts: 1\n" in out
     assert f"document 0 from {corpus.parent}/x.jsonl:1: " in out
     assert f"document 1 from {corpus.parent}/x.jsonl:3: " in out and " in 2 sequences\n'two.three<|endoftext|>'" in out

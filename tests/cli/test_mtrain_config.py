@@ -41,6 +41,8 @@ def test_every_setting_and_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, "--key", "model.family")[1].endswith("'gpt'; default: 'gpt'\n")
     assert told(capsys, "--key", "run.folder")[1].endswith("a string, required\n")
     assert told(capsys, "--key", "model.num_kv_heads")[1].endswith("integer >= 1; default: derived from num_heads\n")
+    assert told(capsys, "--key", "train.evaluate")[1].endswith("true or false; default: true\n")
+    assert told(capsys, "--key", "rope_fraction")[1].endswith("number >= 0.01 and <= 1; default: 1.0\n")
     assert told(capsys, "--key", "rope_original_length")[1].endswith("integer >= 1; default: not set\n")
     code, out, err = told(capsys, "--key", "model.norm", "--from-megatron", RUN)
     assert code == 2 and not out and "--key and --from-megatron are given together" in err

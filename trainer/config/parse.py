@@ -213,7 +213,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         explained = explain_os_error(error, "reading the configuration")
         if not isinstance(explained, UsageError):
             raise explained from error
-        fix = "give the path of a run's TOML file, such as configs/quickstart.toml"
+        fix = "give the path of a run's TOML file; mtrain init writes one"
         raise UsageError(f"cannot read the configuration {path}", found=error.strerror, fix=fix) from error
     try:
         return load_toml(text.decode())

@@ -13,6 +13,7 @@ import math
 from typing import Annotated, Literal
 
 ABOVE_0 = math.ulp(0.0)  # the smallest number above 0, as the lower end of a range
+ABOVE_1 = math.nextafter(1, 2)  # as the upper end of a range that contains 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Range:
     below: float = math.inf
 
     def __str__(self) -> str:
-        end = "" if self.below == math.inf else f" and < {self.below:g}"
+        end = " and <= 1" if self.below == ABOVE_1 else "" if self.below == math.inf else f" and < {self.below:g}"
         return f"> 0{end}" if self.low == ABOVE_0 else f">= {self.low:g}{end}"
 
 
@@ -105,7 +106,7 @@ class ModelSection:
     )
     position: Literal["rope", "learned", "alibi", "none"] = "rope"  # position encoding; alibi: Press et al. 2022
     rope_theta: Annotated[float, Range(1)] = 10000.0  # base of the rotary frequencies
-    rope_fraction: Annotated[float, Range(0.01, 1.000001)] = 1.0  # share of a head's features that are rotated
+    rope_fraction: Annotated[float, Range(0.01, ABOVE_1)] = 1.0  # share of a head's features that are rotated
     rope_interleaved: bool = False  # rotated pairs are neighbours (2i, 2i + 1), and not halves apart
     rope_interval: Positive | None = (
         None  # every k-th layer (k, 2k, ...) has no rotary positions; not set: all have them

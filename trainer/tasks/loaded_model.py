@@ -445,7 +445,7 @@ def _check_checkpoint(location: Location, name: str) -> None:
         raise UsageError(
             f"there is no checkpoint {name!r} in {root}",
             found=", ".join(have) or "no checkpoint",
-            fix="train first (mtrain train), or name one of those found",
+            fix="name one of those found" if have else "give the folder of a run that has trained (run.folder)",
         )
 
 
