@@ -40,7 +40,8 @@ def train_in_process(task: Task, texts: Iterator[str], *, progress: Progress = S
         MdataError: an error from reading the texts.
     """
     words = [sys.executable, "-P", "-m", "mdata.tokenizer_training.trainers"]
-    # The child must find this mdata, however this process found it, and not a mdata.py of the user; nor get our Ctrl-C.
+    # The child must find the same mdata, however this process found it (-P: not a user's mdata.py), and not get our
+    # Ctrl-C.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
     with tempfile.TemporaryFile() as errors:
         with os_errors_named("starting the training process"):
@@ -183,9 +184,9 @@ def _wordpiece(task: Task, texts: Iterator[str]) -> dict[str, bytes]:
     engine.train_from_iterator(texts, trainer)
     vocabulary = engine.get_vocab()
     entries = sorted(vocabulary, key=vocabulary.__getitem__)
-    tokenizer = bert_engine({entry: id for id, entry in enumerate(entries)}, lower_case=task.lower_case)
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in named])
-    tokenizer.post_processor = processors.TemplateProcessing(
+    whole = bert_engine({entry: id for id, entry in enumerate(entries)}, lower_case=task.lower_case)
+    whole.add_special_tokens([AddedToken(token, normalized=False) for token in named])
+    whole.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[(token, entries.index(token)) for token in ("[CLS]", "[SEP]")],
@@ -195,7 +196,7 @@ def _wordpiece(task: Task, texts: Iterator[str]) -> dict[str, bytes]:
     config |= {f"{role}_token": token for role, token in roles}
     return {
         "vocab.txt": "".join(f"{entry}\n" for entry in entries).encode(),
-        "tokenizer.json": (str(tokenizer.to_str(pretty=True)) + "\n").encode(),
+        "tokenizer.json": (str(whole.to_str(pretty=True)) + "\n").encode(),
         "tokenizer_config.json": (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(),
     }
 
