@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -165,6 +166,17 @@ def test_a_disk_that_does_not_tell_its_size_may_store_files(tmp_path: Path, monk
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_blocks=0))
     assert list(folder_problems(make_config(tmp_path / "run", blend="mock", valid=[]))) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_megatron_is_not_taken_for_a_new_run(tmp_path: Path) -> None:
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("100")
+    config = make_config(tmp_path, blend="mock", valid=[])
+    (problem,) = folder_problems(config)
+    assert "holds a checkpoint of Megatron-LM" in problem and f"checkpoint.init_from='{tmp_path}'" in problem
+    weights = dataclasses.replace(config.checkpoint, init_from=str(tmp_path))
+    assert list(folder_problems(dataclasses.replace(config, checkpoint=weights))) == []
+    (tmp_path / "checkpoints").mkdir()  # of an earlier start, which continues
+    assert list(folder_problems(config)) == []
 
 
 def test_the_best_of_no_validation_are_a_problem(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ from trainer.checkpoint.load import read_extras
 from trainer.checkpoint.location import Location, ObjectFolder, checkpoints_folder
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
+from trainer.convert.megatron_folder import LATEST as MEGATRON_LATEST
 from trainer.parallel.world import World
 from trainer.plan.facts import plan_facts
 from trainer.plan.plan import Plan
@@ -139,6 +140,10 @@ def folder_problems(config: RunConfig) -> Iterator[str]:
             yield f"{key}={folder!r} is not writable: {there} stores no files; choose another folder"
         elif (holder := file_lock.held_by(place / ".lock")) and not takes_over:
             yield f"{key}={folder!r} is in use: {holder} trains there; wait for it, end it, or choose another folder"
+    # Otherwise the run of --load X --save X would silently begin at step 1.
+    if not config.checkpoint.init_from and (Path(run) / MEGATRON_LATEST).exists() and not kept:
+        continued = f"checkpoint.init_from={run!r}, with init_optimizer, init_schedule and init_data to continue its run"
+        yield f"run.folder={run!r} holds a checkpoint of Megatron-LM; choose another folder, and set {continued}"
 
 
 def _stores_files(folder: Path) -> bool:
