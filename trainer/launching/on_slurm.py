@@ -123,8 +123,11 @@ fi
 echo "mtrain: attempt $attempt of Slurm job $SLURM_JOB_ID on $SLURM_JOB_NODELIST"
 [ -e "$job/stop" ] && exit 0
 
+# If slurmd dies alone, this script and its ranks live on while the job is started again elsewhere.
+is_current() {{ scontrol --oneliner show job "$SLURM_JOB_ID" | grep -qw "Restarts=$attempt"; }}
+
 # Before the time limit, and for mtrain stop: the ranks save and end.
-trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+trap 'is_current && scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 {srun} &
 ranks=$!
 wait "$ranks"
@@ -142,6 +145,7 @@ elif [ "$code" -eq 5 ] || {{ [ "$code" -gt 128 ] && [ "$code" -ne 130 ]; }}; the
     echo "$failed" >> "$job/failures"
     [ "$(grep -cxF "$failed" "$job/failures")" -le {max_restarts} ] && again=yes
 fi
+is_current || again=
 echo "mtrain: attempt $attempt ended with exit code $code${{again:+; the job is queued again}}"
 [ -n "$again" ] && scontrol requeue "$SLURM_JOB_ID"
 exit "$code"

@@ -70,7 +70,9 @@ def run(tmp_path):
 
     def run(srun, *, kill_after=None, restarts=0, **more):
         bin_folder = tmp_path / "bin"
-        env = programs(bin_folder, srun=srun, scontrol="", squeue="echo NONE", scancel="touch stopped", **more)
+        said = 'echo "JobId=7 Restarts=$SLURM_RESTART_COUNT BatchFlag=1"'
+        scripts = {"scontrol": said, "squeue": "echo NONE", "scancel": "touch stopped", "srun": srun, **more}
+        env = programs(bin_folder, **scripts)
         env |= {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts), "SLURM_JOB_NUM_NODES": "2", "RANK": "3"}
         text = batch_text(job, SlurmOptions(env=["A=b c"], max_restarts=2), checkpoints=checkpoints)
         process = subprocess.Popen(["bash", "-c", text], cwd=tmp_path, env=env)
@@ -118,6 +120,15 @@ def test_sigterm_is_handed_on_and_the_exit_code_is_that_of_the_ranks(run):
     srun = "touch started; while [ ! -e stopped ]; do sleep 0.05; done; sleep 0.2; exit 75"
     code, told = run(srun, kill_after="started")
     assert code == 75 and "scancel --signal=TERM 7" in told and requeues(told) == 1
+
+
+def test_a_script_that_outlived_its_slurmd_leaves_the_job_alone(run, tmp_path):
+    later = 'echo "JobId=7 Restarts=12 BatchFlag=1"'
+    code, told = run("exit 5", restarts=1, scontrol=later)
+    assert code == 5 and not requeues(told)
+    srun = "touch started; sleep 0.5; exit 75"
+    code, told = run(srun, restarts=1, scontrol=later, kill_after="started")
+    assert code == 75 and not [call for call in told if "requeue" in call or "scancel" in call]
 
 
 def test_a_run_that_was_stopped_is_not_started_again(run, tmp_path):
