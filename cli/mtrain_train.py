@@ -20,12 +20,13 @@ import argparse
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdata.errors import MdataError, StoppedError
+from mdata.errors import MdataError, StoppedError, UsageError
 from mdata.util.commands import command_line
 from trainer.checkpoint.folder import latest_checkpoint
 from trainer.checkpoint.location import checkpoints_folder
@@ -109,7 +110,14 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
         end: ends this process with an error of the watchdog, while the main thread waits; does not return.
     """
     from trainer.parallel.mesh import mesh_of
-    from trainer.parallel.world import Placement, find_placement, join_world, leave_world, open_store
+    from trainer.parallel.world import (
+        Placement,
+        check_not_ended,
+        find_placement,
+        join_world,
+        leave_world,
+        open_store,
+    )
     from trainer.plan.lengths import given_lengths
     from trainer.run.determinism import make_deterministic
     from trainer.run.metrics import plain
@@ -119,9 +127,10 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
     from .progress import RankNotes
 
     place = find_placement(os.environ) or Placement()
+    check_not_ended(os.environ)
     make_deterministic(config)
     mesh, overlap = mesh_of(config, place.world_size), config.kernels.overlap_passes == "on"
-    with console.progress() as progress:
+    with _ending_for_good(), console.progress() as progress:
         listener = progress if place.rank == 0 else RankNotes(progress, place.rank)
         if place.world_size == 1:
             world = join_world(mesh, placement=place)
@@ -137,6 +146,23 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
         (unit,) = given_lengths(config.train)
         console.result(result_text(result, config.run.folder, unit=unit), facts)
     leave_world()
+
+
+@contextmanager
+def _ending_for_good() -> Iterator[None]:
+    """Let a launcher that restarts ranks know where starting again would be wrong, or would end in the same way."""
+    from trainer.parallel.world import end_for_good
+    from trainer.run.attempt import ReplacedError, SupersededError
+    from trainer.run.resume import TooManyRestartsError
+    from trainer.run.signals import StoppedAtTimeError
+
+    try:
+        yield
+    except ReplacedError:
+        raise
+    except (StoppedAtTimeError, SupersededError, TooManyRestartsError, UsageError) as error:
+        end_for_good(os.environ, error)
+        raise
 
 
 def _end(console: Console, error: MdataError) -> None:

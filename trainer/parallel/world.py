@@ -9,6 +9,7 @@ tested without starting anything.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import socket
@@ -19,21 +20,25 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from mdata import ResourceError, UsageError
+from mdata import MdataError, ResourceError, StoppedError, UsageError
 from trainer.errors import LostRankError
 from trainer.parallel.collectives import Channel, Group, all_reduce_, start_receive_, start_send
 from trainer.parallel.mesh import AXES, IN_PASSES, Coordinates, Mesh
 
+T = TypeVar("T")
 JOIN_TIMEOUT = timedelta(minutes=10)  # for the other ranks to join; also the timeout of a single collective
+CONNECT_TIMEOUT = timedelta(seconds=20)  # to a store that listens
 FIRST_RANK_S = 480.0  # for rank 0 to start; less than JOIN_TIMEOUT, whose message does not name rank 0
 TOLD_S = 40.0  # between notes that name the missing rank
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited", "was aborted")
+_ENDED = "mtrain/ended"  # a launcher's key for all attempts of its job
 FIRST_PORT, NUM_PORTS = 20000, 12000  # below the range from which systems assign ports
 
 
@@ -118,13 +123,18 @@ def open_store(place: Placement, *, tell: Callable[[str], None] = lambda text: N
         if method == "env://":
             method = f"tcp://{_given(env, 'MASTER_ADDR')}:{_given(env, 'MASTER_PORT')}"
         host, _, port = method.removeprefix("tcp://").rpartition(":")
-        waiting, is_first = _WaitingForFirst(place, tell), place.rank == 0 and not launcher_holds_store(env)
-        if place.rank != 0:
-            waiting.until(lambda: _listens(host, int(port)), f"nothing answers at {host}:{port}")
-        # torch's own rendezvous would have rank 0 wait for all others here.
-        store: Store = dist.TCPStore(  # type: ignore[attr-defined]
-            host, int(port), is_master=is_first, timeout=JOIN_TIMEOUT, wait_for_workers=False
-        )
+        waiting = _WaitingForFirst(place, tell)
+        if place.rank == 0:
+            # torch's own rendezvous would have rank 0 wait for all others here.
+            store: Store = dist.TCPStore(  # type: ignore[attr-defined]
+                host,
+                int(port),
+                is_master=not launcher_holds_store(env),
+                timeout=JOIN_TIMEOUT,
+                wait_for_workers=False,
+            )
+        else:
+            store = waiting.until(lambda: _connection(host, int(port)), f"nothing answers at {host}:{port}")
         return _of_this_attempt(store, place, waiting) if launcher_holds_store(env) else store
 
 
@@ -134,14 +144,14 @@ class _WaitingForFirst:
     def __init__(self, place: Placement, tell: Callable[[str], None]) -> None:
         self._place, self._tell, self._began_s, self._told = place, tell, time.monotonic(), 0
 
-    def until(self, done: Callable[[], bool], problem: str) -> None:
-        """Repeat a check until it succeeds; `problem`: what the notes and the error say is wrong.
+    def until(self, attempt: Callable[[], T | None], problem: str) -> T:
+        """Repeat an attempt until it gives something; `problem`: what the notes and the error say is wrong.
 
         Raises:
             ResourceError: it did not succeed within FIRST_RANK_S of the start.
         """
         pause_s = 0.01
-        while not done():
+        while not (result := attempt()):
             waited_s = time.monotonic() - self._began_s
             if waited_s >= FIRST_RANK_S:
                 raise ResourceError(
@@ -152,19 +162,28 @@ class _WaitingForFirst:
                 )
             if waited_s >= (self._told + 1) * TOLD_S:
                 self._told += 1
-                if self._place.rank == 1:  # one line is enough
+                # Two lines are enough: rank 1 may be on the machine that is missing, with rank 0.
+                if self._place.rank in (1, self._place.world_size - 1):
                     self._tell(f"the other ranks wait for rank 0: {problem}")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
+        return result
 
 
-def _listens(host: str, port: int) -> bool:
-    """Whether a process accepts connections there; false if the name does not resolve yet."""
+def _connection(host: str, port: int) -> Store | None:
+    """The store there; None where nothing answers, or the name does not resolve yet.
+
+    Its process may end between our look and torch's, which would try again for as long as a collective may take.
+    """
     try:
         socket.create_connection((host, port), timeout=5).close()
-    except OSError:
-        return False
-    return True
+        store: Store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, port, is_master=False, timeout=CONNECT_TIMEOUT, wait_for_workers=False
+        )
+    except (OSError, dist.DistError):
+        return None
+    store.set_timeout(JOIN_TIMEOUT)
+    return store
 
 
 def _of_this_attempt(store: Store, place: Placement, waiting: _WaitingForFirst) -> Store:
@@ -205,6 +224,42 @@ def _answer(store: Store, name: str, place: Placement) -> None:
 def launcher_holds_store(env: Mapping[str, str]) -> bool:
     """Whether the store is in torchrun's process; otherwise it is in rank 0's."""
     return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def end_for_good(env: Mapping[str, str], error: MdataError | StoppedError) -> None:
+    """Leave the reason in a launcher's store why its job shall not train on, before this rank ends.
+
+    torchrun starts ranks again after any exit code but 0, also that of a run that ended on purpose (75). Its store
+    lives as long as its job, whatever the number of restarts and of machines.
+    """
+    if launcher_holds_store(env):
+        with suppress(RuntimeError):  # the launcher has ended, and starts nothing again
+            _launchers_store(env).set(_ENDED, json.dumps([error.exit_code, str(error)]))
+
+
+def check_not_ended(env: Mapping[str, str]) -> None:
+    """End at once where an earlier attempt of the launcher's job called `end_for_good`, in the same way.
+
+    Raises:
+        StoppedError, MdataError: why that attempt ended; its exit code.
+    """
+    if not launcher_holds_store(env):
+        return
+    with _joining(find_placement(env) or Placement()):
+        store = _launchers_store(env)
+        if not store.check([_ENDED]):
+            return
+        code, text = json.loads(store.get(_ENDED))
+    kinds = (StoppedError, UsageError, ResourceError)
+    kind = next((kind for kind in kinds if kind.exit_code == code), ResourceError)
+    raise kind(f"not started again in this job of torchrun: {text}")
+
+
+def _launchers_store(env: Mapping[str, str]) -> Store:
+    store: Store = dist.TCPStore(  # type: ignore[attr-defined]
+        _given(env, "MASTER_ADDR"), int(_given(env, "MASTER_PORT")), is_master=False, timeout=JOIN_TIMEOUT
+    )
+    return store
 
 
 def another_connection(store: Store) -> Store:

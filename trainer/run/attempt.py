@@ -36,6 +36,10 @@ class SupersededError(ResourceError):
     """A newer attempt of the run has claimed its folder; this one may write no more."""
 
 
+class ReplacedError(SupersededError):
+    """The same, and the newer attempt is one of the same job: that job goes on."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
     """One start of a run, as attempt.json names it.
@@ -74,7 +78,8 @@ class Attempt:
         if content is None or (now is not None and now.nonce == self.nonce):
             return
         began = f", which began at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now.time_s))}" if now else ""
-        raise SupersededError(
+        kind = ReplacedError if now and now.job == self.job and self.job else SupersededError
+        raise kind(
             f"a newer attempt of this run has taken over {folder}",
             found=f"{now or 'an unreadable attempt.json'}{began}",
             expected=f"{self}, which ends here without writing more",

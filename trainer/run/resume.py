@@ -52,6 +52,10 @@ SETTINGS = {  # part of the data's identity -> the key that a user sets; other p
 }
 
 
+class TooManyRestartsError(ResourceError):
+    """The run has started too often without progress."""
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """The progress of training: finished steps, and the position in the data stream.
@@ -305,12 +309,12 @@ def check_restarts(settings: RunSection, step: int) -> None:
     """Refuse to start once more where run.max_restarts starts in a row came no further than this step.
 
     Raises:
-        ResourceError: too many did; the run needs somebody to look at it.
+        TooManyRestartsError: too many did; the run needs somebody to look at it.
     """
     starts = [event.get("step") for event in read_events(Path(settings.folder)) if event["event"] == "start"]
     in_vain = len(list(itertools.takewhile(lambda start: start == step, reversed(starts))))
     if settings.max_restarts is not None and in_vain > settings.max_restarts:
-        raise ResourceError(
+        raise TooManyRestartsError(
             f"the run has started {in_vain} times from step {step:,} without writing another checkpoint",
             expected=f"at most run.max_restarts={settings.max_restarts} restarts without progress",
             fix="look at the output of the last start for the cause; a larger run.max_restarts, or none, starts again",

@@ -141,7 +141,7 @@ def folder_problems(config: RunConfig) -> Iterator[str]:
         elif (holder := file_lock.held_by(place / ".lock")) and not takes_over:
             yield f"{key}={folder!r} is in use: {holder} trains there; wait for it, end it, or choose another folder"
     # Otherwise the run of --load X --save X would silently begin at step 1.
-    if not config.checkpoint.init_from and (Path(run) / MEGATRON_LATEST).exists() and not kept:
+    if not config.checkpoint.init_from and (Path(run) / MEGATRON_LATEST).exists() and not checkpoints:
         continued = f"checkpoint.init_from={run!r}, with init_optimizer, init_schedule and init_data to continue it"
         yield f"run.folder={run!r} holds a checkpoint of Megatron-LM; choose another folder, and set {continued}"
 

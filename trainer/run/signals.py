@@ -29,6 +29,10 @@ class StopVotes(NamedTuple):
     ctrl_c: float = 0.0
 
 
+class StoppedAtTimeError(StoppedError):
+    """The run ended at a known time; its launcher must not start it again in this job."""
+
+
 class StopRequests:
     """A context that collects the stop requests of the process.
 
@@ -88,9 +92,9 @@ def stop(votes: StopVotes, *, where: str, clock: str = "") -> NoReturn:
         where: what the run has done, for the message. clock: which time has come.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C. StoppedError: SIGTERM, or the time.
+        KeyboardInterrupt: Ctrl-C. StoppedError: SIGTERM. StoppedAtTimeError: the time.
     """
     if votes.ctrl_c:
         raise KeyboardInterrupt
-    by = "by SIGTERM" if votes.sigterm else f"at {clock},"
-    raise StoppedError(f"stopped {by} {where}", fix="run the same command again to continue")
+    kind, by = (StoppedError, "by SIGTERM") if votes.sigterm else (StoppedAtTimeError, f"at {clock},")
+    raise kind(f"stopped {by} {where}", fix="run the same command again to continue")

@@ -6,17 +6,28 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from mdata import ResourceError, UsageError
+from mdata import ResourceError, StoppedError, UsageError
 from tests.helpers.ranks import RankContext, run_ranks
 from trainer.parallel import world as worlds
 from trainer.parallel.collectives import Channel, Group, start_receive_, start_send
 from trainer.parallel.mesh import Coordinates, Mesh
-from trainer.parallel.world import Placement, another_connection, find_placement, first_host, join_world, open_store
+from trainer.parallel.world import (
+    Placement,
+    another_connection,
+    check_not_ended,
+    end_for_good,
+    find_placement,
+    first_host,
+    join_world,
+    open_store,
+)
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 STEP = {
@@ -145,6 +156,46 @@ def test_rank_0_that_does_not_start_is_named(monkeypatch) -> None:
         f"rank 0 of 4 did not start\n  found: nothing answers at 127.0.0.1:{port}, for "
     )
     assert set(told) == {f"the other ranks wait for rank 0: nothing answers at 127.0.0.1:{port}"}
+
+
+@pytest.mark.parametrize("rank", [1, 2, 7])
+def test_rank_0_that_ends_between_two_looks_is_named_also_by_another_machine(rank: int, monkeypatch) -> None:
+    """Something listens and is no store any more; rank 1 may be on the machine that is gone, too."""
+    monkeypatch.setattr(worlds, "FIRST_RANK_S", 0.5)
+    monkeypatch.setattr(worlds, "TOLD_S", 0.2)
+
+    def gone(*given: Any, **more: Any) -> None:
+        assert more["timeout"] < timedelta(minutes=1)
+        raise torch.distributed.DistNetworkError("the client socket has failed to connect")
+
+    monkeypatch.setattr(socket, "create_connection", lambda *given, **more: socket.socket())
+    monkeypatch.setattr(torch.distributed, "TCPStore", gone)
+    place, told = Placement(rank=rank, world_size=8, init_method="tcp://127.0.0.1:9"), list[str]()
+    with pytest.raises(
+        ResourceError, match=r"rank 0 of 8 did not start\n  found: nothing answers at 127\.0\.0\.1:9, for"
+    ):
+        open_store(place, tell=told.append)
+    assert bool(told) == (rank != 2)
+
+
+def test_a_job_of_a_launcher_that_ended_on_purpose_does_not_start_again(monkeypatch) -> None:
+    """Whatever the number of its restarts; another job, and ranks without such a launcher, do."""
+    for job in ("first", "second"):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        agents = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+        end_for_good(env, StoppedError("not a launcher's"))
+        env["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        check_not_ended(env)
+        if job == "first":
+            end_for_good(env, StoppedError("stopped at its time"))
+            with pytest.raises(StoppedError, match="not started again in this job of torchrun: stopped at its time"):
+                check_not_ended(env | {"TORCHELASTIC_RESTART_COUNT": "3"})
+            end_for_good(env, UsageError("wrong"))
+            with pytest.raises(UsageError, match="wrong"):
+                check_not_ended(env)
+        del agents
 
 
 @pytest.mark.parametrize("rank_0_first", [True, False])

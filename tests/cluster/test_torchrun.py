@@ -1,0 +1,120 @@
+"""torchrun with two "nodes" of two ranks on this machine: ranks that are killed, and a run that ends on purpose."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.house_rules import ROOT
+from tests.helpers.ranks import run_ranks
+from tests.helpers.runs import make_config
+from trainer.config.parse import dump_config
+from trainer.config.sections import CheckpointSection, MeshSection, RunConfig, TrainSection
+from trainer.parallel.mesh import Mesh
+from trainer.run.metrics import read_events, read_metrics
+from trainer.run.train import train
+
+NODES, RANKS = 2, 2
+
+
+def run_in(folder: Path, *, steps: int) -> RunConfig:
+    config = make_config(folder, blend="mock", valid=[], steps=steps, eval_interval=None)
+    model = replace(config.model, vocab_size=300, num_layers=1, hidden_size=16, num_heads=2)
+    saves = CheckpointSection(interval=5, minutes=0.0)
+    batches: TrainSection = replace(config.train, micro_batch=1)
+    return replace(config, mesh=MeshSection(), model=model, train=batches, checkpoint=saves)
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path):
+    """Start a torchrun for each node; ended with the test."""
+    started = list[subprocess.Popen[bytes]]()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+    def start(config: RunConfig, *, restarts: int, nodes: str = str(NODES)) -> list[subprocess.Popen[bytes]]:
+        path = tmp_path / "run.toml"
+        path.write_text(dump_config(config))
+        for node in range(NODES):
+            words = ["--nnodes", nodes, "--nproc-per-node", str(RANKS), "--max-restarts", str(restarts)]
+            words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job"]
+            words += ["--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", "127.0.0.1"]
+            words += ["-m", "cli.mtrain", "train", str(path), "--quiet"]
+            with (tmp_path / f"node-{node}.log").open("wb") as log:
+                command = [sys.executable, "-m", "torch.distributed.run", *words]
+                started.append(
+                    subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log, process_group=0)
+                )
+        return started
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _undisturbed(context, config: RunConfig) -> None:
+    train(config, context.join(Mesh(context.world)))
+
+
+def _curve(config: RunConfig):
+    lines = read_metrics(Path(config.run.folder))
+    return [(line["step"], line["loss"], line["grad_norm"]) for line in lines]
+
+
+def _starts(config: RunConfig):
+    return [event for event in read_events(Path(config.run.folder)) if event["event"] == "start"]
+
+
+def _wait(processes, condition, seconds: float = 240) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it takes too long"
+        assert all(process.poll() is None for process in processes), "a node has ended"
+        time.sleep(0.02)
+
+
+def _ranks(node: subprocess.Popen[bytes]) -> list[int]:
+    text = Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text()
+    return [int(pid) for pid in text.split() if b"cli.mtrain" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.slow
+def test_a_run_whose_ranks_are_killed_is_that_of_an_undisturbed_one(tmp_path, torchrun) -> None:
+    """On either node, the one with rank 0 included."""
+    straight, config = run_in(tmp_path / "straight", steps=150), run_in(tmp_path / "run", steps=150)
+    nodes = torchrun(config, restarts=2)
+    for kills, node in enumerate((1, 0), 1):
+        _wait(nodes, lambda kills=kills: len(_starts(config)) == kills and len(_curve(config)) >= 7 * kills)
+        os.kill(_ranks(nodes[node])[-1], signal.SIGKILL)
+    assert [node.wait(300) for node in nodes] == [0, 0], (tmp_path / "node-0.log").read_text()[-3000:]
+    starts = _starts(config)
+    assert [start["attempt"] for start in starts] == [1, 2, 3]
+    assert all(start["step"] % 5 == 0 for start in starts) and starts[2]["step"] >= starts[1]["step"] > 0
+    run_ranks(_undisturbed, NODES * RANKS, straight)
+    assert _curve(config) == _curve(straight)
+
+
+@pytest.mark.slow
+def test_a_run_that_ended_on_purpose_is_not_trained_on_by_the_restarts_of_its_job(tmp_path, torchrun) -> None:
+    config = run_in(tmp_path / "run", steps=10**6)
+    config = replace(config, run=replace(config.run, exit_after=0.01))
+    nodes = torchrun(config, restarts=1)
+    assert [node.wait(300) for node in nodes] == [1, 1], "torchrun's own code"
+    (start,) = _starts(config)
+    assert start["step"] == 0
+    (stopped,) = (event for event in read_events(Path(config.run.folder)) if event["event"] == "stopped")
+    assert stopped["saved"] and _curve(config)[-1][0] == stopped["step"]
+    log = (tmp_path / "node-0.log").read_text()
+    assert "not started again in this job of torchrun: stopped at run.exit_after=0.01 minutes" in log
