@@ -2,7 +2,7 @@
 
 A family is a room, trainer/models/NAME/, and its face is the value FAMILY: the rules of its configuration, its shape,
 the table of a rank's parameters, its operations per token, the memory of its activations, the cost of a microbatch, the
-attention variant of a block, and building a stage. All but the last are pure and import no torch.
+kinds of its blocks, and building a stage. All but the last are pure and import no torch.
 docs/howto/add-a-family.md lists what a new one needs.
 """
 
@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from trainer.config.sections import RunConfig
 from trainer.kernels.scores import ScoreShape
@@ -76,6 +76,24 @@ class BuildStage(Protocol):
         config: RunConfig | None = None,
         allocate: bool = True,
     ) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeState:
+    """What a block keeps of a row between the tokens that it generates.
+
+    Args:
+        tensors: name -> shape for one token, or for the row, of the whole model.
+        per: a token of the row, the row (a state of constant size), or a token of the encoder.
+        last: only so many last tokens are kept; None: all.
+        divided: whether tensor parallelism divides the first dim, as it does heads; a rank of more ranks than there
+            are heads holds a copy of one. False: each rank has all of it.
+    """
+
+    tensors: Mapping[str, tuple[int, ...]]
+    per: Literal["token", "row", "encoder_token"] = "token"
+    last: int | None = None
+    divided: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +177,10 @@ class Family:
         flops_per_token: (shape, document lengths, see `Plan`) -> operations of forward and backward.
         activation_bytes: (shape, place, tokens, element, recompute, float8) -> peak bytes of a microbatch.
         stage_cost: (shape, place, **microbatch) -> the cost of its forward and backward pass on a rank.
-        block_scores: (shape, number of a block) -> how its attention changes scores.
+        kinds: shape -> the kind of each block, in the family's own words. Blocks of a kind have the same parameters,
+            cost, memory and decoding state; plan, kernels and decoding iterate over them.
+        scores: (shape, kind) -> how attention changes scores in these blocks; None: they have none.
+        decode_state: (shape, kind) -> what such a block keeps between tokens.
         function: shape -> what decides the function of a run's tensors, by keys of [model].
         effective: configuration -> the keys of [model] that have an effect on a trained model, derived ones too.
         build: a stage with uninitialized weights.
@@ -174,7 +195,9 @@ class Family:
     flops_per_token: Callable[[Any, tuple[int, ...]], int]
     activation_bytes: Callable[..., int]
     stage_cost: Callable[..., StageCost]
-    block_scores: Callable[[Any, int], ScoreShape]
+    kinds: Callable[[Any], tuple[str, ...]]
+    scores: Callable[[Any, str], ScoreShape | None]
+    decode_state: Callable[[Any, str], DecodeState]
     function: Callable[[Any], dict[str, Any]]
     effective: Callable[[RunConfig], dict[str, Any]]
     build: BuildStage

@@ -599,7 +599,8 @@ def kernel_problems(config: RunConfig, world_size: int) -> Iterator[str]:
             'ranks share: set kernels.attention="auto", or mesh.cp=1'
         )
     shape = family.shape(config, config.model.vocab_size or 1)
-    ordinary = any(family.block_scores(shape, block).is_ordinary for block in range(config.model.num_layers))
+    attentions = (family.scores(shape, kind) for kind in {*family.kinds(shape)})
+    ordinary = any(scores is not None and scores.is_ordinary for scores in attentions)
     if config.data.document_masks or not ordinary:
         option = "data.document_masks" if config.data.document_masks else "these options of the model"
         yield (

@@ -75,8 +75,9 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
     """The kernels of every form of attention in the model, of linear layers, and of the pointwise operations."""
     dtype, family = config.precision.dtype, family_of(config)
     forms: dict[ScoreShape, list[int]] = {}
-    for block in range(plan.shape.num_layers):
-        forms.setdefault(family.block_scores(plan.shape, block), []).append(block)
+    for block, kind in enumerate(family.kinds(plan.shape)):
+        if (scores := family.scores(plan.shape, kind)) is not None:
+            forms.setdefault(scores, []).append(block)
     documents = config.data.document_masks
     how = {"documents": documents, "chunks": device == "gpu" and chunks_by_cudnn(config, plan)}
     attention = [attention_choice(scores, device, dtype=dtype, **how) for scores in forms]

@@ -2,7 +2,7 @@
 
 Layers are divided into equal numbers, into stages of equal work, or as a user sets. For equal work the head counts by
 its operations and the embedding by the memory that it moves: a lookup has no operations, but its rows are read and
-written, and their gradients added. If windows differ, each layer counts as the mean layer. Not counted are
+written, and their gradients added. Layers of several kinds count by the work of their kind. Not counted are
 collectives, and what happens once a step, such as the sum of a tied embedding's two gradients. Pure.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
@@ -117,17 +119,18 @@ def pipeline_layout(config: RunConfig, shape: ModelShape, *, document_lengths: t
     num_stages = mesh.pp * chunks
     counted = {"document_lengths": document_lengths}
     ends = embedding_layers(config, shape, **counted), head_layers(config, shape, **counted)
+    weights = block_weights(config, shape, **counted) if mesh.pp > 1 else (1.0,) * shape.num_layers
     stage_ranks = placement(mesh.schedule, mesh.pp, chunks=chunks)
     layers = mesh.layers_per_stage
     if not layers and mesh.stage_balance == "flops":
-        layers = balanced_layers(shape.num_layers, stage_ranks, ends=ends)
+        layers = balanced_layers(weights, stage_ranks, ends=ends)
     layers = layers or equal_layers(shape.num_layers, num_stages)
     return PipelineLayout(
         schedule=mesh.schedule,
         chunks=chunks,
         stage_ranks=stage_ranks,
         layers_per_stage=layers,
-        stage_costs=tuple(_costs(layers, ends)),
+        stage_costs=tuple(_costs(layers, weights, ends)),
         ahead=int(config.kernels.overlap_passes == "on"),
     )
 
@@ -154,34 +157,86 @@ def embedding_layers(config: RunConfig, shape: ModelShape, *, document_lengths: 
     return tokens * shape.hidden_size * LOOKUP_BYTES * OPERATIONS_PER_BYTE / layers * shape.num_layers
 
 
-def balanced_layers(num_layers: int, stage_ranks: Sequence[int], *, ends: tuple[float, float]) -> tuple[int, ...]:
+def block_weights(config: RunConfig, shape: ModelShape, *, document_lengths: tuple[int, ...]) -> tuple[float, ...]:
+    """The work of each block, in layers: 1 on average; by its kind, as on an H100 like that of the embedding."""
+    family, count = family_of(config), shape.num_layers
+    of_block = family.kinds(shape)
+    if len(numbers := {kind: of_block.index(kind) for kind in of_block}) < 2:
+        return (1.0,) * count
+    of_kind = {}
+    for kind, number in numbers.items():
+        # A stage with this block alone, which is neither the first nor the last.
+        place = Place(stage=number + 1, num_stages=count + 2, layers_per_stage=(0, *(1,) * count, 0))
+        cost = family.stage_cost(
+            shape,
+            place,
+            tokens=config.train.sequence_length,
+            document_lengths=document_lengths,
+            element=2,
+            recompute=RecomputeSection(),
+        )
+        of_kind[kind] = cost.product_flops + cost.attention_flops + cost.moved_bytes * OPERATIONS_PER_BYTE
+    mean = sum(of_kind[kind] for kind in of_block) / count
+    return tuple(of_kind[kind] / mean for kind in of_block)
+
+
+def balanced_layers(
+    weights: Sequence[float], stage_ranks: Sequence[int], *, ends: tuple[float, float]
+) -> tuple[int, ...]:
     """Blocks of each stage, at least one, so that the rank with the most work has as little as possible.
 
-    Each block goes to the rank with the least work, there to its shortest stage; among equals to one in the middle.
+    Each block goes to the rank with the least work, there to its shortest stage; among equals to one in the middle. If
+    blocks differ, borders between stages are then moved as long as that helps.
 
     Args:
-        stage_ranks: pipeline rank of each stage.
+        weights: work of each block, in layers. stage_ranks: pipeline rank of each stage.
         ends: work of the embedding, in the first stage, and of the head, in the last one, in layers.
     """
     layers, middle = [1] * len(stage_ranks), (len(stage_ranks) - 1) / 2
-    costs, of_rank = _costs(layers, ends), [0.0] * (max(stage_ranks) + 1)
-    for rank, cost in zip(stage_ranks, costs, strict=True):
-        of_rank[rank] += cost
-    for _ in range(num_layers - len(layers)):
+    alike = (1.0,) * len(weights)
+    costs = _costs(layers, alike, ends)
+    of_rank = _of_ranks(costs, stage_ranks)
+    for _ in range(len(weights) - len(layers)):
         keys = ((of_rank[rank], costs[s], abs(s - middle), s) for s, rank in enumerate(stage_ranks))
         stage = min(keys)[-1]
         layers[stage] += 1
         costs[stage] += 1
         of_rank[stage_ranks[stage]] += 1
-    return tuple(layers)
+    return tuple(layers) if tuple(weights) == alike else _moved(layers, weights, stage_ranks, ends=ends)
 
 
-def _costs(layers: Sequence[int], ends: tuple[float, float]) -> list[float]:
+def _moved(
+    layers: Sequence[int], weights: Sequence[float], stage_ranks: Sequence[int], *, ends: tuple[float, float]
+) -> tuple[int, ...]:
+    """The stages after moving one block at a time over a border, while the busiest ranks have less to do by it."""
+
+    def work(layers: Sequence[int]) -> list[float]:
+        return sorted(_of_ranks(_costs(layers, weights, ends), stage_ranks), reverse=True)
+
+    best = tuple(layers)
+    while True:
+        borders = [(s, s + step) for s in range(len(best)) for step in (-1, 1) if 0 <= s + step < len(best)]
+        moved = [tuple(n - (s == a) + (s == b) for s, n in enumerate(best)) for a, b in borders if best[a] > 1]
+        better = min(moved, key=work, default=best)
+        if work(better) >= work(best):
+            return best
+        best = better
+
+
+def _costs(layers: Sequence[int], weights: Sequence[float], ends: tuple[float, float]) -> list[float]:
     """The work of each stage, in layers."""
-    costs = [float(count) for count in layers]
+    starts = itertools.accumulate(layers, initial=0)
+    costs = [math.fsum(weights[start : start + count]) for start, count in zip(starts, layers, strict=False)]
     costs[0] += ends[0]
     costs[-1] += ends[1]
     return costs
+
+
+def _of_ranks(costs: Sequence[float], stage_ranks: Sequence[int]) -> list[float]:
+    of_rank = [0.0] * (max(stage_ranks) + 1)
+    for rank, cost in zip(stage_ranks, costs, strict=True):
+        of_rank[rank] += cost
+    return of_rank
 
 
 def _of_layers(shape: ModelShape, count: int) -> ModelShape:

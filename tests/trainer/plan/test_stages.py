@@ -18,7 +18,7 @@ from trainer.models.family import family_of
 from trainer.parallel.params import Place
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
-from trainer.plan.stages import balanced_layers, embedding_layers, head_layers, rank_parameters
+from trainer.plan.stages import balanced_layers, block_weights, embedding_layers, head_layers, rank_parameters
 
 
 def _config(preset: str = "", *, batch: int = 8, layers: int = 8, **mesh: Any) -> RunConfig:
@@ -86,11 +86,49 @@ def test_no_division_leaves_the_busiest_rank_less(
         costs[stage_ranks[-1]] += head
         return max(costs)
 
-    split = balanced_layers(layers, stage_ranks, ends=(embedding, head))
+    split = balanced_layers((1.0,) * layers, stage_ranks, ends=(embedding, head))
     assert len(split) == len(stage_ranks) and sum(split) == layers and min(split) >= 1
     others = itertools.product(range(1, layers + 1), repeat=len(stage_ranks) - 1)
     divisions = ((*first, layers - sum(first)) for first in others if sum(first) < layers)
     assert most(split) == pytest.approx(min(map(most, divisions)))
+
+
+@given(
+    st.lists(st.sampled_from([0.5, 1.0, 2.5]), min_size=4, max_size=10),
+    st.sampled_from([(0, 1), (0, 1, 2), (0, 1, 0, 1)]),
+    st.floats(0, 6),
+)
+def test_blocks_of_several_kinds_are_divided_by_their_work(
+    weights: list[float], stage_ranks: tuple[int, ...], head: float
+) -> None:
+    """Within half of the heaviest block, once it is moved, of the best division; never worse than equal numbers."""
+
+    def most(split: tuple[int, ...]) -> float:
+        costs, starts = [0.0] * (max(stage_ranks) + 1), itertools.accumulate(split, initial=0)
+        for start, count, rank in zip(starts, split, stage_ranks, strict=False):
+            costs[rank] += sum(weights[start : start + count])
+        costs[stage_ranks[-1]] += head
+        return max(costs)
+
+    split = balanced_layers(weights, stage_ranks, ends=(0.0, head))
+    assert len(split) == len(stage_ranks) and sum(split) == len(weights) and min(split) >= 1
+    assert most(split) <= most(balanced_layers((1.0,) * len(weights), stage_ranks, ends=(0.0, head))) + 1e-9
+    others = itertools.product(range(1, len(weights) + 1), repeat=len(stage_ranks) - 1)
+    divisions = ((*first, len(weights) - sum(first)) for first in others if sum(first) < len(weights))
+    assert most(split) <= min(map(most, divisions)) + max(weights) + 1e-9
+
+
+def test_a_layer_with_a_window_counts_less_than_one_without() -> None:
+    config = _config(pp=2, stage_balance="flops")
+    model = replace(config.model, window=64, window_interval=2)
+    config = replace(config, model=model, train=replace(config.train, sequence_length=4096))
+    shape = make_plan(config, 2, facts=None).shape
+    weights = block_weights(config, shape, document_lengths=(4096,))
+    assert sum(weights) == pytest.approx(8) and weights[0] == weights[2] < weights[1] == weights[3]
+    assert family_of(config).kinds(shape) == ("window", "full") * 4
+    one_kind = replace(model, window_interval=None)
+    shape = make_plan(replace(config, model=one_kind), 2, facts=None).shape
+    assert block_weights(config, shape, document_lengths=(4096,)) == (1.0,) * 8
 
 
 def test_the_head_counts_in_layers() -> None:
@@ -112,8 +150,8 @@ def test_the_embedding_counts_by_the_memory_that_it_moves() -> None:
         [a + b for a, b in zip(layout.layers_per_stage, (embedding, 0, head), strict=True)]
     )
     # The first stage has a layer less when its embedding is more than one.
-    assert balanced_layers(10, (0, 1, 2, 3), ends=(0.0, 2.0)) == (3, 3, 3, 1)
-    assert balanced_layers(10, (0, 1, 2, 3), ends=(1.5, 2.0)) == (2, 4, 3, 1)
+    assert balanced_layers((1.0,) * 10, (0, 1, 2, 3), ends=(0.0, 2.0)) == (3, 3, 3, 1)
+    assert balanced_layers((1.0,) * 10, (0, 1, 2, 3), ends=(1.5, 2.0)) == (2, 4, 3, 1)
 
 
 def test_the_head_counts_beside_layers_by_what_they_attend_to() -> None:

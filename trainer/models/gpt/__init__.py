@@ -13,7 +13,7 @@ from trainer.models.gpt.huggingface import HUGGING_FACE
 from trainer.models.gpt.megatron import MEGATRON
 from trainer.models.gpt.memory import activation_bytes
 from trainer.models.gpt.params import parameter_table
-from trainer.models.gpt.shape import block_scores, effective_keys, function_keys, gpt_shape
+from trainer.models.gpt.shape import decode_state, effective_keys, function_keys, gpt_shape, kinds, scores_of
 from trainer.parallel.params import Place
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ FAMILY = Family(
     flops_per_token=flops_per_token,
     activation_bytes=activation_bytes,
     stage_cost=stage_cost,
-    block_scores=block_scores,
+    kinds=kinds,
+    scores=scores_of,
+    decode_state=decode_state,
     function=function_keys,
     effective=effective_keys,
     build=_build,

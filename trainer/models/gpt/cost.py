@@ -15,7 +15,7 @@ from trainer.config.sections import RecomputeSection
 from trainer.layers.recompute_chunks import chunks
 from trainer.models.family import StageCost
 from trainer.models.gpt.params import num_parameters
-from trainer.models.gpt.shape import GPTShape, block_scores
+from trainer.models.gpt.shape import GPTShape, kinds, scores_of
 from trainer.parallel.params import Place
 
 BACKWARD_PRODUCTS, BACKWARD_ATTENTION = 2.0, 2.5  # operations of a backward pass, relative to its forward pass
@@ -59,8 +59,10 @@ def stage_cost(
     blocks = place.blocks(shape.num_layers)
     again = _recomputed(blocks, recompute)
     products = products8 = attention = moved = 0.0
+    kind_of = kinds(shape)
+    of_kind = {kind: _forward(shape, place, kind=kind, document_lengths=document_lengths) for kind in {*kind_of}}
     for number in blocks:
-        forward, runs = _forward(shape, place, number=number, document_lengths=document_lengths), 1 + (number in again)
+        forward, runs = of_kind[kind_of[number]], 1 + (number in again)
         if number in float8:
             products8 += forward.products * (runs + BACKWARD_PRODUCTS)
             moved += ROUNDED * (forward.inputs * runs + forward.outputs)
@@ -95,9 +97,9 @@ def _recomputed(blocks: range, recompute: RecomputeSection) -> set[int]:
     return {number for part in parts if part.again for number in part.blocks}
 
 
-def _forward(shape: GPTShape, place: Place, *, number: int, document_lengths: tuple[int, ...]) -> _Forward:
+def _forward(shape: GPTShape, place: Place, *, kind: str, document_lengths: tuple[int, ...]) -> _Forward:
     tp, width = place.tp_size, shape.hidden_size
-    seen = _seen(block_scores(shape, number).window, document_lengths)
+    seen = _seen(scores_of(shape, kind).window, document_lengths)
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     return _Forward(
         products=2 * _weights(shape, place),
@@ -139,7 +141,7 @@ def flops_per_token(shape: GPTShape, document_lengths: tuple[int, ...]) -> int:
     """
     lookups = shape.max_position * shape.hidden_size if shape.position == "learned" else 0
     lookups += 0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
-    windows = Counter(block_scores(shape, number).window for number in range(shape.num_layers))
+    windows = Counter(scores_of(shape, kind).window for kind in kinds(shape))
     attended = sum(
         layers * sum(_attended(window, length) for length in document_lengths) / len(document_lengths)
         for window, layers in windows.items()

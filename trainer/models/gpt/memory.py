@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from trainer.config.sections import RecomputeSection
 from trainer.layers.recompute_chunks import Chunk, chunks
-from trainer.models.gpt.shape import GPTShape
+from trainer.models.gpt.shape import GPTShape, kinds
 from trainer.parallel.params import Place
 
 HEAD_CHUNK_TOKENS = 2048  # tokens whose logits exist at the same time, as in layers/head.py
@@ -34,7 +34,10 @@ def activation_bytes(
     """
     blocks, whole = place.blocks(shape.num_layers), tokens * shape.hidden_size * element
     stream = whole // (place.tp_size if place.sequence_parallel else 1)
+    # A window keeps as much as full attention.
     block = block_bytes(shape, place, tokens=tokens, element=element, recompute=recompute, cp=cp, float8=float8)
+    of_kind = dict.fromkeys(kinds(shape), block)
+    of_block = [of_kind[kind] for kind in kinds(shape)]
     parts = [Chunk(blocks, False)]
     if recompute.mode == "full":
         parts = chunks(blocks, method=recompute.method, layers=recompute.layers)
@@ -44,8 +47,9 @@ def activation_bytes(
         inner += 2 * tokens * (shape.ffn_hidden_size // place.tp_size) * (2 if shape.gated else 1)
     kept = peak = 0
     for part in parts:
-        kept += 2 * stream if part.again else len(part.blocks) * block
-        peak = max(peak, kept + inner + (len(part.blocks) * block if part.again else 0))
+        inside = sum(of_block[number] for number in part.blocks)
+        kept += 2 * stream if part.again else inside
+        peak = max(peak, kept + inner + (inside if part.again else 0))
     head = 0
     if place.is_last:
         rows = shape.padded_vocab_size // place.tp_size

@@ -15,6 +15,7 @@ from trainer.config.sections import ModelSection, RunConfig
 from trainer.kernels.scores import ScoreShape
 from trainer.layers.shapes import GATED, AttentionShape, MLPShape, RopeShape
 from trainer.models.arithmetic import round_up
+from trainer.models.family import DecodeState
 
 _KEYS = {  # keys of [model] whose names are not those of the parts of a shape, joined
     "scores_scale": "attention_scale",
@@ -33,6 +34,7 @@ _OF_SCALING = {
     "llama3": ("factor", "original_length", "low_freq_factor", "high_freq_factor"),
 }
 _SCALING_KEYS = {key for keys in _OF_SCALING.values() for key in keys}
+Kind = Literal["full", "window"]  # of a block
 VOCABULARY_MULTIPLE = 128  # rows per tp rank, as Megatron's --make-vocab-size-divisible-by
 
 
@@ -152,7 +154,7 @@ def attention_shape(shape: GPTShape, number: int) -> AttentionShape:
         rotary=shape.rope.interleaved if turns else None,
         qk_norm=shape.norm if shape.qk_norm else "",
         norm_epsilon=shape.norm_epsilon,
-        scores=block_scores(shape, number),
+        scores=scores_of(shape, kinds(shape)[number]),
     )
 
 
@@ -168,10 +170,21 @@ def mlp_shape(shape: GPTShape) -> MLPShape:
     )
 
 
-def block_scores(shape: GPTShape, number: int) -> ScoreShape:
-    """How attention changes scores in one block, numbered from 0 in the whole model."""
-    sees_all = shape.window_interval and (number + 1) % shape.window_interval == 0
-    return replace(shape.scores, window=0) if sees_all else shape.scores
+def kinds(shape: GPTShape) -> tuple[Kind, ...]:
+    """The kind of each block: what it attends to."""
+    every = shape.window_interval if shape.scores.window else 1
+    return tuple("full" if every and (number + 1) % every == 0 else "window" for number in range(shape.num_layers))
+
+
+def scores_of(shape: GPTShape, kind: str) -> ScoreShape:
+    """How attention changes scores in the blocks of a kind."""
+    return replace(shape.scores, window=0) if kind == "full" else shape.scores
+
+
+def decode_state(shape: GPTShape, kind: str) -> DecodeState:
+    """Keys and values of all tokens, or of those in the window."""
+    heads = (shape.num_kv_heads, shape.head_dim)
+    return DecodeState(tensors={"key": heads, "value": heads}, last=scores_of(shape, kind).window or None)
 
 
 def padded_vocab_size(vocab_size: int, tp: int) -> int:
