@@ -58,7 +58,7 @@ def _explain(name: str, console: Console) -> int:
     if not keys:
         every = [key.name for key in describe()]
         near = [key_name for key_name in every if name in key_name] or list(filter(None, [nearest(name, every)]))
-        near = near or [key_name for key_name in every if nearest(name, [key_name.partition(".")[2]])]
+        near = near or [key_name for key_name in every if nearest(name, [key_name.rpartition(".")[2]])]
         fix = f"did you mean {' or '.join(near[:3])}?" if near else "mtrain config lists every setting"
         raise UsageError(f"there is no setting {name!r}", fix=fix)
     lines = [line for key in keys for line in (f"{key.name}: {key.comment}", f"  {key.expected}{_default(key)}")]

@@ -43,9 +43,9 @@ def config_page() -> str:
     for section, text in section_texts().items():
         lines += ["", f"## `[{section}]`", "", text, "", "| key | default | values | meaning |", "|---|---|---|---|"]
         for key in describe():
-            if key.name.startswith(f"{section}."):
+            if key.name.rpartition(".")[0] == section:
                 comment = key.comment[:1].upper() + key.comment[1:]
-                lines.append(_row(f"`{key.name.partition('.')[2]}`", _default(key), key.expected, comment))
+                lines.append(_row(f"`{key.name.rpartition('.')[2]}`", _default(key), key.expected, comment))
     return "\n".join(lines) + "\n"
 
 

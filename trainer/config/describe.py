@@ -11,8 +11,7 @@ import inspect
 import re
 from typing import Any
 
-from trainer.config.parse import expected_value, listed_values
-from trainer.config.sections import RunConfig
+from trainer.config.parse import expected_value, listed_values, own_fields, section_types
 
 _HEADER = "Every setting of a run. A line without # is required; the others show the defaults."
 
@@ -42,14 +41,12 @@ class ConfigKey:
 
 def describe() -> tuple[ConfigKey, ...]:
     """Every setting, section by section."""
-    hints = inspect.get_annotations(RunConfig, eval_str=True)
-    return tuple(key for name, section in hints.items() for key in _section_keys(name, section))
+    return tuple(key for name, section in section_types().items() for key in _section_keys(name, section))
 
 
 def section_texts() -> dict[str, str]:
     """The description of each section, in one line."""
-    hints = inspect.get_annotations(RunConfig, eval_str=True)
-    return {name: " ".join((section.__doc__ or "").split()) for name, section in hints.items()}
+    return {name: " ".join((section.__doc__ or "").split()) for name, section in section_types().items()}
 
 
 def default_toml() -> str:
@@ -58,9 +55,10 @@ def default_toml() -> str:
 
     texts, lines = section_texts(), [f"# {_HEADER}"]
     for key in describe():
-        section, _, name = key.name.partition(".")
+        section, _, name = key.name.rpartition(".")
         if section in texts:
-            lines += ["", f"# {texts.pop(section)}", f"[{section}]"]
+            optional = "# " if "." in section else ""  # a sub-section that is written is set
+            lines += ["", f"# {texts.pop(section)}", f"{optional}[{section}]"]
         not_set = f"; not set: {key.not_set}" if key.not_set not in (None, "not set") else ""
         lines.append(f"# {key.comment[:1].upper()}{key.comment[1:]}: {key.expected}{not_set}.")
         value = "..." if key.default is None else tomli_w.dumps({"x": key.default})[4:].strip()
@@ -71,7 +69,7 @@ def default_toml() -> str:
 def _section_keys(name: str, section: type) -> list[ConfigKey]:
     source = inspect.getsource(section)
     keys = []
-    for field in dataclasses.fields(section):
+    for field in own_fields(section):
         missing = field.default is dataclasses.MISSING
         comment, _, otherwise = _comment(source, field.name).partition("; not set: ")
         keys.append(

@@ -47,9 +47,7 @@ class ReadConfig:
     def wrong_sections(self) -> list[str]:
         """The sections with problems: what depends on their values cannot be checked yet."""
         return [
-            name
-            for name in _section_types()
-            if any(f"{name}." in text or f"[{name}]" in text for text in self.problems)
+            name for name in section_types() if any(f"{name}." in text or f"[{name}]" in text for text in self.problems)
         ]
 
     def says_nothing_of(self, problem: str) -> bool:
@@ -90,11 +88,13 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> ReadConfig:
 def _valid_sections(tables: Mapping[str, Any]) -> dict[str, Any]:
     """All sections, without unknown keys, and with valid values in place of wrong and missing ones."""
     values = {}
-    for name, section in _section_types().items():
-        table = tables.get(name, {})
+    for name, section in section_types().items():
+        table = _table(tables, name)
+        if table is None and "." in name:
+            continue
         table = table if isinstance(table, Mapping) else {}
         arguments, _ = _parse_section(name, section, _with_preset(table)[0] if name == "model" else table)
-        for field in dataclasses.fields(section):
+        for field in own_fields(section):
             hint = _hints(section)[field.name]
             if field.name in arguments and _value_problem("", arguments[field.name], hint):
                 del arguments[field.name]
@@ -102,18 +102,21 @@ def _valid_sections(tables: Mapping[str, Any]) -> dict[str, Any]:
                 base, *ranges = get_args(hint) if get_origin(hint) is Annotated else (hint,)
                 arguments[field.name] = base(ranges[0].low) if ranges else base()
         values[name] = section(**arguments)
-    return values
+    return _nested(values)
 
 
 def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]]:
     """(configuration, problems) from parsed TOML; the configuration is None if there are problems."""
-    sections = _section_types()
+    sections = section_types()
     unknown = [name for name in tables if name not in sections]
     problems = [f"there is no section [{_cut(name)}]{_suggestion(name, sections)}" for name in unknown[:_COMPARED]]
     problems += [f"there is no section [{_cut(name)}]" for name in unknown[_COMPARED:]]
     values: dict[str, Any] = {}
     for name, section in sections.items():
-        table = tables.get(name, {})
+        table = _table(tables, name)
+        if table is None and "." in name:
+            continue
+        table = {} if table is None else table
         if not isinstance(table, Mapping):
             problems.append(f"{name} = {_shown(table)} is not a section; write [{name}] and put its keys below it")
             continue
@@ -123,7 +126,44 @@ def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]
         problems += section_problems
         if not section_problems:
             values[name] = section(**arguments)
-    return (None if problems else RunConfig(**values)), problems
+    return (None if problems else RunConfig(**_nested(values))), problems
+
+
+def _table(tables: Mapping[str, Any], name: str) -> Any:
+    """The table of a section in parsed TOML, without its sub-sections; None: it is not there."""
+    outer, dot, inner = name.partition(".")
+    table = tables.get(outer)
+    if not isinstance(table, Mapping):
+        return None if dot else table
+    if dot:
+        return table.get(inner)
+    return {key: value for key, value in table.items() if key not in sub_sections(outer)}
+
+
+@functools.cache
+def sub_sections(section: str) -> tuple[str, ...]:
+    """The names of a section's sub-sections."""
+    return tuple(name.removeprefix(f"{section}.") for name in section_types() if name.startswith(f"{section}."))
+
+
+def own_keys(section: str) -> tuple[str, ...]:
+    """The keys of a section, without its sub-sections."""
+    return tuple(_hints(section_types()[section]))
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections by name, with each sub-section as a field of its section."""
+    nested = {name: section for name, section in values.items() if "." not in name}
+    for name, section in values.items():
+        outer, dot, inner = name.partition(".")
+        if dot:
+            nested[outer] = dataclasses.replace(nested[outer], **{inner: section})
+    return nested
+
+
+def section_of(config: RunConfig, name: str) -> Any:
+    """A section, or a sub-section such as "model.gpt_neox"; None: the sub-section is not set."""
+    return functools.reduce(getattr, name.split("."), config)
 
 
 def _with_preset(table: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -141,16 +181,17 @@ def value_problems(config: RunConfig) -> list[str]:
     """Wrong types and ranges in a configuration that was built in Python; load_config has already checked its own."""
     return [
         problem
-        for name, section in _section_types().items()
+        for name, section in section_types().items()
+        if (values := section_of(config, name)) is not None
         for key, hint in _hints(section).items()
-        if (problem := _value_problem(f"{name}.{key}", getattr(getattr(config, name), key), hint))
+        if (problem := _value_problem(f"{name}.{key}", getattr(values, key), hint))
     ]
 
 
 def setting_problem(name: str, value: Any) -> str | None:
     """Why section.key cannot have this value (unknown key, wrong type or range); None: it can."""
-    section, _, key = name.partition(".")
-    section_type = _section_types().get(section)
+    section, _, key = name.rpartition(".")
+    section_type = section_types().get(section)
     if section_type is None:
         return f"there is no section [{section}]"
     hints = _hints(section_type)
@@ -161,14 +202,14 @@ def setting_problem(name: str, value: Any) -> str | None:
 
 def expected_value(name: str) -> str:
     """The type and range of section.key, as text."""
-    section, _, key = name.partition(".")
-    return _expectation(_hints(_section_types()[section])[key])
+    section, _, key = name.rpartition(".")
+    return _expectation(_hints(section_types()[section])[key])
 
 
 def listed_values(name: str) -> tuple[str, ...]:
     """The values of section.key if they can be listed."""
-    section, _, key = name.partition(".")
-    return _listed_values(_hints(_section_types()[section])[key])
+    section, _, key = name.rpartition(".")
+    return _listed_values(_hints(section_types()[section])[key])
 
 
 def _listed_values(hint: Any) -> tuple[str, ...]:
@@ -185,14 +226,20 @@ def dump_config(config: RunConfig) -> str:
     """The configuration as TOML, with defaults and overrides; load_config reads the same configuration back."""
     import tomli_w
 
-    tables = {
-        name: {key: value for key, value in section.items() if value is not None}
-        for name, section in dataclasses.asdict(config).items()
-    }
+    tables: dict[str, Any] = _without_none(dataclasses.asdict(config))
     # A key that is absent would have the preset's value.
     of_preset = PRESETS.get(config.model.preset or "", {})
     tables["model"] |= {key: 0 for key in of_preset if getattr(config.model, key) is None}
     return tomli_w.dumps(tables)
+
+
+def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table without keys that are not set."""
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if value is not None
+    }
 
 
 def problems_error(
@@ -223,13 +270,33 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 # get_type_hints compiles every annotation at each call.
 @functools.cache
-def _section_types() -> Mapping[str, type]:
-    return types.MappingProxyType(get_type_hints(RunConfig))
+def section_types() -> Mapping[str, type]:
+    """The sections by name; a sub-section such as "model.gpt_neox" follows its section."""
+    found = {}
+    for name, section in get_type_hints(RunConfig).items():
+        found[name] = section
+        for key, hint in get_type_hints(section).items():
+            if subsection := _subsection(hint):
+                found[f"{name}.{key}"] = subsection
+    return types.MappingProxyType(found)
 
 
 @functools.cache
 def _hints(section: type) -> Mapping[str, Any]:
-    return types.MappingProxyType(get_type_hints(section, include_extras=True))
+    """The types of a section's keys, without sub-sections."""
+    hints = get_type_hints(section, include_extras=True)
+    return types.MappingProxyType({key: hint for key, hint in hints.items() if not _subsection(hint)})
+
+
+def own_fields(section: type) -> list[dataclasses.Field[Any]]:
+    """The fields of a section that are keys."""
+    return [field for field in dataclasses.fields(section) if field.name in _hints(section)]
+
+
+def _subsection(hint: Any) -> type | None:
+    """The dataclass of a field that is a sub-section or None."""
+    hint = _if_set(hint) or hint
+    return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
 
 
 def _apply_override(tables: dict[str, Any], text: str) -> str | None:
@@ -241,8 +308,12 @@ def _apply_override(tables: dict[str, Any], text: str) -> str | None:
         example = f"{meant}={value}" if meant else "train.steps=100"
         return f"{_cut(repr(text))} is not an override; expected section.key=value, such as {example}"
     table = tables.setdefault(section, {})
+    subsection, _, inner = name.strip().rpartition(".")
+    if subsection in section_types() and isinstance(table, dict):
+        section, key = subsection, inner
+        table = table if "." not in subsection else table.setdefault(subsection.partition(".")[2], {})
     if isinstance(table, dict):
-        section_type = _section_types().get(section)
+        section_type = section_types().get(section)
         table[key] = _override_value(value.strip(), _hints(section_type).get(key) if section_type else None)
     return None
 
@@ -269,7 +340,7 @@ def _parse_section(name: str, section: type, table: Mapping[str, Any]) -> tuple[
     problems = [_unknown_key(name, key, hints) for key in unknown[:_COMPARED]]
     problems += [f"there is no key {_cut(f'{name}.{key}')}" for key in unknown[_COMPARED:]]
     arguments: dict[str, Any] = {}
-    for field in dataclasses.fields(section):
+    for field in own_fields(section):
         where, hint = f"{name}.{field.name}", hints[field.name]
         if field.name in table:
             arguments[field.name] = _converted(table[field.name], hint)
@@ -289,7 +360,7 @@ def _unknown_key(section: str, key: str, hints: Mapping[str, Any]) -> str:
 
 def key_names() -> list[str]:
     """Every setting of a run, as section.key."""
-    return [f"{name}.{key}" for name, section in _section_types().items() for key in _hints(section)]
+    return [f"{name}.{key}" for name, section in section_types().items() for key in _hints(section)]
 
 
 def _suggestion(name: str, names: Mapping[str, Any]) -> str:

@@ -184,6 +184,7 @@ class Family:
         function: shape -> what decides the function of a run's tensors, by keys of [model].
         effective: configuration -> the keys of [model] that have an effect on a trained model, derived ones too.
         build: a stage with uninitialized weights.
+        sections: the sub-sections of [model] that it reads.
         hugging_face, megatron: its models in these projects; None: they have none.
     """
 
@@ -201,6 +202,7 @@ class Family:
     function: Callable[[Any], dict[str, Any]]
     effective: Callable[[RunConfig], dict[str, Any]]
     build: BuildStage
+    sections: tuple[str, ...] = ()
     hugging_face: HuggingFace | None = None
     megatron: Megatron | None = None
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from mdata import MegatronOrder, UsageError
 from mdata.dataset.mock_data import MOCK
-from trainer.config.parse import value_problems
+from trainer.config.parse import sub_sections, value_problems
 from trainer.config.sections import (
     CheckpointSection,
     DataSection,
@@ -28,7 +28,7 @@ from trainer.config.sections import (
     TrainSection,
 )
 from trainer.models.arithmetic import common_divisors, listed, round_up
-from trainer.models.family import family_of
+from trainer.models.family import FAMILIES, family_named, family_of
 from trainer.pipeline.generators import default_chunks, impossible
 from trainer.plan.lengths import (
     SCHEDULE_LENGTHS,
@@ -85,7 +85,7 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
         return problems
     if not config.run.folder.strip():
         problems.append("run.folder is empty; set it to a folder for the run, such as runs/first")
-    problems += [*layout_problems(config, world_size), *(of_model := list(family_of(config).problems(config)))]
+    problems += [*layout_problems(config, world_size), *(of_model := list(_model_problems(config)))]
     problems += _recompute_problems(config.recompute, config.model.num_layers)
     problems += [
         *schedule_problems(config),
@@ -119,6 +119,19 @@ def _keep_best_problems(config: RunConfig, facts: DataFacts | None) -> Iterator[
     if best and lacks:
         why, keys = " and ".join(lacks.values()), "" if mock else f"{' and '.join(lacks)}, or "
         yield f"checkpoint.keep_best={best} would keep nothing: {why}; set {keys}checkpoint.keep_best=0"
+
+
+def _model_problems(config: RunConfig) -> Iterator[str]:
+    """The problems that the model's family finds, and sub-sections that it does not read."""
+    family = family_of(config)
+    for name in sub_sections("model"):
+        if getattr(config.model, name) is not None and name not in family.sections:
+            readers = [other for other in FAMILIES if name in family_named(other).sections]
+            yield (
+                f'[model.{name}] is for model.family="{" or ".join(readers)}", not "{config.model.family}"; '
+                "set that family, or leave the section out"
+            )
+    yield from family.problems(config)
 
 
 def layout_problems(config: RunConfig, world_size: int) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from trainer.config.parse import own_keys
 from trainer.config.sections import ModelSection, RunConfig
 from trainer.kernels.scores import ScoreShape
 from trainer.layers.shapes import GATED, AttentionShape, MLPShape, RopeShape
@@ -223,7 +224,7 @@ def _settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def effective_keys(config: RunConfig) -> dict[str, Any]:
     """The keys of [model] that have an effect on a trained model, every derived value written out."""
     model: ModelSection = config.model
-    keys = {name: value for name, value in dataclasses.asdict(model).items() if name not in _NOT_TRAINED}
+    keys = {name: getattr(model, name) for name in own_keys("model") if name not in _NOT_TRAINED}
     keys["num_kv_heads"] = model.num_kv_heads or model.num_heads
     keys["head_dim"] = size = model.head_dim or model.hidden_size // model.num_heads
     keys["ffn_hidden_size"] = ffn_hidden_size(config)
