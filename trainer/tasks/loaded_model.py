@@ -64,7 +64,7 @@ class Scores(NamedTuple):
     top_BSN: tuple[Tensor, Tensor] | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Model:
     """A model to run forward; see `load`.
 
@@ -173,27 +173,30 @@ class Model:
     def score(self, rows: Sequence[Sequence[int]], *, top: int = 0, bias: Mapping[int, float] | None = None) -> Scores:
         """The log probability of each token after those before it; what lies beyond a row's end has no meaning.
 
+        A row may have one token more than the context: its last one is only predicted.
+
         Args:
             top: how many of the likeliest tokens are wanted as well. bias: token -> what is added to its logit.
 
         Raises:
             UsageError: as `logits`.
         """
-        tokens_BS, top = self._padded(rows), min(top, self.vocab_size)
-        shape, device = (tokens_BS.shape[0], tokens_BS.shape[1] - 1), tokens_BS.device
-        local_BSV = self._forward(tokens_BS)
+        whole_BS, top = self._padded(rows, most=self.context + 1), min(top, self.vocab_size)
+        tokens_BS, labels_BS = whole_BS[:, :-1], whole_BS[:, 1:]
+        shape, device = tuple(tokens_BS.shape), tokens_BS.device
+        local_BSV = self._forward(tokens_BS) if tokens_BS.numel() else None
         if local_BSV is None:
             parts: tuple[Tensor, ...] = (torch.zeros(shape, device=device), torch.zeros(shape, device=device))
             if top:
                 tops = torch.zeros(*shape, top, device=device)
                 parts += (tops, tops.long())
         else:
-            local_BSV = local_BSV[:, :-1].float()
+            local_BSV = local_BSV.float()
             first = self._columns(local_BSV)
             for token, more in (bias or {}).items():
                 if 0 <= token - first < local_BSV.shape[-1]:
                     local_BSV[..., token - first] += more
-            parts = self._reduced(local_BSV, tokens_BS[:, 1:], first=first, top=top)
+            parts = self._reduced(local_BSV, labels_BS, first=first, top=top)
         pp = self.world.groups["pp"]
         log_prob_BS, greedy_BS, *top_BSN = (all_reduce_(part.contiguous(), pp) for part in parts)
         return Scores(log_prob_BS, greedy_BS > 0, (top_BSN[0], top_BSN[1]) if top else None)
@@ -237,13 +240,14 @@ class Model:
                     f"token {token} is outside the vocabulary", expected=f"0 to {self.rows - 1}, as in {self.name}"
                 )
 
-    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
+    def _padded(self, rows: Sequence[Sequence[int]], *, most: int = 0) -> Tensor:
+        most = most or self.context
         for row in rows:
             self.check_ids(row)
-            if not 0 < len(row) <= self.context:
+            if not 0 < len(row) <= most:
                 raise UsageError(
                     f"a row of {len(row):,} tokens does not fit the model",
-                    expected=f"1 to {self.context:,}, the context of {self.name}",
+                    expected=f"1 to {most:,}; the context of {self.name} is {self.context:,}",
                 )
         longest = max(map(len, rows))
         padded = [[*row, *[0] * (longest - len(row))] for row in rows]
@@ -283,7 +287,7 @@ class Model:
         return first
 
     def _reduced(self, local_BSV: Tensor, labels_BS: Tensor, *, first: int, top: int) -> tuple[Tensor, ...]:
-        """Log probability of the labels, 1 where they are the likeliest; with `top`, their values and ids."""
+        """Log probability of the labels, 1 where they are the likeliest; with `top`, values and ids of the best."""
         tp, width = self.world.groups["tp"], local_BSV.shape[-1]
         largest_BS = all_reduce_(local_BSV.amax(-1), tp, op="max")
         total_BS = all_reduce_((local_BSV - largest_BS.unsqueeze(-1)).exp_().sum(-1), tp)

@@ -1,0 +1,181 @@
+"""Perplexity of corpora: each corpus of a blend, each of its groups, and all together, per token and per byte.
+
+Each document is scored alone, from the begin-of-text id (or that of a document's end) on, in windows side by side that
+predict each of its tokens once. Bits per byte do not depend on the tokenizer: use them to compare models. The shares of
+a blend are not used: all of its documents are read once, or the first of each corpus.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mdata
+from mdata import UsageError
+from mdata.progress import SILENT, Progress
+from trainer.tasks.loaded_model import Model
+from trainer.tasks.score import Span, score_spans
+
+CHUNK = 4096  # windows that are in memory
+
+
+@dataclass(slots=True)
+class Sums:
+    """What was scored.
+
+    Attributes:
+        nats: the sum of -log p. bytes: of the documents' texts in UTF-8.
+    """
+
+    documents: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    nats: float = 0.0
+
+    def add(self, other: Sums) -> None:
+        """Add what another has."""
+        self.documents += other.documents
+        self.tokens += other.tokens
+        self.bytes += other.bytes
+        self.nats += other.nats
+
+    def facts(self) -> dict[str, Any]:
+        """The sums, and what follows from them; None where nothing was scored."""
+        loss = self.nats / self.tokens if self.tokens else None
+        return {
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+            "loss": loss,
+            "ppl": None if loss is None else math.exp(min(loss, 700.0)),
+            "bits_per_byte": self.nats / math.log(2) / self.bytes if self.bytes else None,
+        }
+
+
+def document_spans(ids: Sequence[int], *, begin: int, context: int) -> list[Span]:
+    """The windows of one document: each token is predicted once, the first from `begin`."""
+    row = [begin, *ids]
+    return [Span(row[start : start + context + 1], 1) for start in range(0, len(row) - 1, context)]
+
+
+def perplexity(
+    model: Model,
+    data: str | Sequence[str],
+    *,
+    max_documents: int | None = None,
+    sequence_length: int | None = None,
+    batch_size: int = 8,
+    progress: Progress = SILENT,
+) -> dict[str, Any]:
+    """Loss, perplexity and bits per byte of a corpus or blend, as `mdata.open_blend` names it.
+
+    Args:
+        max_documents: of each corpus, from its first; None: all.
+        sequence_length: tokens of a window; None: the model's context.
+
+    Raises:
+        UsageError: there is no such data, or it does not belong to the model's tokenizer.
+    """
+    length = model.context if sequence_length is None else sequence_length
+    if not 1 <= length <= model.context:
+        raise UsageError(f"--sequence-length {length} does not fit {model.name}", expected=f"1 to {model.context}")
+    if max_documents is not None and max_documents < 1:
+        raise UsageError(f"--max-documents {max_documents} is below 1")
+    blend = mdata.open_blend(data, evaluation=True)
+    begin = model.bos if model.bos is not None else min(model.ends, default=None)
+    if begin is None:
+        raise UsageError(f"{model.name} has no token that begins a text", fix="--tokenizer FOLDER with one")
+    corpora, groups, total = dict[str, Any](), dict[str, Sums](), Sums()
+    for part, corpus in zip(blend.manifest.components, blend.corpora, strict=True):
+        _check_ids(model, corpus)
+        count = min(corpus.num_documents, max_documents or corpus.num_documents)
+        documents = (corpus.document(number).tolist() for number in range(count))
+        sums = _scored(model, documents, begin=begin, length=length, batch_size=batch_size, progress=progress)
+        corpora[part.name] = {"group": part.group, **sums.facts()}
+        total.add(sums)
+        if part.group is not None:
+            groups.setdefault(part.group, Sums()).add(sums)
+    return {
+        "task": "perplexity",
+        "sequence_length": length,
+        "corpora": corpora,
+        "groups": {name: sums.facts() for name, sums in groups.items()},
+        "total": total.facts(),
+    }
+
+
+def perplexity_text(facts: dict[str, Any]) -> str:
+    """A line for each corpus, each group and the whole."""
+    rows = [*facts["corpora"].items(), *((f"[{name}]", one) for name, one in facts["groups"].items())]
+    lines = []
+    for name, one in [*rows, ("total", facts["total"])]:
+        if one["loss"] is None:
+            lines.append(f"{name}: no tokens")
+            continue
+        per_byte = "" if one["bits_per_byte"] is None else f" | bits per byte {one['bits_per_byte']:.4f}"
+        lines.append(f"{name}: loss {one['loss']:.4f} | ppl {one['ppl']:.3f}{per_byte} | {one['tokens']:,} tokens")
+    return "\n".join(lines)
+
+
+def _scored(
+    model: Model,
+    documents: Iterable[list[int]],
+    *,
+    begin: int,
+    length: int,
+    batch_size: int,
+    progress: Progress,
+) -> Sums:
+    sums = Sums()
+    for chunk in _chunks(documents, length):
+        spans = [span for ids in chunk for span in document_spans(_begun(ids, begin), begin=begin, context=length)]
+        scores = score_spans(model, spans, batch_size=batch_size, progress=progress)
+        sums.documents += len(chunk)
+        sums.tokens += sum(len(span.ids) - span.first for span in spans)
+        sums.nats -= math.fsum(score.log_prob for score in scores)
+        if model.tokenizer is not None:
+            texts = (model.tokenizer.decode([token for token in ids if token not in model.ends]) for ids in chunk)
+            sums.bytes += sum(len(text.encode(errors="replace")) for text in texts)
+    return sums
+
+
+def _begun(ids: list[int], begin: int) -> list[int]:
+    """The document without a begin-of-text id of its own, which nothing predicts."""
+    return ids[1:] if len(ids) > 1 and ids[0] == begin else ids
+
+
+def _chunks(documents: Iterable[list[int]], length: int) -> Iterator[list[list[int]]]:
+    chunk, windows = list[list[int]](), 0
+    for ids in documents:
+        chunk.append(ids)
+        windows += len(ids) // length + 1
+        if windows >= CHUNK:
+            yield chunk
+            chunk, windows = [], 0
+    if chunk:
+        yield chunk
+
+
+def _check_ids(model: Model, corpus: mdata.Corpus) -> None:
+    """See that the ids are those of the model's tokenizer."""
+    largest, ours = corpus.largest_id, model.tokenizer
+    if largest is not None and largest >= model.rows:
+        raise UsageError(
+            f"{corpus.name} has ids that {model.name} does not have",
+            found=f"id {largest}",
+            expected=f"0 to {model.rows - 1}",
+            fix="give data that was made with the tokenizer of the model",
+        )
+    theirs = corpus.load_tokenizer()
+    if ours is None or theirs is None or ours.fingerprint == theirs.fingerprint:
+        return
+    text = "The year is 1969."
+    ids = theirs.encode_batch([text])[0].tolist()
+    if max(ids, default=0) >= model.rows or ours.decode(ids).strip() != theirs.decode(ids).strip():
+        raise UsageError(
+            f"{corpus.name} was made with another tokenizer than that of {model.name}",
+            found=f"{theirs.name} in the corpus, {ours.name} in the model: other ids of one text",
+            fix="preprocess the texts with the tokenizer of the model",
+        )
