@@ -8,6 +8,7 @@ is unusual: a finished text is returned without the stop token and without paddi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
@@ -69,6 +70,8 @@ class Beams:
 
     Args:
         width: rows that are searched. max_tokens: new tokens at most. ends: token ids that end a text.
+        early_stopping: end as soon as `width` texts have ended; "never": only when no open row can become better at
+            any length (transformers' words).
 
     Attributes:
         rows: new tokens of each row; one empty row at first. totals: sums of log probabilities.
@@ -79,7 +82,7 @@ class Beams:
     max_tokens: int
     ends: frozenset[int] = frozenset()
     length_penalty: float = 1.0
-    early_stopping: bool = False
+    early_stopping: bool | Literal["never"] = False
     rows: list[tuple[int, ...]] = field(default_factory=lambda: [()])
     totals: list[float] = field(default_factory=lambda: [0.0])
     parents: list[int] = field(default_factory=list)
@@ -91,7 +94,7 @@ class Beams:
             raise UsageError(f"beam_width={self.width} is below 1", expected="the number of rows to search")
         if self.max_tokens < 1:
             raise UsageError(f"max_tokens={self.max_tokens} is below 1", expected="new tokens for the search")
-        self.finished = Finished(self.width, self.length_penalty, self.early_stopping)
+        self.finished = Finished(self.width, self.length_penalty, self.early_stopping is True)
 
     def advance(self, log_probs_BV: Tensor) -> None:
         """Take the log probabilities of the token after each of `rows`: fp32[len(rows), V]."""
@@ -114,12 +117,13 @@ class Beams:
             parents.append(parent)
             if len(rows) == self.width:
                 break
-        self.done = not rows or self.finished.is_done(candidates[0][0], length=step)
+        longest = self.early_stopping == "never" and self.length_penalty > 0
+        length = self.max_tokens if longest else step
+        self.done = not rows or step == self.max_tokens or self.finished.is_done(candidates[0][0], length=length)
         self.rows, self.totals, self.parents = rows, totals, parents
-        if not self.done and step == self.max_tokens:
+        if step == self.max_tokens:
             for row, total in zip(rows, totals, strict=True):
                 self.finished.add(row, total, length=step, stopped=False)
-            self.done = True
 
     def results(self, count: int) -> list[Beam]:
         """The best `count` texts of a search that is done, best first."""

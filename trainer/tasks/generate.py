@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -119,23 +119,30 @@ def search_beams(
     width: int,
     max_tokens: int,
     length_penalty: float = 1.0,
-    early: bool = False,
+    early_stopping: bool | Literal["never"] = False,
     count: int = 1,
+    rules: Sampling | None = None,
+    ends: frozenset[int] | None = None,
 ) -> list[Beam]:
     """The `count` best texts that a beam search finds after a prompt, best first.
 
     Args:
-        early: end as soon as `width` texts have ended.
+        early_stopping: see `Beams`.
+        rules: for their bias and what may not follow a token; nothing is drawn.
+        ends: token ids that end a text; None: those of the model.
 
     Raises:
         UsageError: numbers out of range, or a prompt and its tokens are longer than the model's context.
     """
-    _check_room(model, len(ids), max_tokens)
+    beams = Beams(width, max_tokens, model.ends if ends is None else ends, length_penalty, early_stopping)
     if not 1 <= count <= width:
         raise UsageError(f"{count} texts are wanted of a beam search over {width} rows", expected=f"1 to {width}")
-    beams = Beams(width, max_tokens, model.ends, length_penalty, early)
+    _check_room(model, len(ids), max_tokens)
     while not beams.done:
-        logits_BV = model.next_logits([[*ids, *row] for row in beams.rows])
+        rows = [[*ids, *row] for row in beams.rows]
+        logits_BV = model.next_logits(rows)
+        if rules is not None:
+            logits_BV = torch.stack([biased(logits_BV[i], rules, last=row[-1]) for i, row in enumerate(rows)])
         beams.advance(logits_BV.log_softmax(-1))
     return beams.results(count)
 

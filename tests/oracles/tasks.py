@@ -1,0 +1,753 @@
+"""`python -m tests.oracles.tasks FOLDER`: compare a folder of the form of oracle/tasks with the product.
+
+A line for each kind, then `N of M cases equal`; exit code 0 only if all are. A kind of a later part is listed as
+waiting and not counted. An unknown kind, a case that cannot be read and an empty folder are failures. Where Megatron-LM
+is wrong (docs/howto/score.md, docs/howto/generate.md), a case is compared up to where the stated difference begins.
+
+Options: `--kind NAME` (may be repeated) compares only that kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file
+
+from mdata import MdataError, UsageError
+from trainer.tasks.beam import Finished
+from trainer.tasks.generate import Answer, Request, continue_rows, search_beams
+from trainer.tasks.lambada import lambada, passage
+from trainer.tasks.loaded_model import Model
+from trainer.tasks.sampling import (
+    Sampling,
+    choose,
+    drawn,
+    filtered,
+    likeliest,
+    penalized,
+    top_p_at,
+    uniform,
+)
+from trainer.tasks.wikitext import detokenize, detokenizer_by_path, wikitext, windows
+
+GREEDY = Sampling(greedy=True)
+LATER = 18  # the part with classification, finetuning and filters of generated texts
+DRAWS, LEAST_P = 200_000, 1e-4
+LOG_PROB, LOSS = 1e-4, 1e-5
+MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError, RecursionError)
+
+
+class Case(NamedTuple):
+    """One comparison: gives what differs, "" if nothing does."""
+
+    kind: str
+    name: str
+    compare: Callable[[], str]
+    waiting: int = 0  # the part that will have it
+
+
+class Folder:
+    """The files of an oracle folder, and its models, each opened once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.model = functools.lru_cache(maxsize=None)(self._model)
+
+    def json(self, name: str) -> Any:
+        return json.loads((self.root / name).read_text(encoding="utf-8"))
+
+    def _model(self, name: str) -> Model:
+        """By its name or by a sentence that begins with its path, such as "models/gpt2_tiny in fp32"."""
+        path = name.split()[0].rstrip(";,")
+        return Model.load(self.root / (path if path.startswith("models/") else f"models/{path}"))
+
+
+# ---- one step
+
+
+def filters(folder: Folder, name: str) -> Iterator[Case]:
+    tensors = load_file(folder.root / name.replace(".json", ".safetensors"))
+    for case in folder.json(name)["cases"]:
+        yield Case("filters", case["id"], functools.partial(_filter, case, tensors))
+
+
+def _filter(case: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
+    logits, key = tensors[f"{case['id']}.logits"], case["id"]
+    wanted = tensors.get(f"{key}.hf_probs", tensors[f"{key}.megatron_probs"]).float()
+    if case["top_k"] == 1:
+        found, sizes = torch.nn.functional.one_hot(likeliest(logits), logits.shape[-1]).float(), [1] * len(logits)
+    else:
+        rows = len(logits)
+        probabilities, tokens, size = filtered(
+            logits,
+            temperature_B=torch.full((rows,), case["temperature"]),
+            top_k_B=torch.full((rows,), case["top_k"]),
+            top_p_B=torch.full((rows,), case["top_p"] or 1.0, dtype=torch.float64),
+            min_p_B=torch.zeros(rows),
+        )
+        kept = torch.where(torch.arange(logits.shape[-1]) < size.unsqueeze(-1), probabilities, 0)
+        found = torch.zeros_like(kept).scatter(1, tokens, kept / kept.sum(-1, keepdim=True)).float()
+        sizes = size.tolist()
+    if sizes != case["kept_hf"]:
+        return f"keeps {sizes} instead of {case['kept_hf']}"
+    if len(set(logits.flatten().tolist())) < logits.numel():  # which of equal tokens a nucleus keeps is free
+        found, wanted = found.sort()[0], wanted.sort()[0]
+    return _far(found, wanted, 2e-6)
+
+
+def rules(folder: Folder, name: str) -> Iterator[Case]:
+    for number, case in enumerate(folder.json(name)):
+        yield Case("rules", str(number), functools.partial(_rule, case))
+
+
+def _rule(case: Mapping[str, Any]) -> str:
+    """Differences: 0 is greedy, filters go together, padding is no candidate, k may be the vocabulary or more."""
+    given = dict(case["kwargs"])
+    vocabulary = given.pop("vocab_size", 12)
+    logits = torch.zeros(1, 12)
+    logits[0, 11] = 30.0
+    top_p = given.pop("top_p", 0.0)
+    options = {"temperature": 1.0, **given, "top_p": top_p if top_p else 1.0}
+    refused = Sampling(**options).problems()
+    if (top_p > 1 or top_p < 0) != bool(refused):
+        return f"refused: {refused}"
+    if refused:
+        return ""
+    token = int(choose(logits[:, :vocabulary], [Sampling(**options)], steps=[0], uniforms=[0.5]))
+    wanted = case["result"]
+    if vocabulary == 12 and isinstance(wanted, int) and token != wanted:
+        return f"token {token} instead of {wanted}"
+    return "" if 0 <= token < vocabulary else f"token {token} is padding"
+
+
+def processors(folder: Folder, name: str) -> Iterator[Case]:
+    table = folder.json(name)
+    logits, ids = torch.tensor(table["logits"]), table["input_ids"]
+    for number, case in enumerate(table["cases"]):
+        yield Case("filters", f"processor {number}", functools.partial(_processor, case, logits, ids))
+
+
+def _processor(case: Mapping[str, Any], logits: torch.Tensor, ids: Sequence[Sequence[int]]) -> str:
+    if case["processor"] == "min_p":
+        ones = torch.ones(len(logits))
+        sizes = {"top_k_B": torch.zeros(len(logits), dtype=torch.int64), "top_p_B": ones}
+        _, tokens, size = filtered(logits, temperature_B=ones, min_p_B=torch.full_like(ones, case["value"]), **sizes)
+        found = [sorted(row[:count].tolist()) for row, count in zip(tokens, size, strict=True)]
+        kept = [[token for token, stays in enumerate(row) if stays] for row in case["kept"]]
+        return "" if found == kept else f"keeps {found} instead of {kept}"
+    if case["processor"] == "repetition_penalty":
+        penalty = Sampling(repetition_penalty=case["value"])
+        rows = [penalized(row, penalty, prompt=seen, new=[]) for row, seen in zip(logits, ids, strict=True)]
+        return _far(torch.stack(rows), torch.tensor(case["scores"]), 1e-5)
+    raise KeyError(case["processor"])
+
+
+def draws(model: Model, case: Mapping[str, Any]) -> str:
+    asked = Sampling(temperature=case["temperature"], top_k=case["top_k"], top_p=case["top_p"])
+    logits = model.next_logits([model.encode(case["prompt"])])
+    head = filtered(
+        logits,
+        temperature_B=torch.tensor([asked.temperature]),
+        top_k_B=torch.tensor([asked.top_k]),
+        top_p_B=torch.tensor([asked.top_p], dtype=torch.float64),
+        min_p_B=torch.zeros(1),
+    )
+    counts, wide = torch.zeros(logits.shape[-1]), 2000
+    for start in range(0, DRAWS, wide):
+        points = torch.tensor([uniform(1, request, 0) for request in range(start, start + wide)])
+        tokens = drawn(*(part.expand(wide, *part.shape[1:]) for part in head), uniform_B=points)
+        counts += tokens.bincount(minlength=len(counts))
+    wanted = torch.zeros(len(counts), dtype=torch.float64)
+    wanted[[int(token) for token in case["probs"]]] = torch.tensor(list(case["probs"].values()), dtype=torch.float64)
+    listed = len(case["probs"]) == case["kept"]  # otherwise only the likeliest are
+    if listed and counts[wanted == 0].any():
+        return f"draws {int(counts[wanted == 0].count_nonzero())} tokens outside the kept set"
+    expected = (wanted / wanted.sum() if listed else wanted) * DRAWS
+    often = expected >= 5
+    groups = [(counts[often].double(), expected[often])]
+    if (rare := DRAWS - float(expected[often].sum())) >= 5:
+        groups.append((counts[~often].double().sum().unsqueeze(0), torch.tensor([rare], dtype=torch.float64)))
+    square = sum(float(((seen - due) ** 2 / due).sum()) for seen, due in groups)
+    freedom = sum(len(seen) for seen, _ in groups) - 1
+    p = float(torch.special.gammaincc(torch.tensor(freedom / 2).double(), torch.tensor(square / 2).double()))
+    return (
+        "" if freedom == 0 or p > LEAST_P else f"chi-square {square:.1f} of {freedom} degrees of freedom, p = {p:.1e}"
+    )
+
+
+# ---- whole texts
+
+
+def megatron_texts(folder: Folder, name: str) -> Iterator[Case]:
+    table = folder.json(name)
+    model = functools.partial(folder.model, table["model"])
+    for number, case in enumerate(table["cases"]):
+        request, label = case["request"], case.get("name", "stops")
+        if label.startswith("top_p decay"):
+            kind, compare = "decay", functools.partial(_decay, case)
+        elif "error" in case["result"]:
+            kind, compare = "limits", functools.partial(_limit, model, case)
+        else:
+            stops = label == "stops" or "stop_on" in label or "prevent_newline" in label
+            kind = "stops" if stops else "batches" if len(request["prompts"]) > 1 else "greedy"
+            compare = functools.partial(_megatron_text, model, case)
+        yield Case(kind, f"{label} {number}", compare)
+
+
+def _decay(case: Mapping[str, Any]) -> str:
+    """Steps are counted from a row's own first token; Megatron-LM counts from the shortest prompt's."""
+    request = case["request"]
+    asked = {key.replace("_sampling", ""): request[key] for key in request if key.startswith("top_p")}
+    if not asked.get("top_p_decay"):
+        asked.pop("top_p_bound", None)
+    options = Sampling(**asked)
+    wanted = case["result"].get("top_p_each_step", [])
+    found = [top_p_at(options, step) for step in range(len(wanted))]
+    return _far(torch.tensor(found), torch.tensor(wanted), 1e-6) if wanted else ""
+
+
+def _limit(model: Callable[[], Model], case: Mapping[str, Any]) -> str:
+    request, error = case["request"], case["result"]["error"]
+    if "Too many tokens" in error:
+        return "there is no budget of tokens yet: the engine with its cache is not built"
+    try:
+        continue_rows(model(), [_request(model(), request, prompt, n=i) for i, prompt in enumerate(request["prompts"])])
+    except UsageError:
+        return ""
+    return "is not refused"
+
+
+def _request(model: Model, request: Mapping[str, Any], prompt: str, *, n: int, bias: Any = None) -> Request:
+    blocked = _no_newline_after_colon(model) if request.get("prevent_newline_after_colon") else {}
+    stop = ("\n\n",) if request.get("stop_on_double_eol") else ("\n",) if request.get("stop_on_eol") else ()
+    asked = replace(
+        GREEDY,
+        max_tokens=request["tokens_to_generate"],
+        logit_bias={int(token): value for token, value in (bias or {}).items()},
+        blocked_after=blocked,
+        stop=stop,
+        keep_stop=True,
+    )
+    ids = tuple(model.encode(prompt, add_bos=request.get("add_BOS", False)))
+    return Request(ids=ids, rules=asked, number=n, log_probs=0, prompt_log_probs=True)
+
+
+@functools.lru_cache(maxsize=8)
+def _no_newline_after_colon(model: Model) -> dict[int, tuple[int, ...]]:
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    lines = tuple(i for i in range(model.vocab_size) if tokenizer.decode([i]).startswith("\n"))
+    return {tokenizer.encode_batch([":"])[0].tolist()[-1]: lines}
+
+
+def _megatron_text(open_model: Callable[[], Model], case: Mapping[str, Any]) -> str:
+    model, request, result, bias = open_model(), case["request"], case["result"], case.get("logit_bias")
+    prompts, log_probs = request["prompts"], result["logprobs"] or [None] * len(request["prompts"])
+    if request["tokens_to_generate"] == 0:
+        rows = [model.encode(prompt, add_bos=request.get("add_BOS", False)) for prompt in prompts]
+        scores = model.score(rows)
+        found = [scores.log_prob_BS[i, : len(row) - 1].tolist() for i, row in enumerate(rows)]
+        return next((bad for mine, theirs in zip(found, log_probs, strict=True) if (bad := _unlike(mine, theirs))), "")
+    requests = [_request(model, request, prompt, n=i, bias=bias) for i, prompt in enumerate(prompts)]
+    for row, answer in enumerate(continue_rows(model, requests)):
+        given = len(answer.request.ids)
+        # Rows that have ended go on in `tokens`.
+        ended = len(result["segments"][row]) if "segments" in result else len(log_probs[row]) + 1
+        theirs = result["tokens"][row][:ended]
+        if theirs[:given] != list(answer.request.ids):
+            return f"prompt {row}: other ids"
+        if bad := _unlike_row(model, answer, theirs[given:], result["text"][row]):
+            return f"row {row}: {bad}"
+        mine = [*answer.prompt_log_probs, *answer.log_probs]
+        if log_probs[row] is not None:
+            common = min(len(mine), given - 1 + _common(answer.tokens, theirs[given:]))
+            # After a colon we block more tokens, and the others share their probability.
+            after = [token in answer.request.rules.blocked_after for token in theirs[:common]]
+            pairs = [(a, b) for a, b, free in zip(mine, log_probs[row], after, strict=False) if not free or a < b]
+            if bad := _unlike([a for a, _ in pairs], [b for _, b in pairs]):
+                return f"row {row}: {bad}"
+    return ""
+
+
+def _unlike_row(model: Model, answer: Answer, theirs: Sequence[int], text: str) -> str:
+    """Stated differences: a row ends by its own count and at an end of document; a stop is seen in new text alone; no
+    token that begins with a newline follows a colon."""
+    tokenizer, rules = model.tokenizer, answer.request.rules
+    assert tokenizer is not None
+    whole = list(theirs)
+    ends = [i + 1 for i, token in enumerate(theirs) if token in model.ends]
+    theirs = whole[: min([*ends, answer.request.rules.max_tokens or len(whole)])]
+    same = _common(answer.tokens, theirs)
+    if answer.tokens == theirs:
+        said = tokenizer.decode([*answer.request.ids, *answer.tokens])
+        return "" if theirs != whole or said == text else f"text {said!r} instead of {text!r}"
+    last = [*answer.request.ids, *theirs][len(answer.request.ids) + same - 1]
+    if same < len(theirs) and theirs[same] in rules.blocked_after.get(last, ()):
+        return ""
+    across = rules.stop == ("\n\n",) and same == len(theirs) == 1 and tokenizer.decode([theirs[0]]) == "\n"
+    if across and tokenizer.decode(answer.request.ids).endswith("\n"):
+        return ""
+    return f"tokens {answer.tokens} instead of {theirs}"
+
+
+def transformers_texts(folder: Folder, name: str) -> Iterator[Case]:
+    modes = {
+        "greedy": ("greedy", _hf_greedy),
+        "greedy, batch": ("batches", _hf_batch),
+        "beam": ("beams", _hf_beam),
+        "stop_strings": ("stops", _hf_stop),
+        "score": ("greedy", _hf_score),
+        "next token distribution": ("draws", draws),
+    }
+    for number, case in enumerate(folder.json(name)):
+        mode = "greedy, batch" if case["mode"].startswith("greedy, batch") else case["mode"]
+        if mode not in modes:
+            yield Case(mode, str(number), functools.partial(_unknown, mode))
+            continue
+        kind, compare = modes[mode]
+        yield Case(kind, f"{case['mode']} {number}", functools.partial(_on, folder, case, compare))
+
+
+def _on(folder: Folder, case: Mapping[str, Any], compare: Callable[[Model, Mapping[str, Any]], str]) -> str:
+    return compare(folder.model(case["model"]), case)
+
+
+def _hf_greedy(model: Model, case: Mapping[str, Any]) -> str:
+    asked = replace(GREEDY, max_tokens=len(case["new_ids"]))
+    top = len(case["top5"][0])  # at the first places
+    (answer,) = continue_rows(model, [Request(ids=tuple(model.encode(case["prompt"])), rules=asked, log_probs=top)])
+    if list(answer.request.ids) != case["prompt_ids"] or answer.tokens != case["new_ids"]:
+        return f"tokens {answer.tokens} instead of {case['new_ids']}"
+    return _unlike(answer.log_probs, case["logprobs"]) or _unlike_top(answer.top[: len(case["top5"])], case["top5"])
+
+
+def _hf_batch(model: Model, case: Mapping[str, Any]) -> str:
+    asked = replace(GREEDY, max_tokens=len(case["new_ids"][0]))
+    requests = [Request(ids=tuple(model.encode(p)), rules=asked, number=i) for i, p in enumerate(case["prompts"])]
+    for answer, theirs in zip(continue_rows(model, requests), case["new_ids"], strict=True):
+        if answer.tokens != theirs[: len(answer.tokens)] or set(theirs[len(answer.tokens) :]) - model.ends:
+            return f"tokens {answer.tokens} instead of {theirs}"
+    return ""
+
+
+def _hf_beam(model: Model, case: Mapping[str, Any]) -> str:
+    found = search_beams(
+        model,
+        model.encode(case["prompt"]),
+        width=case["num_beams"],
+        max_tokens=case["max_new_tokens"],
+        length_penalty=case["length_penalty"],
+        early_stopping=case["early_stopping"],
+        count=len(case["new_ids"]),
+    )
+    rows = [[token for token in row if token not in model.ends] for row in case["new_ids"]]
+    if [list(beam.tokens) for beam in found] != rows:
+        return f"rows {[beam.tokens for beam in found]} instead of {rows}"
+    return _unlike([beam.score for beam in found], case["scores"])
+
+
+def _hf_stop(model: Model, case: Mapping[str, Any]) -> str:
+    asked = replace(GREEDY, stop=tuple(case["stop"]), max_tokens=max(len(case["new_ids"]), 1))
+    (answer,) = continue_rows(model, [Request(ids=tuple(model.encode(case["prompt"])), rules=asked)])
+    return "" if answer.tokens == case["new_ids"] else f"tokens {answer.tokens} instead of {case['new_ids']}"
+
+
+def _hf_score(model: Model, case: Mapping[str, Any]) -> str:
+    if model.encode(case["prompt"]) != case["ids"]:
+        return "other ids"
+    return _unlike(model.score([case["ids"]]).log_prob_BS[0].tolist(), case["logprobs"][1:])
+
+
+def beams(folder: Folder, name: str) -> Iterator[Case]:
+    table = folder.json(name)
+    for number, case in enumerate(table["cases"]):
+        compare = functools.partial(_megatron_beam, functools.partial(folder.model, table["model"]), case)
+        yield Case("beams", str(number), compare)
+
+
+def _megatron_beam(open_model: Callable[[], Model], case: Mapping[str, Any]) -> str:
+    """Differences: rows are cut after their stop; what does not fit the context is refused; prompts may be several."""
+    model, request, result = open_model(), case["request"], case["result"]
+    most, add_bos = request["tokens_to_generate"], request.get("add_BOS", False)
+    ids = model.encode(request["prompts"][0], add_bos=add_bos)
+    asked = _request(model, {**request, "tokens_to_generate": max(most, 1)}, request["prompts"][0], n=0).rules
+    try:
+        found = search_beams(
+            model,
+            ids,
+            width=request["beam_size"],
+            max_tokens=most,
+            length_penalty=request.get("length_penalty", 1.0),
+            count=request.get("num_return_gen", 1),
+            rules=asked,
+            ends=frozenset((request["stop_token"],)) if "stop_token" in request else None,
+        )
+    except UsageError as error:
+        too_long = len(ids) + most > model.context
+        return "" if too_long or "ValueError" in result.get("error", "") else f"refused: {error}"
+    if "error" in result:
+        return "" if len(request["prompts"]) > 1 else "is not refused"
+    assert model.tokenizer is not None
+    eod = min(model.ends)
+    rows = [[*ids, *beam.tokens, *[eod] * (most - len(beam.tokens))] for beam in found]
+    if "tokens" in result and rows != result["tokens"]:
+        return f"rows {rows} instead of {result['tokens']}"
+    if [model.tokenizer.decode(row) for row in rows] != result["text"]:
+        return f"texts instead of {result['text']}"
+    return _unlike([beam.score for beam in found], result["scores"])
+
+
+def hypotheses(folder: Folder, name: str) -> Iterator[Case]:
+    for number, case in enumerate(folder.json(name)):
+        yield Case("beams", f"hypotheses {number}", functools.partial(_hypotheses, case))
+
+
+def _hypotheses(case: Mapping[str, Any]) -> str:
+    finished = Finished(case["num_beams"], case["length_penalty"], case["early_stopping"])
+    for number, call in enumerate(case["log"]):
+        token, total, length = call["add"]
+        finished.add((token,), total, length=length, stopped=True)
+        kept = sorted(beam.tokens[0] for beam in finished.beams)
+        worst = min(beam.score for beam in finished.beams)
+        done = finished.is_done(call["best_sum_logprobs"], length=call["cur_len"])
+        if kept != sorted(call["kept"]) or abs(worst - call["worst"]) > 1e-9 or done != call["done"]:
+            return f"call {number}: keeps {kept}, worst {worst}, done {done}"
+    return ""
+
+
+# ---- servers
+
+
+def megatron_server(folder: Folder, name: str) -> Iterator[Case]:
+    table = folder.json(name)
+    for kind in ("rows", "other"):
+        for number in range(len(table[kind])):
+            yield Case("server", f"{kind} {number}", lambda: "there is no server yet (mtrain serve)")
+
+
+def openai(folder: Folder, name: str) -> Iterator[Case]:
+    for number, case in enumerate(folder.json(name)["cases"]):
+        yield Case("openai", str(number), functools.partial(_openai, folder, case))
+
+
+def _openai(folder: Folder, case: Mapping[str, Any]) -> str:
+    """What the answer says, from the function that a server calls; not its form."""
+    request = case["request"]
+    model, prompt, top = folder.model(request["model"]), request["prompt"], request.get("logprobs")
+    ids = tuple(model.encode(prompt) if isinstance(prompt, str) else prompt)
+    echo, most = request.get("echo", False), request["max_tokens"]
+    stop = request.get("stop") or ()
+    asked = Sampling(
+        temperature=request["temperature"],
+        max_tokens=max(most, 1),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+    )
+    answers = continue_rows(
+        model, [Request(ids=ids, rules=asked, log_probs=top, prompt_log_probs=echo and top is not None)]
+    )
+    (answer,) = answers
+    new = answer.tokens if most else []
+    assert model.tokenizer is not None
+    text = (model.tokenizer.decode(ids) if echo else "") + (answer.text if most else "")
+    reason = answer.finish_reason if most else "length"
+    found = (text, reason, len(ids), new)
+    wanted = (case["text"], case["finish_reason"], case["prompt_tokens"], case["new_ids"])
+    if found != wanted:
+        return f"{found} instead of {wanted}"
+    if "logprobs" not in case:
+        return ""
+    theirs = case["logprobs"]
+    lead: list[Any] = [None, *answer.prompt_log_probs] if echo else []
+    lead_top: list[Any] = [None, *answer.prompt_top] if echo else []
+    if [*(ids if echo else ()), *new] != theirs["token_ids"]:
+        return f"log probabilities of {[*ids, *new]} instead of {theirs['token_ids']}"
+    mine = [*lead, *answer.log_probs[: len(new)]]
+    return _unlike(mine, theirs["token_logprobs"]) or _unlike_top([*lead_top, *answer.top[: len(new)]], theirs["top"])
+
+
+# ---- evaluation
+
+
+def detokenizers(folder: Folder, name: str) -> Iterator[Case]:
+    table = folder.json(name)
+    for number, case in enumerate(table["strings"]):
+        yield Case("detokenizers", str(number), functools.partial(_detokenized, case))
+    for case in table["choice_by_path"]:
+        yield Case("detokenizers", case["path"], functools.partial(_chosen, case))
+
+
+def _detokenized(case: Mapping[str, Any]) -> str:
+    found = {kind: detokenize(case["text"], kind=kind) for kind in ("wiki", "ptb")}
+    return next((f"{kind}: {found[kind]!r}" for kind in found if found[kind] != case[kind]), "")
+
+
+def _chosen(case: Mapping[str, Any]) -> str:
+    found = detokenizer_by_path(case["path"])
+    wanted = case["chosen"] and case["chosen"].removesuffix("_detokenizer").replace("wikitext", "wiki")
+    return "" if found == wanted else f"{found} instead of {wanted}"
+
+
+def wikitexts(folder: Folder, name: str) -> Iterator[Case]:
+    table = folder.json(name)
+    for number, case in enumerate(table["cases"]):
+        yield Case("wikitext", f"{case['file']} {number}", functools.partial(_wikitext, folder, table, case))
+
+
+def _wikitext(folder: Folder, table: Mapping[str, Any], case: Mapping[str, Any]) -> str:
+    model, path = folder.model(table["model"]), folder.root / "data" / "wikitext" / case["file"]
+    length, overlap = case["sequence_length" if "sequence_length" in case else "seq_length"], case["overlapping_eval"]
+    overlap = max(1, overlap)
+    try:
+        found = wikitext(model, path, sequence_length=length, overlap=overlap, batch_size=4)
+    except UsageError:
+        return "" if overlap > length else "is refused"
+    if overlap > length:
+        return "an overlap beyond the sequence is not refused"
+    counts = ("windows", "windows_that_score", "targets", "num_original_tokens", "num_tokenized_tokens")
+    if bad := [f"{key} {found[key]} instead of {case[key]}" for key in counts if found[key] != case[key]]:
+        return ", ".join(bad)
+    if abs(found["avg_loss"] - case["avg_loss"]) > LOSS or abs(found["token_ratio"] - case["token_ratio"]) > 1e-9:
+        return f"loss {found['avg_loss']} instead of {case['avg_loss']}"
+    if any(abs(found[key] / case[key] - 1) > LOG_PROB for key in ("ppl", "adjusted_ppl")):
+        return f"perplexity {found['ppl']}, adjusted {found['adjusted_ppl']}"
+    parts = windows(found["num_tokenized_tokens"], sequence_length=length, overlap=overlap)
+    scored = [[part.start, part.stop - part.first] for part in parts]
+    theirs = [window[:2] for window in case.get("first_windows", []) if window[1]]
+    return "" if scored[: len(theirs)] == theirs else f"windows {scored[:4]} instead of {theirs[:4]}"
+
+
+def lambadas(folder: Folder, name: str) -> Iterator[Case]:
+    table = folder.json(name)
+    for number, case in enumerate(table["results"]):
+        yield Case("lambada", f"{case['file']} {number}", functools.partial(_lambada, folder, table, case))
+
+
+def _lambada(folder: Folder, table: Mapping[str, Any], case: Mapping[str, Any]) -> str:
+    """Difference: a row that is too long for Megatron-LM loses its beginning."""
+    model, path = folder.model(table["model"]), folder.root / "data" / "lambada" / case["file"]
+    texts = [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    for number, (text, theirs) in enumerate(zip(texts, case["examples"], strict=True)):
+        if tuple(passage(model, text, strict=case["strict"])) != (theirs["tokens"], theirs["labels"]):
+            return f"passage {number}: other ids"
+    found = lambada(model, path, strict=case["strict"], sequence_length=table["seq_length"], batch_size=3)
+    long = sum("error" in example for example in case["examples"])
+    if found["cut"] != long or found["total"] != case["total"]:
+        return f"{found['total']} passages, {found['cut']} cut, instead of {case['total']} and {long}"
+    right = case["number_correct"]
+    return "" if right <= found["number_correct"] <= right + long else f"{found['number_correct']} instead of {right}"
+
+
+def harness(folder: Folder, name: str) -> Iterator[Case]:
+    for model, table in folder.json(name)["models"].items():
+        asked = functools.lru_cache(maxsize=1)(
+            functools.partial(_harness_results, folder, model, tuple(table["results"]))
+        )
+        for task, wanted in table["results"].items():
+            samples = table["samples"].get(task, [])
+            yield Case("lm_eval", f"{model} {task}", functools.partial(_harness_task, asked, task, wanted, samples))
+
+
+def _harness_results(folder: Folder, model: str, tasks: tuple[str, ...]) -> dict[str, Any]:
+    from trainer.tasks.harness import evaluate_tasks
+
+    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
+    with contextlib.chdir(folder.root):
+        return evaluate_tasks(
+            folder.model(model), tasks, max_length=64, include_path=folder.root / "lm_eval", log_samples=True
+        )
+
+
+def _harness_task(
+    asked: Callable[[], dict[str, Any]], task: str, wanted: Mapping[str, float], samples: Sequence[Mapping[str, Any]]
+) -> str:
+    try:
+        found = asked()
+    except ImportError as error:
+        return f"lm_eval is not installed: {error}"
+    for metric, value in wanted.items():
+        if not math.isclose(found["results"][task][metric], value, rel_tol=1e-3, abs_tol=1e-6):
+            return f"{metric} {found['results'][task][metric]} instead of {value}"
+    for mine, theirs in zip(found["samples"][task], samples, strict=True):
+        answers, expected = (json.loads(json.dumps(one["resps"])) for one in (mine, theirs))
+        if not _same_answers(answers, expected):
+            return f"{answers} instead of {expected}"
+    return ""
+
+
+def _same_answers(mine: Any, theirs: Any) -> bool:
+    if isinstance(mine, list) and isinstance(theirs, list):
+        return len(mine) == len(theirs) and all(map(_same_answers, mine, theirs))
+    if isinstance(mine, float) and isinstance(theirs, int | float):
+        return abs(mine - theirs) <= 1e-3
+    return bool(mine == theirs)
+
+
+# ---- the list
+
+
+def waiting(kind: str, key: str | None = None) -> Callable[[Folder, str], Iterator[Case]]:
+    """The cases of a later part: the entries of a file, or of its lists."""
+
+    def cases(folder: Folder, name: str) -> Iterator[Case]:
+        table = folder.json(name)
+        count = sum(len(part) for part in table.values()) if isinstance(table, dict) and key is None else len(table)
+        for number in range(count):
+            yield Case(kind, str(number), lambda: "", LATER)
+
+    return cases
+
+
+READERS: Mapping[str, Callable[[Folder, str], Iterator[Case]]] = {
+    "generate/sampling_filters.json": filters,
+    "generate/sample_rules.json": rules,
+    "generate/hf_processors.json": processors,
+    "generate/megatron_generate.json": megatron_texts,
+    "generate/megatron_stops.json": megatron_texts,
+    "generate/megatron_beam.json": beams,
+    "generate/beam_hypotheses.json": hypotheses,
+    "generate/hf_generate.json": transformers_texts,
+    "server/server_requests.json": megatron_server,
+    "server/openai_completions.json": openai,
+    "tasks/wikitext_detokenizer.json": detokenizers,
+    "tasks/wikitext_ppl.json": wikitexts,
+    "tasks/lambada.json": lambadas,
+    "tasks/glue_readers.json": waiting("readers", "rows"),
+    "tasks/race_reader.json": waiting("readers", "rows"),
+    "tasks/pair_builder.json": waiting("pairs"),
+    "tasks/heads.json": waiting("heads", "rows"),
+    "tasks/detoxify.json": waiting("detoxify", "rows"),
+    "lm_eval/expected.json": harness,
+}
+KINDS = (
+    "filters", "rules", "decay", "draws", "greedy", "batches", "stops", "limits", "beams", "server", "openai",
+    "detokenizers", "wikitext", "lambada", "lm_eval", "readers", "pairs", "heads", "detoxify",
+)  # fmt: skip
+
+
+def cases_of(root: Path) -> Iterator[Case]:
+    """Every case of a folder; what cannot be read, and what nobody knows, is a case that fails."""
+    folder = Folder(root)
+    files = sorted({p.relative_to(root).as_posix() for d in ("generate", "server", "tasks", "lm_eval")
+                    for p in (root / d).glob("*.json")})  # fmt: skip
+    for name in files:
+        if name not in READERS:
+            yield Case(Path(name).stem, name, functools.partial(_unknown, name))
+            continue
+        try:
+            yield from list(READERS[name](folder, name))
+        except MALFORMED as error:
+            yield Case(Path(name).stem, name, functools.partial(_unreadable, repr(error)))
+
+
+def _unknown(name: str) -> str:
+    return f"unknown kind: {name}"
+
+
+def _unreadable(error: str) -> str:
+    return f"cannot be read: {error[:300]}"
+
+
+def compare(root: Path, kinds: Sequence[str], *, say: Callable[[str], None], tell: Callable[[str], None]) -> bool:
+    """Compare and print; whether all are equal.
+
+    Args:
+        kinds: only these; empty: all. say: prints a line of the result. tell: prints why a case differs.
+    """
+    cases = [case for case in cases_of(root) if not kinds or case.kind in kinds]
+    equal = total = 0
+    for kind in sorted({case.kind for case in cases}, key=lambda one: (*KINDS, one).index(one)):
+        of_kind = [case for case in cases if case.kind == kind]
+        if later := [case for case in of_kind if case.waiting]:
+            say(f"waiting: {kind} (part {later[0].waiting}), {len(later)} cases")
+        compared = [case for case in of_kind if not case.waiting]
+        if not compared:
+            continue
+        reasons = [(case, _reason(case)) for case in compared]
+        right = sum(not reason for _, reason in reasons)
+        for case, reason in [one for one in reasons if one[1]][:5]:
+            tell(f"  {kind}, {case.name}: {reason}")
+        say(f"{kind}: {right} of {len(compared)} cases equal")
+        equal, total = equal + right, total + len(compared)
+    say(f"{equal} of {total} cases equal")
+    return equal == total and bool(cases)
+
+
+def _reason(case: Case) -> str:
+    try:
+        return case.compare()
+    except MALFORMED as error:
+        return _unreadable(repr(error))
+    except (MdataError, AssertionError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _far(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> str:
+    if found.shape != wanted.shape:
+        return f"shape {list(found.shape)} instead of {list(wanted.shape)}"
+    if found.isinf().any() and torch.equal(found.isinf(), wanted.isinf()):
+        found, wanted = found[~found.isinf()], wanted[~wanted.isinf()]
+    most = float((found - wanted).abs().max()) if found.numel() else 0.0
+    return "" if most <= tolerance else f"differs by {most:.3g}"
+
+
+def _unlike(mine: Sequence[float | None], theirs: Sequence[float | None]) -> str:
+    if len(mine) != len(theirs) or any((a is None) != (b is None) for a, b in zip(mine, theirs, strict=True)):
+        return f"{len(mine)} numbers instead of {len(theirs)}"
+    most = max((abs(a - b) for a, b in zip(mine, theirs, strict=True) if a is not None and b is not None), default=0.0)
+    return "" if most <= LOG_PROB else f"log probabilities or scores differ by {most:.3g}"
+
+
+def _unlike_top(mine: Sequence[Any], theirs: Sequence[Any]) -> str:
+    """Tokens may change places where their log probabilities are equal."""
+    for place, (found, wanted) in enumerate(zip(mine, theirs, strict=True)):
+        if (found is None) != (wanted is None):
+            return f"position {place}: likeliest tokens where there are none"
+        if found is None:
+            continue
+        if bad := _unlike([value for _, value in found], [value for _, value in wanted]):
+            return f"position {place}: {bad}"
+        near = dict(found)
+        if any(abs(near.get(token, found[-1][1]) - value) > LOG_PROB for token, value in wanted):
+            return f"position {place}: {found} instead of {wanted}"
+    return ""
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.oracles.tasks", description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kind", action="append", default=[], metavar="NAME", help=f"one of {', '.join(KINDS)}")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    known = arguments.folder.is_dir()
+    if unknown := sorted(set(arguments.kind) - set(KINDS)):
+        print(f"unknown kind {unknown[0]}; the kinds are {', '.join(KINDS)}", file=sys.stderr)
+    if not known:
+        print(f"there is no folder {arguments.folder}", file=sys.stderr)
+    if unknown or not known:
+        print("0 of 0 cases equal")
+        return 1
+    equal = compare(
+        arguments.folder.resolve(), arguments.kind, say=print, tell=functools.partial(print, file=sys.stderr)
+    )
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
