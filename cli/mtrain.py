@@ -35,6 +35,8 @@ COMMANDS = (
     Command("prove", "train twice, once interrupted, and compare every bit", module=".mtrain_prove", group=_RUN),
     Command("report", "write report.html of a run", module=".mtrain_report", group=_RUN),
     Command("generate", "continue prompts with a trained model", module=".mtrain_generate", group=_MODEL),
+    Command("eval", "score a model: WikiText, LAMBADA, perplexity, harness tasks", module=".mtrain_eval", group=_MODEL),
+    Command("logits", "write the logits of given texts", module=".mtrain_logits", group=_MODEL),
     Command(
         "convert", "convert models from and to Hugging Face, merge or reshard", module=".mtrain_convert", group=_MODEL
     ),

@@ -1,97 +1,220 @@
-"""Continue prompts with the model of a run.
+"""Continue prompts with a trained model.
 
-The same command gives the same text, on any number of ranks that torchrun or Slurm starts. Without --prompt the model
-starts a new document.
+The same command gives the same text, on any number of ranks that torchrun or Slurm starts, and beside any other
+prompts. Without a prompt the text begins like a document; --num-samples N writes N such texts. With --output, a line of
+JSON for each text is appended to a file; the same command, given again after an interruption, goes on where it ended.
 
 Examples:
   mtrain generate runs/first --prompt 'Once upon a time' --max-tokens 100
-  mtrain generate runs/first --prompt '1 + 1 =' --greedy --checkpoint step-400
+  mtrain generate Llama-3.2-1B --input prompts.jsonl --output texts.jsonl --temperature 0
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mdata.errors import UsageError
+from mdata.progress import SILENT
 
 from .console import Console
+from .mtrain_model import add_model_arguments, opened
+
+if TYPE_CHECKING:
+    from trainer.tasks.loaded_model import Model
+    from trainer.tasks.sampling import Sampling
+
+_DEFAULTS = {"temperature": 0.8, "top_p": 0.95}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `mtrain generate --help`."""
-    parser.add_argument("run_folder", type=Path, help="a run folder written by mtrain train")
-    parser.add_argument("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated")
-    parser.add_argument(
-        "--max-tokens", type=int, default=64, metavar="N", help="at most this many new tokens (default: 64)"
+    add_model_arguments(parser, dp=False)
+    texts = parser.add_argument_group("texts")
+    texts.add_argument("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated")
+    texts.add_argument("--input", type=Path, metavar="FILE", help='JSON Lines of {"prompt": TEXT or [IDS]}')
+    texts.add_argument("--strict", action="store_true", help="refuse other keys in --input, which are ignored")
+    texts.add_argument("--output", type=Path, metavar="FILE", help="append a line of JSON for each text")
+    texts.add_argument("--num-samples", type=int, metavar="N", help="N texts of each prompt (1)")
+    texts.add_argument("--add-bos", action="store_true", help="begin a prompt with the begin-of-text token")
+    texts.add_argument("--max-tokens", type=int, metavar="N", help="at most this many new tokens (64, or as fit)")
+    texts.add_argument("--min-tokens", type=int, default=0, metavar="N", help="at least this many new tokens (0)")
+    texts.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this string; may be repeated"
     )
-    parser.add_argument("--greedy", action="store_true", help="always take the most likely token")
-    parser.add_argument(
-        "--temperature", type=float, default=0.8, metavar="T", help="softmax temperature (default: 0.8)"
+    texts.add_argument("--ignore-eod", action="store_true", help="go on after an end-of-document token")
+    texts.add_argument("--sliding", action="store_true", help="let the oldest tokens fall out of a full context")
+    texts.add_argument("--log-probs", type=int, metavar="N", help="report log probabilities and N likeliest tokens")
+    texts.add_argument("--prompt-log-probs", action="store_true", help="with --log-probs: those of the prompt, too")
+    texts.add_argument("--batch-size", type=int, default=8, metavar="N", help="texts that are computed together (8)")
+    rules = parser.add_argument_group("choosing tokens")
+    rules.add_argument("--seed", type=int, default=1234, metavar="N", help="random seed (1234)")
+    rules.add_argument("--greedy", action="store_true", help="always take the most likely token")
+    rules.add_argument("--temperature", type=float, metavar="T", help="softmax temperature; 0: greedy (0.8)")
+    rules.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest (0: all)")
+    rules.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling threshold (0.95)")
+    rules.add_argument("--min-p", type=float, metavar="P", help="least share of the likeliest token's probability (0)")
+    rules.add_argument("--top-p-decay", type=float, default=0.0, metavar="X", help="factor of top-p a token (0: none)")
+    rules.add_argument("--top-p-bound", type=float, default=0.0, metavar="P", help="the least that top-p decays to (0)")
+    rules.add_argument("--repetition-penalty", type=float, metavar="X", help="of tokens in prompt and text (1: none)")
+    rules.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="of tokens in the text (0)")
+    rules.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="for each occurrence (0)")
+    rules.add_argument(
+        "--logit-bias", action="append", default=[], metavar="ID=X", help="added to a token's logit; may be repeated"
     )
-    parser.add_argument(
-        "--top-p", type=float, default=0.95, metavar="P", help="nucleus sampling threshold (default: 0.95)"
-    )
-    parser.add_argument("--seed", type=int, default=1234, metavar="N", help="random seed (default: 1234)")
-    parser.add_argument(
-        "--pp",
-        type=int,
-        default=1,
-        metavar="N",
-        help="pipeline ranks, if torchrun starts several ranks (default: 1, tensor-parallel only)",
-    )
-    parser.add_argument(
-        "--checkpoint", default="latest", metavar="NAME", help='checkpoint, such as "step-400" (default: latest)'
-    )
+    beam = parser.add_argument_group("beam search")
+    beam.add_argument("--beam-width", type=int, metavar="K", help="search over K rows; nothing is drawn")
+    beam.add_argument("--length-penalty", type=float, default=1.0, metavar="X", help="exponent of the length (1)")
+    beam.add_argument("--num-results", type=int, default=1, metavar="N", help="best texts of each prompt (1)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Generate, and print each prompt with its continuation."""
-    from mdata.progress import SILENT
-    from trainer.parallel.mesh import Mesh
-    from trainer.parallel.world import Placement, find_placement, join_world, leave_world
-    from trainer.tasks.generate import generate
-    from trainer.tasks.sampling import Sampling
+    from trainer.tasks.generate import read_prompts
 
-    sampling = Sampling(
-        max_tokens=arguments.max_tokens,
-        greedy=arguments.greedy,
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        seed=arguments.seed,
-    )
-    place = find_placement(os.environ) or Placement()
-    _refuse_pipeline(arguments, place.world_size)
-    tp = place.world_size // arguments.pp
-    world = join_world(Mesh(place.world_size, tp, pp=arguments.pp), placement=place)
-    with console.progress() as progress:
-        texts = generate(
-            arguments.run_folder,
-            arguments.prompt or [""],
-            sampling=sampling,
-            world=world,
-            from_checkpoint=arguments.checkpoint,
-            progress=progress if world.is_main else SILENT,
-        )
-    leave_world()
-    if world.is_main:
-        parts = [f"{generated.prompt}{generated.text}" for generated in texts]
-        console.result("\n\n".join(parts), {"texts": [dataclasses.asdict(generated) for generated in texts]})
+    _check(arguments)
+    rules = _rules(arguments, {})
+    if problems := rules.problems():
+        raise UsageError("cannot generate: " + "; ".join(problems))
+    prompts: list[str | list[int]] = [*(arguments.prompt or [])]
+    if arguments.input is not None:
+        prompts += read_prompts(arguments.input, strict=arguments.strict)
+    with opened(arguments, console, command="generate") as model:
+        rules = _rules(arguments, model.recommended)
+        recommended = {key: value for key, value in model.recommended.items() if getattr(rules, key) == value}
+        if recommended and model.world.is_main:
+            told = ", ".join(f"{key} {value}" for key, value in recommended.items())
+            console.note(f"from the model's generation_config.json: {told}")
+        _generate(model, prompts or [""], rules, arguments=arguments, console=console)
     return 0
 
 
-def _refuse_pipeline(arguments: argparse.Namespace, world_size: int) -> None:
-    """Refuse a number of pipeline ranks that does not divide the number of ranks that torchrun or Slurm started."""
-    if arguments.pp > 0 and world_size % arguments.pp == 0:
-        return
-    ranks = max(2, arguments.pp)
-    raise UsageError(
-        f"--pp {arguments.pp} cannot divide the layers over {world_size} rank{'s' * (world_size > 1)}",
-        expected="a divisor of the number of ranks that torchrun or Slurm starts, at least 1",
-        fix=(
-            f"torchrun --nproc-per-node {ranks} --no-python mtrain generate {arguments.run_folder} --pp {ranks}, "
-            "or leave --pp out"
-        ),
+def _generate(
+    model: Model,
+    prompts: list[str | list[int]],
+    rules: Sampling,
+    *,
+    arguments: argparse.Namespace,
+    console: Console,
+) -> None:
+    from trainer.tasks.generate import (
+        Generated,
+        answer_facts,
+        continue_rows,
+        sample_requests,
+        write_generated,
+        write_samples,
     )
+
+    ids = [model.encode(prompt, add_bos=arguments.add_bos) if isinstance(prompt, str) else prompt for prompt in prompts]
+    shown = [prompt if isinstance(prompt, str) else _text(model, prompt) for prompt in prompts]
+    if arguments.beam_width is not None:
+        _search(model, ids, shown, rules, arguments=arguments, console=console)
+        return
+    samples = 1 if arguments.num_samples is None else arguments.num_samples
+    reported = {"log_probs": arguments.log_probs, "prompt_log_probs": arguments.prompt_log_probs}
+    requests = sample_requests(ids, rules, samples=samples, **reported)
+    texts = [text for text in shown for _ in range(samples)]
+    with console.progress() as progress:
+        told = progress if model.world.is_main else SILENT
+        if arguments.output is not None:
+            size = {"batch_size": arguments.batch_size, "sliding": arguments.sliding}
+            done = write_samples(model, requests, arguments.output, texts=texts, progress=told, **size)
+            answers = []
+        else:
+            answers = [
+                answer
+                for start in range(0, len(requests), arguments.batch_size)
+                for answer in continue_rows(
+                    model, requests[start : start + arguments.batch_size], sliding=arguments.sliding
+                )
+            ]
+    if not model.world.is_main:
+        return
+    if arguments.output is not None:
+        text = f"{len(requests):,} texts in {arguments.output}" + (f", {done:,} of them from before" if done else "")
+        console.result(text, {"output": str(arguments.output), "texts": len(requests), "from_before": done})
+        return
+    made = [
+        Generated(prompt, answer.text, model.step, answer.finish_reason)
+        for prompt, answer in zip(texts, answers, strict=True)
+    ]
+    write_generated(model, made)
+    facts = [{**dataclasses.asdict(text), **answer_facts(answer)} for text, answer in zip(made, answers, strict=True)]
+    console.result("\n\n".join(f"{text.prompt}{text.text}" for text in made), {"texts": facts})
+
+
+def _search(
+    model: Model,
+    ids: list[list[int]],
+    shown: list[str],
+    rules: Sampling,
+    *,
+    arguments: argparse.Namespace,
+    console: Console,
+) -> None:
+    from trainer.tasks.generate import DEFAULT_TOKENS, search_beams
+    from trainer.tasks.text_stream import decoded_after
+
+    facts, parts = [], []
+    for prompt, text in zip(ids, shown, strict=True):
+        beams = search_beams(
+            model,
+            prompt,
+            width=arguments.beam_width,
+            max_tokens=arguments.max_tokens or min(DEFAULT_TOKENS, max(1, model.context - len(prompt))),
+            length_penalty=arguments.length_penalty,
+            count=arguments.num_results,
+            rules=rules,
+        )
+        for beam in beams:
+            new = decoded_after(model.tokenizer, prompt, beam.tokens) if model.tokenizer else str(list(beam.tokens))
+            parts.append(f"{text}{new}")
+            facts.append({"prompt": text, "text": new, "tokens": list(beam.tokens), "score": beam.score})
+    if model.world.is_main:
+        console.result("\n\n".join(parts), {"texts": facts})
+
+
+def _text(model: Model, ids: list[int]) -> str:
+    model.check_ids(ids)
+    return model.tokenizer.decode(ids) if model.tokenizer is not None else " ".join(map(str, ids))
+
+
+def _rules(arguments: argparse.Namespace, recommended: Any) -> Sampling:
+    """The rules of the command line, and what it leaves open as the model recommends it."""
+    from trainer.tasks.sampling import Sampling
+
+    names = {field.name for field in dataclasses.fields(Sampling)} & set(vars(arguments))
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    given |= {"stop": tuple(arguments.stop), "logit_bias": _bias(arguments.logit_bias)}
+    return Sampling(**{**_DEFAULTS, **recommended, **given})
+
+
+def _bias(entries: list[str]) -> dict[int, float]:
+    found = {}
+    for entry in entries:
+        token, _, value = entry.partition("=")
+        try:
+            found[int(token)] = float(value)
+        except ValueError as error:
+            raise UsageError(f"--logit-bias {entry} is not understood", expected="ID=X, such as 198=-5") from error
+    return found
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse options that do not go together."""
+    wrong = [
+        (arguments.batch_size < 1, f"--batch-size {arguments.batch_size} is below 1"),
+        (arguments.num_samples is not None and arguments.num_samples < 1, "--num-samples is below 1"),
+        (arguments.log_probs is not None and not 0 <= arguments.log_probs <= 1000, "--log-probs is not in 0 to 1000"),
+        (arguments.prompt_log_probs and arguments.log_probs is None, "--prompt-log-probs needs --log-probs"),
+        (arguments.strict and arguments.input is None, "--strict is for the keys of --input"),
+        (
+            arguments.beam_width is not None and bool(arguments.output or arguments.num_samples or arguments.stop),
+            "--beam-width does not go with --output, --num-samples or --stop",
+        ),
+    ]
+    if problems := [text for bad, text in wrong if bad]:
+        raise UsageError("cannot generate: " + "; ".join(problems), fix="mtrain generate --help")

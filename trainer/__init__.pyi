@@ -19,3 +19,4 @@ from .run.step_report import FinishedStep as FinishedStep
 from .run.step_report import StepReport as StepReport
 from .run.train import TrainResult as TrainResult
 from .run.train import train as train
+from .tasks.loaded_model import Model as Model

@@ -327,8 +327,12 @@ def test_a_plan_without_data_or_vocabulary_is_refused(run_file: str, capsys: pyt
 
 def test_generate_and_report_want_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", str(tmp_path), "--prompt", "a"]) == 2
+    assert "is not a model that mtrain can read" in capsys.readouterr().err
+    (tmp_path / "checkpoints").mkdir()
+    assert main(["generate", str(tmp_path), "--prompt", "a"]) == 2
     err = capsys.readouterr().err
     assert "there is no checkpoint 'latest'" in err and "try: give the folder of a run that has trained" in err
+    (tmp_path / "checkpoints").rmdir()
     assert main(["generate", str(tmp_path), "--top-p", "2"]) == 2
     assert "top_p=2.0" in capsys.readouterr().err
     for name in ("mix.json", "corpus.idx"):

@@ -98,6 +98,15 @@ class TextStream:
         return self._tokenizer.decode(ids) if ids else ""
 
 
+def decoded_after(tokenizer: mdata.Tokenizer, prompt: Sequence[int], new: Sequence[int]) -> str:
+    """The text of new tokens after a prompt, which they may join without a blank."""
+    stream = TextStream(tokenizer, prompt)
+    for token in new:
+        stream.add(token)
+    stream.finish()
+    return stream.text
+
+
 def _without_unfinished(text: str) -> str:
     """The text without the replacement characters at its end that may stand for an unfinished character."""
     end = len(text)

@@ -1,0 +1,141 @@
+"""Score a trained model: WikiText-103, LAMBADA, perplexity of corpora, and the tasks of lm-evaluation-harness.
+
+--task wikitext103 and lambada give the numbers of Megatron-LM's tasks/main.py, where those are right. --task perplexity
+reads a corpus or blend of mdata. --tasks names tasks of lm-evaluation-harness, which needs the extra "eval". Under
+torchrun each --tp x --pp ranks share a model, and these groups divide the rows; the numbers stay the same.
+
+Examples:
+  mtrain eval runs/first --task wikitext103 --data wiki.test.tokens --overlap 32
+  mtrain eval Llama-3.2-1B --tasks hellaswag,arc_easy --batch-size 16
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mdata.errors import UsageError, install_command
+from mdata.progress import SILENT, Progress
+
+from .console import Console
+from .mtrain_model import add_model_arguments, opened
+
+if TYPE_CHECKING:
+    from trainer.tasks.loaded_model import Model
+
+TASKS = ("wikitext103", "lambada", "perplexity")
+# Options that only some tasks have: name -> those tasks ("harness": --tasks).
+_OF = {
+    "overlap": ("wikitext103",),
+    "detokenizer": ("wikitext103",),
+    "strict": ("lambada",),
+    "max_documents": ("perplexity",),
+    "num_fewshot": ("harness",),
+    "limit": ("harness",),
+    "include_path": ("harness",),
+    "data": TASKS,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `mtrain eval --help`."""
+    add_model_arguments(parser, dp=True)
+    parser.add_argument("--task", choices=TASKS, help="one of our own")
+    parser.add_argument("--tasks", metavar="NAMES", help="of lm-evaluation-harness, with commas between them")
+    parser.add_argument("--data", metavar="FILE", help="raw WikiText, LAMBADA as JSON Lines, or a corpus or blend")
+    parser.add_argument("--sequence-length", type=int, metavar="N", help="tokens of a row (the model's context)")
+    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="rows that are computed together (8)")
+    parser.add_argument("--overlap", type=int, metavar="N", help="wikitext103: windows are shifted by N tokens (32)")
+    parser.add_argument("--detokenizer", metavar="NAME", help="wikitext103: wiki, ptb or none (wiki)")
+    parser.add_argument("--strict", action="store_true", default=None, help="lambada: all tokens of the last word")
+    parser.add_argument("--max-documents", type=int, metavar="N", help="perplexity: the first N of each corpus (all)")
+    parser.add_argument("--num-fewshot", type=int, metavar="N", help="--tasks: examples before each question")
+    parser.add_argument("--limit", type=int, metavar="N", help="--tasks: only the first N questions of each")
+    parser.add_argument("--include-path", type=Path, metavar="DIR", help="--tasks: a folder with further tasks")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> int:
+    """Score, and print the numbers."""
+    _check(arguments)
+    with opened(arguments, console, command="eval") as model, console.progress() as progress:
+        text, facts = _scored(model, arguments, progress=progress if model.world.is_main else SILENT)
+        if model.world.is_main:
+            console.result(text, {"model": model.name, "step": model.step, **facts})
+    return 0
+
+
+def _scored(model: Model, arguments: argparse.Namespace, *, progress: Progress) -> tuple[str, dict[str, Any]]:
+    common: dict[str, Any] = {"batch_size": arguments.batch_size, "progress": progress}
+    if arguments.tasks is not None:
+        return _harness(model, arguments, common)
+    common["sequence_length"] = arguments.sequence_length
+    if arguments.task == "wikitext103":
+        from trainer.tasks.wikitext import detokenizer_by_path, wikitext, wikitext_line
+
+        kind = arguments.detokenizer or "wiki"
+        theirs = detokenizer_by_path(arguments.data)
+        if arguments.detokenizer is None and theirs not in (None, kind):
+            progress.note(f"the text is detokenized as wiki; Megatron-LM takes {theirs}, because of the file's path")
+        overlap = 32 if arguments.overlap is None else arguments.overlap
+        facts = wikitext(model, Path(arguments.data), overlap=overlap, detokenizer=kind, **common)
+        return wikitext_line(facts), facts
+    if arguments.task == "lambada":
+        from trainer.tasks.lambada import lambada, lambada_line
+
+        facts = lambada(model, Path(arguments.data), strict=bool(arguments.strict), **common)
+        odd = {"cut": "lost their beginning", "without_context": "have no context", "blank_lines": "are blank"}
+        for key, told in odd.items():
+            if facts[key]:
+                progress.note(f"{facts[key]:,} lines {told}")
+        return lambada_line(facts), facts
+    from trainer.tasks.perplexity import perplexity, perplexity_text
+
+    facts = perplexity(model, arguments.data, max_documents=arguments.max_documents, **common)
+    return perplexity_text(facts), facts
+
+
+def _harness(model: Model, arguments: argparse.Namespace, common: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    from trainer.tasks.harness import evaluate_tasks
+
+    names = [name.strip() for name in arguments.tasks.split(",") if name.strip()]
+    found = evaluate_tasks(
+        model,
+        names,
+        max_length=arguments.sequence_length,
+        num_fewshot=arguments.num_fewshot,
+        limit=arguments.limit,
+        include_path=arguments.include_path,
+        **common,
+    )
+    results = {
+        task: {name.removesuffix(",none"): value for name, value in metrics.items() if isinstance(value, int | float)}
+        for task, metrics in found["results"].items()
+    }
+    lines = [f"{task}: {name} {value:.4f}" for task, metrics in results.items() for name, value in metrics.items()]
+    return "\n".join(lines), {"tasks": names, "results": results}
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse options that do not go together, before a model is opened."""
+    from importlib.util import find_spec
+
+    if (arguments.task is None) == (arguments.tasks is None):
+        raise UsageError(
+            "nothing to score" if arguments.task is None else "--task and --tasks together",
+            expected=f"--task, one of {', '.join(TASKS)}; or --tasks with names of lm-evaluation-harness",
+        )
+    task = arguments.task or "harness"
+    idle = [
+        f"--{name.replace('_', '-')} is for {' and '.join('--tasks' if one == 'harness' else one for one in of)}"
+        for name, of in _OF.items()
+        if getattr(arguments, name) is not None and task not in of
+    ]
+    if idle:
+        raise UsageError("; ".join(idle), fix="leave it out")
+    if task in TASKS and arguments.data is None:
+        raise UsageError(f"--task {task} needs --data", fix="mtrain eval --help")
+    if arguments.batch_size < 1:
+        raise UsageError(f"--batch-size {arguments.batch_size} is below 1")
+    if task == "harness" and find_spec("lm_eval") is None:
+        raise UsageError("--tasks needs lm-evaluation-harness, which is not installed", fix=install_command("eval"))

@@ -1,0 +1,107 @@
+"""Shared by the commands that use a model: their arguments, and opening it on all ranks.
+
+Not a command itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from mdata.errors import UsageError
+from mdata.progress import SILENT
+
+from .console import Console
+
+if TYPE_CHECKING:
+    from trainer.tasks.loaded_model import Model
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, *, dp: bool) -> None:
+    """The model, and how ranks share it.
+
+    Args:
+        dp: whether ranks beyond tp x pp divide the work; otherwise all share the layers.
+    """
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a run folder or a checkpoint in it, a Hugging Face folder, or a checkpoint of Megatron-LM",
+    )
+    group = parser.add_argument_group("the model")
+    group.add_argument("--checkpoint", default="latest", metavar="NAME", help='of a run folder: "step-400" (latest)')
+    group.add_argument("--tokenizer", default="", metavar="FOLDER", help="with the tokenizer (that of MODEL)")
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="model.KEY=VALUE",
+        help="what a checkpoint of Megatron-LM does not state",
+    )
+    group.add_argument(
+        "--dtype",
+        default="",
+        choices=("fp32", "bf16", "fp16"),
+        help="of the computation (that of the run; for other folders fp32 on the CPU, on a GPU that of the weights)",
+    )
+    if dp:
+        group.add_argument(
+            "--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks, if torchrun starts several (1)"
+        )
+    share = "each --tp x --pp ranks share a model" if dp else "all share layers"
+    group.add_argument(
+        "--pp", type=int, default=1, metavar="N", help=f"pipeline ranks, if torchrun starts several (1: {share})"
+    )
+
+
+@contextmanager
+def opened(arguments: argparse.Namespace, console: Console, *, command: str) -> Iterator[Model]:
+    """The model on this rank; the ranks leave each other at the end.
+
+    Args:
+        command: of this program, for messages.
+    """
+    from trainer.checkpoint.location import location_of
+    from trainer.parallel.mesh import Mesh
+    from trainer.parallel.world import Placement, find_placement, join_world, leave_world
+    from trainer.tasks.loaded_model import Model
+
+    place = find_placement(os.environ) or Placement()
+    tp = getattr(arguments, "tp", None)
+    _refuse_layout(arguments, place.world_size, tp=tp, command=command)
+    mesh = Mesh(place.world_size, place.world_size // arguments.pp if tp is None else tp, pp=arguments.pp)
+    world = join_world(mesh, placement=place)
+    with console.progress() as progress:
+        model = Model.load(
+            location_of(arguments.model),
+            world=world,
+            checkpoint=arguments.checkpoint,
+            tokenizer=arguments.tokenizer,
+            settings=arguments.set,
+            dtype=arguments.dtype,
+            progress=progress if world.is_main else SILENT,
+        )
+    yield model
+    leave_world()
+
+
+def _refuse_layout(arguments: argparse.Namespace, world_size: int, *, tp: int | None, command: str) -> None:
+    """Refuse numbers that do not divide the number of ranks that torchrun or Slurm started."""
+    wanted = [("--tp", 1 if tp is None else tp), ("--pp", arguments.pp)]
+    shares = wanted[0][1] * arguments.pp
+    if all(value >= 1 for _, value in wanted) and world_size % shares == 0:
+        return
+    given = " ".join(f"{name} {value}" for name, value in wanted if value != 1) or "--pp 1"
+    ranks = max(2, shares)
+    flags = f"--pp {max(2, arguments.pp)}" if tp is None else f"--tp {max(1, tp)} --pp {max(1, arguments.pp)}"
+    raise UsageError(
+        f"{given} cannot divide the layers over {world_size} rank{'s' * (world_size > 1)}",
+        expected="a divisor of the number of ranks that torchrun or Slurm starts, at least 1",
+        fix=(
+            f"torchrun --nproc-per-node {ranks} --no-python mtrain {command} {arguments.model} {flags}, "
+            "or leave them out"
+        ),
+    )
