@@ -6,7 +6,7 @@ To add a type: write a class with that name (mdata/tokenizers/base/tokenizer.py:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -73,15 +73,25 @@ def load_tokenizer(
     spec: TokenizerSpec | str,
     model: str | Path | None = None,
     *,
+    special_tokens: Sequence[str] | None = None,
+    special_in_text: str | None = None,
+    include_special_tokens: bool | None = None,
+    vocab_size: int | None = None,
+    eod_id: int | None = None,
+    num_special_tokens: int | None = None,
+    pattern: str | None = None,
+    legacy: bool | None = None,
+    ignore_extra_whitespaces: bool | None = None,
+    compat: str | None = None,
     on_files_read: Callable[[TokenizerConfig], None] | None = None,
-    **options: Any,
 ) -> Tokenizer:
     """Load a tokenizer from the files that a user names, with the fastest engine that gives the exact ids here.
 
     Args:
-        spec: the tokenizer; or Megatron's name of the type.
-        model: with a name: a folder with tokenizer.json, or such a file.
-        options: with a name: further options of the type.
+        spec: the tokenizer; or Megatron's name of the type, and then the other arguments:
+        model: a folder with tokenizer.json, or a file.
+        special_tokens, special_in_text, include_special_tokens, vocab_size, eod_id, num_special_tokens, pattern,
+        legacy, ignore_extra_whitespaces, compat: options of the type (docs/reference/tokenizers.md); None: the usual.
         on_files_read: called before engines are compared, if there are several, with the config of the one that is
             probably used.
 
@@ -90,7 +100,20 @@ def load_tokenizer(
             cannot be used.
     """
     if isinstance(spec, str):
-        spec = TokenizerSpec(type=spec, model=None if model is None else str(model), options=tuple(options.items()))
+        options = {
+            "special_tokens": special_tokens,
+            "special_in_text": special_in_text,
+            "include_special_tokens": include_special_tokens,
+            "vocab_size": vocab_size,
+            "eod_id": eod_id,
+            "num_special_tokens": num_special_tokens,
+            "pattern": pattern,
+            "legacy": legacy,
+            "ignore_extra_whitespaces": ignore_extra_whitespaces,
+            "compat": compat,
+        }
+        given = tuple((name, value) for name, value in options.items() if value is not None)
+        spec = TokenizerSpec(type=spec, model=None if model is None else str(model), options=given)
     type = _type(spec.type)
     tokenizer = type.load(spec, _checked_options(spec.type, type.OPTIONS, dict(spec.options)))
     if isinstance(tokenizer, SelectsEngine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import UsageError
+from mdata.tokenizers import registry
 from mdata.tokenizers.base.tokenizer_folder import folder_name, write_folder
 from mdata.tokenizers.registry import available, build_tokenizer, load_tokenizer
 from tests.helpers.examples import examples
@@ -189,3 +191,11 @@ def test_learning_refuses_too_small_a_vocabulary_and_bad_rows(tmp_path):
     with pytest.raises(mdata.BadInputError, match=r"y\.jsonl:2: no key 'text'"):
         mdata.train_tokenizer([tmp_path / "y.jsonl"], tmp_path / "a", vocab_size=300)
     assert not (tmp_path / "a").exists()
+
+
+def test_every_option_of_a_type_is_an_argument():
+    arguments = inspect.signature(load_tokenizer).parameters.keys() - {"spec", "model", "on_files_read"}
+    assert arguments == {option for name in available() for option in registry._type(name).OPTIONS}
+    assert load_tokenizer("NullTokenizer", vocab_size=7, eod_id=3).eod == 3
+    with pytest.raises(UsageError, match="ByteTokenizer has no option 'vocab_size'"):
+        load_tokenizer("ByteTokenizer", vocab_size=7)
