@@ -39,13 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Print the facts, then text."""
-    path, how = Path(arguments.path), {"allow_outside": arguments.allow_outside}
+    path, allow_outside = Path(arguments.path), arguments.allow_outside
     if path.suffix == ".json" and isinstance(mdata.load_manifest(path), mdata.BlendManifest):
-        blend = mdata.open_blend(path, tokenizer_unknown="ok", **how)  # it is only looked at
+        blend = mdata.open_blend(path, tokenizer_unknown="ok", allow_outside=allow_outside)  # it is only looked at
         facts = _blend_facts(blend)
         console.result(_blend_text(facts), facts)
         return
-    facts = corpus_facts(mdata.open_corpus(path, **how), max(arguments.documents, 0))
+    facts = corpus_facts(mdata.open_corpus(path, allow_outside=allow_outside), max(arguments.documents, 0))
     if facts["tokenizer_problem"]:
         console.note(f"mdata: {facts['tokenizer_problem']}")
     console.result(_corpus_text(facts), facts)

@@ -94,8 +94,8 @@ def _read(arguments: argparse.Namespace) -> tuple[ReadConfig, int]:
 def _plan(start: Start, result: Survey, world_size: int) -> Plan:
     from trainer.plan.plan import make_plan
 
-    done = {"done_steps": start.done.steps, "done_samples": start.done.samples}
-    return make_plan(start.config, world_size, facts=result.facts, **done)
+    done = start.done
+    return make_plan(start.config, world_size, facts=result.facts, done_steps=done.steps, done_samples=done.samples)
 
 
 def _rehearsed(start: Start, surveyed: Survey, plan: Plan) -> tuple[list[str], dict[str, Any]]:

@@ -210,12 +210,12 @@ class _SpecReader:
         self.keys(table, ("path", "name", "group", "max_epochs", *UNITS), where)
         if "path" not in table:
             self.problems.append(f"{where} has no path")
-        texts = {key: self.text(table[key], f"{where}: {key}") if key in table else None for key in ("name", "group")}
         return BlendEntry(
             path=self.text(table.get("path", ""), f"{where}: path"),
             share=self.share({unit: table[unit] for unit in UNITS if unit in table}, where, none=True),
             max_epochs=self.number(table["max_epochs"], f"{where}: max_epochs") if "max_epochs" in table else None,
-            **texts,
+            name=self.text(table["name"], f"{where}: name") if "name" in table else None,
+            group=self.text(table["group"], f"{where}: group") if "group" in table else None,
         )
 
     def phase(self, table: Mapping[str, Any], where: str) -> Phase:

@@ -9,7 +9,7 @@ how each kind makes its samples in mdata/samples.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -147,15 +147,16 @@ def _documents(
         return None
     if not corpus.contiguous:
         corpus.token_bounds(0, 0)  # says so
-    shared: dict[str, Any] = {"options": rows, "seed": options.seed, "shuffle": options.split == "train"}
+    seed, shuffle = options.seed, options.split == "train"
     if isinstance(kind, Document):
         from mdata.samples.single_document import DocumentSamples
 
-        return DocumentSamples(corpus, bounds, longer=kind.longer, **shared)
+        return DocumentSamples(corpus, bounds, longer=kind.longer, options=rows, seed=seed, shuffle=shuffle)
     from mdata.samples.packed import PackingRule
 
     rule = PackingRule(sequence_length=options.sequence_length, extra_token=kind.extra_token, longer=kind.longer)
-    return _packed_samples(corpus, kind)(corpus, bounds, rule=rule, cache=cache, **shared)
+    packed = _packed_samples(corpus, kind)
+    return packed(corpus, bounds, rule=rule, cache=cache, options=rows, seed=seed, shuffle=shuffle)
 
 
 def _packed_samples(corpus: Corpus, kind: WholeDocuments) -> type[PackedSamples]:

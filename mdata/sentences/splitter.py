@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mdata.sentences.punkt_engine import PunktEngine
 from mdata.sentences.punkt_nltk import NltkEngine, edition_note
@@ -79,8 +79,8 @@ class Splitter:
 
     def __reduce__(self) -> tuple[object, ...]:
         """A worker gets the data that decides sentences; a library's objects cannot be sent."""
-        how: dict[str, Any] = {"language": self.language, "keep_newlines": self.keep_newlines, "engine": self.engine}
-        return partial(build_splitter, **how), (self.files,)
+        build = partial(build_splitter, language=self.language, keep_newlines=self.keep_newlines, engine=self.engine)
+        return build, (self.files,)
 
 
 def load_splitter(

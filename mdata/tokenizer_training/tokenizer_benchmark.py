@@ -18,10 +18,9 @@ from importlib import metadata
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from mdata.errors import UsageError
-from mdata.tokenizer_training.trainers import Kind, Task, train
+from mdata.tokenizer_training.trainers import Task, train
 from mdata.tokenizers.base.byte_level import to_bytes
 from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerSpec
 from mdata.tokenizers.base.tokenizer_folder import write_folder
@@ -109,23 +108,24 @@ def measure(spec: TokenizerSpec) -> list[Measured]:
 
 def train_small_tokenizers(folder: Path) -> Iterator[tuple[str, TokenizerSpec]]:
     """Train a small tokenizer of each kind and write it into a folder; yields (name, spec)."""
-    made = _train("byte-bpe", folder)
+    made = _train(Task(kind="byte-bpe", vocab_size=SMALL_VOCABULARY), folder)
     vocabulary, merges = str(folder / "vocab.json"), str(folder / "merges.txt")
     yield "byte-level BPE", TokenizerSpec(type="GPT2BPETokenizer", vocab_file=vocabulary, merge_file=merges)
     write_folder(folder, {"ranks.tiktoken": _as_ranks(made["merges.txt"].decode())})
     yield "the same as ranks", TokenizerSpec(type="TikTokenizer", model=str(folder / "ranks.tiktoken"))
     characters = "".join(filter(str.isprintable, string.printable)).replace(" ", "")
-    _train("wordpiece", folder, characters=characters.lower(), lower_case=True)
+    wordpiece = Task(kind="wordpiece", vocab_size=SMALL_VOCABULARY, characters=characters.lower(), lower_case=True)
+    _train(wordpiece, folder)
     yield "WordPiece", TokenizerSpec(type="BertWordPieceLowerCase", vocab_file=str(folder / "vocab.txt"))
-    _train("sentencepiece-bpe", folder, sentencepiece=_LLAMA)
+    _train(Task(kind="sentencepiece-bpe", vocab_size=SMALL_VOCABULARY, sentencepiece=_LLAMA), folder)
     yield "SentencePiece BPE", TokenizerSpec(type="Llama2Tokenizer", model=str(folder / "tokenizer.model"))
-    _train("sentencepiece-unigram", folder)
+    _train(Task(kind="sentencepiece-unigram", vocab_size=SMALL_VOCABULARY), folder)
     yield "SentencePiece unigram", TokenizerSpec(type="SentencePieceTokenizer", model=str(folder / "tokenizer.model"))
     yield "bytes", TokenizerSpec(type="ByteTokenizer")
 
 
-def _train(kind: Kind, folder: Path, **parts: Any) -> Mapping[str, bytes]:
-    made = train(Task(kind=kind, vocab_size=SMALL_VOCABULARY, **parts), _texts(_TRAIN_CHARS))
+def _train(task: Task, folder: Path) -> Mapping[str, bytes]:
+    made = train(task, _texts(_TRAIN_CHARS))
     write_folder(folder, made)
     return made
 

@@ -13,36 +13,37 @@ from typing import Any
 _Values = dict[str, Any]
 
 
-def _sizes(layers: int, hidden: int, heads: int, ffn: int, **more: Any) -> _Values:
-    return {"num_layers": layers, "hidden_size": hidden, "num_heads": heads, "ffn_hidden_size": ffn, **more}
+def _sizes(layers: int, hidden: int, heads: int, ffn: int, kv_heads: int | None = None) -> _Values:
+    sizes = {"num_layers": layers, "hidden_size": hidden, "num_heads": heads, "ffn_hidden_size": ffn}
+    return sizes if kv_heads is None else sizes | {"num_kv_heads": kv_heads}
 
 
 def _gpt(layers: int, hidden: int, heads: int, *, length: int) -> _Values:
     """Radford et al. 2019; Brown et al. 2020."""
     form = {"position": "learned", "norm": "layernorm", "activation": "gelu", "bias": True, "tie_embeddings": True}
-    return _sizes(layers, hidden, heads, 4 * hidden, vocab_size=50257, max_position=length, **form)
+    return _sizes(layers, hidden, heads, 4 * hidden) | {"vocab_size": 50257, "max_position": length} | form
 
 
-def _llama(sizes: _Values, *, vocab: int, theta: float = 10000.0, tied: bool = False, **more: Any) -> _Values:
+def _llama(sizes: _Values, *, vocab: int, theta: float = 10000.0, tied: bool = False) -> _Values:
     """Touvron et al. 2023; Jiang et al. 2023; Grattafiori et al. 2024."""
     form = {"position": "rope", "norm": "rmsnorm", "norm_epsilon": 1e-5, "activation": "swiglu", "bias": False}
-    return {**sizes, **form, "vocab_size": vocab, "rope_theta": theta, "tie_embeddings": tied, **more}
+    return sizes | form | {"vocab_size": vocab, "rope_theta": theta, "tie_embeddings": tied}
 
 
 def _llama32(sizes: _Values) -> _Values:
     stretched = {"rope_scaling": "llama3", "rope_factor": 32.0, "rope_original_length": 8192}
-    return _llama(sizes, vocab=128256, theta=5e5, tied=True, **stretched)
+    return _llama(sizes, vocab=128256, theta=5e5, tied=True) | stretched
 
 
 def _qwen2(sizes: _Values, *, vocab: int = 151936, tied: bool = False) -> _Values:
     """Yang et al. 2024."""
-    return _llama(sizes, vocab=vocab, theta=1e6, tied=tied, norm_epsilon=1e-6, bias="qkv")
+    return _llama(sizes, vocab=vocab, theta=1e6, tied=tied) | {"norm_epsilon": 1e-6, "bias": "qkv"}
 
 
 def _qwen3(sizes: _Values, *, tied: bool = False) -> _Values:
     """Yang et al. 2025."""
-    wide = {**sizes, "num_kv_heads": 8, "head_dim": 128}
-    return _llama(wide, vocab=151936, theta=1e6, tied=tied, norm_epsilon=1e-6, qk_norm=True)
+    wide = sizes | {"num_kv_heads": 8, "head_dim": 128}
+    return _llama(wide, vocab=151936, theta=1e6, tied=tied) | {"norm_epsilon": 1e-6, "qk_norm": True}
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -55,16 +56,16 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gpt3-175b": _gpt(96, 12288, 96, length=2048),
         "llama2-7b": _llama(_sizes(32, 4096, 32, 11008), vocab=32000),
         "llama2-13b": _llama(_sizes(40, 5120, 40, 13824), vocab=32000),
-        "llama2-70b": _llama(_sizes(80, 8192, 64, 28672, num_kv_heads=8), vocab=32000),
-        "llama3-8b": _llama(_sizes(32, 4096, 32, 14336, num_kv_heads=8), vocab=128256, theta=5e5),
-        "llama3-70b": _llama(_sizes(80, 8192, 64, 28672, num_kv_heads=8), vocab=128256, theta=5e5),
-        "llama3.2-1b": _llama32(_sizes(16, 2048, 32, 8192, num_kv_heads=8)),
-        "llama3.2-3b": _llama32(_sizes(28, 3072, 24, 8192, num_kv_heads=8)),
-        "mistral-7b": _llama(_sizes(32, 4096, 32, 14336, num_kv_heads=8), vocab=32000, window=4096),
-        "qwen2-0.5b": _qwen2(_sizes(24, 896, 14, 4864, num_kv_heads=2), tied=True),
-        "qwen2-1.5b": _qwen2(_sizes(28, 1536, 12, 8960, num_kv_heads=2), tied=True),
-        "qwen2-7b": _qwen2(_sizes(28, 3584, 28, 18944, num_kv_heads=4), vocab=152064),
-        "qwen2-72b": _qwen2(_sizes(80, 8192, 64, 29568, num_kv_heads=8), vocab=152064),
+        "llama2-70b": _llama(_sizes(80, 8192, 64, 28672, kv_heads=8), vocab=32000),
+        "llama3-8b": _llama(_sizes(32, 4096, 32, 14336, kv_heads=8), vocab=128256, theta=5e5),
+        "llama3-70b": _llama(_sizes(80, 8192, 64, 28672, kv_heads=8), vocab=128256, theta=5e5),
+        "llama3.2-1b": _llama32(_sizes(16, 2048, 32, 8192, kv_heads=8)),
+        "llama3.2-3b": _llama32(_sizes(28, 3072, 24, 8192, kv_heads=8)),
+        "mistral-7b": _llama(_sizes(32, 4096, 32, 14336, kv_heads=8), vocab=32000) | {"window": 4096},
+        "qwen2-0.5b": _qwen2(_sizes(24, 896, 14, 4864, kv_heads=2), tied=True),
+        "qwen2-1.5b": _qwen2(_sizes(28, 1536, 12, 8960, kv_heads=2), tied=True),
+        "qwen2-7b": _qwen2(_sizes(28, 3584, 28, 18944, kv_heads=4), vocab=152064),
+        "qwen2-72b": _qwen2(_sizes(80, 8192, 64, 29568, kv_heads=8), vocab=152064),
         "qwen3-0.6b": _qwen3(_sizes(28, 1024, 16, 3072), tied=True),
         "qwen3-1.7b": _qwen3(_sizes(28, 2048, 16, 6144), tied=True),
         "qwen3-4b": _qwen3(_sizes(36, 2560, 32, 9728), tied=True),

@@ -78,9 +78,8 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
     for block, kind in enumerate(family.kinds(plan.shape)):
         if (scores := family.scores(plan.shape, kind)) is not None:
             forms.setdefault(scores, []).append(block)
-    documents = config.data.document_masks
-    how = {"documents": documents, "chunks": device == "gpu" and chunks_by_cudnn(config, plan)}
-    attention = [attention_choice(scores, device, dtype=dtype, **how) for scores in forms]
+    documents, chunks = config.data.document_masks, device == "gpu" and chunks_by_cudnn(config, plan)
+    attention = [attention_choice(scores, device, dtype=dtype, documents=documents, chunks=chunks) for scores in forms]
     if len(forms) > 1:
         attention = [
             dataclasses.replace(choice, operation=f"attention in {len(blocks)} of {plan.shape.num_layers} layers")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from mdata.progress import SILENT, Progress
 from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
@@ -132,16 +132,16 @@ def _best(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Lay
 
 def _fastest(choices: Iterable[_Choice], hardware: Hardware, *, best: Layout | None = None) -> Layout | None:
     """The fastest of some choices and of the best one so far."""
-    machine: dict[str, Any] = {
-        "device": hardware.device,
-        "gpus_per_node": hardware.gpus_per_node,
-        "network": hardware.network,
-    }
-    bounded = [(busy_time(choice.config, choice.plan, **machine).total, choice) for choice in choices]
+    device, gpus, network = hardware.device, hardware.gpus_per_node, hardware.network
+
+    def least_time(choice: _Choice) -> float:
+        return busy_time(choice.config, choice.plan, device=device, gpus_per_node=gpus, network=network).total
+
+    bounded = [(least_time(choice), choice) for choice in choices]
     for least, choice in sorted(bounded, key=lambda pair: pair[0]):
         if best is not None and choice.plan.tokens_per_step / least <= best.tokens_per_s:
             break  # all that follow are slower even without a bubble
-        time = step_time(choice.config, choice.plan, **machine)
+        time = step_time(choice.config, choice.plan, device=device, gpus_per_node=gpus, network=network)
         speed = choice.plan.tokens_per_step / time.total
         if best is None or speed > best.tokens_per_s:
             best = Layout(config=choice.config, memory_bytes=choice.memory_bytes, time=time, tokens_per_s=speed)

@@ -103,8 +103,9 @@ def make_plan(
     family, train, tp = family_of(config), config.train, config.mesh.tp
     shape = family.shape(config, vocab_size)
     cp, pp, length = config.mesh.cp, config.mesh.pp, run_length(config.train, steps=done_steps, samples=done_samples)
-    counted = {"document_lengths": (facts and facts.document_lengths) or (train.sequence_length,)}
-    dp, pipeline = world_size // (tp * cp * pp), pipeline_layout(config, shape, **counted)
+    document_lengths = (facts and facts.document_lengths) or (train.sequence_length,)
+    dp = world_size // (tp * cp * pp)
+    pipeline = pipeline_layout(config, shape, document_lengths=document_lengths)
     held = [rank_parameters(family, shape, places=pipeline.places(rank, Place(tp_size=tp))) for rank in range(pp)]
     counts = tuple(sum(spec.numel for spec in specs) for specs in held)
     return Plan(
@@ -126,8 +127,8 @@ def make_plan(
         num_parameters=count_parameters(family, shape),
         parameters_per_rank=max(counts),
         parameters_per_stage=counts,
-        flops_per_token=flops_per_token(family, shape, **counted),
-        **counted,
+        flops_per_token=flops_per_token(family, shape, document_lengths=document_lengths),
+        document_lengths=document_lengths,
         steps=length.steps,
         schedule=schedule_lengths(config),
     )

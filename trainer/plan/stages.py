@@ -117,9 +117,13 @@ def pipeline_layout(config: RunConfig, shape: ModelShape, *, document_lengths: t
     """The pipeline of a valid configuration; `document_lengths`: see `Plan`."""
     mesh, chunks = config.mesh, num_chunks(config.mesh)
     num_stages = mesh.pp * chunks
-    counted = {"document_lengths": document_lengths}
-    ends = embedding_layers(config, shape, **counted), head_layers(config, shape, **counted)
-    weights = block_weights(config, shape, **counted) if mesh.pp > 1 else (1.0,) * shape.num_layers
+    ends = (
+        embedding_layers(config, shape, document_lengths=document_lengths),
+        head_layers(config, shape, document_lengths=document_lengths),
+    )
+    weights = (1.0,) * shape.num_layers
+    if mesh.pp > 1:
+        weights = block_weights(config, shape, document_lengths=document_lengths)
     stage_ranks = placement(mesh.schedule, mesh.pp, chunks=chunks)
     layers = mesh.layers_per_stage
     if not layers and mesh.stage_balance == "flops":
@@ -150,8 +154,17 @@ def embedding_layers(config: RunConfig, shape: ModelShape, *, document_lengths: 
     As on an H100, whatever the machine: every rank and every plan of a run must divide the layers in the same way.
     """
     tokens, cost = config.train.sequence_length, family_of(config).stage_cost
-    how = {"tokens": tokens, "document_lengths": document_lengths, "element": 2, "recompute": RecomputeSection()}
-    none, all_of_them = (cost(_of_layers(shape, n), Place(), **how) for n in (0, shape.num_layers))
+    none, all_of_them = (
+        cost(
+            _of_layers(shape, n),
+            Place(),
+            tokens=tokens,
+            document_lengths=document_lengths,
+            element=2,
+            recompute=RecomputeSection(),
+        )
+        for n in (0, shape.num_layers)
+    )
     layers = all_of_them.product_flops + all_of_them.attention_flops - none.product_flops - none.attention_flops
     layers += (all_of_them.moved_bytes - none.moved_bytes) * OPERATIONS_PER_BYTE
     return tokens * shape.hidden_size * LOOKUP_BYTES * OPERATIONS_PER_BYTE / layers * shape.num_layers

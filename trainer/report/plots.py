@@ -104,9 +104,9 @@ def document_lengths(corpora: Sequence[CorpusRead]) -> str:
         for i, k in enumerate(classes):
             if k < len(corpus.lengths) and corpus.lengths[k]:
                 x, top = frame.px(i + 0.1 + number * width), frame.py(corpus.lengths[k] / total)
-                size = {"width": frame.px(width) - frame.px(0), "height": frame.height - frame.bottom - top}
+                bar_width, bar_height = frame.px(width) - frame.px(0), frame.height - frame.bottom - top
                 hint = f"{shown(corpus.name)}: {corpus.lengths[k]:,} documents"
-                parts.append(svg.bar(x, top, **size, kind=_colour(number), hint=hint))
+                parts.append(svg.bar(x, top, width=bar_width, height=bar_height, kind=_colour(number), hint=hint))
     parts.append(svg.titles(frame, x="tokens in a document, up to", y="fraction of the documents"))
     drawing = svg.drawing(_WIDTH, 290, label="Document lengths", description=f"{sum(totals):,} documents", parts=parts)
     return drawing + svg.legend([(_colour(i), shown(corpus.name)) for i, corpus in enumerate(corpora)])

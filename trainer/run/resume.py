@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mdata import ResourceError, UsageError
 from mdata.loader.resume_check import resumes
@@ -56,6 +56,13 @@ class TooManyRestartsError(ResourceError):
     """The run has started too often without progress."""
 
 
+class Counted(NamedTuple):
+    """Steps and samples, as the schedules count them."""
+
+    steps: int
+    samples: int
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """The progress of training: finished steps, and the position in the data stream.
@@ -79,15 +86,16 @@ class Done:
 
     def skipping(self, samples: int) -> Done:
         """The progress after a step of this many samples turns out to have been skipped."""
-        skipped = {"skipped_steps": self.skipped_steps + 1, "skipped_samples": self.skipped_samples + samples}
-        return dataclasses.replace(self, **skipped)
+        return dataclasses.replace(
+            self, skipped_steps=self.skipped_steps + 1, skipped_samples=self.skipped_samples + samples
+        )
 
-    def scheduled(self, optimizer: OptimizerSection) -> dict[str, int]:
+    def scheduled(self, optimizer: OptimizerSection) -> Counted:
         """The steps and samples that the schedules count."""
         steps, samples = self.steps + self.schedule_steps, self.samples + self.schedule_samples
         if optimizer.count_skipped:
-            return {"steps": steps, "samples": samples}
-        return {"steps": steps - self.skipped_steps, "samples": samples - self.skipped_samples}
+            return Counted(steps, samples)
+        return Counted(steps - self.skipped_steps, samples - self.skipped_samples)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,12 +259,12 @@ def first_done(config: RunConfig, first: FirstState) -> Done:
             found=f"step {steps:,} and {samples:,} samples in {first.folder}; this run ends after step {end:,}",
             fix=f"set train.{unit} to the length of both runs together, or checkpoint.init_data=false",
         )
-    counted = before.scheduled(config.optimizer) if settings.init_schedule else {"steps": 0, "samples": 0}
+    counted = before.scheduled(config.optimizer) if settings.init_schedule else Counted(0, 0)
     return Done(
         steps,
         samples,
-        schedule_steps=counted["steps"] - steps,
-        schedule_samples=counted["samples"] - samples,
+        schedule_steps=counted.steps - steps,
+        schedule_samples=counted.samples - samples,
         moment_steps=first.run.optimizer_steps * settings.init_optimizer - steps,
     )
 
@@ -402,7 +410,8 @@ def _horizon_notes(asked: RunConfig, now: RunConfig, done: Done) -> Iterator[str
 
 
 def _rates(config: RunConfig, done: Done, *, batch: int) -> Rates:
-    return rates(config.optimizer, schedule_lengths(config), **done.scheduled(config.optimizer), batch=batch)
+    at = done.scheduled(config.optimizer)
+    return rates(config.optimizer, schedule_lengths(config), steps=at.steps, samples=at.samples, batch=batch)
 
 
 def _place(unit: str, amount: int) -> str:
@@ -472,10 +481,10 @@ def _rates_of_zero(now: RunConfig, done: Done, *, first: int, last: int) -> Iter
     lengths, sizes = schedule_lengths(now), batch_sizes(now.train)
     samples = sizes.after(max(0, first - 1 - done.steps), consumed=done.samples)
     at = dataclasses.replace(done, steps=first - 1, samples=samples).scheduled(now.optimizer)
-    ended = at[lengths.counter] >= lengths.decay
+    ended = (at.steps if lengths.counter == "steps" else at.samples) >= lengths.decay
     if first > last or not ended:
         return
-    of_first = rates(now.optimizer, lengths, **at, batch=sizes.at(samples))
+    of_first = rates(now.optimizer, lengths, steps=at.steps, samples=at.samples, batch=sizes.at(samples))
     if of_first.learning_rate or of_first.embedding_learning_rate:
         return
     ((unit, end),) = given_lengths(now.optimizer, "decay_").items()

@@ -258,7 +258,7 @@ class _Loop:
                     microbatches = [self._moved(batch) for batch in read]
                     size = sizes.at(done.samples)
                     at = done.scheduled(optimizer)
-                    rate_of = rates(optimizer, plan.schedule, **at, batch=size)
+                    rate_of = rates(optimizer, plan.schedule, steps=at.steps, samples=at.samples, batch=size)
                     pending = engine.step(
                         microbatches,
                         rate_of.learning_rate,

@@ -111,7 +111,7 @@ def test_each_switch_decides_one_thing(given, count_skipped, corpora, before, tm
     run = run_state(latest_checkpoint(tmp_path / "run" / "checkpoints"))
     assert run.optimizer_steps == (5 if optimizer else 1)
     assert done_in(run).skipped_steps == 0
-    assert done_in(run).scheduled(config.optimizer)["steps"] == (5 if schedule else 1)
+    assert done_in(run).scheduled(config.optimizer).steps == (5 if schedule else 1)
 
 
 def test_a_switch_survives_a_restart(corpora, before, tmp_path):
@@ -135,7 +135,7 @@ def test_steps_that_changed_nothing_are_not_counted_twice(corpora, before, tmp_p
     for count_skipped, steps in ((True, 4), (False, 3)):
         now = replace(config, optimizer=replace(config.optimizer, count_skipped=count_skipped))
         done = first_done(now, FirstState(before, run, ()))
-        assert done.scheduled(now.optimizer)["steps"] == steps
+        assert done.scheduled(now.optimizer).steps == steps
         assert (done.steps, done.skipped_steps, done.steps + done.moment_steps) == (4, 0, 3)
     assert find_start(config, data).done.steps == 4
 

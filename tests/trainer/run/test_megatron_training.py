@@ -142,7 +142,8 @@ def _half(context, folder: Path, row: dict, gradients: str) -> list:
     engine, data = with_their_weights(context, folder, config), load_file(folder / "train_data.safetensors")
     reports, done = [], Done(0, 0)
     for number in range(len(row["steps"])):
-        now = rates(optimizer, engine.plan.schedule, **done.scheduled(optimizer), batch=8)
+        at = done.scheduled(optimizer)
+        now = rates(optimizer, engine.plan.schedule, steps=at.steps, samples=at.samples, batch=8)
         tokens, labels, mask = (data[name][number % 4] for name in ("tokens", "labels", "loss_mask"))
         batch = microbatch(tokens.long(), labels.long(), mask.float())
         reports.append(engine.step([batch], now.learning_rate).read())
