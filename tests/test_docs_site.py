@@ -20,7 +20,7 @@ CITED = re.compile(r"\bdocs/[\w/-]+\.md\b")
 
 
 def test_every_setting_has_a_row():
-    sections = re.split(r"^## `\[(\w+)\]`$", PAGES["reference/config.md"], flags=re.MULTILINE)[1:]
+    sections = re.split(r"^## `\[([\w.]+)\]`$", PAGES["reference/config.md"], flags=re.MULTILINE)[1:]
     rows = {
         f"{section}.{line.split('`')[1]}"
         for section, text in zip(sections[::2], sections[1::2], strict=True)

@@ -38,7 +38,7 @@ def test_every_setting_and_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, "--key", "norm")[1].startswith(out) and "kernels.norm: " in told(capsys, "--key", "norm")[1]
     assert told(capsys, "--key", "num_heads")[1] == told(capsys, "--key", "model.num_heads")[1]
     assert "model.bias" in told(capsys, "--key", "model")[1]
-    assert told(capsys, "--key", "model.family")[1].endswith("'gpt'; default: 'gpt'\n")
+    assert told(capsys, "--key", "model.family")[1].endswith("one of 'gpt', 'gpt_neox'; default: 'gpt'\n")
     assert told(capsys, "--key", "run.folder")[1].endswith("a string, required\n")
     assert told(capsys, "--key", "model.num_kv_heads")[1].endswith("integer >= 1; default: derived from num_heads\n")
     assert told(capsys, "--key", "train.evaluate")[1].endswith("true or false; default: true\n")

@@ -57,8 +57,7 @@ def default_toml() -> str:
     for key in describe():
         section, _, name = key.name.rpartition(".")
         if section in texts:
-            optional = "# " if "." in section else ""  # a sub-section that is written is set
-            lines += ["", f"# {texts.pop(section)}", f"{optional}[{section}]"]
+            lines += ["", f"# {texts.pop(section)}", f"[{section}]"]
         not_set = f"; not set: {key.not_set}" if key.not_set not in (None, "not set") else ""
         lines.append(f"# {key.comment[:1].upper()}{key.comment[1:]}: {key.expected}{not_set}.")
         value = "..." if key.default is None else tomli_w.dumps({"x": key.default})[4:].strip()

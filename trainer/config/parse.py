@@ -130,13 +130,14 @@ def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]
 
 
 def _table(tables: Mapping[str, Any], name: str) -> Any:
-    """The table of a section in parsed TOML, without its sub-sections; None: it is not there."""
+    """The table of a section in parsed TOML, without its sub-sections; None: it is not there, or without keys."""
     outer, dot, inner = name.partition(".")
     table = tables.get(outer)
     if not isinstance(table, Mapping):
         return None if dot else table
     if dot:
-        return table.get(inner)
+        table = table.get(inner)
+        return None if table == {} else table
     return {key: value for key, value in table.items() if key not in sub_sections(outer)}
 
 

@@ -46,6 +46,13 @@ def _qwen3(sizes: _Values, *, tied: bool = False) -> _Values:
     return _llama(wide, vocab=151936, theta=1e6, tied=tied) | {"norm_epsilon": 1e-6, "qk_norm": True}
 
 
+def _pythia(layers: int, hidden: int, heads: int, *, vocab: int = 50304) -> _Values:
+    """Biderman et al. 2023."""
+    form = {"family": "gpt_neox", "position": "rope", "rope_fraction": 0.25, "norm": "layernorm", "bias": True}
+    form |= {"activation": "gelu_erf", "tie_embeddings": False, "max_position": 2048}
+    return _sizes(layers, hidden, heads, 4 * hidden, vocab_size=vocab, **form)
+
+
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "gpt2": _gpt(12, 768, 12, length=1024),
@@ -72,5 +79,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "qwen3-8b": _qwen3(_sizes(36, 4096, 32, 12288)),
         "qwen3-14b": _qwen3(_sizes(40, 5120, 40, 17408)),
         "qwen3-32b": _qwen3(_sizes(64, 5120, 64, 25600)),
+        "pythia-160m": _pythia(12, 768, 12),
+        "pythia-410m": _pythia(24, 1024, 16),
+        "pythia-1.4b": _pythia(24, 2048, 16),
+        "pythia-6.9b": _pythia(32, 4096, 32, vocab=50432),
     }
 )

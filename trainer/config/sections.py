@@ -53,6 +53,10 @@ Preset = Literal[
     "qwen3-8b",
     "qwen3-14b",
     "qwen3-32b",
+    "pythia-160m",
+    "pythia-410m",
+    "pythia-1.4b",
+    "pythia-6.9b",
 ]  # those of presets.py
 Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
@@ -83,10 +87,19 @@ class RunSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class GPTNeoXSection:
+    """What models of family gpt_neox have beside the keys of [model]."""
+
+    parallel_residual: bool = True  # attention and MLP read the same sum; false: the MLP reads what attention added to
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSection:
     """The shape of the model; sizes are logical, whatever the layout."""
 
-    family: Literal["gpt"] = "gpt"  # kind of model; gpt: decoder only, as GPT-2 and Llama
+    family: Literal["gpt", "gpt_neox"] = (
+        "gpt"  # kind of model; gpt: decoder only, as GPT-2 and Llama; gpt_neox: the same with a parallel residual
+    )
     preset: Preset | None = (
         None  # a published model, such as llama2-7b, whose values are used for keys that are not set
     )
@@ -145,6 +158,7 @@ class ModelSection:
     hidden_dropout: Fraction = 0.0  # share of dropped features, in the embedding and in what each layer adds
     tie_embeddings: bool = True  # the output head shares the embedding's weights
     init_std: Amount = 0.02  # standard deviation of the initial weights
+    gpt_neox: GPTNeoXSection | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -44,7 +44,7 @@ from trainer.models.family import family_of
 
 CONFIG, SINGLE, SHARDED = "config.json", "model.safetensors", "model.safetensors.index.json"
 _NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-ADAPTER, HEAD = "adapter_config.json", "lm_head.weight"
+ADAPTER = "adapter_config.json"
 _SHARD = re.compile(r"[^/\\\x00]+\.safetensors")
 
 
@@ -123,20 +123,21 @@ def open_hf(path: Path) -> ModelFolder:
     size = rows, config.model.hidden_size
     shape = family.shape(config, rows)
     prefix, tied = face.prefixes.get(model_type, ""), face.tensor("embedding.weight", size, shape, model_type).tensor
+    head = face.tensor("head.weight", size, shape, model_type).tensor
     bare = tied.removeprefix(prefix) in source.tensors
     tied = tied.removeprefix(prefix) if bare else tied
-    both = config.model.tie_embeddings and {HEAD, tied} <= source.tensors.keys()
-    if both and not equal_tensors(source, (HEAD, tied), size=size):
+    both = config.model.tie_embeddings and {head, tied} <= source.tensors.keys()
+    if both and not equal_tensors(source, (head, tied), size=size):
         # As transformers 5 does.
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, tie_embeddings=False))
-        what = f"config.json says tie_word_embeddings, but {HEAD} and {tied} differ"
+        what = f"config.json says tie_word_embeddings, but {head} and {tied} differ"
         notes.append(f"{what}: both are used, and model.tie_embeddings is false")
     shape = family.shape(config, rows)
     links = list(hf_links(family, shape, model_type=model_type, bare=bare))
     check_tensors(source.tensors, {one.theirs.tensor: one.theirs.shape for one in links}, where=path)
     pattern = face.buffers.get(model_type)
     buffers = {name for name in source.tensors if pattern and re.fullmatch(pattern, name)}
-    used = {one.theirs.tensor for one in links} | ({HEAD} if config.model.tie_embeddings else set()) | buffers
+    used = {one.theirs.tensor for one in links} | ({head} if config.model.tie_embeddings else set()) | buffers
     fix = "only plain causal language models are read; merge adapters first"
     check_used(source.tensors, used, where=path, fix=fix)
     if unread := sorted({file.name for file in path.glob("*.safetensors")} - source.files):

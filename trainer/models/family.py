@@ -212,7 +212,7 @@ class Family:
 
 
 # A family is a room of its own, which is imported when it is used.
-FAMILIES: Mapping[str, str] = MappingProxyType({"gpt": "trainer.models.gpt"})
+FAMILIES: Mapping[str, str] = MappingProxyType({"gpt": "trainer.models.gpt", "gpt_neox": "trainer.models.gpt_neox"})
 
 
 def split_block(name: str) -> tuple[int | None, str]:

@@ -15,8 +15,17 @@ from hypothesis import strategies as st
 
 from mdata import UsageError
 from trainer.config.describe import describe
-from trainer.config.parse import AFTERWARDS, dump_config, load_config, parse_config, value_problems
-from trainer.config.sections import RunConfig
+from trainer.config.parse import (
+    AFTERWARDS,
+    dump_config,
+    key_names,
+    load_config,
+    parse_config,
+    setting_problem,
+    value_problems,
+)
+from trainer.config.sections import GPTNeoXSection, RunConfig
+from trainer.plan.check import check
 
 SMALL = """
 [run]
@@ -303,6 +312,40 @@ def test_a_key_that_is_not_set_is_none(path: Path, name: str) -> None:
     if is_number:
         with pytest.raises(UsageError, match=rf"{name} is False; expected"):
             load_config(path, [f"{name}=false"])
+
+
+def test_a_sub_section_is_read_overridden_checked_and_written(path: Path) -> None:
+    plain = load_config(path)
+    assert plain.model.gpt_neox is None and "gpt_neox" not in dump_config(plain).split("[data]")[0].split("family")[0]
+    name = "model.gpt_neox.parallel_residual"
+    read = load_config(path, [f"{name}=false"])
+    assert read.model.gpt_neox == GPTNeoXSection(parallel_residual=False) and read != plain
+    assert "\n[model.gpt_neox]\nparallel_residual = false\n" in dump_config(read)
+    path.write_text(dump_config(read))
+    assert load_config(path) == read == load_config(path, [f"{name}=false"])
+    assert load_config(path, [f"{name}=true"]).model.gpt_neox == GPTNeoXSection()
+    empty, found = parse_config(changed("model", gpt_neox={}))
+    assert empty and empty.model == plain.model and not found
+    assert name in key_names() and setting_problem(name, 3) == f"{name} is 3; expected true or false"
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        ({"parallel": True}, "there is no key model.gpt_neox.parallel; did you mean parallel_residual?"),
+        ({"parallel_residual": 3}, "model.gpt_neox.parallel_residual is 3; expected true or false"),
+        (3, "model.gpt_neox = 3 is not a section; write [model.gpt_neox] and put its keys below it"),
+    ],
+)
+def test_what_is_wrong_in_a_sub_section_is_named(written: Any, problem: str) -> None:
+    assert problems(changed("model", gpt_neox=written)) == [problem]
+
+
+def test_a_sub_section_of_another_family_is_refused(path: Path) -> None:
+    config = load_config(path, ["model.gpt_neox.parallel_residual=true", "model.vocab_size=64"])
+    (problem,) = check(config, 1, facts=None)
+    assert problem.startswith('[model.gpt_neox] is for model.family="gpt_neox", not "gpt"')
+    assert check(load_config(path, ["model.family=gpt_neox", "model.vocab_size=64"]), 1, facts=None) == []
 
 
 def test_a_key_of_a_preset_can_be_not_set(path: Path) -> None:

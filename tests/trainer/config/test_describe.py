@@ -6,7 +6,7 @@ import re
 import tomllib
 
 from trainer.config.describe import default_toml, describe, section_texts
-from trainer.config.parse import key_names, parse_config
+from trainer.config.parse import key_names, parse_config, section_of
 
 
 def test_every_setting_has_a_comment_of_its_own() -> None:
@@ -21,7 +21,7 @@ def test_every_setting_has_a_comment_of_its_own() -> None:
     assert (heads.default, heads.required, heads.not_set) == (None, False, "derived from num_heads")
     assert heads.comment == "key and value heads"
     assert "gelu_erf" in by_name["model.activation"].comment  # it stands on the field's second line
-    assert set(section_texts()) == {name.partition(".")[0] for name in key_names()}
+    assert set(section_texts()) == {name.rpartition(".")[0] for name in key_names()}
 
 
 def test_the_defaults_as_toml_are_the_defaults() -> None:
@@ -31,6 +31,6 @@ def test_the_defaults_as_toml_are_the_defaults() -> None:
     config, problems = parse_config(tomllib.loads(text))
     assert config and not problems
     for key in describe():
-        section, _, name = key.name.partition(".")
+        section, _, name = key.name.rpartition(".")
         if not key.required:
-            assert getattr(getattr(config, section), name) == key.default, key.name
+            assert getattr(section_of(config, section), name) == key.default, key.name

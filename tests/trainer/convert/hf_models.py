@@ -24,7 +24,8 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max
 LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 GPT2 = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 GPT2 |= {"bos_token_id": None, "eos_token_id": 256}
-NAMES = ("gpt2", "llama2", "llama3", "mistral", "qwen2", "qwen3")
+NEOX = {name: size for name, size in SIZES.items() if name not in ("num_key_value_heads", "rms_norm_eps")}
+NAMES = ("gpt2", "llama2", "llama3", "mistral", "qwen2", "qwen3", "gpt_neox")
 
 
 def config(name, **changes):
@@ -40,6 +41,7 @@ def config(name, **changes):
         "mistral": lambda: transformers.MistralConfig(**SIZES | {"sliding_window": 5} | changes),
         "qwen2": lambda: transformers.Qwen2Config(**SIZES | changes),
         "qwen3": lambda: transformers.Qwen3Config(**SIZES | {"head_dim": 16, "tie_word_embeddings": True} | changes),
+        "gpt_neox": lambda: transformers.GPTNeoXConfig(**NEOX | {"rotary_pct": 0.5} | changes),
     }[name]()
 
 

@@ -95,7 +95,7 @@ _SECOND_NAMES = {
     "max_position_embeddings": "n_positions",
 }  # fmt: skip
 _NULLABLE = ("num_key_value_heads", "head_dim", "n_inner", "sliding_window")
-_PLAIN = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf", "relu": "relu", "relu2": "squared_relu"}
+PLAIN = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf", "relu": "relu", "relu2": "squared_relu"}
 _GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
 _SCALINGS = {
     "default": ("none", {}),
@@ -157,7 +157,7 @@ def fitting_type(config: RunConfig) -> str:
 
 def _gpt2(found: Json, problems: list[str]) -> dict[str, Any]:
     for name in ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention"):
-        _demand(found, name, DEFAULTS["gpt2"][name], problems)
+        demand(found, name, DEFAULTS["gpt2"][name], problems)
     return {
         "num_layers": found["n_layer"],
         "hidden_size": found["n_embd"],
@@ -168,7 +168,7 @@ def _gpt2(found: Json, problems: list[str]) -> dict[str, Any]:
         "position": "learned",
         "norm": "layernorm",
         "norm_epsilon": found["layer_norm_epsilon"],
-        "activation": _activation(found["activation_function"], _PLAIN, "activation_function", problems=problems),
+        "activation": activation(found["activation_function"], PLAIN, "activation_function", problems=problems),
         "bias": True,
         "tie_embeddings": found["tie_word_embeddings"],
         "init_std": found["initializer_range"],
@@ -183,7 +183,7 @@ def _gpt2_json(keys: Json) -> dict[str, Any]:
         "n_inner": keys["ffn_hidden_size"],
         "n_positions": keys["max_position"],
         "layer_norm_epsilon": keys["norm_epsilon"],
-        "activation_function": _reverse(_PLAIN, keys["activation"], "gelu_new"),
+        "activation_function": reverse(PLAIN, keys["activation"], "gelu_new"),
         "resid_pdrop": 0.0,
         "embd_pdrop": 0.0,
         "attn_pdrop": 0.0,
@@ -191,7 +191,7 @@ def _gpt2_json(keys: Json) -> dict[str, Any]:
 
 
 def _llama(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
-    _demand(found, "partial_rotary_factor", 1.0, problems)
+    demand(found, "partial_rotary_factor", 1.0, problems)
     window, interval = _window(kind, found, problems)
     return {
         "num_layers": found["num_hidden_layers"],
@@ -205,14 +205,14 @@ def _llama(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
         "position": "rope",
         "norm": "rmsnorm",
         "norm_epsilon": found["rms_norm_eps"],
-        "activation": _activation(found["hidden_act"], _GATED, "hidden_act", problems=problems),
+        "activation": activation(found["hidden_act"], _GATED, "hidden_act", problems=problems),
         "bias": _bias(kind, found, problems),
         "qk_norm": kind == "qwen3",
         "window": window,
         "window_interval": interval,
         "tie_embeddings": found["tie_word_embeddings"],
         "init_std": found["initializer_range"],
-        **_rope(found, problems),
+        **rope_keys(found, problems),
     }
 
 
@@ -226,7 +226,7 @@ def _llama_json(kind: str, keys: Json) -> dict[str, Any]:
         "intermediate_size": keys["ffn_hidden_size"],
         "max_position_embeddings": keys["max_position"],
         "rms_norm_eps": keys["norm_epsilon"],
-        "hidden_act": _reverse(_GATED, keys["activation"], "silu"),
+        "hidden_act": reverse(_GATED, keys["activation"], "silu"),
     }
     if kind == "llama":
         written |= {"attention_bias": keys["bias"] is True, "mlp_bias": keys["bias"] is True}
@@ -234,7 +234,7 @@ def _llama_json(kind: str, keys: Json) -> dict[str, Any]:
         written["sliding_window"] = keys["window"] or None
     if kind in ("qwen2", "qwen3"):
         written |= _qwen_window(keys)
-    return written | _rope_json(keys)
+    return written | rope_json(keys)
 
 
 def _bias(kind: str, found: Json, problems: list[str]) -> bool | str:
@@ -243,7 +243,7 @@ def _bias(kind: str, found: Json, problems: list[str]) -> bool | str:
     if kind == "llama" and found["attention_bias"] and found["mlp_bias"]:
         return True
     for name in ("attention_bias", "mlp_bias"):
-        _demand(found, name, False, problems)
+        demand(found, name, False, problems)
     return False
 
 
@@ -289,7 +289,7 @@ def _qwen_window(keys: Json) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rope(found: Json, problems: list[str]) -> dict[str, Any]:
+def rope_keys(found: Json, problems: list[str]) -> dict[str, Any]:
     """Rotary settings; for a key at two places, transformers' choice is used (see `contradictions`)."""
     tables = {name: found[name] for name in ROPE_TABLES if found.get(name)}
     problems += [f"{name} = {found[name]!r} is not supported" for name in found if _is_unknown_rope_key(name, found)]
@@ -315,7 +315,7 @@ def _rope_table(where: str, table: Json, found: Json, problems: list[str]) -> di
     neutral = {**_ROPE_NEUTRAL, **(_YARN_NEUTRAL if kind == "yarn" else {})}
     for name, value in settings.items():
         if name in neutral:
-            _demand(table, name, neutral[name], problems)
+            demand(table, name, neutral[name], problems)
         elif name not in {*names, *_ROPE_ANY}:
             problems.append(f"{where} has {name} = {value!r}, which type {kind!r} does not use")
     if _ORIGINAL in names:
@@ -359,7 +359,8 @@ def _is_positive(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < math.inf
 
 
-def _rope_json(keys: Json) -> dict[str, Any]:
+def rope_json(keys: Json) -> dict[str, Any]:
+    """The settings of rotary positions, in both spellings."""
     theta = keys.get("rope_theta", 10000.0)
     kind, names = next(
         ((kind, names) for kind, (scaling, names) in _SCALINGS.items() if scaling == keys.get("rope_scaling")),
@@ -374,18 +375,21 @@ def _rope_json(keys: Json) -> dict[str, Any]:
     }
 
 
-def _demand(found: Json, name: str, neutral: Any, problems: list[str]) -> None:
+def demand(found: Json, name: str, neutral: Any, problems: list[str]) -> None:
+    """Add a problem if a setting that we lack is not neutral."""
     if found.get(name, neutral) != neutral:
         problems.append(f"{name} = {found[name]!r} is not supported; supported is {neutral!r}")
 
 
-def _activation(name: str, known: Mapping[str, str], key: str, *, problems: list[str]) -> str:
+def activation(name: str, known: Mapping[str, str], key: str, *, problems: list[str]) -> str:
+    """Our name of an activation."""
     if name not in known:
         problems.append(f"{key} = {name!r} is not supported; supported are {', '.join(known)}")
     return known.get(name, next(iter(known.values())))
 
 
-def _reverse(known: Mapping[str, str], value: str, otherwise: str) -> str:
+def reverse(known: Mapping[str, str], value: str, otherwise: str) -> str:
+    """Their name of one of ours."""
     return next((name for name, ours in known.items() if ours == value), otherwise)
 
 

@@ -99,7 +99,10 @@ class GPT(nn.Module):
         loss_function: a user's function: (logits [B, S, vocab_size], batch) -> the sum of the loss, or the losses of
             tokens [B, S], which are summed; None: the model's own.
         hooks: called at the borders of blocks.
+        block_type: of its blocks; a family that differs in nothing else gives another.
     """
+
+    block_type: type[Block] = Block
 
     def __init__(
         self,
@@ -123,7 +126,9 @@ class GPT(nn.Module):
             self.positions = PositionEmbedding(shape.max_position, shape.hidden_size)
         self.drop_embedding = Dropout(shape.hidden_dropout, seed=seed, layer=0, site="embedding", kernels=kernels)
         blocks, selective = place.blocks(shape.num_layers), recompute.mode == "selective"
-        block = functools.partial(Block, shape, self.parallel, kernels=kernels, seed=seed, selective=selective)
+        block = functools.partial(
+            self.block_type, shape, self.parallel, kernels=kernels, seed=seed, selective=selective
+        )
         self.blocks = nn.ModuleDict({str(i): block(number=i) for i in blocks})
         full = recompute.mode == "full"
         self.chunks = chunks(blocks, method=recompute.method, layers=recompute.layers if full else len(blocks))
@@ -282,6 +287,7 @@ def build_gpt(
     device: torch.device,
     config: RunConfig | None = None,
     allocate: bool = True,
+    model: type[GPT] = GPT,
 ) -> GPT:
     """Allocate a stage with uninitialized weights directly in its dtype on its device.
 
@@ -289,15 +295,16 @@ def build_gpt(
         groups: axis -> ranks along it: "tp", and "cp" if rows are divided.
         config: for kernels, recomputation and seed; None: the fastest kernels, and nothing is recomputed.
         allocate: False: parameters stay on "meta", to be replaced by the caller.
+        model: GPT, or a family's class that differs from it in its blocks.
     """
     kernels = choose_kernels(device, dtype, config.kernels if config else None)
     recompute, seed = (config.recompute, config.run.seed) if config else (RecomputeSection(), 0)
     with torch.device("meta"):
-        model = GPT(shape, place, groups=groups, kernels=kernels, recompute=recompute, seed=seed)
-    for layer in model.modules():
+        built = model(shape, place, groups=groups, kernels=kernels, recompute=recompute, seed=seed)
+    for layer in built.modules():
         if isinstance(layer, Layer):
             layer.main_gradients.add_product = kernels.add_product
     if not allocate:
-        return model.to(dtype)
+        return built.to(dtype)
     # Not to_empty: for tensors without data that imports sympy, 0.4 s in each process.
-    return model.to(dtype)._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
+    return built.to(dtype)._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
