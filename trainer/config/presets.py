@@ -48,9 +48,16 @@ def _qwen3(sizes: _Values, *, tied: bool = False) -> _Values:
 
 def _pythia(layers: int, hidden: int, heads: int, *, vocab: int = 50304) -> _Values:
     """Biderman et al. 2023."""
-    form = {"family": "gpt_neox", "position": "rope", "rope_fraction": 0.25, "norm": "layernorm", "bias": True}
+    form: _Values = {
+        "family": "gpt_neox",
+        "vocab_size": vocab,
+        "position": "rope",
+        "rope_fraction": 0.25,
+        "norm": "layernorm",
+        "bias": True,
+    }
     form |= {"activation": "gelu_erf", "tie_embeddings": False, "max_position": 2048}
-    return _sizes(layers, hidden, heads, 4 * hidden, vocab_size=vocab, **form)
+    return _sizes(layers, hidden, heads, 4 * hidden) | form
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(

@@ -32,7 +32,7 @@ _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @register_model("mtrain")
-class MtrainLM(TemplateLM):  # type: ignore[misc]
+class MtrainLM(TemplateLM):
     """What the harness asks of a model; see the methods of its base class.
 
     Args:
@@ -57,8 +57,9 @@ class MtrainLM(TemplateLM):  # type: ignore[misc]
         if self.model.tokenizer is None:
             raise UsageError(f"{self.model.name} has no tokenizer", fix="name one with tokenizer=FOLDER")
         self._tokens = self.model.tokenizer
-        self._length = min(int(max_length or self.model.context), self.model.context)
-        self._batch_size = int(batch_size) if str(batch_size).isdigit() else 8
+        context = self.model.context
+        self._length = context if max_length is None else min(int(max_length), context)
+        self._batch_size = int(batch_size) if batch_size is not None and str(batch_size).isdigit() else 8
         self._progress = progress
         bos = self.model.bos
         self._adds_bos = bos is not None and self.model.encode("a")[:1] == [bos]
