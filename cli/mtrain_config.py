@@ -1,8 +1,9 @@
-"""Print every setting with its default, explain one, or convert a Megatron-LM command line to a run's TOML file.
+"""Print every setting with its default, explain one, or convert a run of Megatron-LM or Accelerate to TOML.
 
 `--from-megatron` takes the command line of pretrain_gpt.py, with torchrun or another launcher before it, or the name of
-its bash script and the script's arguments. Nothing is run. Exit code 2: some arguments are refused; all of them are
-listed.
+its bash script and the script's arguments. `--from-accelerate` takes the file of `accelerate config` with the
+Megatron-LM plugin, and prints the sections that it decides. Nothing is run. Exit code 2: some arguments are refused;
+all of them are listed.
 
 Examples:
   mtrain config --key optimizer.lr
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mdata import UsageError
 from mdata.util.regular_files import regular_file
@@ -33,15 +34,22 @@ def add_arguments(parser: Parser) -> None:
         metavar="COMMAND",
         help="pretrain_gpt.py and its arguments in quotes, or a script's file: write the same run as TOML",
     )
+    parser.add_argument(
+        "--from-accelerate", type=Path, metavar="FILE", help="the configuration of Accelerate's Megatron-LM plugin"
+    )
     parser.add_argument("--key", metavar="section.key", help="explain one setting, or those of one section")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Print the requested configuration or setting."""
-    if arguments.from_megatron is not None and arguments.key is not None:
-        raise UsageError("--key and --from-megatron are given together", expected="one of them")
+    options = ("key", "from_megatron", "from_accelerate")
+    given = [f"--{name.replace('_', '-')}" for name in options if getattr(arguments, name) is not None]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} are given together", expected="one of them")
     if arguments.from_megatron is not None:
         return _from_megatron(arguments.from_megatron, console)
+    if arguments.from_accelerate is not None:
+        return _from_accelerate(arguments.from_accelerate, console)
     from trainer.config.describe import default_toml, describe
 
     if arguments.key is None:
@@ -94,8 +102,49 @@ def _from_megatron(text: str, console: Console) -> int:
     if migration.refused:
         raise problems_error(title, migration.refused, fix="correct these; nothing was written")
     facts = {"settings": migration.tables, "mapped": migration.mapped, "not_needed": migration.not_needed}
-    console.result(as_toml(migration, title=title, world_size=launch.world_size, nodes=launch.nodes), facts)
+    console.result(
+        as_toml(migration, title=f"Megatron-LM: {title}", world_size=launch.world_size, nodes=launch.nodes), facts
+    )
     return 0
+
+
+def _from_accelerate(path: Path, console: Console) -> int:
+    from mdata.errors import os_errors_named
+    from trainer.config.parse import problems_error
+    from trainer.migrate.accelerate import convert
+    from trainer.migrate.migrate import as_toml
+
+    with os_errors_named("reading the configuration of Accelerate"):
+        text = _script_text(path)
+    converted = convert(_yaml(text, path))
+    migration = converted.migration
+    if migration.refused:
+        raise problems_error(str(path), migration.refused, fix="correct these; nothing was written")
+    end = "Model, data, batch and learning rate are in your script: mtrain init writes these sections."
+    toml = as_toml(
+        migration,
+        title=f"Accelerate's Megatron-LM plugin: {path}",
+        world_size=converted.world_size,
+        nodes=converted.nodes or 1,
+        end=end,
+    )
+    facts = {"settings": migration.tables, "mapped": migration.mapped, "not_needed": migration.not_needed}
+    console.result(toml, facts)
+    return 0
+
+
+def _yaml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise UsageError("PyYAML is not installed, which reads this file", fix="pip install pyyaml") from error
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise UsageError(f"{path} is not a YAML file", found=str(error).splitlines()[0]) from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} is not a configuration of Accelerate", found=type(value).__name__)
+    return value
 
 
 def _script(text: str) -> tuple[str, list[str]]:

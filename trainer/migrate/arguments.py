@@ -122,5 +122,5 @@ def _value(flag: Flag, words: list[str]) -> tuple[Any, str | None]:
     except ValueError:
         number = math.nan
     if flag.kind in ("int", "float"):
-        return None, f"is {words[0][:40]!r}; expected a {'integer' if flag.kind == 'int' else 'number'}"
+        return None, f"is {words[0][:40]!r}; expected {'an integer' if flag.kind == 'int' else 'a number'}"
     return (tuple(words) if flag.kind == "texts" else words[0]), None

@@ -111,21 +111,29 @@ def _start_lines(world_size: int | None, nodes: int | None) -> list[str]:
     ]
 
 
-def as_toml(migration: Migration, *, title: str, world_size: int | None, nodes: int | None = 1) -> str:
+def as_toml(
+    migration: Migration,
+    *,
+    title: str,
+    world_size: int | None,
+    nodes: int | None = 1,
+    end: str = "Settings marked (default) are Megatron-LM's defaults, or what it always does.",
+) -> str:
     """The configuration with its comments: what was mapped to what, what is not needed and why.
 
     Args:
         migration: without anything refused.
         title: the source, for the first line.
+        end: the last line of the comments.
         world_size, nodes: ranks and machines, for the line that says how to start; None: unknown.
     """
-    lines = [f"From Megatron-LM: {title}", *_start_lines(world_size, nodes), "", "Mapped:"]
+    lines = [f"From {title}", *_start_lines(world_size, nodes), "", "Mapped:"]
     lines += [f"  {text} -> {setting}" for text, setting in migration.mapped]
     lines += ["", "Not needed:"] if migration.not_needed else []
     for reason in dict.fromkeys(reason for _, reason in migration.not_needed):
         texts = "; ".join(text for text, why in migration.not_needed if why == reason)
         lines.append(f"  {texts}: {reason}")
-    lines += ["", "Settings marked (default) are Megatron-LM's defaults, or what it always does."]
+    lines += ["", end]
     body = [_comment(line) for line in lines]
     asked = {setting.partition(" = ")[0] for _, setting in migration.mapped}
     notes = {item.key: item.note for item in migration.settings}
