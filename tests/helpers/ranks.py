@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -205,6 +206,7 @@ def _serve(pipe: multiprocessing.connection.Connection, stack_file: str) -> None
     from trainer.parallel.world import leave_world
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()  # what the fork server imported is shared as long as nothing touches it
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     with Path(stack_file).open("w") as stacks:
