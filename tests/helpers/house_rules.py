@@ -6,6 +6,7 @@ A rule yields (place, problem): the place is a file or `file::function`, and is 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,6 +39,11 @@ class Source:
     @property
     def package(self) -> str:
         return self.path.split("/")[0]
+
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All of the tree."""
+        return list(ast.walk(self.tree))
 
 
 FOR_TRAINERS = (
@@ -108,7 +114,7 @@ def functions(source: Source) -> Iterator[tuple[str, Function, list[ast.AST]]]:
 def import_direction(source: Source) -> Iterator[Finding]:
     """cli -> trainer -> mdata; mdata does not import torch; trainer uses only a few rooms of mdata."""
     forbidden = {"mdata": {"torch", "trainer", "cli"}, "trainer": {"cli"}, "cli": set()}[source.package]
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         for module, _ in _imports(node):
             if module.split(".")[0] in forbidden:
                 yield source.path, f"imports {module}"
@@ -119,7 +125,7 @@ def import_direction(source: Source) -> Iterator[Finding]:
 
 def no_global(source: Source) -> Iterator[Finding]:
     """No `global`: state is passed."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Global):
             yield source.path, f"line {node.lineno}: global {', '.join(node.names)}"
 
@@ -127,7 +133,7 @@ def no_global(source: Source) -> Iterator[Finding]:
 def collectives_in_one_file(source: Source) -> Iterator[Finding]:
     """Collectives are called in parallel/collectives.py, process groups are made in parallel/world.py; nowhere else."""
     aliases = _aliases(source.tree, "torch.distributed")
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         name = None
         if isinstance(node, ast.Attribute):
             base = _dotted(node.value)
@@ -146,7 +152,7 @@ def collectives_in_one_file(source: Source) -> Iterator[Finding]:
 
 def no_print(source: Source) -> Iterator[Finding]:
     """Libraries do not print."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
             yield source.path, f"line {node.lineno}: print"
 
@@ -155,7 +161,7 @@ def one_door_to_the_terminal(source: Source) -> Iterator[Finding]:
     """Commands print only through cli/terminal.py, which quotes control characters in foreign text."""
     if source.path == "cli/terminal.py":
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         name = _dotted(node) if isinstance(node, ast.Attribute | ast.Name) else None
         imported = [one for module, one in _imports(node) if module == "sys" and one in _STREAMS]
         if imported or (name and name.startswith("sys.") and name.split(".")[1] in _STREAMS):
@@ -172,7 +178,7 @@ def module_docstring(source: Source) -> Iterator[Finding]:
 
 def no_blanket_except(source: Source) -> Iterator[Finding]:
     """No bare `except`; everything may be caught only to be raised again."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, ast.ExceptHandler):
             continue
         caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
@@ -184,7 +190,7 @@ def no_blanket_except(source: Source) -> Iterator[Finding]:
 
 def requests_to_stop_pass(source: Source) -> Iterator[Finding]:
     """Ctrl-C and SIGTERM are caught only to be raised again, by a bare `raise` at the end and no other way out."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         suppresses = isinstance(node, ast.Call) and (_dotted(node.func) or "").rpartition(".")[2] == "suppress"
         if suppresses and any(_catches_requests(kind) for kind in node.args):
             yield source.path, f"line {node.lineno}: suppresses a request to stop"
@@ -201,7 +207,7 @@ def requests_to_stop_pass(source: Source) -> Iterator[Finding]:
 
 def closed_once(source: Source) -> Iterator[Finding]:
     """A descriptor kept by an object is an atomic_io.Descriptor: on a second close its number may be another file's."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         closes = isinstance(node, ast.Call) and _dotted(node.func) == "os.close"
         if closes and any(isinstance(argument, ast.Attribute) for argument in node.args):
             yield source.path, f"line {node.lineno}: os.close of an attribute; use atomic_io.Descriptor"
@@ -209,21 +215,21 @@ def closed_once(source: Source) -> Iterator[Finding]:
 
 def atomic_io_is_the_door(source: Source) -> Iterator[Finding]:
     """Only mdata/util/atomic_io.py writes, syncs and renames files that users keep."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Call) and (how := _writes(node)) and source.path != "mdata/util/atomic_io.py":
             yield source.path, f"line {node.lineno}: {how}; use mdata.util.atomic_io"
 
 
 def assert_has_message(source: Source) -> Iterator[Finding]:
     """An assert checks an invariant and has a message."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Assert) and node.msg is None:
             yield source.path, f"line {node.lineno}: assert without a message"
 
 
 def no_stub(source: Source) -> Iterator[Finding]:
     """No unimplemented functions."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Name) and node.id == "NotImplementedError":
             yield source.path, f"line {node.lineno}: NotImplementedError"
 
@@ -231,7 +237,7 @@ def no_stub(source: Source) -> Iterator[Finding]:
 def no_environment_at_import(source: Source) -> Iterator[Finding]:
     """The environment is read where it is used, never while a module is imported."""
     inside = {id(child) for _, node, _ in functions(source) for child in ast.walk(node)}
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Attribute) and _dotted(node) in ("os.environ", "os.getenv") and id(node) not in inside:
             yield source.path, f"line {node.lineno}: {_dotted(node)} at import"
 
