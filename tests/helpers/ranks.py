@@ -90,6 +90,15 @@ def run_ranks(fn: Callable[..., Any], world: int, *args: Any, timeout_s: float =
     return _POOL.run(fn, world, args, timeout_s)
 
 
+def run_alone(fn: Callable[..., Any], *args: Any, timeout_s: float = 120.0) -> Any:
+    """What fn(context, *args) returns in a process that nothing ran in before: a fork, which need not import torch."""
+    stop_ranks()
+    try:
+        return run_ranks(fn, 1, *args, timeout_s=timeout_s)[0]
+    finally:
+        stop_ranks()
+
+
 def stop_ranks() -> None:
     """End the pool's processes; the next call makes new ones."""
     _POOL.kill()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.ranks import run_ranks, stop_ranks
+from tests.helpers.ranks import run_alone
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, commit, write_part
@@ -98,9 +98,7 @@ def measure(context: Any, what: str, folder: Path, *rest: Any) -> tuple[int, int
 def side(*words: Any) -> tuple[int, int]:
     """(bytes of all weights in fp32, by how much memory grew) of: save FOLDER; convert SOURCE TARGET TO, without a
     comparison of logits; first SOURCE, all weights as the first of a new run."""
-    stop_ranks()
-    ((total, grown),) = run_ranks(measure, 1, *words)
-    stop_ranks()
+    total, grown = run_alone(measure, *words)
     return total, grown
 
 

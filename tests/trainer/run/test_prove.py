@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +13,16 @@ import torch
 from cli.mtrain import main
 from cli.mtrain_prove import proof_text
 from mdata import UsageError
+from tests.helpers.ranks import run_alone
 from tests.helpers.runs import make_config, make_mix
 from trainer.checkpoint.location import checkpoints_of
-from trainer.config.parse import dump_config
+from trainer.config.parse import dump_config, load_config
 from trainer.config.sections import CheckpointSection, MeshSection, PrecisionSection
+from trainer.kernels.plain import adamw_
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
 from trainer.run import determinism
+from trainer.run.determinism import make_deterministic
 from trainer.run.engine import Engine
 from trainer.run.metrics import read_metrics
 from trainer.run.prove import COMPUTED, compare, prove
@@ -204,50 +206,48 @@ def test_the_command_on_a_run_folder_with_deterministic_kernels(config, tmp_path
     ]
 
 
+def _made_deterministic(context, file):
+    for name in determinism.VARIABLES:
+        os.environ.pop(name, None)
+    make_deterministic(load_config(file))
+    return torch.are_deterministic_algorithms_enabled(), os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+
+
 def test_a_process_is_made_deterministic_when_the_run_says_so(config):
-    code = (
-        "import os, sys, torch\nfrom trainer.config.parse import load_config\n"
-        "from trainer.run.determinism import make_deterministic\nmake_deterministic(load_config(sys.argv[1]))\n"
-        "print(torch.are_deterministic_algorithms_enabled(), os.environ.get('CUBLAS_WORKSPACE_CONFIG'))"
-    )
     file = Path(config.run.folder).with_suffix(".toml")
-    for asked, expected in ((False, "False None"), (True, "True :4096:8")):
+    for asked, expected in ((False, (False, None)), (True, (True, ":4096:8"))):
         file.write_text(dump_config(replace(config, run=replace(config.run, deterministic=asked))))
-        clean = {"PATH": "/usr/bin:/bin"}
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(file)], capture_output=True, text=True, env=clean, check=True
-        )
-        assert done.stdout.strip() == expected
+        assert run_alone(_made_deterministic, str(file)) == expected
     assert set(determinism.VARIABLES) >= {"NCCL_ALGO", "NVTE_ALLOW_NONDETERMINISTIC_ALGO"}
 
 
-COMPILED = """
-import sys, torch
-from trainer.config.parse import load_config
-from trainer.kernels.plain import adamw_
-from trainer.run.determinism import make_deterministic
-make_deterministic(load_config(sys.argv[1]))
-used, made = [], []
-def backend(graph, examples):
-    made.append(graph)
-    def run(*arguments, number=len(made)):
-        used.append(number)
-        return graph(*arguments)
-    return run
-update = torch.compile(adamw_, backend=backend)
-state = [torch.ones(100) for _ in range(5)]
-numbers, applied = torch.ones(5), torch.tensor(True)
-for step in range(2):
-    for start, stop, decay in ((0, 40, 0.1), (40, 50, 0.0), (50, 53, 0.1), (53, 93, 0.1), (93, 100, 0.0)):
-        weight, first, second, parameter, gradient = (tensor[start:stop] for tensor in state)
-        update((weight, first, second, parameter), gradient, numbers, applied, (0.9, 0.99, 1e-8, decay))
-print(used[:5] == used[5:], used)
-"""
+def _compiled(context, file):
+    """The numbers of the compiled kernels that two steps use."""
+    make_deterministic(load_config(file))
+    used, made = [], []
+
+    def backend(graph, examples):
+        made.append(graph)
+        number = len(made)
+
+        def run(*arguments):
+            used.append(number)
+            return graph(*arguments)
+
+        return run
+
+    update = torch.compile(adamw_, backend=backend)
+    state = [torch.ones(100) for _ in range(5)]
+    numbers, applied = torch.ones(5), torch.tensor(True)
+    for _ in range(2):
+        for start, stop, decay in ((0, 40, 0.1), (40, 50, 0.0), (50, 53, 0.1), (53, 93, 0.1), (93, 100, 0.0)):
+            weight, first, second, parameter, gradient = (tensor[start:stop] for tensor in state)
+            update((weight, first, second, parameter), gradient, numbers, applied, (0.9, 0.99, 1e-8, decay))
+    return used
 
 
 def test_which_compiled_kernel_runs_does_not_depend_on_the_calls_before(config):
     """Else the first step after a start differs in the last bits from the same step of a run that goes on."""
     file = Path(config.run.folder).with_suffix(".toml")
     file.write_text(dump_config(replace(config, run=replace(config.run, deterministic=True))))
-    done = subprocess.run([sys.executable, "-c", COMPILED, str(file)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "True [1, 2, 3, 1, 4, 1, 2, 3, 1, 4]"
+    assert run_alone(_compiled, str(file)) == [1, 2, 3, 1, 4] * 2
