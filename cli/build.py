@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_tokenizer_unknown(parser)
     add_allow_outside(parser)
     add("--cache", "--data-cache-path", metavar="FOLDER", help="folder for the arrays (default: next to the corpus)")
-    add("--threads", type=int, default=1, metavar="N", help="processes that build (default: 1)")
+    add("--threads", type=int, default=1, metavar="N", help="threads that fill Megatron's index (default: 1)")
     add = parser.add_argument_group("Megatron's order").add_argument
     for split in _SPLITS:
         add(f"--{split}-samples", type=int, metavar="N", help="samples to build for (default: one epoch)")

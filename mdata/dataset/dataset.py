@@ -10,11 +10,13 @@ hash. Random draws inside a corpus are keyed by the corpus' id, so changing the 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +56,26 @@ if TYPE_CHECKING:
     from mdata.samples.masked import MaskedSamples
 
 
+P = ParamSpec("P")
+
+
+def _accepts_options(open_by_keywords: Callable[P, Dataset]) -> Callable[P, Dataset]:
+    """Also accept `open_dataset(path, DatasetOptions(...))`, the form of before 0.1, until 0.2."""
+
+    @wraps(open_by_keywords)
+    def opened(*args: P.args, **keywords: P.kwargs) -> Dataset:
+        older: dict[str, Any] = dict(zip(("path", "options"), args, strict=False)) | keywords
+        if not isinstance(older.get("options"), DatasetOptions):
+            return open_by_keywords(*args, **keywords)
+        text = "mdata.open_dataset(path, options) is now mdata.Dataset.from_options(path, options)"
+        warnings.warn(text, FutureWarning, stacklevel=2)
+        from_options: Callable[..., Dataset] = Dataset.from_options
+        return from_options(**older)
+
+    return opened
+
+
+@_accepts_options
 def open_dataset(
     path: str | Path,
     *,

@@ -26,4 +26,13 @@ def test_old_names_work_with_one_warning_that_names_the_new_form(tmp_path):
     with pytest.warns(FutureWarning, match=r"DatasetOptions\.from_keys"):
         options = mdata.options_from_keys(sequence_length=8, kind="document")
     assert options == new.options
+    for given, named in (
+        ((tmp_path / "a", options), {}),
+        ((tmp_path / "a",), {"options": options, "evaluation": True}),
+    ):
+        with pytest.warns(FutureWarning, match=r"mdata\.Dataset\.from_options\(path, options\)") as said:
+            assert mdata.open_dataset(*given, **named).data_id == new.data_id
+        assert len(said) == 1 and said[0].filename == __file__
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'sequence_length'"):
+        mdata.open_dataset(tmp_path / "a")
     assert not {"open", "options_from_keys"} & {*dir(mdata), *mdata.__all__}
