@@ -73,16 +73,16 @@ def shuffle(
                     bucket.close()
             return writer.stage(made_by)
 
-    progress.begin(f"shuffling {corpus.name}", 2 * corpus.num_tokens, unit="tokens")
     made = write_corpora(
         source,
         {result: made_by},
         make=make,
         command=f"shuffle of {corpus.id[:16]}, seed {seed}",
         called=f"this shuffle of {corpus.name}",
+        doing=f"shuffling {corpus.name}",
+        num_tokens=2 * corpus.num_tokens,
         progress=progress,
     )
-    progress.end()
     return result, made[result]
 
 

@@ -68,17 +68,16 @@ def split(
                 _append(writer, block, progress)
             return writer.stage(made_by[prefix])
 
-    progress.begin(f"splitting {source.corpus.name}", source.corpus.num_tokens, unit="tokens")
-    made = write_corpora(
+    return write_corpora(
         source,
         made_by,
         make=make,
         command=f"split of {source.corpus.id[:16]} by {' '.join(shares)}",
         called=f"this part of {source.corpus.name}",
+        doing=f"splitting {source.corpus.name}",
+        num_tokens=source.corpus.num_tokens,
         progress=progress,
     )
-    progress.end()
-    return made
 
 
 def sample(
@@ -112,16 +111,16 @@ def sample(
                 _append(writer, block[permutation.inverse(block) < drawn], progress)
             return writer.stage(made_by)
 
-    progress.begin(f"sampling {corpus.name}", tokens, unit="tokens")
     made = write_corpora(
         source,
         {result: made_by},
         make=make,
         command=f"sample of {corpus.id[:16]}, {tokens} tokens, seed {seed}",
         called=f"this sample of {corpus.name}",
+        doing=f"sampling {corpus.name}",
+        num_tokens=tokens,
         progress=progress,
     )
-    progress.end()
     return result, made[result]
 
 

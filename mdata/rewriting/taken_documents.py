@@ -170,6 +170,8 @@ def write_corpora(
     make: Callable[[Path], Staged],
     command: str,
     called: str,
+    doing: str,
+    num_tokens: int,
     progress: Progress,
 ) -> dict[Path, CorpusManifest]:
     """Write corpora of a source's documents, or find them written; the manifest of each.
@@ -178,7 +180,8 @@ def write_corpora(
         source: of the documents.
         made_by: the prefix of each corpus, and what its `DocumentWriter.stage` records.
         make, command, called: as in `Rewriting`.
-        progress: receives notes.
+        doing, num_tokens: the name and length of the work, for `progress`.
+        progress: receives notes, and the tokens that `make` advances.
 
     Raises:
         UsageError, ResourceError: as `write_results`.
@@ -190,7 +193,10 @@ def write_corpora(
         make=make,
         differs=lambda prefix, existing: source.differs(made_by[prefix], existing),
     )
-    return {prefix: written.manifest for prefix, written in write_results(rewriting, progress).items()}
+    progress.begin(doing, num_tokens, unit="tokens")
+    manifests = {prefix: written.manifest for prefix, written in write_results(rewriting, progress).items()}
+    progress.end()
+    return manifests
 
 
 @contextmanager
