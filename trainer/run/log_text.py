@@ -34,7 +34,8 @@ def header(config: RunConfig, plan: Plan, *, start: Start, device: str) -> Itera
     init_from = config.checkpoint.init_from
     fresh = f"weights of {init_from}" if init_from else f"new weights from seed {config.run.seed}"
     origin = f"resumed from {start.folder}" if start.folder else fresh
-    yield f"{steps}, in {plan.num_microbatches} microbatches of {plan.micro_batch:,} per rank; {origin}"
+    microbatches = f"{plan.num_microbatches} microbatch{'es' * (plan.num_microbatches != 1)}"
+    yield f"{steps}, in {microbatches} of {plan.micro_batch:,} per rank; {origin}"
     yield from start.notes
 
 

@@ -40,6 +40,9 @@ def test_the_header_of_a_new_run_on_one_rank() -> None:
     first, second = header(config, make_plan(config, 1, facts=FACTS), start=start, device="cpu")
     assert first.endswith("parameters in fp32 on 1 rank, cpu")
     assert second.startswith("steps 1 to 100 of 8 samples") and second.endswith("new weights from seed 1234")
+    whole = sound(mesh={"tp": 1}, train={"micro_batch": 8})
+    _, second = header(whole, make_plan(whole, 1, facts=FACTS), start=start, device="cpu")
+    assert ", in 1 microbatch of 8 per rank; " in second
     assert device_text(torch.device("cpu")) == f"cpu with {torch.get_num_threads()} threads"
 
 
