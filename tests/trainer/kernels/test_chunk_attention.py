@@ -32,12 +32,12 @@ class Slow:
         return Attended(scores.softmax(-1) @ v, scores.logsumexp(-1, keepdim=True), ())
 
     @classmethod
-    def backward(cls, dy, heads, *, found, causal, scale):
+    def backward(cls, dy, heads, *, attended, causal, scale):
         q, k, v = heads
         groups = k.shape[1]
-        weights = (cls._scores(q, k, causal, scale) - found.sums_BHS1).exp()
+        weights = (cls._scores(q, k, causal, scale) - attended.sums_BHS1).exp()
         wide = [x.repeat_interleave(q.shape[1] // groups, dim=1) for x in (k, v)]
-        dscores = weights * (dy @ wide[1].transpose(2, 3) - (dy * found.y_BHSK).sum(-1, keepdim=True))
+        dscores = weights * (dy @ wide[1].transpose(2, 3) - (dy * attended.y_BHSK).sum(-1, keepdim=True))
         dscores = dscores * (scale or 1 / math.sqrt(q.shape[3]))
         dk, dv = ((x.transpose(2, 3) @ y).unflatten(1, (groups, -1)).sum(2) for x, y in ((dscores, q), (weights, dy)))
         return dscores @ wide[0], dk, dv
