@@ -154,7 +154,7 @@ def _provenance_lines(provenance: dict[str, Any] | None) -> list[str]:
         return ["made by another program, or without a manifest: its inputs are not known"]
     inputs = provenance["inputs"]
     rows, size = sum(file["rows"] for file in inputs), sum(file["bytes"] for file in inputs)
-    count = f"{len(inputs):,} input{'' if len(inputs) == 1 else 's'}"
+    count = f"{len(inputs):,} input{'s' * (len(inputs) != 1)}"
     lines = [f"made by {provenance['program']} from {count}: {rows:,} rows, {size:,} bytes"]
     lines += [f"  {file['path']}: {file['rows']:,} rows, {file['bytes']:,} bytes" for file in inputs[:_INPUTS_SHOWN]]
     lines += [f"  and {len(inputs) - _INPUTS_SHOWN:,} more"] if len(inputs) > _INPUTS_SHOWN else []
