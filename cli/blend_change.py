@@ -67,14 +67,14 @@ def changed(
     old = mdata.open_blend(arguments.from_blend, tokenizer_unknown=unknown, allow_outside=outside)
     sequence_length, split = arguments.sequence_length, arguments.split_shares
     edited = any((edits.shares, edits.add, edits.remove, edits.replace))
-    edits_or_none = replace(edits, allow_overlap=arguments.allow_overlap) if edited else None
+    requested = replace(edits, allow_overlap=arguments.allow_overlap) if edited else None
     blend = change_blend(
         old,
         arguments.at_sample,
         folder=folder,
         sequence_length=sequence_length,
         spec=spec,
-        edits=edits_or_none,
+        edits=requested,
         split=split,
     )
     rows = change_table(old, blend, sequence_length=sequence_length, split=split, run=length)

@@ -62,10 +62,10 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         with console.progress() as progress:
             preflight(ReadConfig(first, []), world_size, where=arguments.config, progress=progress)
 
-        def train(of_training: RunConfig) -> None:
-            where = Path(of_training.run.folder).name
-            console.note(f"training {where} to step {of_training.train.exit_interval}")
-            _train(of_training, world_size, Path(scratch, "run.toml"))
+        def train(run_config: RunConfig) -> None:
+            where = Path(run_config.run.folder).name
+            console.note(f"training {where} to step {run_config.train.exit_interval}")
+            _train(run_config, world_size, Path(scratch, "run.toml"))
 
         proof = prove(config, folder, restart=arguments.restart, steps=arguments.steps, train=train)
     console.result(proof_text(proof), dataclasses.asdict(proof))

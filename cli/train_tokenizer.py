@@ -88,15 +88,15 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `mdata.train_tokenizer` and print the result."""
-    options = {field.name: getattr(arguments, field.name) for field in fields(TrainOptions)}
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    values = {field.name: getattr(arguments, field.name) for field in fields(TrainOptions)}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     with console.progress() as progress:
         made = train_tokenizer(
             arguments.input,
             arguments.output,
             kind=arguments.kind,
             vocab_size=arguments.vocab_size,
-            options=TrainOptions(**options),
+            options=TrainOptions(**values),
             progress=progress,
         )
     if made.entries < arguments.vocab_size:

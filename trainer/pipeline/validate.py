@@ -69,10 +69,10 @@ def _wrong_links(schedule: Schedule) -> Iterator[str]:
         if count:
             yield f"{action} happens {'too few' if count > 0 else 'too many'} times"
     for link in sorted(sent.keys() | received.keys()):
-        for number, (sent_one, taken) in enumerate(zip(sent[link], received[link], strict=False)):
-            if sent_one != taken:
+        for number, (sent_action, taken) in enumerate(zip(sent[link], received[link], strict=False)):
+            if sent_action != taken:
                 taker = schedule.partner(taken)
-                yield f"link {link[0]} -> {link[1]}: message {number} is sent by {sent_one}, and {taker} receives it"
+                yield f"link {link[0]} -> {link[1]}: message {number} is sent by {sent_action}, and {taker} receives it"
                 break
 
 
