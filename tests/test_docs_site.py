@@ -17,6 +17,9 @@ from trainer.migrate.flags import flag_table
 SITE = runpy.run_path(str(ROOT / "scripts" / "docs_site.py"))
 PAGES = {name: page() for name, page in SITE["PAGES"].items()}
 CITED = re.compile(r"\bdocs/[\w/-]+\.md\b")
+# How the guides give defaults: `section.key` (default 10), `key` (1,000), or a value of a key: "1f1b" (default).
+DEFAULT_OF_KEY = re.compile(r"""`([a-z]\w*(?:\.\w+)?)` \((?:default )?(2\^\d+|\d[\d,.]*|"\w+")[;,)]""")
+DEFAULT_VALUE = re.compile(r"""`([a-z]+\.\w+)`|"(\w+)"`? \(default\b""")
 
 
 def test_every_setting_has_a_row():
@@ -28,6 +31,33 @@ def test_every_setting_has_a_row():
         if line.startswith("| `")
     }
     assert rows == {key.name for key in describe()}
+
+
+def test_defaults_in_prose_are_those_of_the_settings():
+    keys = {key.name: key for key in describe()}
+    compared, wrong = 0, []
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        text, last = " ".join(path.read_text(encoding="utf-8").split()), ""
+        stated = []
+        for name, value in DEFAULT_OF_KEY.findall(text):
+            number = float(2 ** int(value[2:])) if value.startswith("2^") else value.strip('"').replace(",", "")
+            stated += [(name, number)]
+        for name, value in DEFAULT_VALUE.findall(text):
+            last = name or last
+            stated += [(last, value)] if value else []
+        for name, value in stated:
+            defaults = [key.default for full, key in keys.items() if name in (full, full.partition(".")[2])]
+            compared += bool(defaults)
+            if defaults and not any(_number(default) == _number(value) for default in defaults):
+                wrong.append(f"{path.name}: {name} {value}, here {defaults}")
+    assert not wrong and compared >= 6
+
+
+def _number(value: object) -> float | object:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return value
 
 
 def test_every_command_has_its_help():
