@@ -107,12 +107,17 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
+# A name in the first column of a table stays whole; on a narrow screen the table scrolls.
+TABLES_CSS = ".md-typeset td:first-child code { white-space: nowrap; }\n"
+
+
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the generated pages to the site."""
+    """Add the generated pages to the site, and the style of tables."""
     from mkdocs.structure.files import File
 
     for name, page in PAGES.items():
         files.append(File.generated(config, name, content=page()))
+    files.append(File.generated(config, "tables.css", content=TABLES_CSS))
     return files
 
 
