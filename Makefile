@@ -47,7 +47,7 @@ cluster-test: install ## real Slurm and Ray on this machine: install them (as ro
 	@test -x $(CLUSTER)/bin/python || $(IN_VENV) python -m venv $(CLUSTER)
 	@$(IN_CLUSTER) python scripts/see_environment.py .venv
 	$(IN_CLUSTER) python -m pip install --quiet -c constraints.txt ray
-	$(IN_CLUSTER) python -m pytest tests/cluster tests/mdata/launching --timeout 900 -rs
+	$(IN_CLUSTER) python -m pytest -m "soak or not soak" tests/cluster tests/mdata/launching --timeout 900 -rs
 
 # megatron-core lies in an environment of its own, which has the torch of .venv.
 MEGATRON = $(CURDIR)/build/megatron

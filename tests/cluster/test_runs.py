@@ -1,7 +1,7 @@
 """A training run on a real Slurm of this machine: submitted, preempted, near its limit, stopped; the losses stay.
 
 Runs are two or four ranks on the CPU, each on a node of its own. If Slurm is missing the tests are skipped;
-`make cluster-test` installs it.
+`make cluster-test` installs it, and runs them: they take minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.cluster.test_engines import NEEDS_SLURM, wait_until
 from tests.helpers.slurm import slurm
 from trainer.run.metrics import read_metrics
 
-pytestmark = [NEEDS_SLURM, pytest.mark.slow]
+pytestmark = [NEEDS_SLURM, pytest.mark.soak]
 RUN = """
 [run]
 folder = "runs/first"

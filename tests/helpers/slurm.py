@@ -51,6 +51,8 @@ class Slurm:
         key.chmod(0o600)
         folder.chmod(0o755)
         (folder / "slurm.conf").write_text(self._conf(cpus, max_array))
+        # A GPU in name only, so that --gpus-per-node has something to give.
+        (folder / "gres.conf").write_text(f"NodeName=n[1-{nodes}] Name=gpu File=/dev/null\n")
 
     def _conf(self, cpus: int, max_array: int) -> str:
         host = socket.gethostname().split(".")[0]
@@ -65,9 +67,11 @@ class Slurm:
             "ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none", "SwitchType=switch/none",
             "MpiDefault=none", "ReturnToService=2", "SelectType=select/cons_tres", "SelectTypeParameters=CR_CPU",
             f"MaxArraySize={max_array}", "SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1",
+            "GresTypes=gpu",
             "JobRequeue=1", "KillWait=2", "MinJobAge=600", "SlurmctldTimeout=30", "SlurmdTimeout=30", "InactiveLimit=0",
             *(
-                f"NodeName=n{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[n]} CPUs={cpus} State=UNKNOWN"
+                f"NodeName=n{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[n]} CPUs={cpus} Gres=gpu:1 "
+                "State=UNKNOWN"
                 for n in range(1, self.nodes + 1)
             ),
             f"PartitionName=all Nodes=n[1-{self.nodes}] Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO",
