@@ -56,7 +56,17 @@ class Owner:
     def facts(self) -> dict[str, Any]:
         """Of this attempt, for events.jsonl."""
         a = self.attempt
-        return {"attempt": a.attempt, "host": a.host, "process": a.process, "job": a.job} if a is not None else {}
+        return (
+            {
+                "attempt": a.attempt,
+                "host": a.host,
+                "process": a.process,
+                "job": a.job,
+                "setup_s": round(time.time() - a.time_s, 3),
+            }
+            if a is not None
+            else {}
+        )
 
     def check_folder(self) -> None:
         """Raise a SupersededError if a newer attempt has claimed the run folder since."""
@@ -84,16 +94,17 @@ def owned_folder(config: RunConfig, world: World) -> Iterator[Owner]:
     inside = not isinstance(checkpoints, ObjectFolder) and checkpoints.absolute().is_relative_to(folder.absolute())
     claimed: list[Location] = [folder] if inside else [folder, checkpoints]
     attempt = this_attempt(os.environ)
-    with ExitStack() as stack, os_errors_named("making the run folder"):
-        takes_over = attempt.restarts(newest_attempt(folder))
+    with ExitStack() as stack:
+        with os_errors_named("reading the run folder"):
+            takes_over = attempt.restarts(newest_attempt(folder))
         for place in local.values():
-            place.mkdir(parents=True, exist_ok=True)
-            if takes_over and place in claimed:
-                claim(place, attempt)
+            with os_errors_named("making the run folder"):
+                place.mkdir(parents=True, exist_ok=True)
+                if takes_over and place in claimed:
+                    claim(place, attempt)
             _lock(place, stack, remove=place != folder, patience_s=TAKE_OVER_S if takes_over else 0)
-        numbers = [claim(place, attempt) for place in claimed]
-        stack_of_run = stack.pop_all()
-    with stack_of_run:
+        with os_errors_named("claiming the run folder"):
+            numbers = [claim(place, attempt) for place in claimed]
         yield Owner(dataclasses.replace(attempt, attempt=numbers[0]), folder, claimed[-1])
 
 
