@@ -152,8 +152,7 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
 def _ending_for_good() -> Iterator[None]:
     """Let a launcher that restarts ranks know where starting again would be wrong, or would end in the same way."""
     from trainer.parallel.world import end_for_good
-    from trainer.run.attempt import ReplacedError, SupersededError
-    from trainer.run.resume import TooManyRestartsError
+    from trainer.run.attempt import ReplacedError, SupersededError, TooManyRestartsError
     from trainer.run.signals import StoppedAtTimeError
 
     try:
@@ -184,6 +183,8 @@ def result_text(result: TrainResult, folder: str, *, unit: str = "steps") -> str
     lines += [f"validation loss {name}: {loss:.4f}" for name, loss in result.valid.items()]
     lines += [f"test loss {name}: {loss:.4f}" for name, loss in result.test.items()]
     lines.append(f"checkpoint: {result.checkpoint}")
+    if result.goodput is not None:
+        lines.append(result.goodput.text())
     if Path(folder, "tokenizer").is_dir():  # mock data, and data without a manifest, have none
         lines.append(f"next: mtrain generate {folder}")
     return "\n".join(lines)

@@ -32,7 +32,7 @@ from trainer.config.sections import DataSection, RunConfig
 from trainer.plan.stages import PipelineLayout
 from trainer.report.baselines import Baselines, count_pairs, evaluate
 from trainer.run.data import RunData, open_data
-from trainer.run.metrics import METRICS, RANKS, read_events, read_metrics
+from trainer.run.metrics import METRICS, RANKS, read_events, read_metrics, tally_of
 
 MOST_TOKENS = 200_000_000  # training tokens up to which baselines are counted: about two minutes
 SHOWN_ROWS = 3
@@ -96,6 +96,7 @@ class Run:
 
     Attributes:
         metrics: lines of metrics.jsonl in order, at least one. generated: lines of generated.jsonl, if any.
+        goodput: of all starts, for people; empty where events.jsonl tells of none.
     """
 
     folder: Path
@@ -106,6 +107,7 @@ class Run:
     metrics: list[dict[str, Any]]
     events: list[dict[str, Any]]
     generated: list[dict[str, Any]]
+    goodput: str = ""
 
     @property
     def consumed(self) -> int:
@@ -170,17 +172,20 @@ def read_run(folder: Path) -> Run:
             expected="a run folder with at least one finished step",
             fix="run mtrain train first, or give the folder that run.folder names",
         )
+    events = read_events(folder)
     config = load_config(folder / "config.toml")
     plan = _checked(_json(folder / "plan.json", {}), _Plan, folder / "plan.json")
     config = dataclasses.replace(config, data=_placed(config.data, folder, find_record(folder).started_in))
+    goodput = tally_of(folder, config.train.sequence_length, background=config.checkpoint.background).goodput()
     return Run(
+        goodput=goodput.text() if events else "",
         folder=folder,
         config=config,
         config_text=(folder / "config.toml").read_text(encoding="utf-8"),
         plan=plan,
         ranks=_checked(_json(folder / RANKS, []), list[_Rank], folder / RANKS),
         metrics=_checked(metrics, list[_Step], folder / METRICS),
-        events=read_events(folder),
+        events=events,
         generated=_checked(_json_lines(folder / "generated.jsonl"), list[_Generated], folder / "generated.jsonl"),
     )
 

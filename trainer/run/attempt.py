@@ -13,6 +13,7 @@ moment exactly one finds its own. Storage with conditional puts numbers them one
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
@@ -20,12 +21,15 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 
 from mdata import ResourceError, UsageError
 from mdata.object_storage.reading import object_there, read_range
 from mdata.object_storage.uploading import put_if_unchanged
 from mdata.util import atomic_io
 from trainer.checkpoint.location import Location, ObjectFolder
+from trainer.config.sections import RunSection
+from trainer.run.metrics import read_events
 
 ATTEMPT = "attempt.json"
 LOOKS = 20  # at an object that others replace at the same moment
@@ -38,6 +42,10 @@ class SupersededError(ResourceError):
 
 class ReplacedError(SupersededError):
     """The same, and the newer attempt is one of the same job: that job goes on."""
+
+
+class TooManyRestartsError(ResourceError):
+    """The run has started too often without progress."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +138,24 @@ def claim(folder: Location, attempt: Attempt) -> int:
         facts = asdict(attempt) | {"attempt": number}
         if _replace(folder, (json.dumps(facts) + "\n").encode(), nonce=attempt.nonce, etag=etag):
             return number
+
+
+def check_restarts(settings: RunSection, step: int) -> None:
+    """Refuse to start once more where run.max_restarts starts in a row came no further than this step.
+
+    Raises:
+        TooManyRestartsError: too many did; the run needs somebody to look at it.
+    """
+    if settings.max_restarts is None:
+        return
+    starts = [event.get("step") for event in read_events(Path(settings.folder)) if event["event"] == "start"]
+    in_vain = len(list(itertools.takewhile(lambda start: start == step, reversed(starts))))
+    if in_vain > settings.max_restarts:
+        raise TooManyRestartsError(
+            f"the run has started {in_vain} times from step {step:,} without writing another checkpoint",
+            expected=f"at most run.max_restarts={settings.max_restarts} restarts without progress",
+            fix="look at the output of the last start for the cause; a larger run.max_restarts, or none, starts again",
+        )
 
 
 def _read(folder: Location) -> tuple[bytes | None, str | None]:

@@ -22,6 +22,7 @@ from mdata import DamageError
 from mdata.util import atomic_io
 from mdata.util.regular_files import regular_file
 from trainer.optim.optimizer import Optimizer
+from trainer.run.goodput import Tally
 from trainer.run.log_text import event_text, losses_text
 
 METRICS, EVENTS, RANKS = "metrics.jsonl", "events.jsonl", "ranks.json"
@@ -35,6 +36,7 @@ class MetricsWriter:
         resumed_step: the number of finished steps from which the run continues; lines of later steps are put aside.
             None: a new run with an empty curve.
         tell: called with each line for the terminal.
+        tally: of the run's time so far; each line says the goodput with it.
         check_owner: called before each line; raises an error where a newer attempt writes the folder.
 
     Attributes:
@@ -50,9 +52,10 @@ class MetricsWriter:
         *,
         resumed_step: int | None = None,
         tell: Callable[[str], None] = lambda text: None,
+        tally: Tally | None = None,
         check_owner: Callable[[], None] = lambda: None,
     ) -> None:
-        self._tell, self._check_owner = tell, check_owner
+        self._tell, self._check_owner, self.tally = tell, check_owner, tally
         self.put_aside = _keep_until(folder, resumed_step)
         _drop_torn_end(folder / EVENTS)
         self._metrics = _open_append(folder / METRICS)
@@ -61,14 +64,21 @@ class MetricsWriter:
     def step(self, step: int, values: Mapping[str, Any]) -> None:
         """Write one line of metrics.jsonl: the number of finished steps and the measurements."""
         self._check_owner()
-        atomic_io.write_all(self._metrics, _line({"step": step, **values}))
+        line = {"step": step, **values}
+        if self.tally is not None:
+            self.tally.line(line)
+            line["goodput"] = round(self.tally.goodput().share, 4)
+        atomic_io.write_all(self._metrics, _line(line))
         for text in losses_text(step, values):
             self._tell(text)
 
     def event(self, kind: str, facts: Mapping[str, Any]) -> None:
         """Write one line of events.jsonl: time (seconds since 1970), event, and its facts."""
         self._check_owner()
-        atomic_io.write_all(self._events, _line({"time_s": round(time.time(), 3), "event": kind, **facts}))
+        line = {"time_s": round(time.time(), 3), "event": kind, **facts}
+        if self.tally is not None:
+            self.tally.event(line)
+        atomic_io.write_all(self._events, _line(line))
         if text := event_text(kind, facts):
             self._tell(text)
 
@@ -97,23 +107,44 @@ def write_ranks(folder: Path, ranks: Sequence[Mapping[str, Any]]) -> None:
     atomic_io.atomic_write(folder / RANKS, (json.dumps(plain(ranks), indent=1) + "\n").encode())
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
+def read_metrics(folder: Path, *, name: str = METRICS) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl in order; empty if there are none yet. A torn last line is left out.
+
+    Args:
+        name: of a file with lines that were put aside.
 
     Raises:
         DamageError: a line that is not a JSON object, or has no step.
     """
-    lines = _read_lines(folder / METRICS)
+    lines = _read_lines(folder / name)
     for line in lines:
         if type(line.get("step")) is not int:
             shown = json.dumps(line)[:80]
-            raise DamageError(f"{folder / METRICS} has a line without a step", found=shown, fix="remove that line")
+            raise DamageError(f"{folder / name} has a line without a step", found=shown, fix="remove that line")
     return lines
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
     """The lines of events.jsonl; see read_metrics."""
     return _read_lines(folder / EVENTS)
+
+
+def tally_of(folder: Path, sequence_length: int, *, background: bool = True) -> Tally:
+    """The sums of what a run folder holds.
+
+    Raises:
+        DamageError: a line that is not JSON.
+    """
+    tally = Tally(sequence_length, background=background)
+    stem, _, suffix = METRICS.partition(".")
+    aside = (path.name for path in folder.glob(f"{stem}-*.{suffix}"))
+    lines = [line for name in (METRICS, *aside) for line in read_metrics(folder, name=name)]
+    timed = [line for line in lines if {"time_s", "consumed_samples"} <= line.keys()]  # a user may add others
+    signs = [(float(line["time_s"]), 1, line) for line in timed]
+    signs += [(float(event.get("time_s") or 0.0), 0, event) for event in read_events(folder)]
+    for _, is_line, sign in sorted(signs, key=lambda sign: sign[:2]):
+        (tally.line if is_line else tally.event)(sign)
+    return tally
 
 
 def _keep_until(folder: Path, resumed_step: int | None) -> Path | None:

@@ -9,13 +9,11 @@ Reads the checkpoint's index; changes nothing.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from mdata import ResourceError, UsageError
+from mdata import UsageError
 from mdata.loader.resume_check import resumes
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from mdata.util.config_text import load_toml
@@ -26,7 +24,7 @@ from trainer.checkpoint.location import Location, checkpoints_folder, location_o
 from trainer.checkpoint.object_folder import LATEST
 from trainer.checkpoint.save import together
 from trainer.config.parse import parse_config, problems_error, value_text
-from trainer.config.sections import OptimizerSection, RunConfig, RunSection, TrainSection
+from trainer.config.sections import OptimizerSection, RunConfig, TrainSection
 from trainer.convert.first_state import FirstState, first_state
 from trainer.models.family import family_of
 from trainer.optim.schedules import Rates, rates
@@ -34,7 +32,6 @@ from trainer.parallel.collectives import gather_objects
 from trainer.parallel.world import World
 from trainer.plan.lengths import batch_sizes, given_lengths, horizon, run_length, schedule_lengths, sizes_setting
 from trainer.run.data import RunData
-from trainer.run.metrics import read_events
 
 SETTINGS = {  # part of the data's identity -> the key that a user sets; other parts have no key
     "blend": "data.blend",
@@ -50,10 +47,6 @@ SETTINGS = {  # part of the data's identity -> the key that a user sets; other p
     "shuffle_block": "data.shuffle_block",
     "split_shares": "data.split",
 }
-
-
-class TooManyRestartsError(ResourceError):
-    """The run has started too often without progress."""
 
 
 class Counted(NamedTuple):
@@ -311,22 +304,6 @@ def check_agreed(start: Start, *, world: World) -> None:
         folder, actual = location_of(config.checkpoint.init_from), ", ".join(str(first) for _, first in everyone)
         expected += ", which no run is writing to; or name one checkpoint in it"
     raise UsageError(f"the ranks do not see the same checkpoints in {folder}", found=actual, expected=expected)
-
-
-def check_restarts(settings: RunSection, step: int) -> None:
-    """Refuse to start once more where run.max_restarts starts in a row came no further than this step.
-
-    Raises:
-        TooManyRestartsError: too many did; the run needs somebody to look at it.
-    """
-    starts = [event.get("step") for event in read_events(Path(settings.folder)) if event["event"] == "start"]
-    in_vain = len(list(itertools.takewhile(lambda start: start == step, reversed(starts))))
-    if settings.max_restarts is not None and in_vain > settings.max_restarts:
-        raise TooManyRestartsError(
-            f"the run has started {in_vain} times from step {step:,} without writing another checkpoint",
-            expected=f"at most run.max_restarts={settings.max_restarts} restarts without progress",
-            fix="look at the output of the last start for the cause; a larger run.max_restarts, or none, starts again",
-        )
 
 
 def with_horizon(config: RunConfig, before: RunConfig | None) -> RunConfig:

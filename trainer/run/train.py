@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
-from mdata import Batch
+from mdata import Batch, DamageError
 from mdata.progress import SILENT, Progress
 from trainer.checkpoint.folder import folder_name
 from trainer.checkpoint.format import RunState
@@ -32,12 +33,14 @@ from trainer.plan.lengths import batch_sizes
 from trainer.plan.memory import explained
 from trainer.plan.plan import Plan, make_plan
 from trainer.run.after_step import AfterStep, Callback, unrecorded_step
+from trainer.run.attempt import check_restarts
 from trainer.run.data import RunData, open_data, training_batches
 from trainer.run.determinism import make_deterministic
 from trainer.run.engine import Engine
+from trainer.run.goodput import Goodput, Tally
 from trainer.run.log_text import device_text, header
-from trainer.run.metrics import MetricsWriter, held_parameters, write_ranks
-from trainer.run.resume import Done, Start, check_agreed, check_restarts, find_start, found_by_all
+from trainer.run.metrics import MetricsWriter, held_parameters, tally_of, write_ranks
+from trainer.run.resume import Done, Start, check_agreed, find_start, found_by_all
 from trainer.run.run_folder import Owner, owned_folder, write_run_files
 from trainer.run.saving import checkpoint_bytes, prune_finished
 from trainer.run.signals import StopRequests
@@ -50,7 +53,7 @@ class TrainResult:
 
     Args:
         step: finished steps. loss: of the last one; None if none was left to do. valid, test: losses by corpus at the
-            end. checkpoint: the newest.
+            end. checkpoint: the newest. goodput: of all starts, on rank 0.
     """
 
     step: int
@@ -58,6 +61,7 @@ class TrainResult:
     valid: dict[str, float]
     test: dict[str, float]
     checkpoint: Location
+    goodput: Goodput | None = None
 
 
 def train(
@@ -180,7 +184,10 @@ def _go_on(
     for line in header(config, plan, start=start, device=device_text(world.device)):
         progress.note(line)
     resumed = done.steps if newest else None
-    with MetricsWriter(folder, resumed_step=resumed, tell=progress.note, check_owner=owner.check_folder) as log:
+    tally = _tally_so_far(config, tell=progress.note)
+    with MetricsWriter(
+        folder, resumed_step=resumed, tell=progress.note, tally=tally, check_owner=owner.check_folder
+    ) as log:
         log.event(
             "start", {**start.facts(), **owner.facts(), "world_size": world.world_size, "device": str(world.device)}
         )
@@ -191,6 +198,16 @@ def _go_on(
             log.event("note", {"text": text})
             progress.note(text)
         return loop(log=log).run(unrecorded)
+
+
+def _tally_so_far(config: RunConfig, *, tell: Callable[[str], None]) -> Tally:
+    """The time of the run's earlier starts; without those whose lines cannot be read."""
+    length, background = config.train.sequence_length, config.checkpoint.background
+    try:
+        return tally_of(Path(config.run.folder), length, background=background)
+    except DamageError as error:
+        tell(f"goodput counts this start only: {error}")
+        return Tally(length, background=background)
 
 
 class _Loop:
@@ -235,7 +252,8 @@ class _Loop:
                 loss = report.loss
         progress.end()
         newest = checkpoints_folder(self.config) / folder_name(after.last)
-        return TrainResult(after.last, loss, losses.get("valid", {}), losses.get("test", {}), newest)
+        goodput = after.log.tally.goodput() if after.log is not None and after.log.tally is not None else None
+        return TrainResult(after.last, loss, losses.get("valid", {}), losses.get("test", {}), newest, goodput)
 
     def _reports(self, stops: StopRequests) -> Iterator[tuple[Done, StepReport, bool]]:
         """(what is done, what its last step did, whether no later step has begun); the time between is the consumer's.
