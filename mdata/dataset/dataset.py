@@ -211,6 +211,16 @@ class Dataset:
         surplus, beside = options.order.blend_surplus, (cache, corpora[0].path)
         return open_mixed(self._opened, open_one, num_samples=options.num_samples, surplus=surplus, cache=beside)
 
+    def same_order_for(self, num_samples: int) -> bool:
+        """Whether Megatron's order for so many samples has the same ones, as far as both go; False for other orders."""
+        order = self.options.order
+        if not isinstance(order, MegatronOrder) or self.options.num_samples is None:
+            return False
+        from mdata.dataset.megatron_mix import same_order
+
+        parts = [component.samples for component in self.components]
+        return same_order(self._opened, parts, num_samples=num_samples, surplus=order.blend_surplus)
+
     def _selection(self) -> SelectionMap:
         """The selection map: by shares in training, otherwise one component after another."""
         if self.options.endless:

@@ -28,6 +28,7 @@ from mdata.mixing.megatron_blend import (
 )
 from mdata.mixing.shares import USER
 from mdata.samples.base import Samples
+from mdata.samples.megatron_gpt import MegatronGptSamples
 
 Open = Callable[[int, int | None], Samples | None]
 """Opens the samples of component i for so many samples (None: one epoch); None where its split is empty."""
@@ -126,6 +127,31 @@ def mix_by_size(
     blend = weighted(sizes, min(num_samples, sum(sizes)), cache=cache)
     blend.check(sizes, [f"component {i}" for i, part in enumerate(parts) if part is not None])
     return parts, blend
+
+
+def same_order(blend: OpenBlend, parts: Sequence[Samples], *, num_samples: int, surplus: float) -> bool:
+    """Whether a blend that is built for another number of samples has the same ones, as far as both go.
+
+    Which component sample k is of depends on the weights and the samples before it. Which of its samples that is
+    depends on how many are requested of it; corpora that count by their size have one epoch whatever is asked.
+
+    Args:
+        parts: the components' samples, as `open_mixed` has opened them for the present number.
+    """
+    known = blend.manifest.components
+    if not all(isinstance(part, MegatronGptSamples) for part in parts):
+        return False
+    if not blend.counts_by_tokens:
+        _, _, wanted = requests([_number(part.share) for part in known], num_samples, surplus=surplus)
+    elif len(known) == 1:
+        wanted = [num_samples]
+    else:
+        return True
+    return all(
+        part.same_for(request)
+        for part, request in zip(parts, wanted, strict=True)
+        if isinstance(part, MegatronGptSamples)
+    )
 
 
 def mix_identity(blend: OpenBlend, surplus: float | None) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Whether a run may resume on a dataset: the same order of samples, or a blend made to continue it.
 
-A checkpoint stores the data id and the number of consumed samples. Another data id is refused, with one exception: a
+A checkpoint stores the data id and the number of consumed samples. Another data id is refused, with two exceptions: a
 blend from `mdata blend --from` whose parent is the checkpoint's, which differs from it only after the consumed samples,
-read with the same options. The trainer and `Sampler.restored` both use this. Not done here: saying which field of an
-identity differs.
+read with the same options; and Megatron's order built for another number of samples, if the consumed ones stay what
+they were. The trainer and `Sampler.restored` both use this. Not done here: saying which field of an identity differs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,18 @@ def resumes(dataset: Dataset, identity: Mapping[str, Any], *, consumed: int) -> 
     if dataset.continues is not None:
         parent, until = dataset.continues
         continues = dataset.identity | {"blend": parent}, until
-    return goes_on(dict(identity), dataset.identity, continues=continues, consumed=consumed)
+    if goes_on(dict(identity), dataset.identity, continues=continues, consumed=consumed):
+        return True
+    return other_length(dataset, identity) is not None
+
+
+def other_length(dataset: Dataset, identity: Mapping[str, Any]) -> int | None:
+    """The samples that Megatron's order was built for, where only that differs and the samples are the same."""
+    before = identity.get("num_samples")
+    if not isinstance(before, int) or before == dataset.identity.get("num_samples"):
+        return None
+    same = dict(identity) | {"num_samples": dataset.identity.get("num_samples")} == dataset.identity
+    return before if same and dataset.same_order_for(before) else None
 
 
 def goes_on(before: object, now: object, *, continues: tuple[object, int] | None, consumed: int) -> bool:

@@ -8,7 +8,7 @@ in the cache (mdata/array_cache/cache.py); processes that unpickle samples map t
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -85,6 +85,14 @@ class MegatronGptSamples(PickledByArguments, RowSamples):
     def epochs(self, num_samples: int) -> float:
         """How many passes over the corpus this number of samples makes."""
         return num_samples * self.request.sequence_length / self._num_tokens
+
+    def same_for(self, num_samples: int) -> bool:
+        """Whether the samples are the same where so many are requested; nothing is built.
+
+        They depend on the request by the number of epochs, and by whether the last one is shuffled separately.
+        """
+        tokens = self._num_tokens
+        return plan(tokens, replace(self.request, num_samples=num_samples)) == plan(tokens, self.request)
 
     @property
     def _num_tokens(self) -> int:

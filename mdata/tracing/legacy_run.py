@@ -29,7 +29,7 @@ from mdata.util.option_synonyms import nearest
 from mdata.util.regular_files import regular_file
 
 # Keys that this version knows: those of [data] that are not options of a dataset, and those of [train].
-_OTHER_DATA = ("blend", "split", "valid", "test", "allow_overlap", "prefetch")
+_OTHER_DATA = ("blend", "split", "valid", "test", "allow_overlap", "prefetch", "order_samples")
 _STEPS = ("sequence_length", "global_batch", "batch_ramp", "batch_schedule", "micro_batch")
 _LENGTHS = ("steps", "samples", "tokens")
 _EVALUATION = ("evaluate", "eval_interval", "eval_samples")
@@ -107,7 +107,7 @@ def _options(run: _Run) -> dict[str, Any]:
     order, wanted = str(given.get("order", NativeOrder.name)), bool(given.pop("document_masks", False))
     given |= document_mask_keys(order=order, wanted=wanted)
     if order == MegatronOrder.name and "num_samples" not in given:
-        given["num_samples"] = _samples_asked(run)
+        given["num_samples"] = data.get("order_samples") or _samples_asked(run)
     of_run: dict[str, Any] = {
         "sequence_length": run.number("train", "sequence_length"),
         "seed": run.number("run", "seed"),

@@ -218,6 +218,10 @@ class DataSection:
     shuffle_block: Positive | None = (
         None  # native, gpt: documents are shuffled within blocks of this many; not set: file order
     )
+    order_samples: Positive | None = (
+        None  # megatron: samples that the order is built for, so that the run may grow to them; not set: derived from
+        # the run's length
+    )
     blend_surplus: Amount = 0.005  # megatron: extra samples built for each corpus of a blend, as a fraction
     tokenizer_unknown: Literal["refuse", "ok"] = (
         "refuse"  # ok: corpora with an unknown tokenizer may be mixed with others

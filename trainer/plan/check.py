@@ -39,6 +39,7 @@ from trainer.plan.lengths import (
     run_length,
     schedule_lengths,
     sizes_setting,
+    training_samples,
 )
 from trainer.plan.stages import num_chunks
 
@@ -228,6 +229,8 @@ def _order_problems(data: DataSection) -> Iterator[str]:
         )
     if data.blend_surplus != MegatronOrder.blend_surplus and data.order != "megatron":
         yield f'data.blend_surplus={data.blend_surplus:g} applies only to data.order="megatron"; leave it out'
+    if data.order_samples and data.order != "megatron":
+        yield f'data.order_samples={data.order_samples} applies only to data.order="megatron"; leave it out'
     if data.cache_size and not data.cache:
         yield f'data.cache_size="{data.cache_size}" has no effect without data.cache; set that, or leave it out'
 
@@ -267,7 +270,7 @@ def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
             f"{facts.vocab_size} entries; it was made with another tokenizer, preprocess it again"
         )
     if facts.num_samples is not None and run_length(config.train).samples > facts.num_samples:
-        yield _too_few_samples(config.train, config.data.blend, facts.num_samples)
+        yield _too_few_samples(config.train, config.data, facts.num_samples)
     # Other kinds pad, or repeat a corpus before its end.
     runs = config.data.order == "native" and config.data.kind == "gpt"
     for name, tokens in facts.components or ((config.data.blend, facts.num_tokens),):
@@ -278,9 +281,11 @@ def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
             )
 
 
-def _too_few_samples(train: TrainSection, blend: str, num_samples: int) -> str:
-    asked, sizes = run_length(train).samples, batch_sizes(train)
+def _too_few_samples(train: TrainSection, data: DataSection, num_samples: int) -> str:
+    asked, sizes, blend = run_length(train).samples, batch_sizes(train), data.blend
     remedy = "or a blend whose amounts and caps allow more"
+    if data.order_samples:
+        remedy = f"or in a new run at least data.order_samples={training_samples(train)}"
     if train.steps:
         size = sizes_setting(train) if len(sizes.sizes) > 1 else f"train.global_batch={train.global_batch}"
         return (

@@ -113,6 +113,15 @@ def training_samples(train: TrainSection) -> int:
     return train.samples or (train.tokens or 0) // train.sequence_length
 
 
+def order_samples(config: RunConfig) -> int:
+    """Samples that Megatron's order is built for: data.order_samples, or those of the run.
+
+    Raises:
+        UsageError: as `batch_sizes`.
+    """
+    return config.data.order_samples or training_samples(config.train)
+
+
 def schedule_lengths(config: RunConfig, *, in_samples: bool = False) -> ScheduleLengths:
     """The lengths of [optimizer]; a decay without an end of its own ends with the run.
 

@@ -27,7 +27,7 @@ from trainer.config.sections import RunConfig, TrainSection
 from trainer.models.stage import Microbatch
 from trainer.parallel.collectives import Group
 from trainer.plan.check import DataFacts
-from trainer.plan.lengths import batch_sizes, run_length, training_samples
+from trainer.plan.lengths import batch_sizes, order_samples, run_length
 from trainer.plan.plan import Plan
 
 COUNTED_ROWS, COUNTED_TOKENS = 256, 64  # evenly spaced samples of the run for counting attention
@@ -248,7 +248,7 @@ def _option_keys(config: RunConfig) -> dict[str, Any]:
         "split": "train",
         "split_shares": data.split,
         "order": data.order,
-        "num_samples": training_samples(train) if data.order == "megatron" else None,
+        "num_samples": order_samples(config) if data.order == "megatron" else None,
         "kind": data.kind,
         **document_mask_keys(order=data.order, wanted=data.document_masks),
         "shuffle_block": data.shuffle_block or 0,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mdata import UsageError
-from mdata.loader.resume_check import resumes
+from mdata.loader.resume_check import other_length, resumes
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from mdata.util.config_text import load_toml
 from trainer.checkpoint.folder import ResumePoint, find_checkpoint, read_index
@@ -140,7 +140,7 @@ def find_start(config: RunConfig, data: RunData, *, found: ResumePoint | None = 
     if conflicts:
         raise problems_error(f"continuing {folder.name}", [*map(str, conflicts)]) if conflicts[1:] else conflicts[0]
     done = done_in(run)
-    checkpoint_notes = tuple(_seen_notes(resume_point, index))
+    checkpoint_notes = (*_seen_notes(resume_point, index), *_length_notes(config, data, run))
     if stored is None:
         note = f"{folder.name} has settings that this version does not know, so changed settings are not reported"
         return Start(
@@ -340,6 +340,18 @@ def _seen_notes(resume_point: ResumePoint, index: Index) -> Iterator[str]:
         )
 
 
+def _length_notes(config: RunConfig, data: RunData, run: RunState) -> Iterator[str]:
+    """That another length of the run gives another data id in Megatron's order."""
+    before = other_length(data.train, run.data)
+    if before is not None:
+        (unit,) = given_lengths(config.train)
+        length, now = f"train.{unit}={getattr(config.train, unit)}", data.train.identity["num_samples"]
+        yield (
+            f"{length} builds Megatron's order for {now:,} samples in place of {before:,}: a new data id, "
+            f"{data.train.data_id[:12]}, with the same samples"
+        )
+
+
 def _notes(
     changes: Mapping[str, tuple[Any, Any]],
     *,
@@ -413,8 +425,9 @@ def _data_conflict(
     if changed == ["num_samples"]:
         (unit,) = given_lengths(asked.train)
         fix = (
-            f"Megatron's order depends on the length of the run: restore train.{unit}, or train on in another "
-            "run.folder, from the first sample, with checkpoint.init_from, init_optimizer and init_schedule"
+            f"this length changes the epochs of Megatron's order, and with them its samples: restore train.{unit}, or "
+            "train on in another run.folder, from the first sample, with checkpoint.init_from, init_optimizer and "
+            "init_schedule; data.order_samples=N, set when a run begins, lets it grow to N samples"
         )
     yield UsageError(
         f"{folder} was trained on different data, or in a different order",

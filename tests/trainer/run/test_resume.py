@@ -26,6 +26,7 @@ from trainer.models.gpt.shape import function_keys, gpt_shape
 from trainer.optim.schedules import rates
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
+from trainer.plan.check import check
 from trainer.plan.lengths import schedule_lengths
 from trainer.run.data import open_data
 from trainer.run.metrics import read_events, read_metrics
@@ -290,14 +291,15 @@ def test_another_length_in_megatrons_order_is_told_by_its_settings(corpus, tmp_p
         "optimizer": {"min_lr": 1e-3},
     }
     _train(_config(corpus, tmp_path / "run", steps=2, **megatron))
-    longer = _config(corpus, tmp_path / "run", steps=3, **megatron)
+    longer = _config(corpus, tmp_path / "run", steps=400, **megatron)  # another epoch
     with pytest.raises(UsageError) as caught:
         find_start(longer, open_data(longer))
     assert str(caught.value).splitlines()[1:] == [
-        "  found: train.steps=3 x train.global_batch=2 (6 samples)",
+        "  found: train.steps=400 x train.global_batch=2 (800 samples)",
         "  expected: train.steps=2 x train.global_batch=2 (4 samples)",
-        "  try: Megatron's order depends on the length of the run: restore train.steps, or train on in another "
-        "run.folder, from the first sample, with checkpoint.init_from, init_optimizer and init_schedule",
+        "  try: this length changes the epochs of Megatron's order, and with them its samples: restore train.steps, or "
+        "train on in another run.folder, from the first sample, with checkpoint.init_from, init_optimizer and "
+        "init_schedule; data.order_samples=N, set when a run begins, lets it grow to N samples",
     ]
     first = {"init_from": str(tmp_path / "run"), "init_optimizer": True, "init_schedule": True}
     other = _config(corpus, tmp_path / "other", steps=1, checkpoint=first, **megatron)
@@ -305,12 +307,39 @@ def test_another_length_in_megatrons_order_is_told_by_its_settings(corpus, tmp_p
     assert (start.done.steps, start.done.schedule_steps, start.done.moment_steps) == (0, 2, 2)
 
 
+@pytest.mark.parametrize("built_for", [None, 800])
+def test_a_run_in_megatrons_order_grows_where_its_samples_stay(corpus, tmp_path, built_for):
+    """Within an epoch by itself, with a new data id; to any length that the order was built for."""
+    data = {"order": "megatron", "cache": str(tmp_path / "cache")} | ({"order_samples": built_for} if built_for else {})
+    settings: dict[str, Any] = {"data": data, "optimizer": {"min_lr": 1e-3, "decay_steps": 4}}
+    _train(_config(corpus, tmp_path / "whole", steps=4, **settings))
+    short = _config(corpus, tmp_path / "run", steps=2, **settings)
+    _train(short)
+    longer = _config(corpus, tmp_path / "run", steps=4, **settings)
+    told = [line for line in _train(longer) if "new data id" in line]
+    text = "train.steps=4 builds Megatron's order for 8 samples in place of 4: a new data id, "
+    assert (built_for is None) == bool(told) and all(text in line and "with the same samples" in line for line in told)
+    curves = [
+        [(line["step"], line["loss"], line["grad_norm"]) for line in read_metrics(tmp_path / name)]
+        for name in ("run", "whole")
+    ]
+    assert curves[0] == curves[1]
+    if built_for:
+        endless = replace(longer, train=replace(longer.train, steps=9999))
+        (problem,) = check(endless, 1, facts=open_data(longer).facts)
+        assert "in a new run at least data.order_samples=19998" in problem
+        native = replace(longer, data=replace(longer.data, order="native", cache=None))
+        assert any(
+            'data.order_samples=800 applies only to data.order="megatron"' in x for x in check(native, 1, facts=None)
+        )
+
+
 def test_another_table_of_batches_in_megatrons_order_is_told(corpus, tmp_path):
     megatron: dict[str, Any] = {"data": {"order": "megatron", "cache": str(tmp_path / "cache")}}
     _train(_config(corpus, tmp_path / "run", steps=2, **megatron))
-    other = _config(corpus, tmp_path / "run", steps=2, train={"batch_schedule": "0:6 32:2"}, **megatron)
+    other = _config(corpus, tmp_path / "run", steps=300, train={"batch_schedule": "0:6 32:2"}, **megatron)
     with pytest.raises(
-        UsageError, match=r"found: train\.steps=2 with train\.batch_schedule='0:6 32:2' \(12 samples\)\n"
+        UsageError, match=r"found: train\.steps=300 with train\.batch_schedule='0:6 32:2' \(1800 samples\)\n"
     ):
         find_start(other, open_data(other))
 
