@@ -4,7 +4,8 @@ Nothing is started or written. Exit code 0: the run can start; if it would resum
 settings that differ from the checkpoint are printed. 2: it cannot start; each problem says which values conflict and
 what to change. 4: the data or the checkpoint is damaged. 5: GPU memory or disk space is too small. With --ranks N, one
 step of N ranks, which need not exist, is run without a GPU: this checks every shape, message and collective, and the
-memory of each rank (--memory). Too little disk space is then only a note: the ranks may run on other machines.
+memory of each rank (--memory). Too little disk space, or a run folder that this machine cannot write, is then only a
+note: the ranks run on other machines.
 
 Examples:
   mtrain check run.toml --nproc 8
@@ -46,7 +47,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.run.launch import survey
 
     read, world_size = _read(arguments)
-    result = survey(read, world_size)
+    result = survey(read, world_size, elsewhere=arguments.ranks is not None)
     if result.problems and not console.json:
         raise result.error(arguments.config)
     facts = {
@@ -63,7 +64,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if result.start and not result.problems:
         plan = _plan(result.start, result, world_size)
         rows, more = _rehearsed(result.start, result, plan) if arguments.ranks is not None else ([], {})
-        lacks, here = [*_lacks_memory(more, arguments.memory)], [*_lacks_disk(result.start, plan)]
+        here = [f"problem: {text}" for text in result.here] or [*_lacks_disk(result.start, plan)]
+        lacks = [*_lacks_memory(more, arguments.memory)]
         if arguments.ranks is None:
             lacks += here
         else:  # the ranks may run on other machines, with larger disks

@@ -75,6 +75,18 @@ def test_what_is_lacking_is_told(
     assert head.endswith("too little memory or disk with --nproc 2") and "a checkpoint does not fit" in disk
 
 
+def test_a_folder_of_other_machines_is_a_note(
+    run_file: str,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An address, which no machine can write as a run folder, is a problem."""
+    assert main(["check", run_file, "--ranks", "4", *MOCK, "run.folder=/proc/runs/a"]) == 0
+    assert "\nnote      on this machine: run.folder='/proc/runs/a' is not writable" in capsys.readouterr().out
+    assert main(["check", run_file, "data.blend=mock", "--nproc", "2", "run.folder=/proc/runs/a"]) == 2
+    assert main(["check", run_file, "--ranks", "4", *MOCK, "run.folder=s3://bucket/a"]) == 2
+    assert "is an address" in capsys.readouterr().err
+
+
 def test_a_rehearsal_and_a_list_of_layouts_have_the_same_limit(
     run_file: str,  # noqa: F811
     capsys: pytest.CaptureFixture[str],

@@ -109,6 +109,7 @@ class Survey:
         start: where and how it goes on; None where its data or its checkpoint does not let it.
         facts: of the data; None where it cannot be opened.
         nearest: the settings to change for the nearest layout that works, by section.key; {}: the layout works.
+        here: problems of the run's folders on this machine, where the run is to be on others.
         unchecked: why more problems may appear when these are solved; None: these are all.
         kind: of the error, from the worst problem.
     """
@@ -117,6 +118,7 @@ class Survey:
     start: Start | None
     facts: DataFacts | None = None
     nearest: Mapping[str, Any] = field(default_factory=dict)
+    here: Sequence[str] = ()
     unchecked: str | None = None
     kind: type[MdataError] = UsageError
 
@@ -126,13 +128,21 @@ class Survey:
         return problems_error(where, self.problems, fix=fix, kind=self.kind)
 
 
-def survey(read: ReadConfig, world_size: int, *, progress: Progress = SILENT, every_byte: bool = True) -> Survey:
+def survey(
+    read: ReadConfig,
+    world_size: int,
+    *,
+    progress: Progress = SILENT,
+    every_byte: bool = True,
+    elsewhere: bool = False,
+) -> Survey:
     """All problems of a configuration with its mesh, its data, its folder and its checkpoints, in storage or not.
 
     Wrong keys and values do not hide other problems, except for those that depend on the same sections.
 
     Args:
         every_byte: whether checkpoint.load="latest-valid" compares every byte, or only what is fast to read.
+        elsewhere: the run is to be on other machines, whose disks this one need not have.
 
     Raises:
         MdataError: the data or the checkpoint is damaged, and nothing else is wrong.
@@ -144,8 +154,10 @@ def survey(read: ReadConfig, world_size: int, *, progress: Progress = SILENT, ev
 
     config, wrong = read.config, read.wrong_sections
     addresses = list(_address_problems(config))
+    folders = list(folder_problems(config)) if config.run.folder else []
+    anywhere = list(folder_problems(config, anywhere=True)) if elsewhere else folders
     found = [
-        *(folder_problems(config) if config.run.folder else ()),
+        *anywhere,
         *addresses,
         *time_problems(config.run, time.time()),
     ]
@@ -182,7 +194,8 @@ def survey(read: ReadConfig, world_size: int, *, progress: Progress = SILENT, ev
     if damage and problems == [str(damage[0])]:
         raise damage[0]
     kind = DamageError if damage else UsageError
-    return Survey(problems, start, facts, nearest, unchecked=AFTERWARDS if wrong else None, kind=kind)
+    here = [problem for problem in folders if problem not in anywhere]
+    return Survey(problems, start, facts, nearest, here, unchecked=AFTERWARDS if wrong else None, kind=kind)
 
 
 def _address_problems(config: RunConfig) -> Iterator[str]:

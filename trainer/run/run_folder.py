@@ -128,8 +128,12 @@ def _lock(place: Path, stack: ExitStack, *, remove: bool, patience_s: float) -> 
         time.sleep(0.2)
 
 
-def folder_problems(config: RunConfig) -> Iterator[str]:
-    """Why the run's folders cannot be made or written, if that can be seen; neither is made."""
+def folder_problems(config: RunConfig, *, anywhere: bool = False) -> Iterator[str]:
+    """Why the run's folders cannot be made or written, if that can be seen; neither is made.
+
+    Args:
+        anywhere: only what is wrong on every machine.
+    """
     run, usual = config.run.folder, Path(config.run.folder, "checkpoints")
     checkpoints = config.checkpoint.folder or (str(usual) if os.path.lexists(usual) else "")
     takes_over = this_attempt(os.environ).restarts(newest_attempt(Path(run))) if Path(run).is_dir() else False
@@ -138,7 +142,7 @@ def folder_problems(config: RunConfig) -> Iterator[str]:
             if key == "run.folder":
                 yield f"{key}={folder!r} is an address; choose a folder, and set checkpoint.folder to the address"
             continue
-        if not folder:
+        if not folder or anywhere:
             continue
         place = Path(folder).absolute()
         there = next(path for path in (place, *place.parents) if os.path.lexists(path))
