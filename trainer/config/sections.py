@@ -84,6 +84,9 @@ class RunSection:
     max_restarts: Count | None = (
         None  # starts in a row that may come no further than the one before; the next is refused; not set: no limit
     )
+    health: Literal["warn", "stop", "off"] = (
+        "warn"  # a look at every rank before the first step: devices, rates, clocks, versions; stop: ends the run
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from trainer.run.data import RunData, open_data, training_batches
 from trainer.run.determinism import make_deterministic
 from trainer.run.engine import Engine
 from trainer.run.goodput import Goodput, Tally
+from trainer.run.health import check_health
 from trainer.run.log_text import device_text, header
 from trainer.run.metrics import MetricsWriter, held_parameters, tally_of, write_ranks
 from trainer.run.resume import Done, Start, check_agreed, find_start, found_by_all
@@ -130,6 +131,8 @@ def _train(
             prune_finished(config)
         return TrainResult(done.steps, None, {}, {}, newest)
     together(world.groups["world"], lambda: _check_folders(config, plan, done) if world.is_main else None)
+    ill = check_health(config, world, data_id=data.train.data_id)
+    start = replace(start, notes=(*start.notes, *ill))
     # Reading starts here, so that the first steps are ready when the engine is.
     batches = iter(
         training_batches(data, config, plan=plan, dp=world.groups["dp"], consumed=done.samples, progress=progress)

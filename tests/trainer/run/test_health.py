@@ -1,0 +1,120 @@
+"""Ranks that are slow, set up differently or whose clocks are off are named before step 1, with host and device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdata import ResourceError
+from tests.helpers.ranks import run_ranks
+from tests.trainer.run.one_rank import alone, curve, events
+from tests.trainer.run.test_end_time import run_in
+from trainer.config.sections import RunConfig
+from trainer.parallel.mesh import Mesh
+from trainer.run import health
+from trainer.run.health import EXCLUDED, FIGURES, RankHealth, findings, medians_of
+from trainer.run.train import train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def healthy(count: int = 8, **changed: Any) -> list[RankHealth]:
+    """Ranks on hosts of four; `changed`: those of rank 5."""
+    ranks = [
+        RankHealth(
+            rank=rank,
+            host=f"gpu{rank // 4}",
+            device=f"cuda:{rank % 4}",
+            kind="H100",
+            clock_s=1000.0 + rank / 100,
+            figures={"matrix_tflops": 604.0, "copy_gbps": 50.0, "link_gbps": 300.0, "free_gib": 78.0},
+            setup={"torch": "2.11", "data id": "abc"},
+        )
+        for rank in range(count)
+    ]
+    if "figures" in changed:
+        changed["figures"] = {**ranks[5].figures, **changed["figures"]}
+    return [*ranks[:5], replace(ranks[5], **changed), *ranks[6:]]
+
+
+def test_healthy_ranks_have_no_findings() -> None:
+    assert findings(healthy(), {}) == []
+    assert findings(healthy(), {"H100": medians_of(healthy())["H100"], "A100": {"copy_gbps": 1e9}}) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "text", "far"),
+    [
+        ({"figures": {"matrix_tflops": 530.0}}, "530 TFLOP/s in matrix products, 12% below the median, 604", False),
+        ({"figures": {"matrix_tflops": 400.0}}, "400 TFLOP/s in matrix products, 34% below the median, 604", True),
+        ({"figures": {"copy_gbps": 44.0}}, "44 GB/s from its host, 12% below the median, 50", False),
+        ({"figures": {"free_gib": 20.0}}, "20 GiB of free memory, 74% below the median, 78", True),
+        ({"clock_s": 1004.0}, "its clock is 4.0 s ahead of the median", False),
+        ({"clock_s": 900.0}, "its clock is 100.0 s behind the median", True),
+        ({"setup": {"torch": "2.10", "data id": "abc"}}, "torch 2.10, and 2.11 on most ranks", True),
+        ({"setup": {"torch": "2.11", "data id": "abd"}}, "data id abd, and abc on most ranks", True),
+    ],
+)
+def test_a_rank_that_is_off_is_named(changed: dict[str, Any], text: str, far: bool) -> None:
+    (finding,) = findings(healthy(**changed), {})
+    assert finding == health.Finding(f"rank 5 on gpu1, cuda:1: {text}", far, "gpu1")
+
+
+def test_all_ranks_are_compared_with_earlier_starts() -> None:
+    stored = {"H100": {"matrix_tflops": 700.0, "link_gbps": 450.0, "free_gib": 900.0}}
+    texts = [(finding.text, finding.far, finding.host) for finding in findings(healthy(), stored)]
+    assert texts == [
+        ("H100: 300 GB/s of an all-reduce over all ranks, 33% below an earlier start's 450", True, None),
+        ("H100: 604 TFLOP/s in matrix products, 14% below an earlier start's 700", False, None),
+    ]
+
+
+def _off(context: Any, config: RunConfig, clock_s: float) -> None:
+    """Rank 1 measures itself slow, with another clock."""
+    real = health.measure
+
+    def measured(*given: Any, **more: Any) -> RankHealth:
+        rank = real(*given, **more)
+        slow = context.rank == 1
+        figures = {"matrix_tflops": 100.0 if slow else 600.0}
+        return replace(rank, host=f"host{rank.rank}", figures=figures, clock_s=rank.clock_s - clock_s * slow)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health, "measure", measured)
+        try:
+            train(config, context.join(Mesh(context.world)))
+        except ResourceError as error:
+            Path(config.run.folder, f"error-{context.rank}").write_text(str(error))
+
+
+@pytest.mark.parametrize("policy", ["warn", "stop"])
+def test_a_slow_rank_is_told_or_ends_all_ranks_and_its_host_is_written_down(policy: str, tmp_path: Path) -> None:
+    config = run_in(tmp_path / "run", health=policy)
+    folder = tmp_path / "run"
+    run_ranks(_off, 2, config, 30.0)
+    assert (folder / EXCLUDED).read_text() == "host1\n"
+    assert json.loads((folder / FIGURES).read_text()) == {"cpu": {"matrix_tflops": 600.0}}
+    slow = "rank 1 on host1, cpu: 100 TFLOP/s in matrix products, 83% below the median, 600"
+    if policy == "warn":
+        notes = [event["text"] for event in events(config, "note")]
+        assert f"health: {slow}" in notes and any("its clock is 30." in note for note in notes)
+        assert len(curve(config)) == 6
+        return
+    texts = [(folder / f"error-{rank}").read_text() for rank in (0, 1)]
+    assert texts[0] == texts[1] and slow in texts[0]
+    assert f"exclude host1 ({folder / EXCLUDED} has all)" in texts[0]
+    assert not (folder / "metrics.jsonl").exists()
+
+
+def test_a_healthy_run_says_nothing_and_excludes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / EXCLUDED).write_text("host1\n")
+    (tmp_path / FIGURES).write_text("no JSON")
+    config = run_in(tmp_path, health="stop")
+    assert not [line for line in alone(config).lines if "health" in line]
+    assert not (tmp_path / EXCLUDED).exists()
+    monkeypatch.setattr(health, "measure", None)
+    alone(run_in(tmp_path / "off", health="off"))

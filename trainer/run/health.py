@@ -1,0 +1,257 @@
+"""A short look at every rank before step 1: does its device answer, is it as fast as the others, are all set up alike.
+
+Each rank measures itself (`measure`), all are gathered, and `findings`, a pure function, compares them with the median
+of the same kind of device and with the best median that this run folder has seen (health.json). Devices are timed on
+GPUs only: a CPU is shared with other work, and its rate says little. The bandwidth between ranks is one figure for all,
+because a collective is as slow as its slowest link; it is compared with earlier starts. A device that does not answer
+holds its rank here, and the watchdog names it.
+
+A rank that is far off is named with host and device. Its host goes into exclude_hosts.txt in the run folder, for the
+next start's scheduler; run.health = "stop" also ends the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from mdata import ResourceError, __version__
+from mdata.util import atomic_io
+from trainer.config.parse import dump_config
+from trainer.config.sections import RunConfig
+from trainer.parallel.collectives import all_reduce_, gather_objects
+from trainer.parallel.world import World
+from trainer.run.log_text import device_text
+
+FIGURES, EXCLUDED = "health.json", "exclude_hosts.txt"
+WARN, STOP = 0.90, 0.75  # of the median, or of the stored figure
+SKEW_S = (2.0, 60.0)  # of a clock, from the median
+SHOWN = 8  # findings
+_SIDE, _BYTES, _TIMES = 4096, 64 << 20, 5
+_NAMES = {
+    "matrix_tflops": ("TFLOP/s in matrix products", "TFLOP/s in matrix products"),
+    "copy_gbps": ("GB/s from its host", "GB/s from hosts to devices"),
+    "link_gbps": ("", "GB/s of an all-reduce over all ranks"),
+    "free_gib": ("GiB of free memory", ""),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankHealth:
+    """What a rank says of itself.
+
+    Args:
+        device: "cuda:0 (NVIDIA H200)". kind: "NVIDIA H200"; those of one kind are compared.
+        clock_s: seconds since 1970, read by all ranks at about the same moment.
+        figures: by the names of `_NAMES`; empty on a CPU.
+        setup: what has to be the same on all ranks, by name: versions, and hashes of files.
+    """
+
+    rank: int
+    host: str
+    device: str
+    kind: str
+    clock_s: float
+    figures: Mapping[str, float] = field(default_factory=dict)
+    setup: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """For messages."""
+        return f"rank {self.rank} on {self.host}, {self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it should be; `far`: far off. `host`: the one to exclude; None: no single one."""
+
+    text: str
+    far: bool
+    host: str | None = None
+
+
+def findings(ranks: Sequence[RankHealth], stored: Mapping[str, Mapping[str, float]]) -> list[Finding]:
+    """What is wrong, the worst first. A pure function.
+
+    Args:
+        ranks: all of the run. stored: the best medians of earlier starts, by kind of device.
+    """
+    found = [*_different_setups(ranks), *_skewed_clocks(ranks)]
+    for kind, medians in medians_of(ranks).items():
+        for name, median in medians.items():
+            alone, together = _NAMES[name]
+            for rank in ranks if alone else ():
+                if rank.kind == kind and (value := rank.figures.get(name, median)) < WARN * median:
+                    text = f"{rank.place}: {value:.4g} {alone}, {1 - value / median:.0%} below the median, {median:.4g}"
+                    found.append(Finding(text, value < STOP * median, rank.host))
+            best = stored.get(kind, {}).get(name)
+            if together and best and median < WARN * best:
+                text = f"{kind}: {median:.4g} {together}, {1 - median / best:.0%} below an earlier start's {best:.4g}"
+                found.append(Finding(text, median < STOP * best))
+    return sorted(found, key=lambda finding: not finding.far)
+
+
+def medians_of(ranks: Sequence[RankHealth]) -> dict[str, dict[str, float]]:
+    """The median of each figure by kind of device; of two values the larger one. A pure function."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for rank in ranks:
+        for name, value in rank.figures.items():
+            values.setdefault(rank.kind, {}).setdefault(name, []).append(value)
+    return {
+        kind: {name: statistics.median_high(of_ranks) for name, of_ranks in figures.items()}
+        for kind, figures in values.items()
+    }
+
+
+def _different_setups(ranks: Sequence[RankHealth]) -> Iterator[Finding]:
+    for name in ranks[0].setup:
+        values = [rank.setup.get(name, "nothing") for rank in ranks]
+        usual = statistics.mode(values)
+        for rank, value in zip(ranks, values, strict=True):
+            if value != usual:
+                yield Finding(f"{rank.place}: {name} {value}, and {usual} on most ranks", True, rank.host)
+
+
+def _skewed_clocks(ranks: Sequence[RankHealth]) -> Iterator[Finding]:
+    median = statistics.median_high(rank.clock_s for rank in ranks)
+    for rank in ranks:
+        skew = rank.clock_s - median
+        if abs(skew) > SKEW_S[0]:
+            way = "ahead of" if skew > 0 else "behind"
+            text = f"{rank.place}: its clock is {abs(skew):.1f} s {way} the median"
+            yield Finding(text, abs(skew) > SKEW_S[1], rank.host)
+
+
+def measure(config: RunConfig, world: World, *, data_id: str) -> RankHealth:
+    """Measure this rank; all ranks call it together."""
+    device, everyone = world.device, world.groups["world"]
+    figures = {}
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        figures = {"free_gib": free / 2**30, **_rates(world)}
+        torch.cuda.reset_peak_memory_stats(device)  # metrics say what the run takes
+    shared = replace(config, run=replace(config.run, folder=""))  # without a common disk each machine has its own
+    answer = torch.ones(2, device=device).sum().item()
+    assert answer == 2.0, f"{device} adds 1 and 1 to {answer}"
+    gather_objects(None, everyone)  # so that all read their clocks at one moment
+    return RankHealth(
+        rank=world.rank,
+        host=os.uname().nodename,
+        device=device_text(device) if device.type == "cuda" else "cpu",
+        kind=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        clock_s=time.time(),
+        figures=figures,
+        setup={
+            "mtrain": __version__,
+            "Python": platform.python_version(),
+            "torch": torch.__version__,
+            "CUDA": str(torch.version.cuda),
+            "program files": _hash_of_program(),
+            "configuration": blake3(dump_config(shared).encode()).hexdigest()[:12],
+            "data id": data_id[:12],
+        },
+    )
+
+
+def _rates(world: World) -> dict[str, float]:
+    """Rates of a GPU, each the median of some tries; random numbers are not touched."""
+    device = world.device
+    a = torch.full((_SIDE, _SIDE), 0.01, dtype=torch.bfloat16, device=device)
+    out, on_host = torch.empty_like(a), torch.zeros(_BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(_BYTES, dtype=torch.uint8, device=device)
+    rates = {
+        "matrix_tflops": 10 * 2 * _SIDE**3 / 1e12 / _seconds(lambda: [torch.mm(a, a, out=out) for _ in range(10)]),
+        "copy_gbps": _BYTES / 1e9 / _seconds(lambda: there.copy_(on_host, non_blocking=True)),
+    }
+    if world.world_size > 1:
+        values = torch.zeros(_BYTES // 4, device=device)
+        rates["link_gbps"] = _BYTES / 1e9 / _seconds(lambda: all_reduce_(values, world.groups["world"]))
+    return rates
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    """The median time of some work on a GPU, after a first try."""
+    times = []
+    for _ in range(1 + _TIMES):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(times[1:])
+
+
+def _hash_of_program() -> str:
+    """Of the Python files of the trainer and of mdata: machines may have different installations of one version."""
+    hasher, root = blake3(), Path(__file__).resolve().parents[2]
+    for path in sorted(path for room in ("trainer", "mdata") for path in (root / room).rglob("*.py")):
+        hasher.update(path.read_bytes())
+    return hasher.hexdigest()[:12]
+
+
+def check_health(config: RunConfig, world: World, *, data_id: str) -> list[str]:
+    """Look at all ranks, as run.health says; what was found, for people, the same on all ranks.
+
+    Rank 0 keeps the figures and the hosts to exclude in the run folder.
+
+    Raises:
+        ResourceError: something is far off and run.health is "stop"; on all ranks.
+    """
+    if config.run.health == "off":
+        return []
+    everyone, folder = world.groups["world"], Path(config.run.folder)
+    ranks = gather_objects(measure(config, world, data_id=data_id), everyone)
+    stored = gather_objects(_stored(folder) if world.is_main else {}, everyone)[0]
+    found = findings(ranks, stored)
+    if world.is_main:
+        _keep(folder, ranks, stored, found)
+    shown = [finding.text for finding in found[:SHOWN]]
+    shown += [f"and {len(found) - SHOWN} more findings"] if len(found) > SHOWN else []
+    if config.run.health == "stop" and any(finding.far for finding in found):
+        hosts = sorted({finding.host for finding in found if finding.far and finding.host})
+        raise ResourceError(
+            'the ranks are not fit to train, and run.health is "stop"',
+            found="; ".join(shown),
+            expected=f"at least {STOP:.0%} of the usual rates, clocks within {SKEW_S[1]:.0f} s, and one installation",
+            fix=f"exclude {', '.join(hosts[:SHOWN])} ({folder / EXCLUDED} has all), or repair them"
+            if hosts
+            else 'look at what slows all ranks; run.health="warn" trains nevertheless',
+        )
+    return [f"health: {text}" for text in shown]
+
+
+def _stored(folder: Path) -> dict[str, dict[str, float]]:
+    """The figures of earlier starts; none where they cannot be read."""
+    with suppress(OSError, ValueError):
+        kinds = json.loads((folder / FIGURES).read_bytes())
+        if isinstance(kinds, dict) and all(isinstance(figures, dict) for figures in kinds.values()):
+            return kinds
+    return {}
+
+
+def _keep(
+    folder: Path, ranks: Sequence[RankHealth], stored: Mapping[str, Mapping[str, float]], found: Sequence[Finding]
+) -> None:
+    best = {kind: dict(figures) for kind, figures in stored.items()}
+    for kind, medians in medians_of(ranks).items():
+        for name, median in medians.items():
+            best.setdefault(kind, {})[name] = max(median, best.get(kind, {}).get(name, 0.0))
+    if best != stored:
+        atomic_io.atomic_write(folder / FIGURES, (json.dumps(best, indent=1) + "\n").encode())
+    hosts = sorted({finding.host for finding in found if finding.far and finding.host})
+    if hosts:
+        atomic_io.atomic_write(folder / EXCLUDED, "".join(f"{host}\n" for host in hosts).encode())
+    else:
+        (folder / EXCLUDED).unlink(missing_ok=True)
