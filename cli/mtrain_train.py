@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdata.errors import MdataError, StoppedError, UsageError
+from mdata.errors import MdataError, StoppedError
 from mdata.util.commands import command_line
 from trainer.checkpoint.folder import latest_checkpoint
 from trainer.checkpoint.location import checkpoints_folder
@@ -154,12 +154,13 @@ def _ending_for_good() -> Iterator[None]:
     from trainer.parallel.world import end_for_good
     from trainer.run.attempt import ReplacedError, SupersededError, TooManyRestartsError
     from trainer.run.signals import StoppedAtTimeError
+    from trainer.run.skipped_steps import DivergedError
 
     try:
         yield
     except ReplacedError:
         raise
-    except (StoppedAtTimeError, SupersededError, TooManyRestartsError, UsageError) as error:
+    except (StoppedAtTimeError, SupersededError, TooManyRestartsError, DivergedError) as error:
         end_for_good(os.environ, error)
         raise
 

@@ -17,12 +17,16 @@ from types import SimpleNamespace
 import pytest
 
 from cli.mtrain import COMMANDS, main
-from cli.mtrain_train import result_text
+from cli.mtrain_train import _ending_for_good, result_text
+from mdata import ResourceError, StoppedError, UsageError
 from mdata.util import file_lock
 from tests.helpers.runs import make_config, make_corpora, write_jsonl
 from trainer.config.parse import dump_config
+from trainer.run.attempt import ReplacedError, SupersededError, TooManyRestartsError
 from trainer.run.metrics import read_metrics
 from trainer.run.run_folder import folder_problems
+from trainer.run.signals import StoppedAtTimeError
+from trainer.run.skipped_steps import DivergedError
 from trainer.run.train import TrainResult
 
 RUN = """
@@ -519,3 +523,26 @@ def test_a_plan_draws_its_schedule(run_file: str, capsys: pytest.CaptureFixture[
     assert main([*words[:-1], "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert len(facts["parameters_per_stage"]) == 2 and facts["bubble"] > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "for_good"),
+    [
+        (StoppedAtTimeError("at its time"), True),
+        (SupersededError("by another job"), True),
+        (TooManyRestartsError("three"), True),
+        (DivergedError("ten skipped steps"), True),
+        (ReplacedError("by the same job"), False),
+        (StoppedError("by SIGTERM, which torchrun sends before a restart"), False),
+        (UsageError("the lock is held, for as long as torchrun waits for its ranks"), False),
+        (ResourceError("a rank is lost"), False),
+    ],
+)
+def test_only_what_would_end_again_keeps_a_launcher_from_starting_ranks_again(
+    error: BaseException, for_good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list[BaseException]()
+    monkeypatch.setattr("trainer.parallel.world.end_for_good", lambda env, error: left.append(error))
+    with pytest.raises(type(error)), _ending_for_good():
+        raise error
+    assert left == [error] * for_good

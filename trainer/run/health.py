@@ -30,6 +30,7 @@ from mdata import ResourceError, __version__
 from mdata.util import atomic_io
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
+from trainer.errors import out_of_memory_in
 from trainer.parallel.collectives import all_reduce_, gather_objects
 from trainer.parallel.world import World
 from trainer.run.log_text import device_text
@@ -133,6 +134,7 @@ def _skewed_clocks(ranks: Sequence[RankHealth]) -> Iterator[Finding]:
             yield Finding(text, abs(skew) > SKEW_S[1], rank.host)
 
 
+@out_of_memory_in("looking at the device before the first step", fix='end other programs on it, or run.health="off"')
 def measure(config: RunConfig, world: World, *, data_id: str) -> RankHealth:
     """Measure this rank; all ranks call it together."""
     device, everyone = world.device, world.groups["world"]
@@ -140,6 +142,7 @@ def measure(config: RunConfig, world: World, *, data_id: str) -> RankHealth:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         figures = {"free_gib": free / 2**30, **_rates(world)}
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)  # metrics say what the run takes
     shared = replace(config, run=replace(config.run, folder=""))  # without a common disk each machine has its own
     answer = torch.ones(2, device=device).sum().item()
@@ -168,7 +171,7 @@ def _rates(world: World) -> dict[str, float]:
     """Rates of a GPU, each the median of some tries; random numbers are not touched."""
     device = world.device
     a = torch.full((_SIDE, _SIDE), 0.01, dtype=torch.bfloat16, device=device)
-    out, on_host = torch.empty_like(a), torch.zeros(_BYTES, dtype=torch.uint8, pin_memory=True)
+    out, on_host = torch.empty_like(a), torch.zeros(_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
     there = torch.empty(_BYTES, dtype=torch.uint8, device=device)
     rates = {
         "matrix_tflops": 10 * 2 * _SIDE**3 / 1e12 / _seconds(lambda: [torch.mm(a, a, out=out) for _ in range(10)]),

@@ -61,7 +61,11 @@ class SkippedSteps:
         return report.applied or (scale_falls and math.isfinite(report.loss))
 
 
-def diverged(problem: str, report: StepReport) -> UsageError:
+class DivergedError(UsageError):
+    """The run has diverged, and would again from its newest checkpoint."""
+
+
+def diverged(problem: str, report: StepReport) -> DivergedError:
     """The error for a run that has diverged."""
     numbers = f"loss {report.loss}, gradient norm {report.grad_norm}"
-    return UsageError(problem, found=numbers, fix="lower optimizer.lr, or continue from an older checkpoint")
+    return DivergedError(problem, found=numbers, fix="lower optimizer.lr, or continue from an older checkpoint")

@@ -118,3 +118,16 @@ def test_a_healthy_run_says_nothing_and_excludes_nobody(tmp_path: Path, monkeypa
     assert not (tmp_path / EXCLUDED).exists()
     monkeypatch.setattr(health, "measure", None)
     alone(run_in(tmp_path / "off", health="off"))
+
+
+def _measured(context: Any) -> dict[str, float]:
+    """What a GPU is asked, by a CPU; the times are not those of events."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("_SIDE", 8), ("_BYTES", 64), ("_seconds", lambda work: 1e-3 if work() is not None else 0)):
+            patch.setattr(health, name, value)
+        return health._rates(context.join(Mesh(context.world)))
+
+
+def test_the_rates_are_those_of_the_work() -> None:
+    rates = run_ranks(_measured, 2)
+    assert rates[0] == rates[1] == pytest.approx({"matrix_tflops": 10.24e-6, "copy_gbps": 64e-6, "link_gbps": 64e-6})
