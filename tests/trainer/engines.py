@@ -156,4 +156,4 @@ def held_state(engine: Engine) -> dict[str, torch.Tensor]:
 def save_engine(engine: Engine, root: Path, *, run: RunState) -> Path:
     """Write a checkpoint and wait for it; called by every rank."""
     target = Target(root, engine.with_scale(run), "test")
-    return save_checkpoint(target, engine.shard, state=engine.optimizer.state, world=engine.everyone)
+    return save_checkpoint(target, engine.shard, state=engine.state, world=engine.everyone)

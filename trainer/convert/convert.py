@@ -34,7 +34,7 @@ from trainer.checkpoint.stored_files import INDEX, files_of
 from trainer.convert.compare import Rounded, compare_logits, compare_token_ids, token_ids_text
 from trainer.convert.hf_folder import find_tokenizer, is_hf, open_hf, write_hf
 from trainer.convert.links import TensorInfo, Watched
-from trainer.convert.model_folder import Format, ModelFolder, boxes, check_new, num_bytes, read_json
+from trainer.convert.model_folder import BUFFER, Format, ModelFolder, boxes, check_new, num_bytes, read_json
 from trainer.convert.mp_rank import is_mp_rank, open_mp_rank, scratch_bytes, write_mp_rank
 from trainer.convert.native import is_native, open_native, write_native
 from trainer.convert.torch_dist import is_torch_dist, open_torch_dist
@@ -292,7 +292,7 @@ def _has_main(states: tuple[str, ...], options: Options) -> bool:
 def _states(model: ModelFolder, options: Options, tell: Callable[[str], None]) -> tuple[str, ...]:
     """The states that the target gets; what is left out though it was asked for is told."""
     if options.to in ("hf", "mp_rank") or not options.optimizer:
-        return ("weight",)
+        return tuple(state for state in model.states if state == "weight" or (state, options.to) == (BUFFER, "mtrain"))
     rule = model.config.optimizer.name
     if options.to == "torch_dist" and len(model.states) > 1 and rule != "adamw":
         tell(f"the moments are those of {rule} and are left out: torch_dist is written with those of Adam")

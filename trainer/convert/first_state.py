@@ -25,7 +25,7 @@ from trainer.checkpoint.location import Location, location_of
 from trainer.checkpoint.tiling import cut
 from trainer.config.sections import RunConfig
 from trainer.convert.convert import open_model
-from trainer.convert.model_folder import CHUNK_BYTES, ModelFolder, expected_tensors
+from trainer.convert.model_folder import BUFFER, CHUNK_BYTES, ModelFolder, expected_tensors
 from trainer.convert.model_keys import effective
 from trainer.kernels.updates import state_names
 from trainer.models.family import family_of
@@ -114,9 +114,13 @@ def read_owned(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[
                 at += count
 
 
+def _is_moment(name: str) -> bool:
+    return name.partition("/")[0] not in ("weight", BUFFER)
+
+
 def _check_weights(config: RunConfig, model: ModelFolder, vocab_size: int) -> None:
     expected = expected_tensors(config, vocab_size)
-    found = {name: info.shape for name, info in model.source.tensors.items() if name.startswith("weight/")}
+    found = {name: info.shape for name, info in model.source.tensors.items() if not _is_moment(name)}
     wrong = [
         f"{name.removeprefix('weight/')} {list(found.get(name, ())) or 'missing'} instead of "
         f"{list(expected.get(name, ())) or 'none'}"

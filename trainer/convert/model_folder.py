@@ -33,6 +33,7 @@ from trainer.parallel.params import Place
 
 Format = Literal["mtrain", "hf", "torch_dist", "mp_rank"]
 Report = Callable[[int], None]  # is told how many bytes were written
+BUFFER = "buffer"  # the state of what no optimizer updates, see optim/model_buffers.py
 CHUNK_BYTES = 64 << 20  # of one tensor that are held at a time
 MOST_JSON = 128 << 20  # bytes of a file; an index of 10,000 shards has a few
 
@@ -174,7 +175,8 @@ def expected_tensors(config: RunConfig, vocab_size: int, *, states: Sequence[str
         for piece in spec.pieces
     }
     shapes = family.logical_shapes(shape)
-    return {f"{state}/{name}": size for state in states for name, size in shapes.items() if state in kept[name]}
+    expected = {f"{state}/{name}": size for state in states for name, size in shapes.items() if state in kept[name]}
+    return expected | {f"{BUFFER}/{name}": size for name, size in family.logical_buffers(shape).items()}
 
 
 def boxes(info: TensorInfo, dtype: torch.dtype, *, limit: int = CHUNK_BYTES) -> Iterator[Rectangle]:

@@ -174,6 +174,9 @@ class Family:
         cut_by_tp: configuration -> the sizes that tensor parallelism divides, by their setting names.
         float8_sizes: configuration -> rows and columns of the matrices of linear layers.
         parameters: (shape, place) -> the parameters of that rank, in the order of the module tree.
+        buffers: (shape, place) -> state of that rank that no optimizer updates, in the form of parameters: fp32, whole
+            on each rank that has it. Its stages then have `next_buffers`, see models/stage.py.
+        losses: shape -> the names of losses beside that of the labels, which any stage may add, see models/stage.py.
         flops_per_token: (shape, document lengths, see `Plan`) -> operations of forward and backward.
         activation_bytes: (shape, place, tokens, element, recompute, float8) -> peak bytes of a microbatch.
         stage_cost: (shape, place, **microbatch) -> the cost of its forward and backward pass on a rank.
@@ -203,12 +206,18 @@ class Family:
     effective: Callable[[RunConfig], dict[str, Any]]
     build: BuildStage
     sections: tuple[str, ...] = ()
+    buffers: Callable[[Any, Place], tuple[ParamSpec, ...]] = lambda *_: ()
+    losses: Callable[[Any], tuple[str, ...]] = lambda _: ()
     hugging_face: HuggingFace | None = None
     megatron: Megatron | None = None
 
     def logical_shapes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
         """Every logical tensor of a model with its shape, in the order of the module tree."""
         return {piece.name: piece.shape for spec in self.parameters(shape, Place()) for piece in spec.pieces}
+
+    def logical_buffers(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
+        """The same of buffers."""
+        return {piece.name: piece.shape for spec in self.buffers(shape, Place()) for piece in spec.pieces}
 
 
 # A family is a room of its own, which is imported when it is used.

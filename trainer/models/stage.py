@@ -8,9 +8,9 @@ Shapes: B rows, S tokens of a row, N = B * S, batch-major.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,24 @@ from trainer.parallel.collectives import Group
 from trainer.parallel.context import columns_of
 
 Tensors = tuple[Tensor, ...]
+
+
+class NamedLoss(NamedTuple):
+    """A loss of a microbatch beside that of its labels, whose denominator is another one.
+
+    The objective of the microbatch is the sum of its token losses + factor x n x sum / weight, where n is the number of
+    its loss tokens. So the step's gradient, divided by all loss tokens, has the mean of sum / weight over microbatches,
+    each weighted by its tokens; for a mean of microbatch means, it has their plain mean (Megatron's rule). Sum and
+    weight are those of the whole microbatch on each rank of tp and cp, and gradients add up as those of other values.
+
+    Args:
+        sum: scalar, differentiable. weight: scalar. Reported is the quotient of both sums over the step.
+        factor: by which its mean counts in the objective.
+    """
+
+    sum: Tensor
+    weight: Tensor
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +56,7 @@ class Microbatch:
             those of whole rows. None: whole rows.
         loss_tokens: fp32 scalar, the sum of the mask over whole rows; None: that of loss_mask_BS.
         components_B: int64[B], the blend component of each row; None: losses by component are not requested.
+        losses: where stages put losses beside that of the labels, by the names that their family lists.
     """
 
     tokens_BS: Tensor
@@ -50,6 +69,7 @@ class Microbatch:
     columns_S: Tensor | None = None
     loss_tokens: Tensor | None = None
     components_B: Tensor | None = None
+    losses: dict[str, NamedLoss] | None = None
 
     def on_context_rank(self, cp: Group) -> Microbatch:
         """The part that one of the ranks that share its rows holds; itself if there is only one."""
@@ -114,6 +134,21 @@ class Stage(Protocol):
     def named_parameters(self) -> Any: ...
 
     def get_submodule(self, target: str) -> nn.Module: ...
+
+
+class BufferedStage(Stage, Protocol):
+    """A stage of a family with buffers: module buffers under the names of its table, which are fp32 in a run."""
+
+    def next_buffers(self, data: Group) -> Mapping[str, Tensor]:
+        """The values after this step, from what the forward passes with gradients counted since the last call.
+
+        Called by all ranks after each step; they are taken over only if the step is applied. A pass that is recomputed
+        runs its blocks twice: count outside of them.
+
+        Args:
+            data: the ranks that read other samples of the step.
+        """
+        ...
 
 
 def summed(loss: Tensor, batch: Microbatch) -> Tensors:

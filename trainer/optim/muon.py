@@ -11,6 +11,7 @@ docs/design/muon.md has the reasons.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from trainer.kernels.table import Kernels
 from trainer.optim.buffers import Buffers
 from trainer.optim.ownership import Ownership
 from trainer.parallel.collectives import Group, all_to_all, gather_objects
-from trainer.parallel.params import is_first_copy, slices
+from trainer.parallel.params import Slice, is_first_copy, slices
 
 # (a, b, c) of successive Newton-Schulz iterations, repeated: that of Jordan et al., and that of NVIDIA's
 # emerging_optimizers, Megatron-LM's default.
@@ -45,7 +46,8 @@ class MatrixPart(NamedTuple):
     """A rectangle of a logical matrix that a rank holds.
 
     Args:
-        name: of the matrix; q, k, v, gate and up are separate matrices. shape: of the whole matrix.
+        name: of the matrix; q, k, v, gate and up are separate matrices, and so is each expert of a tensor with three
+            dims, whose number follows its name. shape: of the whole matrix.
         start, size: rows and columns of the rectangle.
         counts: whether it is the first of its copies, which is the one that is sent.
         element: index of the buffer's element at which it begins, row-major.
@@ -92,14 +94,22 @@ def parts_of(owned: Ownership, index: Callable[[str], int], *, copies: tuple[str
         owned: its runs of matrices. index: axis -> its position on it.
         copies: axes along which ranks hold copies of everything.
     """
-    parts = []
+    parts: list[MatrixPart] = []
     for slot, low, high, _ in owned.parameters():
         counts = is_first_copy((*slot.spec.copies, *copies), index)
         for part in slices(slot.spec, first=low, stop=high):
-            (rows, columns), (row, column), (height, width) = part.shape, part.start, part.size
-            where = slot.start + part.flat
-            parts.append(MatrixPart(part.name, (rows, columns), (row, column), (height, width), counts, where))
+            parts += _matrices(part, counts=counts, element=slot.start + part.flat)
     return tuple(parts)
+
+
+def _matrices(part: Slice, *, counts: bool, element: int) -> Iterator[MatrixPart]:
+    """The parts of matrices in a rectangle of a logical tensor, whose last two dims are a matrix's."""
+    (*_, rows, columns), (*_, row, column), (*_, height, width) = part.shape, part.start, part.size
+    numbers = itertools.product(*(range(a, a + n) for a, n in zip(part.start[:-2], part.size[:-2], strict=True)))
+    for place, number in enumerate(numbers):
+        name = part.name + "".join(f"[{index}]" for index in number)
+        where = element + place * height * width
+        yield MatrixPart(name, (rows, columns), (row, column), (height, width), counts, where)
 
 
 def make_rounds(parts: Sequence[Parts], rank: int) -> tuple[Round, ...]:

@@ -18,13 +18,14 @@ MOST_BUCKETS = 64  # of a model whose blocks are small beside the rest
 def cut_buckets(specs: Sequence[ParamSpec], *, bucket_size: int = 0) -> Iterator[list[ParamSpec]]:
     """The parameters of each bucket, which all have one shard axis; the order depends only on the specs.
 
+    Those of each shard axis are cut apart from the others: in a model with experts the axes change in every block.
     A parameter that two pipeline stages share is complete last and gets its own bucket.
 
     Args:
         bucket_size: least elements of a bucket, if there are enough; 0: a 64th of all.
     """
     least = bucket_size or max(sum(spec.numel for spec in specs) // MOST_BUCKETS, MIN_BUCKET)
-    ordered = sorted(specs, key=lambda spec: ("ends" in spec.partial, -spec.block))
+    ordered = sorted(specs, key=lambda spec: ("ends" in spec.partial, spec.shard, -spec.block))
     for _, alike in itertools.groupby(ordered, key=lambda spec: (spec.shard, "ends" in spec.partial)):
         held: list[ParamSpec] = []
         for _, block in itertools.groupby(alike, key=lambda spec: spec.block):

@@ -93,7 +93,8 @@ class ParamSpec:
         std: standard deviation of its initial values; 0 with fill.
         fill: its initial constant if std is 0.
         decay: whether weight decay applies.
-        matrix: whether its pieces are matrices of a block, whose updates Muon orthogonalizes.
+        matrix: whether its pieces are matrices of a block, or have one for each index of their leading dims, whose
+            updates Muon orthogonalizes.
         vocabulary: whether its rows belong to tokens: the token embedding, or the output head.
         block: when it is used in the forward pass: 0 before the first block, n in the n-th block, and so on. Buffers
             are divided between blocks. again: the block in which it is used a second time; None: there is none.

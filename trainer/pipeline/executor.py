@@ -36,6 +36,7 @@ class Executor:
         links: as in World.
         wait_s: on CPUs, the longest wait for a message, except in the first run.
         graphs: of the stages' passes; None: passes are not recorded.
+        loss_names: of the losses that stages add beside that of the labels.
 
     Attributes:
         watch: called with each action before it runs, and with None after the last one.
@@ -49,7 +50,9 @@ class Executor:
         links: Mapping[Link, Group],
         wait_s: float = WAIT_S,
         graphs: StageGraphs | None = None,
+        loss_names: tuple[str, ...] = (),
     ) -> None:
+        self.loss_names = loss_names
         self.stages, self.rank, self.links, self.wait_s, self.graphs = dict(stages), rank, links, wait_s, graphs
         self._layers = {number: _layers(stage) for number, stage in self.stages.items()}
         self.watch: Callable[[Action | None], None] = lambda action: None
@@ -73,15 +76,15 @@ class Executor:
             num_components: of the blend; 0: no losses by component.
 
         Returns:
-            fp64[2 + 2 num_components] on the device: the sum of the loss and the number of loss tokens of this rank's
-            microbatches, then the sums of each component, then their numbers of tokens; zeros on ranks without the last
-            stage.
+            fp64[2 + 2 num_components + 2 x names] on the device: the sum of the loss and the number of loss tokens of
+            this rank's microbatches, then the sums of each component, then their numbers of tokens; zeros on ranks
+            without the last stage. Then sum and weight of each named loss of this rank's stages.
 
         Raises:
             LostRankError: a peer has ended, or sent no message in time; names the action and the peer.
         """
         wait_s = self.wait_s if self._runs else FIRST_WAIT_S
-        loss = LossOptions(own_means=own_means, num_components=num_components)
+        loss = LossOptions(own_means=own_means, num_components=num_components, names=self.loss_names)
         run = _StepRun(self, schedule, microbatches, loss=loss, scale=scale, wait_s=wait_s)
         for action in schedule.actions[self.rank]:
             self.watch(action)
@@ -115,7 +118,7 @@ class _StepRun:
         self.loss, self.scale = loss, scale
         self.messages = Messages(schedule, executor.rank, links=executor.links, wait_s=wait_s)
         device = microbatches[0].tokens_BS.device
-        self.totals = torch.zeros(2 + 2 * loss.num_components, dtype=torch.float64, device=device)
+        self.totals = torch.zeros(loss.num_totals, dtype=torch.float64, device=device)
         self.counted: list[Tensor] = []
         self.passes: dict[Key, Pass | ReplayedPass] = {}
         actions = schedule.actions[executor.rank]
@@ -152,9 +155,9 @@ class _StepRun:
         stage_pass = self._pass(action, batch)
         with self._in_turn(stage_pass, microbatch):
             outputs, counted = stage_pass.forward(received, batch, self.scale)
-        if counted is None:
+        if number + 1 < self.schedule.num_stages:
             self.messages.give(Action("SEND_F", number, microbatch), outputs)
-        else:
+        if counted is not None:
             self.counted.append(counted)
         if torch.is_grad_enabled():
             self.passes[number, microbatch] = stage_pass

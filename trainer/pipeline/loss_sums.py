@@ -6,12 +6,13 @@ stays on the device.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from trainer.models.stage import Microbatch, Tensors
+from trainer.models.stage import Microbatch, NamedLoss, Tensors
 
 
 def loss_factor(tokens: Tensor, *, own_means: bool, scale: Tensor | None) -> Tensor | None:
@@ -31,6 +32,21 @@ def loss_sums(outputs: Tensors, batch: Microbatch, *, factor: Tensor | None, num
         pairs += [(add_up(losses_N), add_up(mask_BS)) for losses_N in losses]
     scaled = ((sums if factor is None else sums / factor, tokens) for sums, tokens in pairs)
     return torch.cat([part for pair in scaled for part in pair])
+
+
+def with_named(
+    totals: Tensor | None, losses: Mapping[str, NamedLoss], names: Sequence[str], *, num_totals: int
+) -> Tensor:
+    """The totals, if any, then sum and weight of each named loss, 0 where it was not added: fp64[num_totals]."""
+    assert losses.keys() <= set(names), f"the family does not list the losses {sorted(losses.keys() - set(names))}"
+    device = totals.device if totals is not None else next((loss.sum.device for loss in losses.values()), None)
+    out = torch.zeros(num_totals, dtype=torch.float64, device=device)
+    if totals is not None:
+        out[: len(totals)] = totals
+    for place, name in enumerate(names, num_totals // 2 - len(names)):
+        if (loss := losses.get(name)) is not None:
+            out[2 * place], out[2 * place + 1] = loss.sum.detach(), loss.weight
+    return out
 
 
 def by_component(values: Tensor, batch: Microbatch, *, num_components: int) -> Tensor:

@@ -4,21 +4,22 @@
 keeps for backward belongs to the object, so that graphs.py can record each method once and replay it for other
 microbatches. Gradients of the *sum* of the loss accumulate in the layers' main gradients; nothing is divided here,
 because the number of tokens of the step is known only at its end. Only for a mean of microbatch means, each
-microbatch's sum is divided by its own number of tokens.
+microbatch's sum is divided by its own number of tokens. Losses of other names (models/stage.py) begin backward with a
+gradient that makes them come out right after the later division.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from trainer.layers.base import Layer, weights_later
-from trainer.models.stage import Microbatch, Stage, Tensors
-from trainer.pipeline.loss_sums import loss_factor, loss_sums
+from trainer.models.stage import Microbatch, NamedLoss, Stage, Tensors
+from trainer.pipeline.loss_sums import loss_factor, loss_sums, with_named
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +29,17 @@ class LossOptions:
     Args:
         own_means: gradients are those of the sum of microbatch means; the returned values do not change.
         num_components: of the blend; 0: no losses by component.
+        names: of the losses that stages add beside that of the labels.
     """
 
     own_means: bool = False
     num_components: int = 0
+    names: tuple[str, ...] = ()
+
+    @property
+    def num_totals(self) -> int:
+        """Numbers that a microbatch adds up: see Executor.run."""
+        return 2 + 2 * self.num_components + 2 * len(self.names)
 
 
 class Pass:
@@ -46,6 +54,7 @@ class Pass:
         self.stage, self.layers, self.is_last, self.loss = stage, layers, is_last, loss
         self._outputs: tuple[GradientEdge, ...] = ()
         self._received: Tensors = ()
+        self._seeds: Tensors = ()  # gradients of the losses of other names, the last of the outputs
         self._later: list[Callable[[], None]] = []
 
     def forward(self, received: Tensors, batch: Microbatch, scale: Tensor | None) -> tuple[Tensors, Tensor | None]:
@@ -58,13 +67,34 @@ class Pass:
         train = torch.is_grad_enabled()
         for tensor in received:
             tensor.requires_grad_(train)
+        named: dict[str, NamedLoss] = {}
+        batch = dataclasses.replace(batch, losses=named) if self.loss.names else batch
+        totals: Tensor | None
         if self.is_last:
             outputs, totals = self._with_loss(received, batch, scale)
         else:
             outputs, totals = self.stage(received, batch), None
+        if self.loss.names:
+            totals = with_named(totals, named, self.loss.names, num_totals=self.loss.num_totals)
         if train:
-            self._outputs, self._received = tuple(map(get_gradient_edge, outputs)), received
+            self._seeds, added = self._seeded(named, batch, scale)
+            self._outputs, self._received = tuple(map(get_gradient_edge, (*outputs, *added))), received
         return (() if self.is_last else tuple(tensor.detach() for tensor in outputs)), totals
+
+    def _seeded(
+        self, named: Mapping[str, NamedLoss], batch: Microbatch, scale: Tensor | None
+    ) -> tuple[Tensors, Tensors]:
+        """(gradients with which the losses of other names begin, these losses)."""
+        if not named:
+            return (), ()
+        tokens = _loss_tokens(batch)
+        factor = loss_factor(tokens, own_means=self.loss.own_means, scale=scale)
+        losses = {name: loss for name, loss in named.items() if loss.sum.requires_grad and loss.factor}
+        seeds = (
+            (loss.factor * tokens.double() / loss.weight * (1.0 if factor is None else factor)).to(loss.sum.dtype)
+            for loss in losses.values()
+        )
+        return tuple(seeds), tuple(loss.sum for loss in losses.values())
 
     def backward(self, gradients: Tensors) -> Tensors:
         """Returns the gradients of the received tensors; adds those of the weights.
@@ -74,9 +104,10 @@ class Pass:
         """
         hooks, blocks = self.stage.hooks, self.stage.hooked
         hooks.before_backward(blocks[-1])
-        torch.autograd.backward(self._outputs, gradients or None)
+        given = gradients or (None,) * (len(self._outputs) - len(self._seeds))
+        torch.autograd.backward(self._outputs, (*given, *self._seeds))
         hooks.after_backward(blocks[0])
-        received, self._received, self._outputs = self._received, (), ()
+        received, self._received, self._outputs, self._seeds = self._received, (), (), ()
         return tuple(_take_gradient(tensor) for tensor in received)
 
     def input_gradients(self, gradients: Tensors) -> Tensors:
@@ -96,8 +127,7 @@ class Pass:
             add()
 
     def _with_loss(self, received: Tensors, batch: Microbatch, scale: Tensor | None) -> tuple[Tensors, Tensor]:
-        mask_BS, options = batch.loss_mask_BS, self.loss
-        tokens = mask_BS.sum() if batch.loss_tokens is None else batch.loss_tokens
+        mask_BS, options, tokens = batch.loss_mask_BS, self.loss, _loss_tokens(batch)
         factor = loss_factor(tokens, own_means=options.own_means, scale=scale)
         if factor is not None:  # the loss computes its gradient in its forward pass: only the mask can scale it
             outputs = self.stage(received, dataclasses.replace(batch, loss_mask_BS=mask_BS.double() * factor))
@@ -105,6 +135,11 @@ class Pass:
             outputs = self.stage(received, batch)
         totals = loss_sums(outputs, batch, factor=factor, num_components=options.num_components)
         return outputs[:1], totals
+
+
+def _loss_tokens(batch: Microbatch) -> Tensor:
+    """Of the whole microbatch, on all ranks that share its rows."""
+    return batch.loss_mask_BS.sum() if batch.loss_tokens is None else batch.loss_tokens
 
 
 def _take_gradient(tensor: Tensor) -> Tensor:

@@ -261,6 +261,11 @@ def rank_parameters(family: Family, shape: ModelShape, *, places: Sequence[Place
     return _rank_parameters(family.parameters, cast(Hashable, shape), tuple(places))
 
 
+def rank_buffers(family: Family, shape: ModelShape, *, places: Sequence[Place]) -> tuple[ParamSpec, ...]:
+    """The same of buffers, which are no parameters."""
+    return _rank_parameters(family.buffers, cast(Hashable, shape), tuple(places))
+
+
 @functools.lru_cache(maxsize=1024)
 def _rank_parameters(
     parameters: Callable[[Any, Place], tuple[ParamSpec, ...]], shape: Hashable, places: tuple[Place, ...], /

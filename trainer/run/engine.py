@@ -14,6 +14,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -35,11 +36,13 @@ from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.kernels.recording import CudaLane, Recorder
 from trainer.models.family import family_of
 from trainer.models.float8_layers import use_float8
-from trainer.models.stage import LossFunction, Microbatch, joined
+from trainer.models.stage import BufferedStage, LossFunction, Microbatch, joined
 from trainer.models.symmetric_layers import use_symmetric_products
 from trainer.optim.buffers import Buffers
 from trainer.optim.layout import make_layout
+from trainer.optim.model_buffers import STATE, ModelBuffers
 from trainer.optim.optimizer import Optimizer, owned_runs
+from trainer.optim.ownership import Ownership
 from trainer.optim.scaler import LossScaler, scale_rule
 from trainer.parallel.collectives import all_reduce_, gather_objects
 from trainer.parallel.init import ElementRange, initialize_
@@ -48,7 +51,7 @@ from trainer.parallel.world import World
 from trainer.pipeline.executor import Executor
 from trainer.pipeline.graphs import StageGraphs
 from trainer.plan.plan import Plan
-from trainer.plan.stages import rank_parameters
+from trainer.plan.stages import rank_buffers, rank_parameters
 from trainer.run.data import to_device
 from trainer.run.run_folder import versions
 from trainer.run.step_report import PendingReport, mean, numbers_beside
@@ -103,7 +106,12 @@ class Engine:
         if recorder is not None:
             whole_steps, overlap = world.groups["data"].size == 1, plan.pipeline.ahead > 0
             graphs = StageGraphs(recorder, whole_steps=whole_steps, overlap=overlap, channel=world.channel.use)
-        self.executor = Executor(numbered, world.groups["pp"].rank, links=world.links, graphs=graphs)
+        self.loss_names = family.losses(plan.shape)
+        self.executor = Executor(
+            numbered, world.groups["pp"].rank, links=world.links, graphs=graphs, loss_names=self.loss_names
+        )
+        buffers = rank_buffers(family, plan.shape, places=places)
+        self.model_buffers = ModelBuffers(self.model, buffers, device=world.device) if buffers else None
         self.float8 = use_float8(self.model, config, num_layers=plan.shape.num_layers, device=world.device)
         tokens = plan.micro_batch * plan.sequence_length // plan.cp
         use_symmetric_products(self.model, config, tp=tp, num_tokens=tokens, device=world.device, dtype=dtype)
@@ -206,11 +214,15 @@ class Engine:
         )
         if self.float8 is not None:
             self.float8.update(result.applied, self.everyone)
+        if self.model_buffers is not None:
+            for stage in self.executor.stages.values():
+                new = cast(BufferedStage, stage).next_buffers(self.world.groups["data"])
+                self.model_buffers.update(new, applied=result.applied)
         if self.scaler is not None:  # without loss tokens there was nothing that could overflow
             self.scaler.update_(~result.applied, counts=result.totals[2] > 0)
         done = torch.stack((result.grad_norm, result.applied.double(), scale))
         numbers = torch.cat((done, result.totals[1:]))
-        return PendingReport(numbers, (learning_rate, decay), num_components=num_components)
+        return PendingReport(numbers, (learning_rate, decay), num_components=num_components, loss_names=self.loss_names)
 
     @out_of_memory_in("the forward and backward passes", fix=FEWER_TOKENS)
     def add_gradients(
@@ -241,9 +253,7 @@ class Engine:
 
     def is_finite(self, loss: float) -> bool:
         """Whether every rank's loss, weights and moments are finite; the same answer on all ranks."""
-        parts = [
-            values[span] for name, values in self.optimizer.state.items() for span in self.shard.owned[name].spans()
-        ]
+        parts = [values[span] for name, values in self.state.items() for span in self.shard.owned[name].spans()]
         extremes = [torch.stack(torch.aminmax(part)) for part in parts if part.numel()]
         bad = torch.cat(extremes).isfinite().logical_not().any() if extremes else torch.zeros((), dtype=torch.bool)
         flag = bad.to(self.world.device, torch.float32).reshape(1) + (not math.isfinite(loss))
@@ -253,19 +263,30 @@ class Engine:
     @torch.no_grad()
     def evaluate(self, microbatches: Iterable[Microbatch]) -> float:
         """Mean loss over the loss tokens of all data-parallel ranks' microbatches, nats per token; NaN without any."""
-        totals = torch.zeros(2, dtype=torch.float64, device=self.world.device)
+        totals = torch.zeros(2 + 2 * len(self.loss_names), dtype=torch.float64, device=self.world.device)
         together, rest = 1 if self.plan.pp == 1 else EVALUATED_PER_RANK * self.plan.pp, iter(microbatches)
         while batches := list(itertools.islice(rest, together)):
             totals += self.executor.run(self._evaluation(len(batches)), batches)
         for axis in ("pp", "data"):
             all_reduce_(totals, self.world.groups[axis])
-        loss_sum, num_tokens = totals.tolist()
+        loss_sum, num_tokens, *_ = totals.tolist()
         return mean(loss_sum, num_tokens)
 
     @property
+    def state(self) -> dict[str, Tensor]:
+        """All tensors of the training state: the optimizer's, and the model's buffers."""
+        buffers = {} if self.model_buffers is None else {STATE: self.model_buffers.values}
+        return {**self.optimizer.state, **buffers}
+
+    @property
+    def _buffers_held(self) -> dict[str, Ownership]:
+        return {} if self.model_buffers is None else {STATE: self.model_buffers.holds}
+
+    @property
     def shard(self) -> OwnedState:
-        """The part of the optimizer's state that this rank stores."""
-        return OwnedState(self.optimizer.owns, {axis: group.rank for axis, group in self.world.groups.items()})
+        """The part of the state that this rank stores."""
+        owned = {**self.optimizer.owns, **self._buffers_held}
+        return OwnedState(owned, {axis: group.rank for axis, group in self.world.groups.items()})
 
     def with_scale(self, run: RunState) -> RunState:
         """The run's state with the loss scale of this engine, and what FP8 remembers."""
@@ -297,7 +318,7 @@ class Engine:
         )
         attempt = gather_objects(secrets.token_hex(4), self.everyone)[0]
         target = Target(_location(root), self.with_scale(run), attempt)
-        return save_checkpoint(target, self.shard, state=self.optimizer.state, world=self.everyone)
+        return save_checkpoint(target, self.shard, state=self.state, world=self.everyone)
 
     @out_of_memory_in("reading a checkpoint", fix=MORE_RANKS)
     def load(self, folder: str | Location) -> RunState:
@@ -307,7 +328,7 @@ class Engine:
         optimizer.gathers.release()  # of parameters, which may be the main weights
 
         def read() -> None:
-            load_into(optimizer.state, folder, owned=optimizer.holds)
+            load_into(self.state, folder, owned={**optimizer.holds, **self._buffers_held})
 
         together(self.everyone, read, doing="reading a checkpoint")
         self._continue(run)
@@ -324,10 +345,11 @@ class Engine:
     def _read_first_state(self, folder: Location, *, moments: bool) -> None:
         """Begin with the weights of another run, or its moments, too; an error of one rank is raised by all."""
         wanted = self.optimizer.holds if moments else {"weight": self.optimizer.holds["weight"]}
+        wanted = {**wanted, **self._buffers_held}
         self.optimizer.gathers.release()
 
         def read() -> RunState:
-            read_owned(self.optimizer.state, folder, owned=wanted)
+            read_owned(self.state, folder, owned=wanted)
             return open_model(folder).run
 
         run = together(self.everyone, read, doing="reading the first weights")[0]
@@ -345,6 +367,8 @@ class Engine:
         )
         initialize_(runs, seed=seed, threads=max(1, len(os.sched_getaffinity(0)) // self.world.local_world_size))
         self.optimizer.publish()
+        if self.model_buffers is not None:
+            self.model_buffers.draw(seed)
 
 
 def _location(folder: str | Location) -> Location:

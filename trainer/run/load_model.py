@@ -16,6 +16,7 @@ from trainer.config.sections import RunConfig
 from trainer.errors import out_of_memory_in
 from trainer.models.family import family_of
 from trainer.optim.layout import make_layout
+from trainer.optim.model_buffers import STATE, ModelBuffers
 from trainer.optim.ownership import everything
 from trainer.parallel.params import Place
 from trainer.parallel.world import World
@@ -41,4 +42,7 @@ def load_model(folder: Location, config: RunConfig, *, plan: Plan, world: World)
     for slot in layout.slots:
         flat = weights[slot.start : slot.start + slot.spec.numel]
         named[slot.spec.name].data.copy_(flat.view(slot.spec.shape))
+    if specs := family.buffers(plan.shape, place):
+        buffers = ModelBuffers(model, specs, device=world.device)
+        buffers.values.copy_(load_state(folder, {STATE: buffers.holds}, dtype=torch.float32)[STATE])
     return model.eval()

@@ -60,6 +60,7 @@ class Measuring:
             "lr": report.learning_rate,
             "weight_decay": report.weight_decay,
             **({"loss_scale": report.loss_scale} if self._engine.scaler else {}),
+            **({"named_losses": dict(report.named_losses)} if report.named_losses else {}),
             "tokens_per_s": tokens_per_s,
             "tflops": self._usage.tflops(tokens_per_s),
             "mfu": mfu,

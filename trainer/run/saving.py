@@ -181,7 +181,7 @@ class Saver:
                 }
                 self._tell("save waited", facts, "")
         engine, world = self._engine, self._engine.everyone
-        best, copies, shard, state = self._best(), engine.copies, engine.shard, engine.optimizer.state
+        best, copies, shard, state = self._best(), engine.copies, engine.shard, engine.state
         if self._settings.background:
             shard, state = copies.take(shard, state)
         attempt = f"{self._attempt}-{run.step}"
@@ -310,5 +310,7 @@ def _fail(error: MdataError) -> None:
 def checkpoint_bytes(config: RunConfig, plan: Plan) -> int:
     """How much disk a checkpoint takes: weights and moments in the optimizer's precision."""
     item_bytes, name = 8 if config.precision.dtype == "fp64" else 4, config.optimizer.name
-    table = family_of(config).parameters(plan.shape, Place())
-    return sum(num_elements([spec]) * len(state_names(name, matrix=spec.matrix)) * item_bytes for spec in table)
+    family = family_of(config)
+    table, buffers = (of(plan.shape, Place()) for of in (family.parameters, family.buffers))
+    states = sum(num_elements([spec]) * len(state_names(name, matrix=spec.matrix)) * item_bytes for spec in table)
+    return states + 4 * num_elements(buffers)

@@ -44,6 +44,7 @@ class StepReport:
             without loss tokens).
         votes: sums over all ranks of what they ask for.
         component_losses: for each component of the blend, like loss; empty if not requested.
+        named_losses: of losses beside that of the labels, their means by name; they are not part of `loss`.
         learning_rate, weight_decay, loss_scale: used in the step.
     """
 
@@ -56,6 +57,7 @@ class StepReport:
     weight_decay: float = 0.0
     loss_scale: float = 1.0
     component_losses: tuple[float, ...] = ()
+    named_losses: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,18 @@ class PendingReport:
     Args:
         numbers: fp64 on the device: norm, applied, loss scale, totals of the microbatches, votes.
         rates: learning rate and weight decay of the step.
-        num_components: number of components with losses in the totals.
+        num_components: number of components with losses in the totals. loss_names: of named losses in them.
     """
 
-    def __init__(self, numbers: Tensor, rates: tuple[float, float], *, num_components: int = 0) -> None:
+    def __init__(
+        self,
+        numbers: Tensor,
+        rates: tuple[float, float],
+        *,
+        num_components: int = 0,
+        loss_names: tuple[str, ...] = (),
+    ) -> None:
+        self._loss_names = loss_names
         self._event, self._rates, self._num_components = None, rates, num_components
         self._numbers = numbers
         if numbers.is_cuda:
@@ -104,8 +114,11 @@ class PendingReport:
         grad_norm, applied, scale, loss_sum, num_tokens, *rest = self._numbers.tolist()
         count = self._num_components
         losses = tuple(map(mean, rest[:count], rest[count : 2 * count]))
-        loss, votes = mean(loss_sum, num_tokens), Votes(*rest[2 * count :])
-        return StepReport(loss, int(num_tokens), grad_norm, bool(applied), votes, *self._rates, scale, losses)
+        end = 2 * count + 2 * len(self._loss_names)
+        named = zip(self._loss_names, rest[2 * count : end : 2], rest[2 * count + 1 : end : 2], strict=True)
+        means = {name: mean(total, weight) for name, total, weight in named}
+        loss, votes = mean(loss_sum, num_tokens), Votes(*rest[end:])
+        return StepReport(loss, int(num_tokens), grad_norm, bool(applied), votes, *self._rates, scale, losses, means)
 
 
 def mean(total: float, count: float) -> float:
