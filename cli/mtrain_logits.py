@@ -4,8 +4,9 @@ The file has a tensor for each line of the input, fp32 [tokens, vocabulary], nam
 prints the token ids. The vocabulary has no padding, whatever the layout of the checkpoint or of the ranks. One line is
 in memory at a time. In Python: trainer.Model.load(MODEL).logits(ids).
 
-Example:
-  mtrain logits runs/first --input texts.jsonl --output logits.safetensors
+Examples:
+  mtrain logits runs/first --input texts.jsonl --output x.safetensors
+  mtrain logits Llama-3.2-1B --input texts.jsonl --output y.safetensors
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class MtrainLM(TemplateLM):
         if self.model.tokenizer is None:
             raise UsageError(f"{self.model.name} has no tokenizer", fix="name one with tokenizer=FOLDER")
         self._tokens = self.model.tokenizer
-        context = self.model.context
-        self._length = context if max_length is None else min(int(max_length), context)
+        longest = self.model.context
+        self._length = longest if max_length is None else min(int(max_length), longest)
         self._batch_size = int(batch_size) if batch_size is not None and str(batch_size).isdigit() else 8
         self._progress = progress
         bos = self.model.bos

@@ -129,8 +129,8 @@ class Model:
             progress.note(note)
         spoken = _tokenizer_of(folder, location, named=tokenizer)
         rows = folder.vocab_size
-        # Other programs pad the vocabulary; transformers chooses among all rows of its own models.
-        padded = folder.format != "hf" and spoken is not None
+        # Megatron-LM pads the vocabulary; transformers chooses among all rows of its models, and so do we.
+        padded = folder.format in ("torch_dist", "mp_rank")
         facts = _generation_facts(folder)
         ends = facts.ends or frozenset(() if spoken is None or spoken.eod is None else (spoken.eod,))
         return cls(

@@ -1,0 +1,113 @@
+"""`mtrain generate`, `logits` and `eval` on a folder of transformers: what they print and write, and bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from cli.mtrain import main
+from tests.trainer.convert.hf_models import save
+from trainer.tasks.loaded_model import Model
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small model with random weights."""
+    return str(save("llama2", tmp_path_factory.mktemp("hf") / "model"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    """A text and a list of ids."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "the ", "other": 1}\n{"prompt": [5, 6]}\n')
+    return str(path)
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
+    """The JSON that a command prints."""
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_temperature_0_and_greedy_are_one(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("generate", model, "--prompt", "the ", "--max-tokens", "4", "--log-probs", "1", "--prompt-log-probs")
+    greedy, cold = said(capsys, *asked, "--greedy"), said(capsys, *asked, "--temperature", "0")
+    assert greedy == cold
+    (text,) = greedy["texts"]  # type: ignore[misc]
+    assert len(text["log_probs"]) == 4 == len(text["top_log_probs"]) and text["prompt_log_probs"][0] is None
+
+
+def test_a_file_of_samples(model: str, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out.jsonl"
+    asked = ("generate", model, "--input", prompts, "--output", str(output), "--num-samples", "2", "--max-tokens", "3")
+    assert said(capsys, *asked)["from_before"] == 0
+    whole = output.read_bytes()
+    output.write_bytes(whole[:-20])
+    assert said(capsys, *asked)["from_before"] == 3 and output.read_bytes() == whole
+    assert main([*asked, "--seed", "2"]) == 2
+    assert "has lines of another model, prompt or option" in capsys.readouterr().err
+
+
+def test_beams(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("generate", model, "--prompt", "the ", "--beam-width", "3", "--num-results", "2", "--max-tokens", "3")
+    first, second = said(capsys, *asked)["texts"]  # type: ignore[misc]
+    assert first["score"] >= second["score"] and first["tokens"] != second["tokens"]
+
+
+def test_logits(model: str, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("logits", model, "--input", prompts, "--output", str(tmp_path / "x.safetensors"))
+    rows = said(capsys, *asked)["tokens"]
+    written, opened = load_file(tmp_path / "x.safetensors"), Model.load(model)
+    for number, row in enumerate(rows):  # type: ignore[arg-type]
+        assert written[str(number)].equal(opened.logits(row))
+    assert main(list(asked)) == 2 and "exists" in capsys.readouterr().err
+
+
+def test_eval(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "lambada.jsonl"
+    data.write_text('{"text": "the man saw the"}\n\n{"text": "no"}\n')
+    found = said(capsys, "eval", model, "--task", "lambada", "--strict", "--data", str(data))
+    assert (found["total"], found["blank_lines"], found["without_context"]) == (2, 1, 1)
+    wiki = tmp_path / "ptb.txt"
+    wiki.write_text(" \n = A = \n \n the man saw , the man \n")
+    assert main(["eval", model, "--task", "wikitext103", "--data", str(wiki), "--overlap", "8"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("validation results on WIKITEXT103 | avg loss: ") and "Megatron-LM takes ptb" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("generate", "--temperature", "nan"), "temperature=nan"),
+        (("generate", "--top-k", "-1"), "top_k=-1"),
+        (("generate", "--prompt", "the " * 70), "do not fit the context of model"),
+        (("generate", "--prompt", "a", "--max-tokens", "100"), "and 100 new ones"),
+        (("generate", "--logit-bias", "x"), "--logit-bias x is not understood"),
+        (("generate", "--logit-bias", "300=1"), "token 300, the vocabulary has 300"),
+        (("generate", "--beam-width", "0"), "beam_width=0"),
+        (("generate", "--strict"), "--strict is for the keys of --input"),
+        (("generate", "--strict", "--input", "PROMPTS"), "line 1 has unknown keys"),
+        (("eval",), "nothing to score"),
+        (("eval", "--task", "lambada"), "--task lambada needs --data"),
+        (("eval", "--task", "lambada", "--data", "x", "--overlap", "3"), "--overlap is for wikitext103"),
+        (
+            ("eval", "--task", "wikitext103", "--data", "PROMPTS", "--overlap", "65"),
+            "--overlap 65 does not fit windows of 64",
+        ),
+        (("eval", "--task", "perplexity", "--data", "x", "--tp", "2"), "--tp 2 cannot divide the layers over 1 rank"),
+    ],
+)
+def test_bad_input_is_named(
+    words: tuple[str, ...], text: str, model: str, prompts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *rest = (prompts if word == "PROMPTS" else word for word in words)
+    assert main([command, model, *rest]) == 2
+    assert text in capsys.readouterr().err

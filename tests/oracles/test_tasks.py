@@ -1,0 +1,59 @@
+"""The comparison with oracle/tasks: what is equal, and that it can fail."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.oracles.tasks import KINDS, compare, main
+
+QUICK = ("filters", "rules", "decay", "detokenizers", "lambada")
+
+
+def run(root: Path, *kinds: str) -> tuple[bool, list[str], list[str]]:
+    """(whether all are equal, the lines, the reasons)."""
+    lines: list[str] = []
+    reasons: list[str] = []
+    equal = compare(root, kinds, say=lines.append, tell=reasons.append)
+    return equal, lines, reasons
+
+
+def test_quick_kinds_are_equal(oracles: Path) -> None:
+    equal, lines, reasons = run(oracles / "oracle/tasks", *QUICK)
+    assert equal and not reasons and lines[-1].endswith("cases equal") and len(lines) == len(QUICK) + 1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["draws", "greedy", "batches", "stops", "beams", "openai", "wikitext"])
+def test_a_kind_is_equal(kind: str, oracles: Path) -> None:
+    equal, _, reasons = run(oracles / "oracle/tasks", kind)
+    assert equal, reasons
+
+
+def test_what_cannot_be_compared_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path) == (False, ["0 of 0 cases equal"], []), "an empty folder"
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/new.json").write_text("[]")
+    (tmp_path / "tasks/lambada.json").write_text("{")
+    (tmp_path / "tasks/heads.json").write_text("[1, 2]")
+    strings = [{"text": "a , b", "wiki": "a, b", "ptb": "a , b"}, {"text": "a , b", "wiki": "a,b", "ptb": "a , b"}]
+    table = {"strings": [*strings, {}], "choice_by_path": []}
+    (tmp_path / "tasks/wikitext_detokenizer.json").write_text(json.dumps(table))
+    equal, lines, reasons = run(tmp_path)
+    assert not equal
+    assert lines == [
+        "detokenizers: 1 of 3 cases equal",
+        "lambada: 0 of 1 cases equal",
+        "waiting: heads (part 18), 2 cases",
+        "new: 0 of 1 cases equal",
+        "1 of 5 cases equal",
+    ]
+    assert "unknown kind" in reasons[-1] and "cannot be read" in reasons[1]
+    assert main([str(tmp_path), "--kind", "nothing"]) == 1
+    assert capsys.readouterr().out == "0 of 0 cases equal\n"
+    assert main([str(tmp_path / "none")]) == 1
+    shutil.rmtree(tmp_path / "tasks")
+    assert main([str(tmp_path)]) == 1 and set(QUICK) < set(KINDS)
