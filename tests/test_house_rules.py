@@ -15,7 +15,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("no blanket except", "cli/mtrain_rank.py"): "a rank hands its error to the process that started it",
     ("no blanket except", "mdata/util/background.py"): "a background thread hands its error to the other thread",
     ("atomic_io is the door", "trainer/run/metrics.py"): "lines are appended to a file that is read while it grows",
-    ("atomic_io is the door", "trainer/tasks/generate.py"): "lines are appended to a file that an interrupted job continues",
+    ("atomic_io is the door", "trainer/tasks/generate.py"): "an interrupted file of samples is continued",
     ("one door to the terminal", "cli/start.py"): "a fixed line before anything is imported, and no name in it",
     (
         "no blanket except",

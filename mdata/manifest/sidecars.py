@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from mdata.manifest.types import Level, TokenizerFacts
 
 if TYPE_CHECKING:
@@ -52,4 +54,5 @@ def tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:
         special_ids=dict(tokenizer.special_ids),
         options=dict(tokenizer.options),
         folder=folder_name(tokenizer.files) if tokenizer.files else None,
+        bos=UNSET if tokenizer.bos is None else tokenizer.bos,
     )

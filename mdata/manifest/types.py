@@ -47,7 +47,11 @@ def section_name(path: str, section: HasBounds | None) -> str:
 
 
 class TokenizerFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The tokenizer that made the ids; `folder` has its files, so that the corpus can be read offline."""
+    """The tokenizer that made the ids; `folder` has its files, so that the corpus can be read offline.
+
+    `bos`, the id that begins a text, is absent where the tokenizer has none, and in older manifests; it is not part of
+    the corpus' id.
+    """
 
     type: str
     fingerprint: Hash
@@ -56,6 +60,7 @@ class TokenizerFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     special_ids: dict[str, Count]
     options: dict[str, Any]
     folder: RelativePath | None
+    bos: Count | UnsetType = UNSET
 
 
 class BlockHashes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

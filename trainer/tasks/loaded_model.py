@@ -142,7 +142,7 @@ class Model:
             step=folder.run.step,
             tokenizer=spoken,
             ends=ends,
-            bos=getattr(spoken, "bos", None),
+            bos=None if spoken is None else spoken.bos,
             recommended=facts.recommended,
             name=str(location).rstrip("/").rpartition("/")[2],
             run_folder=_run_folder(location),

@@ -124,6 +124,10 @@ class Tokenizer(Protocol):
         """The id that --append-eod writes; None if the files name none."""
 
     @property
+    def bos(self) -> int | None:
+        """The id that begins a text; None if the files name none. A text only gets it if the tokenizer adds it."""
+
+    @property
     def special_ids(self) -> Mapping[str, int]:
         """Text of each special token -> its id."""
 

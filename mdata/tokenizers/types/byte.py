@@ -26,7 +26,7 @@ class ByteTokenizer:
     engine = "none"
     notes: tuple[str, ...] = ()
     vocab_size = 257
-    eod = END_OF_DOCUMENT
+    eod, bos = END_OF_DOCUMENT, None
     fingerprint = blake3(NAME.encode()).hexdigest()
 
     @classmethod

@@ -147,7 +147,7 @@ class GPT2BPETokenizer(JsonTokenizer):
             in_definition["special_in_text"] = "plain"
         super().__init__(files, _definition(self._vocabulary, self._merges), options=in_definition, engine=engine)
         self.options = dict(options)
-        self.eod = self.special_ids[END_OF_TEXT]
+        self.eod, self.bos = self.special_ids[END_OF_TEXT], None
 
     def _file_notes(self) -> list[str]:
         dropped = [repr(bytes([byte])) for byte, symbol in enumerate(ALPHABET) if symbol not in self._vocabulary]

@@ -83,6 +83,8 @@ class HuggingFaceTokenizer(JsonTokenizer):
         super().__init__(files, definition, options={**plain, **recorded_options}, engine=engine)
         self.options = recorded_options
         self.eod = self._id_of_role("eos_token", "sep_token")
+        begin = role_text("bos_token", self._config, special_map=self._special_map)
+        self.bos = self.id_of(begin) if isinstance(begin, str) else None  # its absence is no reason to refuse a file
         self._differences: list[str] = []
 
     def _file_notes(self) -> list[str]:

@@ -61,6 +61,7 @@ class NullTokenizer:
             problem = f"{MEGATRON_2023} ends documents with the vocabulary's size, {options['vocab_size']}"
             raise UsageError(problem, found=f"eod_id={eod!r}", fix="leave out one of the two options")
         self.eod = self.vocab_size - 1 if eod is None else whole_number("eod_id", eod, lowest=0, type=NAME)
+        self.bos: int | None = None
         self.files: Mapping[str, bytes] = {}
         self.options = dict(options)
         self.special_ids: Mapping[str, int] = {str(self.eod): self.eod}

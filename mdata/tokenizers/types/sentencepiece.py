@@ -103,6 +103,7 @@ class SentencePieceType:
         self._keeps_blanks = self.options.get("ignore_extra_whitespaces") is False and self._drops_blanks()
         self.vocab_size = max([len(self._model.pieces), *(id + 1 for id in self._added.values())])
         self.eod = self._added["<EOD>"] if forked and self.fork_splits else self._end()
+        self.bos = self._model.roles.get("bos")
         self._fast: SentencePieceBpe | None = None
 
     def likely_engine(self, wanted: str) -> str:

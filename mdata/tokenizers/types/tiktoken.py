@@ -50,6 +50,7 @@ FAST = "gigatoken"
 LIST_FILE, LINES_FILE = "ranks.json", "ranks.tiktoken"
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
 # The first of these that is a special token ends documents.
+BEGINS = ("<s>", "<|begin_of_text|>")
 ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>")
 VOCAB_SIZE, NUM_SPECIAL, PATTERN = 131072, 1000, "v2"
 
@@ -109,6 +110,7 @@ class TikTokenizer:
             self.special_ids = {content: id for id, content in enumerate(names, first)}
         base = 0 if own_numbers else len(self.special_ids)
         self._tokens: Ranks = {token: rank + base for token, rank in ranks.items()}
+        self.bos = next((self.special_ids[begin] for begin in BEGINS if begin in self.special_ids), None)
         self.eod = next((self.special_ids[end] for end in ENDS if end in self.special_ids), None)
         if file == LINES_FILE or published:
             how = "its own ranks (its bytes are not in Megatron's order)" if own_numbers else f"its ranks + {base}"

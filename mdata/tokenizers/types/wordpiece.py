@@ -65,7 +65,7 @@ class BertWordPiece(JsonTokenizer):
             files, definition, options={**recorded_options, "special_tokens": [*NAMED, *further]}, engine=engine
         )
         self.options = recorded_options
-        self.eod = named[SEP]
+        self.eod, self.bos = named[SEP], named[CLS]
 
     def _file_notes(self) -> list[str]:
         missing = [f"{name} gets id {self.special_ids[name]}" for name in NAMED if name not in self._vocabulary]

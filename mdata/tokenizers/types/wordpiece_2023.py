@@ -69,6 +69,7 @@ class BertWordPiece2023:
         self.files = dict(files)
         self.options = {"compat": MEGATRON_2023}
         self.eod: int | None = None
+        self.bos: int | None = None
         self.special_ids: Mapping[str, int] = {}
         self._vocabulary = read_vocabulary(*next((content, name) for name, content in files.items()))
         self.vocab_size = len(self._vocabulary) + sum(name not in self._vocabulary for name in _NEW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mdata.corpus.verify import verify
 from mdata.errors import UsageError
 from mdata.manifest.io import load_manifest, save_manifest
 from mdata.rewriting.merge import merge
+from mdata.tokenizers.registry import build_tokenizer
 from tests.helpers.corpora import write_pair
 
 
@@ -107,3 +109,26 @@ def test_a_name_elsewhere_is_no_place_for_a_sidecar(tmp_path, name):
     with pytest.raises(UsageError, match=r"lies outside its folder|No such file"):
         adopt(prefix, None, full=True)
     assert {file.name for file in tmp_path.rglob("*")} == {"c", "x.bin", "x.idx", "x.json", "x.blake3"}
+
+
+def test_the_id_that_begins_a_text_is_kept_and_no_part_of_the_corpus_id(tmp_path):
+    folder = tmp_path / "tokenizer"
+    mdata.train_tokenizer([written(tmp_path / "bytes").parent.parent / "in.jsonl"], folder, vocab_size=300)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    found = []
+    for name, begins in (("without", {}), ("with", {"bos_token": "<|endoftext|>"}), ("odd", {"bos_token": "<none>"})):
+        (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": None, **begins}))
+        options = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(folder)}
+        found.append(load_manifest(written(tmp_path / name, **options)))
+    without, begun, odd = found
+    eod = begun.tokenizer.eod
+    assert (without.tokenizer.bos, begun.tokenizer.bos, odd.tokenizer.bos) == (msgspec.UNSET, eod, msgspec.UNSET)
+    assert without.id == begun.id == odd.id and "bos" not in msgspec.to_builtins(without.tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "bos"),
+    [("ByteTokenizer", {}, None), ("NullTokenizer", {"vocab_size": 9}, None)],
+)
+def test_a_tokenizer_without_one_has_no_id_that_begins_a_text(name, options, bos):
+    assert build_tokenizer(name, {}, options=options).bos is bos
