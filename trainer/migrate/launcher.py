@@ -82,8 +82,17 @@ def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
         fix = "give one of them" if launches else f"give the command that starts {SCRIPT}, or its script's file"
         raise UsageError(f"expected one command that starts {SCRIPT}", found=commands_text, fix=fix)
     at = next(place for place, word in enumerate(launches[0]) if _is_script(word))
+    return Launch(tuple(launches[0][at + 1 :]), *launched_ranks(launches[0][:at], text))
+
+
+def launched_ranks(words: Sequence[str], text: str) -> tuple[int | None, int | None]:
+    """The numbers of ranks and of machines that a launcher's words start; None: unknown.
+
+    Args:
+        text: the script, for its #SBATCH lines.
+    """
     batch = re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE)
-    return Launch(tuple(launches[0][at + 1 :]), *_sizes(launches[0][:at], " ".join(batch).split()))
+    return _sizes(words, " ".join(batch).split())
 
 
 def _inner(command: list[str], work: Work) -> list[list[str]]:
