@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from mdata import UsageError
 from trainer.config.sections import KernelsSection
 from trainer.kernels.float8 import E4M3, E5M2, Operand, Scaling
-from trainer.kernels.plain import add_product
+from trainer.kernels.plain import AdamConstants, AdamState, add_product
 from trainer.kernels.table import Kernels, choose_kernels, float8_kernels
 
 TOKENS, WIDTH, INNER = 8192, 2048, 8192
@@ -86,10 +86,10 @@ def attention_runs(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Any]]]:
 def optimizer_runs(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Any]]]:
     """AdamW over 50 million elements."""
     weight, first, gradient = (torch.randn(UPDATED, device="cuda") for _ in range(3))
-    state = (weight, first, torch.rand_like(weight), weight.bfloat16())
+    state = AdamState(weight, first, torch.rand_like(weight), weight.bfloat16())
     numbers = torch.tensor([1.0, 1e-4, 0.1, 0.05, 1.0], device="cuda")
-    applied = torch.tensor(True, device="cuda")
-    yield "AdamW", lambda: kernels.adamw_(state, gradient, numbers, applied, (0.9, 0.95, 1e-8, 0.1))
+    applied, constants = torch.tensor(True, device="cuda"), AdamConstants(0.9, 0.95, 1e-8, 0.1)
+    yield "AdamW", lambda: kernels.adamw_(state, gradient, numbers, applied, constants)
 
 
 def weight_gradient_runs(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Any]]]:

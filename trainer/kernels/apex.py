@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.kernels.plain import AdamConstants, AdamState, AdamStep
+
 NAME = "NVIDIA apex"
 CHUNK = 2048 * 32  # elements of a tensor per block of threads, apex's own choice
 ADAMW_MODE = 1  # decoupled weight decay
@@ -75,26 +77,21 @@ def layer_norm_backward(
     return dx_ND if dsum_ND is None else dx_ND.add_(dsum_ND), dweight_D, dbias_D
 
 
-def adamw_(
-    state: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    gradient: Tensor,
-    numbers: Tensor,
-    applied: Tensor,
-    constants: tuple[float, float, float, float | Tensor],
-) -> None:
+def adamw_(state: AdamState, gradient: Tensor, numbers: Tensor, applied: Tensor, constants: AdamConstants) -> None:
     """See plain.adamw_; one pass over memory. A scheduled weight decay is read from the device."""
     weight, first, second, parameter = state
     beta1, beta2, epsilon, decay = constants
+    step: AdamStep[Tensor] = AdamStep(*numbers.split(1))  # tensors of one element
     _extension("optimizer").multi_tensor_fused_adam_capturable(
         CHUNK,
         (~applied).int().view(1),  # 1: do nothing
         [[weight], [first], [second], [gradient], [weight if parameter is None else parameter]],
-        numbers[0:1].contiguous(),
-        numbers[1:2].contiguous(),
+        step.factor.contiguous(),
+        step.rate.contiguous(),
         beta1,
         beta2,
         epsilon,
-        numbers[4:5].int(),
+        step.steps.int(),
         ADAMW_MODE,
         1,  # correct the bias
         float(decay),

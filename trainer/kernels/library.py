@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from trainer.kernels.plain import AdamConstants, AdamState, AdamStep, SgdConstants, SgdState, SgdStep
+
 
 def layer_norm(
     x_ND: Tensor, branch_ND: Tensor | None, weight_D: Tensor, bias_D: Tensor, epsilon: float
@@ -48,32 +50,27 @@ def logits_to_gradient_(logits_NV: Tensor, log_total_N: Tensor, column_N: Tensor
     logits_NV[:, real:] = 0
 
 
-def adamw_(
-    state: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    gradient: Tensor,
-    numbers: Tensor,
-    applied: Tensor,
-    constants: tuple[float, float, float, float | Tensor],
-) -> None:
+def adamw_(state: AdamState, gradient: Tensor, numbers: Tensor, applied: Tensor, constants: AdamConstants) -> None:
     """See plain.adamw_; one pass over memory. Overwrites the gradient."""
     if not applied:
         return
     weight, first, second, parameter = state
-    factor, rate, _, _, steps = numbers.tolist()
+    step: AdamStep[float] = AdamStep(*numbers.tolist())
     beta1, beta2, epsilon, decay = constants
-    gradient.mul_(factor)
+    gradient.mul_(step.factor)
     adamw(
         [weight],
         [gradient],
         [first],
         [second],
         max_exp_avg_sqs=[],
-        state_steps=[torch.tensor(steps - 1, dtype=torch.float32)],  # the kernel counts up before it corrects the bias
+        # The kernel counts up before it corrects the bias.
+        state_steps=[torch.tensor(step.steps - 1, dtype=torch.float32)],
         fused=True,
         amsgrad=False,
         beta1=beta1,
         beta2=beta2,
-        lr=rate,
+        lr=step.rate,
         weight_decay=float(decay),
         eps=epsilon,
         maximize=False,
@@ -82,27 +79,21 @@ def adamw_(
         parameter.copy_(weight)
 
 
-def sgd_(
-    state: tuple[Tensor, Tensor, Tensor | None],
-    gradient: Tensor,
-    numbers: Tensor,
-    applied: Tensor,
-    constants: tuple[float, float | Tensor],
-) -> None:
+def sgd_(state: SgdState, gradient: Tensor, numbers: Tensor, applied: Tensor, constants: SgdConstants) -> None:
     """See plain.sgd_; one pass over memory. Overwrites the gradient."""
     if not applied:
         return
     weight, first, parameter = state
-    factor, rate = numbers.tolist()
+    step: SgdStep[float] = SgdStep(*numbers.tolist())
     momentum, decay = constants
     sgd(
         [weight],
-        [gradient.mul_(factor)],
+        [gradient.mul_(step.factor)],
         [first],
         fused=True,
         weight_decay=float(decay),
         momentum=momentum,
-        lr=rate,
+        lr=step.rate,
         dampening=0.0,
         nesterov=False,
         maximize=False,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -348,32 +348,61 @@ def _widen(x: Tensor) -> Tensor:
 MUON_EPSILON = 1e-7  # smallest norm by which a matrix is divided before Newton-Schulz
 
 
-def adamw_(
-    state: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    gradient: Tensor,
-    numbers: Tensor,
-    applied: Tensor,
-    constants: tuple[float, float, float, float | Tensor],
-) -> None:
+T = TypeVar("T")
+
+
+class AdamState(NamedTuple):
+    """Flat tensors: main weight, first and second moment, and the parameter that becomes the rounded weight.
+
+    Without a parameter the main weight is the parameter.
+    """
+
+    weight: Tensor
+    first: Tensor
+    second: Tensor
+    parameter: Tensor | None
+
+
+class AdamStep(NamedTuple, Generic[T]):
+    """The numbers of a step, which are passed as one tensor, [5] in the main dtype.
+
+    Args:
+        factor: by which gradients are multiplied. rate: of learning. correction1: 1 - beta1^steps. correction2: 1 -
+            beta2^steps.
+    """
+
+    factor: T
+    rate: T
+    correction1: T
+    correction2: T
+    steps: T
+
+
+class AdamConstants(NamedTuple):
+    """What is the same in every step; the weight decay is a scalar tensor where it changes from step to step."""
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    decay: float | Tensor
+
+
+def adamw_(state: AdamState, gradient: Tensor, numbers: Tensor, applied: Tensor, constants: AdamConstants) -> None:
     """One AdamW update (Loshchilov and Hutter 2019, algorithm 2) of flat tensors.
 
     Args:
-        state: main weight, first and second moment, and the parameter that becomes the rounded weight; None: the main
-            weight is the parameter.
         gradient: undivided.
-        numbers: [5] in the main dtype: what the gradient is multiplied by, the learning rate, 1 - beta1^steps,
-            1 - beta2^steps, steps.
+        numbers: the fields of an `AdamStep`.
         applied: bool scalar; nothing changes where it is False.
-        constants: beta1, beta2, epsilon, weight decay; a scalar tensor where that changes from step to step.
     """
     weight, first, second, parameter = state
-    factor, rate, correction1, correction2, _ = numbers.unbind(0)
+    step: AdamStep[Tensor] = AdamStep(*numbers.unbind(0))
     beta1, beta2, epsilon, decay = constants
-    scaled = gradient.to(weight.dtype) * factor
+    scaled = gradient.to(weight.dtype) * step.factor
     new_first = beta1 * first + (1 - beta1) * scaled
     new_second = beta2 * second + (1 - beta2) * scaled * scaled
-    direction = (new_first / correction1) / ((new_second / correction2).sqrt() + epsilon)
-    new_weight = torch.where(applied, weight - rate * (decay * weight + direction), weight)
+    direction = (new_first / step.correction1) / ((new_second / step.correction2).sqrt() + epsilon)
+    new_weight = torch.where(applied, weight - step.rate * (decay * weight + direction), weight)
     first.copy_(torch.where(applied, new_first, first))
     second.copy_(torch.where(applied, new_second, second))
     weight.copy_(new_weight)
@@ -381,29 +410,43 @@ def adamw_(
         parameter.copy_(new_weight)
 
 
-def sgd_(
-    state: tuple[Tensor, Tensor, Tensor | None],
-    gradient: Tensor,
-    numbers: Tensor,
-    applied: Tensor,
-    constants: tuple[float, float | Tensor],
-) -> None:
+class SgdState(NamedTuple):
+    """Flat tensors: main weight, momentum, and the parameter that becomes the rounded weight; see `AdamState`."""
+
+    weight: Tensor
+    momentum: Tensor
+    parameter: Tensor | None
+
+
+class SgdStep(NamedTuple, Generic[T]):
+    """The numbers of a step: what gradients are multiplied by, and the learning rate."""
+
+    factor: T
+    rate: T
+
+
+class SgdConstants(NamedTuple):
+    """See `AdamConstants`."""
+
+    momentum: float
+    decay: float | Tensor
+
+
+def sgd_(state: SgdState, gradient: Tensor, numbers: Tensor, applied: Tensor, constants: SgdConstants) -> None:
     """One update by gradient descent with momentum (Sutskever et al. 2013, in the form of torch and Megatron).
 
     The weight decay is not decoupled: it is added to the gradient.
 
     Args:
-        state: main weight, momentum, and the parameter that becomes the rounded weight, or None.
         gradient: undivided.
-        numbers: [2] in the main dtype: what the gradient is multiplied by, the learning rate.
+        numbers: the fields of an `SgdStep`, [2] in the main dtype.
         applied: bool scalar; nothing changes where it is False.
-        constants: momentum, weight decay; the latter a scalar tensor where it changes from step to step.
     """
     weight, first, parameter = state
-    factor, rate = numbers.unbind(0)
+    step: SgdStep[Tensor] = SgdStep(*numbers.unbind(0))
     momentum, decay = constants
-    new_first = momentum * first + (gradient.to(weight.dtype) * factor + decay * weight)
-    new_weight = torch.where(applied, weight - rate * new_first, weight)
+    new_first = momentum * first + (gradient.to(weight.dtype) * step.factor + decay * weight)
+    new_weight = torch.where(applied, weight - step.rate * new_first, weight)
     first.copy_(torch.where(applied, new_first, first))
     weight.copy_(new_weight)
     if parameter is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trainer.kernels import plain
 from trainer.kernels.float8 import E4M3, E5M2, Operand, Scaling, float8_product, float8_quantize
+from trainer.kernels.plain import AdamConstants, AdamState
 
 # Tolerance of a result in that dtype: a few roundings to 8, 11 or 24 bits.
 TOLERANCES = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
@@ -81,11 +82,11 @@ def _optimizer(kernels: Any, draw: Callable[..., Tensor], dtype: torch.dtype) ->
     numbers = torch.tensor([0.5, 1e-2, 1 - 0.9**3, 1 - 0.95**3, 3.0], device=weight.device)
     for applied in (False, True):
         kernels.adamw_(
-            (weight, first, second, parameter),
+            AdamState(weight, first, second, parameter),
             gradient.clone(),
             numbers,
             torch.tensor(applied, device=weight.device),
-            (0.9, 0.95, 1e-8, 0.1),
+            AdamConstants(0.9, 0.95, 1e-8, 0.1),
         )
         yield "the parameter", parameter.clone()
         yield "AdamW's change of the weight", 1e-9 + (weight - before).double()

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mdata import UsageError
 from mdata.errors import install_command
@@ -48,8 +49,8 @@ class Kernels:
     dropout: Kernel = plain.dropout
     logit_statistics: Kernel = plain.logit_statistics
     logits_to_gradient_: Kernel = plain.logits_to_gradient_
-    adamw_: Kernel = plain.adamw_
-    sgd_: Kernel = plain.sgd_
+    adamw_: Callable[[plain.AdamState, Tensor, Tensor, Tensor, plain.AdamConstants], None] = plain.adamw_
+    sgd_: Callable[[plain.SgdState, Tensor, Tensor, Tensor, plain.SgdConstants], None] = plain.sgd_
     muon_momentum_: Kernel = plain.muon_momentum_
     muon_apply_: Kernel = plain.muon_apply_
     orthogonalize: Kernel = plain.orthogonalize

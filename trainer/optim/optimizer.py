@@ -23,6 +23,7 @@ from torch import Tensor
 
 from trainer.config.sections import OptimizerSection
 from trainer.errors import MORE_RANKS, out_of_memory_in
+from trainer.kernels.plain import AdamConstants, AdamState, AdamStep, SgdConstants, SgdState, SgdStep
 from trainer.kernels.recording import RecordedFunction, Recorder
 from trainer.kernels.table import Kernels
 from trainer.kernels.updates import MOMENTS, rule_of
@@ -225,27 +226,29 @@ class Optimizer:
         scheduled = settings.weight_decay_schedule != "constant"
         decay = scheduled_decay if scheduled else settings.weight_decay
         if self._rule == "adamw":
-            corrections = [1 - beta**self._steps for beta in (settings.beta1, settings.beta2)]
+            correction1, correction2 = (1 - beta**self._steps for beta in (settings.beta1, settings.beta2))
             numbers = {
-                own: torch.stack((factor, its_rate, *corrections, self._steps)).to(dtype)
+                own: torch.stack(AdamStep(factor, its_rate, correction1, correction2, self._steps)).to(dtype)
                 for own, its_rate in by_rate.items()
             }
-            update_ = self.kernels.adamw_
-            constants: tuple[float, ...] = (settings.beta1, settings.beta2, settings.epsilon)
         else:
-            numbers = {own: torch.stack((factor, its_rate)).to(dtype) for own, its_rate in by_rate.items()}
-            update_, constants = self.kernels.sgd_, (settings.momentum,)
+            numbers = {own: torch.stack(SgdStep(factor, its_rate)).to(dtype) for own, its_rate in by_rate.items()}
         names = ("weight", *MOMENTS[self._rule])
         for number in reversed(range(len(self._segments))):  # in the order of use
             for (start, stop, rules), own_rate in self._segments[number]:
-                held = (self._view(name, start, stop) for name in names)
-                update_(
-                    (*held, self.buffers.rounded(start, stop)),
-                    self.buffers.gradients.view(start, stop),
-                    numbers[own_rate],
-                    applied,
-                    (*constants, decay if rules.decay else 0.0),
-                )
+                weight, *moments = (self._view(name, start, stop) for name in names)
+                parameter, gradient = self.buffers.rounded(start, stop), self.buffers.gradients.view(start, stop)
+                its_numbers, its_decay = numbers[own_rate], decay if rules.decay else 0.0
+                if self._rule == "adamw":
+                    first, second = moments
+                    constants = AdamConstants(settings.beta1, settings.beta2, settings.epsilon, its_decay)
+                    adam = AdamState(weight, first, second, parameter)
+                    self.kernels.adamw_(adam, gradient, its_numbers, applied, constants)
+                else:
+                    (momentum,) = moments
+                    sgd = SgdState(weight, momentum, parameter)
+                    settled = SgdConstants(settings.momentum, its_decay)
+                    self.kernels.sgd_(sgd, gradient, its_numbers, applied, settled)
             if self._matrices is None:
                 self.gathers.updated(number)
         if self._matrices is not None:

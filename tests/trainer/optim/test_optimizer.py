@@ -12,6 +12,7 @@ import torch
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, held_state, layouts, logical, microbatches, small_config
 from trainer.config.sections import MeshSection, OptimizerSection
+from trainer.kernels.plain import AdamConstants, AdamState, SgdConstants, SgdState
 from trainer.kernels.table import PLAIN, choose_kernels
 from trainer.layers.base import MainGradients, add_weight_gradient
 from trainer.models.gpt.model import build_gpt
@@ -33,14 +34,14 @@ def test_adamw_equals_its_twin(kernels):
     generator = np.random.default_rng(0)
     w, m, v = (generator.random(37) for _ in range(3))
     state = [torch.from_numpy(x.copy()) for x in (w, m, v)]
-    rounded = torch.zeros(37, dtype=torch.bfloat16)
+    rounded, constants = torch.zeros(37, dtype=torch.bfloat16), AdamConstants(0.9, 0.95, 1e-8, 0.3)
     for steps in range(1, 6):
         g = generator.standard_normal(37)
         w, m, v = slow_adamw(w, g, m, v, lr=0.1, wd=0.3, b1=0.9, b2=0.95, eps=1e-8, steps=steps)
         numbers = torch.tensor([0.25, 0.1, 1 - 0.9**steps, 1 - 0.95**steps, steps], dtype=torch.float64)
         for applied in (False, True):  # a step that is not applied changes nothing
             gradient = torch.from_numpy(g * 4 if applied else np.full(37, np.nan))
-            kernels.adamw_((*state, rounded), gradient, numbers, torch.tensor(applied), (0.9, 0.95, 1e-8, 0.3))
+            kernels.adamw_(AdamState(*state, rounded), gradient, numbers, torch.tensor(applied), constants)
         for got, expected in zip(state, (w, m, v), strict=True):
             # The library corrects the bias in fp32 arithmetic of the step number.
             np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12 if kernels is PLAIN else 1e-6)
@@ -63,7 +64,7 @@ def test_sgd_is_that_of_torch(kernels, scheduled):
         numbers = torch.tensor([0.25, 0.1], dtype=torch.float64)
         for applied in (False, True):
             gradient = theirs.grad * 4 if applied else torch.full_like(start, torch.nan)
-            kernels.sgd_((*state, rounded), gradient, numbers, torch.tensor(applied), (0.9, decay))
+            kernels.sgd_(SgdState(*state, rounded), gradient, numbers, torch.tensor(applied), SgdConstants(0.9, decay))
         torch.testing.assert_close(state[0], theirs.data, rtol=1e-12, atol=0)
         assert torch.equal(rounded, state[0].to(torch.bfloat16))
 

@@ -18,7 +18,7 @@ from tests.helpers.runs import make_config, make_mix
 from trainer.checkpoint.location import checkpoints_of
 from trainer.config.parse import dump_config, load_config
 from trainer.config.sections import CheckpointSection, MeshSection, PrecisionSection
-from trainer.kernels.plain import adamw_
+from trainer.kernels.plain import AdamConstants, AdamState, adamw_
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
 from trainer.run import determinism
@@ -242,7 +242,8 @@ def _compiled(context, file):
     for _ in range(2):
         for start, stop, decay in ((0, 40, 0.1), (40, 50, 0.0), (50, 53, 0.1), (53, 93, 0.1), (93, 100, 0.0)):
             weight, first, second, parameter, gradient = (tensor[start:stop] for tensor in state)
-            update((weight, first, second, parameter), gradient, numbers, applied, (0.9, 0.99, 1e-8, decay))
+            moments, constants = AdamState(weight, first, second, parameter), AdamConstants(0.9, 0.99, 1e-8, decay)
+            update(moments, gradient, numbers, applied, constants)
     return used
 
 
