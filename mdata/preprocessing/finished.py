@@ -163,7 +163,7 @@ def corpus_manifest(path: Path) -> CorpusManifest:
     """
     manifest = load_manifest(path)
     if not isinstance(manifest, CorpusManifest):
-        raise UsageError(f"{path} is the manifest of a blend")
+        raise UsageError(f"{path} is the manifest of a blend", expected="the manifest of a corpus")
     return manifest
 
 

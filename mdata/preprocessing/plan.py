@@ -199,7 +199,9 @@ def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: To
             check_spelling(template, tokenizer)
     except TextRefused as refused:
         raise UsageError(
-            f"the {tokenizer.name} cannot tokenize parts of a conversation", found=refused.reason
+            f"the {tokenizer.name} cannot tokenize parts of a conversation",
+            found=refused.reason,
+            fix="choose another --tokenizer-type",
         ) from None
     if len(around):
         raise UsageError(

@@ -129,8 +129,10 @@ class Steps:
         assert micro_batch is not None and dp_size is not None, "ranks are not known"
         if size % (micro_batch * dp_size):
             raise UsageError(
-                f"no rank {dp_rank} has rows of step {step}",
+                f"the rows of step {step} are not whole microbatches of every rank",
                 found=f"{size} rows, {dp_size} data-parallel ranks, microbatches of {micro_batch}",
+                expected=f"a multiple of {micro_batch} x {dp_size} = {micro_batch * dp_size} rows",
+                fix="--micro-batch and --dp of the training",
             )
         rows: Int64s = np.arange(size).reshape(-1, dp_size, micro_batch)[:, dp_rank].reshape(-1)
         return rows

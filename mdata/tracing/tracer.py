@@ -155,7 +155,11 @@ class Tracer:
         if micro_batch is None or dp_size is None:
             raise UsageError("the rank that reads a sample is not known", fix="--micro-batch and --dp")
         if not 0 <= dp_rank < dp_size:
-            raise UsageError(f"no rank {dp_rank} has rows of step {step}", found=f"{dp_size} data-parallel ranks")
+            raise UsageError(
+                f"no rank {dp_rank} has rows of step {step}",
+                found=f"{dp_size} data-parallel ranks",
+                expected=f"0 to {dp_size - 1}",
+            )
         return steps.rank_rows(step, dp_rank)
 
     def row(self, step: int, row: int) -> TracedSample:
