@@ -173,8 +173,8 @@ def _loss_table(valid: Sequence[ValidCorpus]) -> str:
         values = [getattr(c.baselines, field) if c.baselines else None for c in valid]
         if any(value is not None for value in values):
             rows.append([Cell(name), *_pairs(valid, values, final)])
-    note = '<p class="lead">Green: the model is below it. Red: it is not.</p>'
-    return f"<div><h2>Against counting</h2>{note}{table(header, rows)}</div>"
+    note = '<p class="lead">Green: the loss of the model is lower. Red: it is not.</p>'
+    return f"<div><h2>Compared with n-grams</h2>{note}{table(header, rows)}</div>"
 
 
 def _test_losses(run: Run) -> str:
