@@ -107,8 +107,11 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-# A name in the first column of a table stays whole; on a narrow screen the table scrolls.
-TABLES_CSS = ".md-typeset td:first-child code { white-space: nowrap; }\n"
+# Names in a table stay whole; on a narrow screen the table scrolls.
+TABLES_CSS = """\
+.md-typeset td code { word-break: normal; overflow-wrap: normal; }
+.md-typeset td:first-child code { white-space: nowrap; }
+"""
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
