@@ -163,6 +163,22 @@ def test_a_lost_rank_is_started_again_and_a_broken_run_is_not(cluster, here, und
     assert found["condition"] == "failed" and found["end"]["code"] == 4 and found["restarts"] == 0, log(here)
 
 
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_a_run_that_loses_a_node_goes_on_elsewhere(cluster, here, undisturbed, place):
+    """The first has the batch script and rank 0: Slurm queues the job again. Without the last, the ranks end first."""
+    launch(cluster, here)
+    wait_until(lambda: step(here) >= 7, 120)
+    nodes = cluster.run("scontrol", "show", "hostnames", status(cluster, here)["slurm"]["nodes"]).split()
+    name = nodes[0 if place == "first" else -1]
+    cluster.kill_node(name)
+    try:
+        wait_until(lambda: log(here).count("mtrain: attempt 1 of Slurm job") == 1, 240)
+        found = wait_for_end(cluster, here)
+    finally:
+        cluster.start_node(name)
+    assert found["condition"] == "done" and steps_of(here) == undisturbed(2), log(here)
+
+
 def test_a_run_is_stopped_and_the_same_command_continues_it(cluster, here, undisturbed):
     first = launch(cluster, here)
     wait_until(lambda: step(here) >= 3, 120)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
@@ -42,7 +43,8 @@ class Slurm:
 
     def __init__(self, folder: Path, *, nodes: int, cpus: int, max_array: int) -> None:
         self.folder, self.nodes = folder, nodes
-        self.environment = {**os.environ, "PATH": _path(), "SLURM_CONF": str(folder / "slurm.conf")}
+        self._conf_path = folder / "slurm.conf"
+        self.environment = {**os.environ, "PATH": _path(), "SLURM_CONF": str(self._conf_path)}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for name in ("state", *(f"spool-n{number}" for number in range(1, nodes + 1))):
             (folder / name).mkdir(parents=True)
@@ -93,6 +95,31 @@ class Slurm:
         """The output of one of Slurm's commands; empty if it fails."""
         done = subprocess.run(words, env=self.environment, capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else ""
+
+    def kill_node(self, name: str, *, ranks: bool = True) -> None:
+        """Kill a node's slurmd; with `ranks` also what it has started, as if its machine had died."""
+        self._processes.pop(name).kill()
+        for pid, parent in self._started_on(name) if ranks else []:
+            for number in {parent, pid} - {1}:  # slurmstepd, too: it would report the end of its tasks
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+
+    def start_node(self, name: str) -> None:
+        """Start a node's slurmd again, and wait until it is idle."""
+        self._spawn(name, ["slurmd", "-D", "-N", name])
+        self.run("scontrol", "update", f"nodename={name}", "state=resume")
+        _wait(lambda: self.run("sinfo", "-h", "-n", name, "-o", "%t") == "idle", f"{name} is not idle")
+
+    def _started_on(self, name: str) -> list[tuple[int, int]]:
+        """(process, its parent) of what a node runs for jobs of this cluster."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError, IndexError, ValueError):
+                words = (folder / "environ").read_bytes().split(b"\0")
+                if f"SLURMD_NODENAME={name}".encode() in words and f"SLURM_CONF={self._conf_path}".encode() in words:
+                    parent = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
+                    found.append((int(folder.name), parent))
+        return found
 
     def stop(self) -> None:
         """End all daemons and what they run."""
