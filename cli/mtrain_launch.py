@@ -185,7 +185,7 @@ def _job(arguments: argparse.Namespace, words: list[str], run: argparse.Namespac
         if ranks < 1 or (run.nproc and arguments.gpus and run.nproc != arguments.gpus):
             raise UsageError(
                 "the number of ranks of a node is not known" if ranks < 1 else "two numbers of ranks of a node",
-                found=f"--gpus {arguments.gpus or 0}, --nproc {run.nproc or 0}",
+                found=f"--gpus {arguments.gpus} and --nproc {run.nproc}" if ranks else None,
                 expected="--gpus N, one rank on each; or, on nodes without GPUs, --nproc N after run.toml",
             )
     return RunJob(

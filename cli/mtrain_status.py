@@ -43,7 +43,7 @@ def _lines(job: RunJob | None, status: RunStatus) -> list[str]:
     lines = []
     if (slurm := status.slurm) is not None and job is not None:
         where = f"on {slurm.nodes}, {slurm.time_left} left" if slurm.nodes else slurm.reason
-        lines.append(f"Slurm job {job.id}: {slurm.state} {where}, {_counted(slurm.restarts)}")
+        lines.append(f"Slurm job {job.id}: {slurm.state} {where}, {_counted(status.restarts)}")
     elif job is not None:
         place = f"Slurm job {job.id}" if job.engine == "slurm" else f"process {job.id} on {job.host}"
         lines.append(f"{place}, {_counted(status.restarts)}")

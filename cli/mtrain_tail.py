@@ -17,6 +17,8 @@ from trainer.launching.run_status import is_active, run_of
 from .console import Console, Parser
 from .tail import print_logs
 
+_ASK_SLURM_EVERY_S = 10.0  # its controller serves the whole site
+
 
 def add_arguments(parser: Parser) -> None:
     """See `mtrain tail --help`."""
@@ -34,5 +36,9 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
             fix=f"see the terminal or the file to which mtrain train printed, or {folder}/events.jsonl",
         )
     print_logs(
-        console, lambda: [job.log], lines=arguments.lines, ended=lambda: not arguments.follow or not is_active(job)
+        console,
+        lambda: [job.log],
+        lines=arguments.lines,
+        ended=lambda: not arguments.follow or not is_active(job),
+        ask_every_s=_ASK_SLURM_EVERY_S if job.engine == "slurm" else 0.0,
     )

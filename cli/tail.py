@@ -46,8 +46,15 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     )
 
 
-def print_logs(console: Console, logs: Callable[[], Sequence[Path]], *, lines: int, ended: Callable[[], bool]) -> None:
-    """Print the last lines of logs, then what is added to them until `ended`."""
+def print_logs(
+    console: Console,
+    logs: Callable[[], Sequence[Path]],
+    *,
+    lines: int,
+    ended: Callable[[], bool],
+    ask_every_s: float = _WAIT_S,
+) -> None:
+    """Print the last lines of logs, then what is added to them until `ended`, which is asked now and then."""
     if lines < 1:
         raise mdata.UsageError(f"--lines {lines}", expected="at least 1")
     sizes: dict[Path, int] = {}
@@ -55,12 +62,15 @@ def print_logs(console: Console, logs: Callable[[], Sequence[Path]], *, lines: i
         sizes[path] = _size(path)
         _show(console, path, last_lines(path, lines * _LINE_BYTES)[-lines:])
     console.flush()
-    while not ended():
+    asked_s, is_over = time.monotonic(), ended()
+    while not is_over:
         time.sleep(_WAIT_S)
-        for path in logs():
+        if time.monotonic() - asked_s >= ask_every_s:
+            asked_s, is_over = time.monotonic(), ended()
+        for path in logs():  # after `ended`, so that the last lines are there
             grown = _size(path) - sizes.get(path, 0)
             if grown > 0:
-                _show(console, path, last_lines(path, grown))
+                _show(console, path, last_lines(path, grown + 1))  # with the end of the line before
                 sizes[path] = sizes.get(path, 0) + grown
         console.flush()
 

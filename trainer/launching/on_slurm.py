@@ -48,13 +48,12 @@ class SlurmOptions:
 
 @dataclass(frozen=True, slots=True)
 class SlurmState:
-    """A job that waits or runs: Slurm's state and reason, its nodes, the time left, how often it was queued again."""
+    """A job that waits or runs: Slurm's state and reason, its nodes, the time left."""
 
     state: str
     reason: str
     nodes: str
     time_left: str
-    restarts: int
 
     @property
     def waits(self) -> bool:
@@ -180,11 +179,12 @@ def slurm_state(job_id: str) -> SlurmState | None:
         raise
     for line in listed.splitlines():
         state, reason, nodes, left = line.split("|")
-        return SlurmState(state, reason, nodes, left, _restarts(job_id))
+        return SlurmState(state, reason, nodes, left)
     return None
 
 
-def _restarts(job_id: str) -> int:
+def slurm_restarts(job_id: str) -> int:
+    """How often a job that waits or runs was queued again."""
     found = re.search(r"\bRestarts=(\d+)", run_slurm(["scontrol", "--oneliner", "show", "job", job_id]))
     return int(found[1]) if found else 0
 

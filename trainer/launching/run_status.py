@@ -19,7 +19,7 @@ from mdata.errors import UsageError, os_errors_named
 from mdata.launching.job_status import STOPPED, is_silent, last_lines
 from mdata.util import atomic_io, file_lock
 from trainer.launching.job import JOB, End, RunJob, ends, load_job
-from trainer.launching.on_slurm import SlurmState, run_folder_of, slurm_state, stop_in_slurm
+from trainer.launching.on_slurm import SlurmState, run_folder_of, slurm_restarts, slurm_state, stop_in_slurm
 
 Condition = Literal["waiting", "running", "silent", "done", "stopped", "failed"]
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"  # trainer/run/metrics.py would import torch
@@ -95,7 +95,7 @@ def run_status(folder: Path, job: RunJob | None) -> RunStatus:
         steps=steps,
         loss=line.get("loss"),
         tokens_per_s=line.get("tokens_per_s"),
-        restarts=slurm.restarts if slurm else max(0, len(known) - 1),
+        restarts=slurm_restarts(job.id) if job is not None and slurm else max(0, len(known) - 1),
         slurm=slurm,
         end=end,
         holder=holder,

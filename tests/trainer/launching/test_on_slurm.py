@@ -18,6 +18,7 @@ from trainer.launching.on_slurm import (
     SlurmState,
     batch_text,
     run_folder_of,
+    slurm_restarts,
     slurm_state,
     stop_in_slurm,
     submit,
@@ -155,12 +156,12 @@ def test_what_slurm_says_of_a_job(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("PATH", env["PATH"])
     state = slurm_state("7")
-    assert state == SlurmState("RUNNING", "None", "n[1-2]", "1:00:00", 3) and not state.waits
-    assert slurm_state("8") is None and str(run_folder_of("7")) == "/x/runs/first"
+    assert state == SlurmState("RUNNING", "None", "n[1-2]", "1:00:00") and not state.waits
+    assert slurm_restarts("7") == 3 and slurm_state("8") is None and str(run_folder_of("7")) == "/x/runs/first"
     with pytest.raises(ResourceError, match="squeue failed\n  found: Unable to contact"):
         slurm_state("9")
     stop_in_slurm(a_job(tmp_path), state)
-    stop_in_slurm(a_job(tmp_path), SlurmState("PENDING", "Resources", "", "", 0))
+    stop_in_slurm(a_job(tmp_path), SlurmState("PENDING", "Resources", "", ""))
     assert calls(tmp_path / "bin")[-2:] == ["scancel --batch --signal=TERM 7", "scancel 7"]
 
 
