@@ -17,7 +17,7 @@ import pytest
 
 from tests.cluster.test_engines import NEEDS_SLURM, wait_until
 from tests.helpers.slurm import slurm
-from trainer.run.metrics import read_metrics
+from trainer.run.metrics import read_events, read_metrics
 
 pytestmark = [NEEDS_SLURM, pytest.mark.soak]
 RUN = """
@@ -177,6 +177,22 @@ def test_a_run_that_loses_a_node_goes_on_elsewhere(cluster, here, undisturbed, p
     finally:
         cluster.start_node(name)
     assert found["condition"] == "done" and steps_of(here) == undisturbed(2), log(here)
+
+
+def test_a_run_with_two_numbers_of_nodes_goes_on_with_fewer(cluster, here, undisturbed):
+    job = launch(cluster, here, nodes="2-4")
+    wait_until(lambda: step(here) >= 7, 120)
+    cluster.run("scontrol", "update", "nodename=n[1-2]", "state=drain", "reason=test")
+    try:
+        cluster.run("scontrol", "requeue", job)
+        wait_until(lambda: log(here).count("mtrain: attempt 1 of Slurm job") == 1, 120)
+        found = wait_for_end(cluster, here)
+    finally:
+        cluster.run("scontrol", "update", "nodename=n[1-2]", "state=resume")
+    starts = [event for event in read_events(here / "runs/first") if event["event"] == "start"]
+    assert found["condition"] == "done" and [event["world_size"] for event in starts] == [4, 2], log(here)
+    for (number, loss), (expected_number, expected) in zip(steps_of(here), undisturbed(4), strict=True):
+        assert number == expected_number and abs(loss - expected) <= 1e-4 * expected
 
 
 def test_a_run_is_stopped_and_the_same_command_continues_it(cluster, here, undisturbed):

@@ -68,14 +68,17 @@ def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) 
         checkpoints: their folder, where `latest` names the newest; None: in object storage.
     """
     least, most = job.nodes
-    resources = [f"--ntasks-per-node={job.ranks_per_node}"]
-    resources += [f"--gpus-per-node={options.gpus}"] if options.gpus else []
-    resources += [f"--cpus-per-task={options.cpus}"] if options.cpus else []
+    gpus = [f"--gpus-per-node={options.gpus}"] if options.gpus else []
+    cpus = [f"--cpus-per-task={options.cpus}"] if options.cpus else []
+    resources = [f"--ntasks-per-node={job.ranks_per_node}", *gpus, *cpus]
+    if least == most:
+        asked = [f"--nodes={most}", *resources]
+    else:  # with a number of tasks Slurm stops at the least nodes that hold them
+        asked = [f"--nodes={least}-{most}", f"--mincpus={job.ranks_per_node * (options.cpus or 1)}", *gpus]
     head = [
         f"--job-name={Path(job.run_folder).name}",
         f"--chdir={job.cwd}",
-        f"--nodes={most}" if least == most else f"--nodes={least}-{most}",
-        *resources,
+        *asked,
         f"--output={job.log}",
         "--open-mode=append",
         "--requeue",

@@ -35,10 +35,10 @@ def srun_of(text):
 
 
 def test_the_options_of_the_job_are_repeated_for_srun(tmp_path):
-    job = a_job(tmp_path, nodes=(2, 4), cwd="/data/my runs", run_folder="/data/my runs/runs/a")
+    job = a_job(tmp_path, cwd="/data/my runs", run_folder="/data/my runs/runs/a")
     text = batch_text(job, SlurmOptions(gpus=4, cpus=6, site=["--account=lm", "--time=60"]), checkpoints=None)
     assert options_of(text) == [
-        "--job-name=a", "'--chdir=/data/my runs'", "--nodes=2-4", "--ntasks-per-node=4", "--gpus-per-node=4",
+        "--job-name=a", "'--chdir=/data/my runs'", "--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4",
         "--cpus-per-task=6", "'--output=/data/my runs/runs/a/job/log.txt'", "--open-mode=append", "--requeue",
         "--no-kill=off", "--signal=B:TERM@300", "--account=lm", "--time=60",
     ]  # fmt: skip
@@ -50,6 +50,17 @@ def test_the_options_of_the_job_are_repeated_for_srun(tmp_path):
     python, isolated, program = words[8:11]
     assert Path(python).is_absolute() and isolated == "-P" and Path(program).is_absolute()
     assert words[11:] == ["mtrain", "train", "/data/my runs/runs/a/job/run.toml"]
+
+
+def test_with_two_numbers_of_nodes_slurm_takes_as_many_as_there_are(tmp_path):
+    job = a_job(tmp_path, nodes=(2, 4))
+    for options, asked in (
+        (SlurmOptions(), ["--mincpus=4"]),
+        (SlurmOptions(gpus=4, cpus=6), ["--mincpus=24", "--gpus-per-node=4"]),
+    ):
+        text = batch_text(job, options, checkpoints=None)
+        assert options_of(text)[2 : 3 + len(asked)] == ["--nodes=2-4", *asked]
+        assert "--ntasks-per-node=4" in srun_of(text) and "ntasks" not in "".join(options_of(text))
 
 
 def test_a_container_gets_its_own_mtrain(tmp_path):
