@@ -52,6 +52,7 @@ class Measuring:
         mfu, memory = self._usage.mfu(tokens_per_s), self._usage.memory_bytes()
         self._used = ({} if mfu is None else {"mfu": mfu}) | {"memory": memory}
         by_component = self._losses(report)
+        named = {name: loss for name, loss in report.named_losses.items() if not math.isnan(loss)}
         return {
             "consumed_samples": consumed_samples,
             "loss": report.loss if report.num_tokens else None,
@@ -60,7 +61,7 @@ class Measuring:
             "lr": report.learning_rate,
             "weight_decay": report.weight_decay,
             **({"loss_scale": report.loss_scale} if self._engine.scaler else {}),
-            **({"named_losses": dict(report.named_losses)} if report.named_losses else {}),
+            **({"named_losses": named} if named else {}),
             "tokens_per_s": tokens_per_s,
             "tflops": self._usage.tflops(tokens_per_s),
             "mfu": mfu,
