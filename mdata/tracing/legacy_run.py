@@ -28,6 +28,7 @@ from mdata.util.config_text import parse_json, parse_toml
 from mdata.util.option_synonyms import nearest
 from mdata.util.regular_files import regular_file
 
+_RESTORE = "restore the file from a copy of the run folder"
 # Keys that this version knows: those of [data] that are not options of a dataset, and those of [train].
 _OTHER_DATA = ("blend", "split", "valid", "test", "allow_overlap", "prefetch", "order_samples")
 _STEPS = ("sequence_length", "global_batch", "batch_ramp", "batch_schedule", "micro_batch")
@@ -49,8 +50,8 @@ class _Run:
         """An integer setting of config.toml."""
         value = self.config.get(section, {}).get(key)
         if type(value) is not int:
-            what = f"{self.folder / 'config.toml'}: {section}.{key} is not an integer"
-            raise DamageError(what, found=repr(value))
+            problem = f"{self.folder / 'config.toml'}: {section}.{key} is not an integer"
+            raise DamageError(problem, found=repr(value), fix=_RESTORE)
         return value
 
 
@@ -69,7 +70,7 @@ def legacy_record(folder: Path) -> RunRecord:
     options = _options(run)
     blend, planned = run.config["data"].get("blend"), run.plan.get("steps")
     if not isinstance(blend, str):
-        raise DamageError(f"{folder / 'config.toml'}: data.blend is not a path", found=repr(blend))
+        raise DamageError(f"{folder / 'config.toml'}: data.blend is not a path", found=repr(blend), fix=_RESTORE)
     places = run.plan.get("started_in")
     places = places if isinstance(places, dict) else {}
     here, absolute = (place if isinstance(place := places.get(key), str) else None for key in ("from_here", "absolute"))
@@ -242,7 +243,7 @@ def _toml(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(content.decode())
     except ValueError as error:
-        raise DamageError(f"{path} is not a TOML file", found=str(error)) from error
+        raise DamageError(f"{path} is not a TOML file", found=str(error), fix=_RESTORE) from error
 
 
 def _json(path: Path) -> dict[str, Any] | None:
@@ -267,7 +268,7 @@ def _object(content: bytes, where: str) -> dict[str, Any]:
     try:
         value = parse_json(content)
     except ValueError as error:
-        raise DamageError(f"{where} is not JSON", found=str(error)) from error
+        raise DamageError(f"{where} is not JSON", found=str(error), fix=_RESTORE) from error
     if not isinstance(value, dict):
-        raise DamageError(f"{where} is not a JSON object", found=repr(value)[:80])
+        raise DamageError(f"{where} is not a JSON object", found=repr(value)[:80], fix=_RESTORE)
     return value

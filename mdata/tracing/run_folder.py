@@ -24,7 +24,6 @@ from mdata.tracing.tracer import Tracer
 from mdata.util.option_synonyms import nearest
 
 _SHOWN = 4
-_RESTORE = "restore the file from a copy of the run folder"
 
 
 def is_run(path: str | Path) -> bool:
