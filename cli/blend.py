@@ -1,7 +1,7 @@
 """Mix corpora by shares.
 
 Give the blend in Megatron's syntax (WEIGHT CORPUS WEIGHT CORPUS ..., or corpora alone, which are weighted by their
-tokens), or as a .toml file (amounts, groups, caps, phases: see configs/blend.toml) or a .csv file. A corpus is a
+tokens), or as a .toml file (amounts, groups, caps, phases: see the how-to on blends) or a .csv file. A corpus is a
 manifest, a prefix of .bin/.idx, a folder, a pattern, or another blend.
 
 Examples:
