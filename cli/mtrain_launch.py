@@ -59,7 +59,7 @@ def add_arguments(parser: Parser) -> None:
         type=int,
         default=3,
         metavar="N",
-        help="after failures: slurm without a new checkpoint in between, k8s in all; default 3",
+        help="slurm: restarts in a row without a new checkpoint; k8s: in all; default 3",
     )
     place("--print", action="store_true", help="slurm: print the batch file and do not submit it")
     place("--no-check", action="store_true", help="do not check the run here, where its files may be missing")
@@ -163,12 +163,31 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--env {wrong[0]}", expected="NAME=VALUE")
     if arguments.engine == "k8s" and not arguments.container_image:
         raise UsageError("--container-image is missing", expected="an image with mtrain, which the pods run")
+    limit = _seconds(arguments.time)
+    if limit is not None and limit <= arguments.grace + 60:  # Slurm sends the signal up to a minute early
+        raise UsageError(
+            f"--time {arguments.time} leaves no time to train",
+            found=f"a signal to save --grace {arguments.grace} s before the limit",
+            fix="a longer --time, or a shorter --grace",
+        )
     fixed = [name for name in ("grace", "max_restarts") if getattr(arguments, name) != defaults.get_default(name)]
     if arguments.kind == "trainjob" and fixed:
         option = f"--{fixed[0].replace('_', '-')}"
         raise UsageError(f"{option}: a TrainJob has no such field", expected="a setting of the cluster's runtime")
     if arguments.container_mounts and not arguments.container_image:
         raise UsageError("--container-mounts needs --container-image")
+
+
+def _seconds(limit: str | None) -> int | None:
+    """The seconds of a time limit in Slurm's forms, "60", "1:30:00", "2-12"; None: another form, which Slurm checks."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit or "")
+    if found is None:
+        return None
+    days, *numbers = (int(text) if text else 0 for text in found.groups())
+    if found[1] is None and found[4] is None:  # minutes:seconds
+        numbers = [0, *numbers[:2]]
+    hours, minutes, seconds = numbers
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _job(arguments: argparse.Namespace, words: list[str], run: argparse.Namespace, read: ReadConfig) -> RunJob:

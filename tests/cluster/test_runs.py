@@ -142,7 +142,7 @@ def test_a_run_that_is_preempted_twice_has_the_losses_of_an_undisturbed_one(clus
 
 
 def test_a_run_near_its_time_limit_saves_and_is_queued_again(cluster, here, undisturbed):
-    job = launch(cluster, here, "--time", "60")
+    job = launch(cluster, here, "--time", "1:00:00")
     wait_until(lambda: step(here) >= 3, 120)
     cluster.run("scancel", "--batch", "--signal=TERM", job)  # what --signal=B:TERM@300 sends, at this moment
     wait_until(lambda: "ended with exit code 75; the job is queued again" in log(here), 60)

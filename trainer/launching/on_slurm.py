@@ -33,7 +33,7 @@ class SlurmOptions:
         env: NAME=VALUE of each rank.
         container_image, container_mounts: for pyxis.
         grace_s: from the signal to the time limit.
-        max_restarts: after failures, without a new checkpoint in between.
+        max_restarts: in a row without a new checkpoint.
     """
 
     gpus: int | None = None
@@ -65,7 +65,8 @@ def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) 
     """The text of the sbatch file.
 
     Args:
-        checkpoints: their folder, where `latest` names the newest; None: in object storage.
+        checkpoints: their folder, where `latest` names the newest; None: in object storage, then metrics.jsonl tells
+            whether an attempt came further.
     """
     least, most = job.nodes
     gpus = [f"--gpus-per-node={options.gpus}"] if options.gpus else []
@@ -97,7 +98,10 @@ def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) 
         srun += [shlex.join(command_line("mtrain"))]
     srun += ["train", shlex.quote(str(job.config))]
     exports = [f"export {name}={shlex.quote(value)}" for name, _, value in (one.partition("=") for one in options.env)]
-    latest = f"$(cat {shlex.quote(str(checkpoints / 'latest'))} 2>/dev/null)" if checkpoints else ""
+    metrics = shlex.quote(str(Path(job.run_folder, "metrics.jsonl")))
+    reached = f"tail -n 1 {metrics} | cut -d, -f1"
+    if checkpoints is not None:
+        reached = f"cat {shlex.quote(str(checkpoints / 'latest'))}"
     return batch_script(
         head,
         _SCRIPT.format(
@@ -105,7 +109,7 @@ def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) 
             job=shlex.quote(str(job.folder)),
             end_file=END_FILE,
             srun=" ".join(srun),
-            latest=latest,
+            reached=reached,
             max_restarts=options.max_restarts,
         ),
     )
@@ -139,13 +143,13 @@ code=$?
 [ -s "${end_file}" ] && read -r code _ < "${end_file}"  # of the first rank that ended
 
 again=
-if [ "$code" -eq 75 ]; then
-    [ -e "$job/stop" ] && echo "mtrain: stopped by mtrain stop" && exit 0
-    again=yes
-elif [ "$code" -eq 5 ] || {{ [ "$code" -gt 128 ] && [ "$code" -ne 130 ]; }}; then
-    failed="$SLURM_JOB_ID after checkpoint: {latest}"
-    echo "$failed" >> "$job/failures"
-    [ "$(grep -cxF "$failed" "$job/failures")" -le {max_restarts} ] && again=yes
+if [ "$code" -eq 75 ] && [ -e "$job/stop" ]; then
+    echo "mtrain: stopped by mtrain stop"
+    exit 0
+elif [ "$code" -eq 5 ] || [ "$code" -eq 75 ] || {{ [ "$code" -gt 128 ] && [ "$code" -ne 130 ]; }}; then
+    reached="$SLURM_JOB_ID $({reached} 2>/dev/null)"
+    echo "$reached" >> "$job/restarts"
+    [ "$(grep -cxF "$reached" "$job/restarts")" -le {max_restarts} ] && again=yes
 fi
 is_current || again=
 echo "mtrain: attempt $attempt ended with exit code $code${{again:+; the job is queued again}}"

@@ -121,11 +121,23 @@ def test_the_first_rank_that_failed_decides(run):
     assert code == 75 and requeues(told) == 1
 
 
-def test_failures_without_a_new_checkpoint_end_the_job(run, tmp_path):
-    counts = [requeues(run("exit 5", restarts=number)[1]) for number in range(3)]
+@pytest.mark.parametrize("code", [5, 75])
+def test_restarts_without_a_new_checkpoint_end_the_job(run, tmp_path, code):
+    counts = [requeues(run(f"exit {code}", restarts=number)[1]) for number in range(3)]
     assert counts == [1, 2, 2]
     (tmp_path / "checkpoints/latest").write_text("step-10\n")
-    assert requeues(run("exit 5", restarts=3)[1]) == 3
+    assert requeues(run(f"exit {code}", restarts=3)[1]) == 3
+
+
+def test_with_checkpoints_in_storage_the_curve_tells_whether_a_restart_came_further(tmp_path):
+    text = batch_text(a_job(tmp_path), SlurmOptions(), checkpoints=None)
+    (line,) = (line for line in text.splitlines() if "reached=" in line)
+    path = tmp_path / "runs/first/metrics.jsonl"
+    path.parent.mkdir(parents=True)
+    for written, reached in (("", "7 "), ('{"step": 4, "loss": 1}\n{"step": 5, "loss": 2}\n', '7 {"step": 5')):
+        path.write_text(written)
+        done = subprocess.run(["bash", "-c", f'SLURM_JOB_ID=7\n{line}\nprintf "%s" "$reached"'], capture_output=True)
+        assert done.stdout.decode() == reached
 
 
 def test_sigterm_is_handed_on_and_the_exit_code_is_that_of_the_ranks(run):
