@@ -71,15 +71,23 @@ def _who() -> str:
 
 
 def _train(arguments: argparse.Namespace, console: Console) -> int:
-    from trainer.parallel.world import find_placement
+    from trainer.parallel.world import check_not_ended, find_placement
     from trainer.run.launch import preflight
+    from trainer.run.lost_nodes import after_lost_node
 
     read, world_size = read_with_problems(arguments)
+    placement = find_placement(os.environ)
+    if placement is not None and not read.problems:
+        check_not_ended(os.environ)
+        tell = console.note if placement.rank == 0 else lambda text: None
+        with _ending_for_good():
+            config = after_lost_node(read.config, world_size, env=os.environ, tell=tell)
+        read = dataclasses.replace(read, config=config)
     with console.progress() as progress:
         preflight(read, world_size, where=arguments.config, progress=progress)
     config = read.config
     try:
-        if world_size == 1 or find_placement(os.environ) is not None:
+        if world_size == 1 or placement is not None:
             train_here(config, console)
         else:
             _train_on_ranks(config, world_size, console)
@@ -110,14 +118,7 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
         end: ends this process with an error of the watchdog, while the main thread waits; does not return.
     """
     from trainer.parallel.mesh import mesh_of
-    from trainer.parallel.world import (
-        Placement,
-        check_not_ended,
-        find_placement,
-        join_world,
-        leave_world,
-        open_store,
-    )
+    from trainer.parallel.world import Placement, find_placement, join_world, leave_world, open_store
     from trainer.plan.lengths import given_lengths
     from trainer.run.determinism import make_deterministic
     from trainer.run.metrics import plain
@@ -127,7 +128,6 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
     from .progress import RankNotes
 
     place = find_placement(os.environ) or Placement()
-    check_not_ended(os.environ)
     make_deterministic(config)
     mesh, overlap = mesh_of(config, place.world_size), config.kernels.overlap_passes == "on"
     with _ending_for_good(), console.progress() as progress:
@@ -153,6 +153,7 @@ def _ending_for_good() -> Iterator[None]:
     """Let a launcher that restarts ranks know where starting again would be wrong, or would end in the same way."""
     from trainer.parallel.world import end_for_good
     from trainer.run.attempt import ReplacedError, SupersededError, TooManyRestartsError
+    from trainer.run.lost_nodes import LostNodeError
     from trainer.run.signals import StoppedAtTimeError
     from trainer.run.skipped_steps import DivergedError
 
@@ -160,7 +161,7 @@ def _ending_for_good() -> Iterator[None]:
         yield
     except ReplacedError:
         raise
-    except (StoppedAtTimeError, SupersededError, TooManyRestartsError, DivergedError) as error:
+    except (StoppedAtTimeError, LostNodeError, SupersededError, TooManyRestartsError, DivergedError) as error:
         end_for_good(os.environ, error)
         raise
 

@@ -84,6 +84,10 @@ class RunSection:
     max_restarts: Count | None = (
         None  # starts in a row that may come no further than the one before; the next is refused; not set: no limit
     )
+    on_lost_node: Literal["stop", "wait", "shrink"] | None = (
+        None  # what a job does that was started again with fewer ranks; shrink: takes a layout for them that keeps the
+        # global batch; not set: trains on if the layout fits them
+    )
     health: Literal["warn", "stop", "off"] = (
         "warn"  # a look at every rank before the first step: devices, rates, clocks, versions; stop: ends the run
     )

@@ -32,6 +32,7 @@ from trainer.config.sections import RunSection
 from trainer.run.metrics import read_events
 
 ATTEMPT = "attempt.json"
+LAUNCHED = "mtrain-"  # ids of `mtrain train --nproc`, which starts no rank again
 LOOKS = 20  # at an object that others replace at the same moment
 _LONGEST = 4096
 
@@ -99,14 +100,14 @@ def this_attempt(env: Mapping[str, str]) -> Attempt:
     """This process's attempt, not yet numbered.
 
     Args:
-        env: names the job: SLURM_JOB_ID, or TORCHELASTIC_RUN_ID of a torchrun that was given --rdzv-id.
+        env: names the job: TORCHELASTIC_RUN_ID of a torchrun that was given --rdzv-id, or SLURM_JOB_ID.
     """
-    job, restart = None, 0
-    if "SLURM_JOB_ID" in env:
+    job, restart, run_id = None, 0, env.get("TORCHELASTIC_RUN_ID", "none")
+    if run_id != "none" and not run_id.startswith(LAUNCHED):
+        job = f"torchrun {run_id}"
+    elif "SLURM_JOB_ID" in env:
         count = env.get("SLURM_RESTART_COUNT", "0")
         job, restart = f"slurm {env['SLURM_JOB_ID']}", int(count) if count.isdecimal() else 0
-    elif env.get("TORCHELASTIC_RUN_ID", "none") != "none":
-        job = f"torchrun {env['TORCHELASTIC_RUN_ID']}"
     return Attempt(
         attempt=0,
         nonce=secrets.token_hex(8),

@@ -1,0 +1,97 @@
+"""What a start does that has fewer ranks than the start before it, because a node was lost: run.on_lost_node.
+
+Nothing shrinks in place: the ranks that are left have ended (watchdog.py), and the launcher or scheduler has started
+the job again with the nodes that it has, as `torchrun --nnodes=MIN:MAX` and `sbatch --nodes=MIN-MAX` do.
+`after_lost_node` is called by every rank before the ranks join, with the same configuration and run folder, so that all
+decide alike. A start of another job, by hand for example, is never taken for one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from mdata import StoppedError, UsageError
+from trainer.config.sections import RunConfig
+from trainer.parallel.world import launcher_holds_store
+from trainer.plan.check import layout_problems
+from trainer.plan.nearest_layout import nearest_layout, nearest_layout_text, with_changes
+from trainer.run.attempt import newest_attempt, this_attempt
+from trainer.run.end_time import deadlines
+from trainer.run.metrics import read_events
+
+TOLD_S = 60.0  # between notes of a start that waits
+
+
+class LostNodeError(StoppedError):
+    """A node is lost and the run stops; its launcher must not start it again in this job."""
+
+
+def lost_ranks(config: RunConfig, world_size: int, *, env: Mapping[str, str]) -> int:
+    """How many ranks fewer than the largest start of the same job this one has; 0: none, or it is another job."""
+    folder = Path(config.run.folder)
+    attempt = this_attempt(env)
+    if not folder.is_dir() or not attempt.restarts(newest_attempt(folder)):
+        return 0
+    starts = [event for event in read_events(folder) if event["event"] == "start" and event.get("job") == attempt.job]
+    return max(0, max((int(start["world_size"]) for start in starts), default=0) - world_size)
+
+
+def after_lost_node(
+    config: RunConfig,
+    world_size: int,
+    *,
+    tell: Callable[[str], None],
+    env: Mapping[str, str],
+    pause: Callable[[float], None] = time.sleep,
+) -> RunConfig:
+    """The configuration to go on with.
+
+    Args:
+        world_size: of this start. tell: prints a line for the user. pause: waits for some seconds.
+
+    Raises:
+        LostNodeError: run.on_lost_node="stop". StoppedError: "wait", where it is the script that waits, or a known end.
+        UsageError: "shrink", and no layout of the ranks that are left keeps the global batch.
+    """
+    policy = config.run.on_lost_node
+    lost = lost_ranks(config, world_size, env=env) if policy else 0
+    if not lost:
+        return config
+    left = f"{world_size} of {world_size + lost} ranks are left"
+    if policy == "stop":
+        raise LostNodeError(f'{left}, and run.on_lost_node="stop"', fix="run the same command again with all nodes")
+    if policy == "wait":
+        wait_for_nodes(config, left, env=env, tell=tell, pause=pause)
+    changes = nearest_layout(config, world_size, facts=None)
+    shrunk = with_changes(config, changes)
+    if "train.global_batch" in changes or (not changes and layout_problems(config, world_size)):
+        raise UsageError(
+            f'{left}, and run.on_lost_node="shrink" finds no layout for them that keeps train.global_batch',
+            found=f"train.global_batch={config.train.global_batch}",
+            fix=f"a number of nodes that divides it; {nearest_layout_text(changes) or 'none works'}",
+        )
+    kept = nearest_layout_text(changes) or "the layout stays"
+    tell(f"{left}: the run goes on with them, with the same global batch and order; {kept}")
+    return shrunk
+
+
+def wait_for_nodes(
+    config: RunConfig,
+    left: str,
+    *,
+    env: Mapping[str, str],
+    tell: Callable[[str], None],
+    pause: Callable[[float], None],
+) -> NoReturn:
+    """Wait until torchrun ends this rank, which it does to start all anew when a node joins; elsewhere, end with 75."""
+    fix = "the same command continues once all nodes are there"
+    if not launcher_holds_store(env):
+        raise StoppedError(f'{left}, and run.on_lost_node="wait"', fix=fix)
+    ends = [deadline.at_s for deadline in deadlines(config.run, env, began_s=time.time())]
+    while time.time() < min(ends, default=float("inf")):
+        tell(f"{left}: waiting for torchrun to have the others, too")
+        pause(TOLD_S)
+    raise StoppedError(f"{left}, and the time to wait is over", fix=fix)
