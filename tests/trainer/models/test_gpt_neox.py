@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from mdata import UsageError
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, check_same_gradients, layouts, microbatches, reduced, small_config
 from trainer.config.sections import GPTNeoXSection, MeshSection, RecomputeSection
+from trainer.convert.hf_config import from_hf, to_hf
+from trainer.convert.megatron_args import to_arguments
 from trainer.models.family import family_of
 from trainer.parallel.collectives import Group, all_reduce_
 from trainer.parallel.params import Place
+from trainer.run.resume import _model_conflict
 
 
 def _config(*, parallel=True, recompute="none", **mesh):
@@ -84,3 +90,59 @@ def test_another_family_of_the_same_tensors_is_another_model():
     first, second = (neox.function(neox.shape(one, 250)) for one in (config, serial))
     assert {name for name in first if first[name] != second[name]} == {"gpt_neox.parallel_residual"}
     assert neox.effective(config)["gpt_neox.parallel_residual"] is True
+
+
+def test_a_config_json_of_either_version_of_transformers_is_read():
+    """Version 4 has rotary_pct and rotary_emb_base beside the other settings, version 5 a table."""
+    sizes = {"model_type": "gpt_neox", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    old = {**sizes, "rotary_pct": 0.5, "rotary_emb_base": 5000, "use_parallel_residual": False}
+    table = {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}
+    new = {**sizes, "rope_parameters": table, "use_parallel_residual": False}
+    read = [from_hf(found, where="").model for found in (old, new)]
+    assert read[0] == read[1] and (read[0].rope_fraction, read[0].rope_theta) == (0.5, 5000.0)
+    assert read[0].gpt_neox == GPTNeoXSection(parallel_residual=False)
+    scaled = {**sizes, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    model = from_hf(scaled, where="").model
+    assert (model.rope_scaling, model.rope_factor, model.rope_fraction) == ("linear", 2.0, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"attention_bias": False}, "attention_bias = False is not supported"),
+        ({"rope_parameters": {"partial_rotary_factor": 2}}, "partial_rotary_factor = 2 is not a share of a head"),
+        ({"hidden_act": "swish"}, "hidden_act = 'swish' is not supported"),
+        ({"hidden_size": "32"}, "hidden_size = '32' is not a size"),
+    ],
+)
+def test_what_mtrain_lacks_is_refused_by_name(changes, named):
+    with pytest.raises(UsageError, match=re.escape(named)):
+        from_hf({"model_type": "gpt_neox", **changes}, where="")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_kv_heads": 2}, "model.num_kv_heads = 2"),
+        ({"norm": "rmsnorm"}, "model.norm = 'rmsnorm'"),
+        ({"window": 4}, "model.window = 4"),
+        ({"bias": "qkv"}, "model.bias = 'qkv'"),
+    ],
+)
+def test_what_its_class_cannot_express_is_refused_by_name(changes, named):
+    config = _config()
+    model = replace(config.model, head_dim=8, hidden_size=32, **changes)
+    with pytest.raises(UsageError, match=re.escape(named)):
+        to_hf(replace(config, model=model), 250)
+    with pytest.raises(UsageError, match=r"config.json of model_type llama cannot express this model"):
+        to_hf(replace(config, model=model), 250, model_type="llama")
+    with pytest.raises(UsageError, match="Megatron-LM has no model of this family"):
+        to_arguments(replace(config, model=model), 250, padded_rows=256)
+
+
+def test_a_run_is_not_continued_as_another_family():
+    config = _config()
+    other = replace(config, model=replace(config.model, family="gpt"))
+    (error,) = _model_conflict(other, config, data=None, folder=Path("step-1"))
+    assert "family gpt" in str(error) and "family gpt_neox" in str(error)
+    assert not [*_model_conflict(config, config, data=None, folder=Path("step-1"))]
