@@ -33,6 +33,12 @@ def test_a_kind_is_equal(kind: str, oracles: Path) -> None:
     assert equal, reasons
 
 
+def test_the_harness_gives_the_numbers_of_its_own_class(oracles: Path) -> None:
+    pytest.importorskip("lm_eval", reason="the extra eval is not installed")
+    equal, _, reasons = run(oracles / "oracle/tasks", "lm_eval")
+    assert equal, reasons
+
+
 def test_what_cannot_be_compared_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path) == (False, ["0 of 0 cases equal"], []), "an empty folder"
     (tmp_path / "tasks").mkdir()

@@ -59,7 +59,7 @@ class MtrainLM(TemplateLM):
         self._tokens = self.model.tokenizer
         longest = self.model.context
         self._length = longest if max_length is None else min(int(max_length), longest)
-        self._batch_size = int(batch_size) if batch_size is not None and str(batch_size).isdigit() else 8
+        self._batch_size = int(str(batch_size)) if str(batch_size).isdigit() else 8
         self._progress = progress
         bos = self.model.bos
         self._adds_bos = bos is not None and self.model.encode("a")[:1] == [bos]
