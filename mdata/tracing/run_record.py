@@ -178,7 +178,12 @@ def write_record(folder: Path, record: RunRecord) -> None:
 
 def has_record(folder: str | Path) -> bool:
     """Whether a folder, on a disk or in object storage, has a data.json of a run."""
-    content = _content(folder)
+    try:
+        content = _content(folder)
+    except UsageError:
+        if not is_stored(folder):
+            raise
+        return False  # a bucket that may not be listed denies access to an object that is not there
     return content is not None and f'"{FORMAT}"'.encode() in content[:200]
 
 

@@ -17,7 +17,7 @@ import pytest
 import mdata
 from cli.mtrain import main
 from mdata.object_storage import stores, uploading
-from mdata.tracing.run_record import read_record
+from mdata.tracing.run_record import has_record, read_record
 from tests.helpers.house_rules import ROOT
 from tests.helpers.object_server import Proxy
 from tests.helpers.ranks import run_ranks
@@ -96,6 +96,9 @@ def test_a_run_goes_on_bit_for_bit_on_a_machine_that_has_nothing_of_it(
         for step in range(1, 7):
             assert tracer.step(step).tolist() == expected.step(step).tolist()
     assert read_record(Path(other.run.folder)) == read_record(f"{root}/step-6")
+    assert has_record(f"{root}/step-6") and not has_record(f"{root}/nothing")
+    server.denied = {"HEAD"}  # as for an object that is not there, in a bucket that may not be listed
+    assert not has_record(f"{root}/nothing")
 
 
 def _on_ranks(context: Any, config: RunConfig, environment: dict[str, str]) -> None:
