@@ -23,6 +23,8 @@ from mdata import DamageError, UsageError
 from mdata.util.random_keys import derive_key
 
 MOST_STOPS, MOST_STOP_BYTES = 64, 4096
+NEARLY_ZERO = 1e-5  # a temperature below is 0; dividing by it would overflow
+LARGEST = 1e4  # bias or penalty, so that fp32 logits stay finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,7 @@ class Sampling:
         max_tokens: at most so many new tokens; None: 64, or fewer if the model's context has no room for them.
         min_tokens: before so many new tokens neither the end-of-document token nor a stop string ends a text.
         greedy: always the likeliest token, as with temperature 0.
-        temperature: divides the logits; 0: greedy.
+        temperature: divides the logits; 0, and all that is below 1e-5: greedy.
         top_k: the k likeliest tokens take part, and all that are equal to the last of them; 0: all.
         top_p: the shortest head of the likeliest tokens that reaches this probability takes part; 1: all.
         min_p: tokens of at least this share of the likeliest token's probability take part; 0: all.
@@ -70,7 +72,7 @@ class Sampling:
     @property
     def is_greedy(self) -> bool:
         """Whether nothing is drawn."""
-        return self.greedy or self.temperature == 0 or self.top_k == 1
+        return self.greedy or self.temperature < NEARLY_ZERO or self.top_k == 1
 
     def problems(self) -> list[str]:
         """Everything that is wrong with these numbers."""
@@ -92,9 +94,15 @@ class Sampling:
             (0 <= self.min_p <= 1, f"min_p={self.min_p} is not in [0, 1]"),
             (0 <= self.top_p_decay <= 1, f"top_p_decay={self.top_p_decay} is not in [0, 1]"),
             (0 <= self.top_p_bound <= self.top_p, f"top_p_bound={self.top_p_bound} is not in [0, top_p={self.top_p}]"),
-            (0 < self.repetition_penalty < math.inf, f"repetition_penalty={self.repetition_penalty} is not above 0"),
-            *((math.isfinite(x), f"{n}={x} is not finite") for n, x in self._additive()),
-            *((not math.isnan(x) and x < math.inf, f"logit_bias of {i} is {x}") for i, x in self.logit_bias.items()),
+            (
+                1 / LARGEST <= self.repetition_penalty <= LARGEST,
+                f"repetition_penalty={self.repetition_penalty} is not in [{1 / LARGEST:g}, {LARGEST:g}]",
+            ),
+            *((abs(x) <= LARGEST, f"{n}={x} is not in [-{LARGEST:g}, {LARGEST:g}]") for n, x in self._additive()),
+            *(
+                (abs(x) <= LARGEST or x == -math.inf, f"logit_bias of {i} is {x}, not in [-{LARGEST:g}, {LARGEST:g}]")
+                for i, x in self.logit_bias.items()
+            ),
             (len(self.stop) <= MOST_STOPS, f"{len(self.stop)} stop strings, at most {MOST_STOPS} are allowed"),
             (all(self.stop), "an empty stop string would end every text"),
         ]
