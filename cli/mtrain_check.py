@@ -4,7 +4,7 @@ Nothing is started or written. Exit code 0: the run can start; if it would resum
 settings that differ from the checkpoint are printed. 2: it cannot start; each problem says which values conflict and
 what to change. 4: the data or the checkpoint is damaged. 5: GPU memory or disk space is too small. With --ranks N, one
 step of N ranks, which need not exist, is run without a GPU: this checks every shape, message and collective, and the
-memory of each rank (--memory). Too little disk space, or a run folder that this machine cannot write, is then only a
+memory of each rank (--memory). Too little disk space, or a run folder that this machine may not write, is then only a
 note: the ranks run on other machines.
 
 Examples:

@@ -75,14 +75,18 @@ def test_what_is_lacking_is_told(
     assert head.endswith("too little memory or disk with --nproc 2") and "a checkpoint does not fit" in disk
 
 
-def test_a_folder_of_other_machines_is_a_note(
+def test_a_folder_that_only_this_machine_cannot_write_is_a_note(
     run_file: str,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An address, which no machine can write as a run folder, is a problem."""
-    assert main(["check", run_file, "--ranks", "4", *MOCK, "run.folder=/proc/runs/a"]) == 0
-    assert "\nnote      on this machine: run.folder='/proc/runs/a' is not writable" in capsys.readouterr().out
-    assert main(["check", run_file, "data.blend=mock", "--nproc", "2", "run.folder=/proc/runs/a"]) == 2
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert main(["check", run_file, "--ranks", "4", *MOCK, "run.folder=/lustre/a"]) == 0
+    assert (
+        "\nnote      on this machine: run.folder='/lustre/a' is not writable: no permission" in capsys.readouterr().out
+    )
+    assert main(["check", run_file, "data.blend=mock", "--nproc", "2", "run.folder=/lustre/a"]) == 2
     assert main(["check", run_file, "--ranks", "4", *MOCK, "run.folder=s3://bucket/a"]) == 2
     assert "is an address" in capsys.readouterr().err
 

@@ -132,7 +132,7 @@ def folder_problems(config: RunConfig, *, anywhere: bool = False) -> Iterator[st
     """Why the run's folders cannot be made or written, if that can be seen; neither is made.
 
     Args:
-        anywhere: only what is wrong on every machine.
+        anywhere: without what another machine may allow: permission, and the end of a run that trains there now.
     """
     run, usual = config.run.folder, Path(config.run.folder, "checkpoints")
     checkpoints = config.checkpoint.folder or (str(usual) if os.path.lexists(usual) else "")
@@ -142,7 +142,7 @@ def folder_problems(config: RunConfig, *, anywhere: bool = False) -> Iterator[st
             if key == "run.folder":
                 yield f"{key}={folder!r} is an address; choose a folder, and set checkpoint.folder to the address"
             continue
-        if not folder or anywhere:
+        if not folder:
             continue
         place = Path(folder).absolute()
         there = next(path for path in (place, *place.parents) if os.path.lexists(path))
@@ -150,10 +150,12 @@ def folder_problems(config: RunConfig, *, anywhere: bool = False) -> Iterator[st
             obstacle = "a file" if there.exists() else "a broken link"
             yield f"{key}={folder!r} cannot be created: {there} is {obstacle}; choose another folder"
         elif not os.access(there, os.W_OK | os.X_OK):
+            if anywhere:
+                continue
             yield f"{key}={folder!r} is not writable: no permission for {there}; choose another folder"
         elif not _stores_files(there):
             yield f"{key}={folder!r} is not writable: {there} stores no files; choose another folder"
-        elif (holder := file_lock.held_by(place / ".lock")) and not takes_over:
+        elif (holder := file_lock.held_by(place / ".lock")) and not (takes_over or anywhere):
             yield f"{key}={folder!r} is in use: {holder} trains there; wait for it, end it, or choose another folder"
     # Otherwise the run of --load X --save X would silently begin at step 1.
     if not config.checkpoint.init_from and (Path(run) / MEGATRON_LATEST).exists() and not checkpoints:
