@@ -112,14 +112,16 @@ class Slurm:
 
     def _started_on(self, name: str) -> list[tuple[int, int]]:
         """(process, its parent) of what a node runs for jobs of this cluster."""
-        found = []
+        return [(pid, parent) for pid, parent, words in self._ours() if f"SLURMD_NODENAME={name}".encode() in words]
+
+    def _ours(self) -> Iterator[tuple[int, int, list[bytes]]]:
+        """(process, its parent, its environment) of all that was started with this cluster's slurm.conf."""
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, IndexError, ValueError):
                 words = (folder / "environ").read_bytes().split(b"\0")
-                if f"SLURMD_NODENAME={name}".encode() in words and f"SLURM_CONF={self._conf_path}".encode() in words:
+                if f"SLURM_CONF={self._conf_path}".encode() in words:
                     parent = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
-                    found.append((int(folder.name), parent))
-        return found
+                    yield int(folder.name), parent, words
 
     def stop(self) -> None:
         """End all daemons and what they run."""
@@ -132,6 +134,9 @@ class Slurm:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for pid, *_ in list(self._ours()):  # a slurmstepd that wants to tell slurmctld of its end
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _spawn(self, name: str, words: list[str]) -> None:
         log = (self.folder / f"{name}.out").open("wb")
