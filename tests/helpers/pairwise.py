@@ -29,7 +29,8 @@ def pairwise(options: Mapping[str, Sequence[Hashable]], *, valid: Callable[[Row]
     found: list[Row] = []
     while left:
         (one, value), (other, second) = next(iter(left))  # so that each row covers something new
-        fit = [row for row in possible if row[one] == value and row[other] == second]
+        pairs = zip(possible, columns[one], columns[other], strict=True)
+        fit = [row for row, a, b in pairs if a == value and b == second]
         drawn = chance.sample(fit, min(TRIES, len(fit)))
         found.append(max(drawn, key=lambda row: sum(pair in left for pair in _pairs(row))))
         for pair in _pairs(found[-1]):
