@@ -19,7 +19,7 @@ PAGES = {name: page() for name, page in SITE["PAGES"].items()}
 CITED = re.compile(r"\bdocs/[\w/-]+\.md\b")
 # How the guides give defaults: `section.key` (default 10), `key` (1,000), or a value of a key: "1f1b" (default).
 DEFAULT_OF_KEY = re.compile(r"""`([a-z]\w*(?:\.\w+)?)` \((?:default )?(2\^\d+|\d[\d,.]*|"\w+")[;,)]""")
-DEFAULT_VALUE = re.compile(r"""`([a-z]+\.\w+)`|"(\w+)"`? \(default\b""")
+DEFAULT_VALUE = re.compile(r"""`([a-z]+\.\w+)(?:`| = )|"(\w+)"`? \(default\b""")
 
 
 def test_every_setting_has_a_row():

@@ -156,7 +156,7 @@ def test_links_lead_somewhere(name):
 def test_files_that_are_named_exist(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     named = re.findall(r"`((?:mdata|trainer|cli|tests|configs|docs|scripts|benchmarks|mdata_cpp)/[\w./-]+)`", text)
-    missing = [path for path in named if not (ROOT / path).exists()]
+    missing = [path for path in named if "NAME" not in path and not (ROOT / path).exists()]  # NAME: of your own
     assert not missing, f"{name} names {missing}"
 
 

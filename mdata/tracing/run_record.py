@@ -255,10 +255,10 @@ def _problem(record: RunRecord) -> str | None:
 
 def _content(folder: str | Path) -> bytes | None:
     if is_stored(folder):
-        from mdata.object_storage.address import parse_address
+        from mdata.object_storage.address import address_of, parse_address
         from mdata.object_storage.reading import object_there, read_range
 
-        address = parse_address(str(folder))
+        address = parse_address(address_of(folder) or str(folder))  # `Path` turns // into /
         facts = object_there(address.with_key(f"{address.key.rstrip('/')}/{RECORD}".lstrip("/")))
         return None if facts is None else read_range(facts, 0, stop=facts.size_bytes)
     path = Path(folder) / RECORD

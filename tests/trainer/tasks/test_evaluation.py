@@ -11,14 +11,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer.models.gpt_params import parameter_table
 
 import mdata
 from mdata import BadInputError, UsageError
 from mdata.tokenizers.registry import build_tokenizer
 from tests.helpers.ranks import RankContext, run_ranks
 from tests.trainer.shapes import SHAPES
-from trainer.models.gpt import build_gpt
+from trainer.models.gpt.model import build_gpt
+from trainer.models.gpt.params import parameter_table
 from trainer.parallel.init import ElementRange, initialize_
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
