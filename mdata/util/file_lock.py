@@ -133,9 +133,11 @@ def wait_for(path: Path) -> Iterator[None]:
         with nullcontext() if here is None or here.parent == path.parent else wait_for(here):
             yield
     finally:
-        with suppress(OSError):
-            path.unlink()
-        os.close(fd)
+        try:
+            with suppress(OSError):
+                path.unlink()
+        finally:
+            os.close(fd)  # after Ctrl-C too: this process would wait for itself
 
 
 def remove_left(path: Path) -> None:

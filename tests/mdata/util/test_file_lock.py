@@ -269,3 +269,15 @@ def test_a_lock_that_is_refused_to_who_would_wait_is_an_error_of_the_system(tmp_
     monkeypatch.setattr(file_lock.fcntl, "flock", flock)
     with pytest.raises(BlockingIOError), lock(tmp_path / "lock"):
         pass
+
+
+def test_an_interrupt_while_a_lock_file_is_removed_releases_the_lock(tmp_path, monkeypatch):
+    """Else the next wait of this process is for itself."""
+
+    def interrupted(path, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), file_lock.wait_for(tmp_path / "x"):
+        patch.setattr(os, "unlink", interrupted)
+    with (tmp_path / "x").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
