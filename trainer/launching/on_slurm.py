@@ -20,6 +20,8 @@ from mdata.util.commands import command_line
 from trainer.launching.job import END_FILE, JOB, RunJob
 
 _SCRIPT_NAME = "batch.sh"
+EXCLUDED = "exclude_hosts.txt"
+"""In the run folder: hosts, one a line, on which the job shall not start again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +112,10 @@ def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) 
             end_file=END_FILE,
             srun=" ".join(srun),
             reached=reached,
+            excluded=shlex.quote(str(Path(job.run_folder, EXCLUDED))),
+            exclude=" ".join(
+                shlex.quote(one.partition("=")[2]) for one in options.site if one.startswith("--exclude=")
+            ),
             max_restarts=options.max_restarts,
         ),
     )
@@ -153,7 +159,12 @@ elif [ "$code" -eq 5 ] || [ "$code" -eq 75 ] || {{ [ "$code" -gt 128 ] && [ "$co
 fi
 is_current || again=
 echo "mtrain: attempt $attempt ended with exit code $code${{again:+; the job is queued again}}"
-[ -n "$again" ] && scontrol requeue "$SLURM_JOB_ID"
+trap '' TERM  # a requeue ends this script
+if [ -n "$again" ] && scontrol requeue "$SLURM_JOB_ID"; then
+    hosts=$(cat {excluded} 2>/dev/null)  # the run found them unfit
+    excluded=$(printf '%s\\n' {exclude} $hosts | paste -sd,)
+    [ -n "$hosts" ] && scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$excluded"
+fi
 exit "$code"
 """
 

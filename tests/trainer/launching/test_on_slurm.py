@@ -86,7 +86,8 @@ def run(tmp_path):
         scripts = {"scontrol": said, "squeue": "echo NONE", "scancel": "touch stopped", "srun": srun, **more}
         env = programs(bin_folder, **scripts)
         env |= {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts), "SLURM_JOB_NUM_NODES": "2", "RANK": "3"}
-        text = batch_text(job, SlurmOptions(env=["A=b c"], max_restarts=2), checkpoints=checkpoints)
+        options = SlurmOptions(env=["A=b c"], max_restarts=2, site=["--exclude=n[8-9]"])
+        text = batch_text(job, options, checkpoints=checkpoints)
         process = subprocess.Popen(["bash", "-c", text], cwd=tmp_path, env=env)
         if kill_after is not None:
             late = time.monotonic() + 30
@@ -138,6 +139,13 @@ def test_with_checkpoints_in_storage_the_curve_tells_whether_a_restart_came_furt
         path.write_text(written)
         done = subprocess.run(["bash", "-c", f'SLURM_JOB_ID=7\n{line}\nprintf "%s" "$reached"'], capture_output=True)
         assert done.stdout.decode() == reached
+
+
+def test_hosts_that_the_run_found_unfit_are_excluded_from_the_next_start(run, tmp_path):
+    assert not [call for call in run("exit 75")[1] if "update" in call]
+    (tmp_path / "runs/first/exclude_hosts.txt").write_text("n3\nn5\n")
+    told = run("exit 75", restarts=1)[1]
+    assert told[-2:] == ["scontrol requeue 7", "scontrol update JobId=7 ExcNodeList=n[8-9],n3,n5"]
 
 
 def test_sigterm_is_handed_on_and_the_exit_code_is_that_of_the_ranks(run):
