@@ -44,12 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", choices=TASKS, help="one of our own")
     parser.add_argument("--tasks", metavar="NAMES", help="of lm-evaluation-harness, with commas between them")
     parser.add_argument("--data", metavar="FILE", help="raw WikiText, LAMBADA as JSON Lines, or a corpus or blend")
-    parser.add_argument("--sequence-length", type=int, metavar="N", help="tokens of a row (the model's context)")
-    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="rows that are computed together (8)")
-    parser.add_argument("--overlap", type=int, metavar="N", help="wikitext103: windows are shifted by N tokens (32)")
-    parser.add_argument("--detokenizer", metavar="NAME", help="wikitext103: wiki, ptb or none (wiki)")
+    parser.add_argument(
+        "--sequence-length", type=int, metavar="N", help="tokens of a row (default: the model's context)"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=8, metavar="N", help="rows that are computed together (default: 8)"
+    )
+    parser.add_argument(
+        "--overlap", type=int, metavar="N", help="wikitext103: windows are shifted by N tokens (default: 32)"
+    )
+    parser.add_argument("--detokenizer", metavar="NAME", help="wikitext103: wiki, ptb or none (default: wiki)")
     parser.add_argument("--strict", action="store_true", default=None, help="lambada: all tokens of the last word")
-    parser.add_argument("--max-documents", type=int, metavar="N", help="perplexity: the first N of each corpus (all)")
+    parser.add_argument(
+        "--max-documents", type=int, metavar="N", help="perplexity: the first N of each corpus (default: all)"
+    )
     parser.add_argument("--num-fewshot", type=int, metavar="N", help="--tasks: examples before each question")
     parser.add_argument("--limit", type=int, metavar="N", help="--tasks: only the first N questions of each")
     parser.add_argument("--include-path", type=Path, metavar="DIR", help="--tasks: a folder with further tasks")

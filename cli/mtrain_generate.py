@@ -37,10 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts.add_argument("--input", type=Path, metavar="FILE", help='JSON Lines of {"prompt": TEXT or [IDS]}')
     texts.add_argument("--strict", action="store_true", help="refuse other keys in --input, which are ignored")
     texts.add_argument("--output", type=Path, metavar="FILE", help="append a line of JSON for each text")
-    texts.add_argument("--num-samples", type=int, metavar="N", help="N texts of each prompt (1)")
+    texts.add_argument("--num-samples", type=int, metavar="N", help="N texts of each prompt (default: 1)")
     texts.add_argument("--add-bos", action="store_true", help="begin a prompt with the begin-of-text token")
-    texts.add_argument("--max-tokens", type=int, metavar="N", help="at most this many new tokens (64, or as fit)")
-    texts.add_argument("--min-tokens", type=int, default=0, metavar="N", help="at least this many new tokens (0)")
+    texts.add_argument(
+        "--max-tokens", type=int, metavar="N", help="at most this many new tokens (default: 64, or as fit)"
+    )
+    texts.add_argument(
+        "--min-tokens", type=int, default=0, metavar="N", help="at least this many new tokens (default: 0)"
+    )
     texts.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this string; may be repeated"
     )
@@ -48,26 +52,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts.add_argument("--sliding", action="store_true", help="let the oldest tokens fall out of a full context")
     texts.add_argument("--log-probs", type=int, metavar="N", help="report log probabilities and N likeliest tokens")
     texts.add_argument("--prompt-log-probs", action="store_true", help="with --log-probs: those of the prompt, too")
-    texts.add_argument("--batch-size", type=int, default=8, metavar="N", help="texts that are computed together (8)")
+    texts.add_argument(
+        "--batch-size", type=int, default=8, metavar="N", help="texts that are computed together (default: 8)"
+    )
     rules = parser.add_argument_group("choosing tokens")
-    rules.add_argument("--seed", type=int, default=1234, metavar="N", help="random seed (1234)")
+    rules.add_argument("--seed", type=int, default=1234, metavar="N", help="random seed (default: 1234)")
     rules.add_argument("--greedy", action="store_true", help="always take the most likely token")
-    rules.add_argument("--temperature", type=float, metavar="T", help="softmax temperature; 0: greedy (0.8)")
-    rules.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest (0: all)")
-    rules.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling threshold (0.95)")
-    rules.add_argument("--min-p", type=float, metavar="P", help="least share of the likeliest token's probability (0)")
-    rules.add_argument("--top-p-decay", type=float, default=0.0, metavar="X", help="factor of top-p a token (0: none)")
-    rules.add_argument("--top-p-bound", type=float, default=0.0, metavar="P", help="the least that top-p decays to (0)")
-    rules.add_argument("--repetition-penalty", type=float, metavar="X", help="of tokens in prompt and text (1: none)")
-    rules.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="of tokens in the text (0)")
-    rules.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="for each occurrence (0)")
+    rules.add_argument("--temperature", type=float, metavar="T", help="softmax temperature; 0: greedy (default: 0.8)")
+    rules.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest (default: all)")
+    rules.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling threshold (default: 0.95)")
+    rules.add_argument(
+        "--min-p", type=float, metavar="P", help="least share of the likeliest token's probability (default: 0)"
+    )
+    rules.add_argument(
+        "--top-p-decay", type=float, default=0.0, metavar="X", help="factor of top-p a token (default: none)"
+    )
+    rules.add_argument(
+        "--top-p-bound", type=float, default=0.0, metavar="P", help="the least that top-p decays to (default: 0)"
+    )
+    rules.add_argument(
+        "--repetition-penalty", type=float, metavar="X", help="of tokens in prompt and text (default: none)"
+    )
+    rules.add_argument(
+        "--presence-penalty", type=float, default=0.0, metavar="X", help="of tokens in the text (default: 0)"
+    )
+    rules.add_argument(
+        "--frequency-penalty", type=float, default=0.0, metavar="X", help="for each occurrence (default: 0)"
+    )
     rules.add_argument(
         "--logit-bias", action="append", default=[], metavar="ID=X", help="added to a token's logit; may be repeated"
     )
     beam = parser.add_argument_group("beam search")
     beam.add_argument("--beam-width", type=int, metavar="K", help="search over K rows; nothing is drawn")
-    beam.add_argument("--length-penalty", type=float, default=1.0, metavar="X", help="exponent of the length (1)")
-    beam.add_argument("--num-results", type=int, default=1, metavar="N", help="best texts of each prompt (1)")
+    beam.add_argument(
+        "--length-penalty", type=float, default=1.0, metavar="X", help="exponent of the length (default: 1)"
+    )
+    beam.add_argument("--num-results", type=int, default=1, metavar="N", help="best texts of each prompt (default: 1)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:

@@ -37,7 +37,7 @@ def add_arguments(parser: Parser) -> None:
     parser.usage = f"{parser.prog} local|slurm|k8s [options] -- run.toml [section.key=value ...]"
     parser.add_argument("engine", choices=("local", "slurm", "k8s"), help="what starts the ranks")
     place = parser.add_argument_group("nodes (slurm, k8s)").add_argument
-    place("--nodes", default="1", metavar="N", help="nodes, or MIN-MAX for slurm; default 1")
+    place("--nodes", default="1", metavar="N", help="nodes, or MIN-MAX for slurm (default: 1)")
     place(
         "--gpus", type=int, metavar="N", help="GPUs of each node, one rank on each; without GPUs: -- run.toml --nproc N"
     )
@@ -52,20 +52,20 @@ def add_arguments(parser: Parser) -> None:
         help="slurm: folders for pyxis; k8s: claims of persistent volumes",
     )
     place(
-        "--grace", type=int, default=300, metavar="S", help="seconds to save and end before a time limit; default 300"
+        "--grace", type=int, default=300, metavar="S", help="seconds to save and end before a time limit (default: 300)"
     )
     place(
         "--max-restarts",
         type=int,
         default=3,
         metavar="N",
-        help="slurm: restarts in a row without a new checkpoint; k8s: in all; default 3",
+        help="slurm: restarts in a row without a new checkpoint; k8s: in all (default: 3)",
     )
     place("--print", action="store_true", help="slurm: print the batch file and do not submit it")
     place("--no-check", action="store_true", help="do not check the run here, where its files may be missing")
     add_slurm_options(parser)
     kubernetes = parser.add_argument_group("k8s").add_argument
-    kubernetes("--kind", choices=("jobset", "trainjob"), default="jobset", help="the manifest; default jobset")
+    kubernetes("--kind", choices=("jobset", "trainjob"), default="jobset", help="the manifest (default: jobset)")
     kubernetes("--name", metavar="NAME", help="of the job; default: that of the run folder")
     kubernetes("--namespace", metavar="NAME", help="default: that of kubectl")
 

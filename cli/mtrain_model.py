@@ -32,8 +32,10 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, dp: bool) -> None:
         help="a run folder or a checkpoint in it, a Hugging Face folder, or a checkpoint of Megatron-LM",
     )
     group = parser.add_argument_group("the model")
-    group.add_argument("--checkpoint", default="latest", metavar="NAME", help='of a run folder: "step-400" (latest)')
-    group.add_argument("--tokenizer", default="", metavar="FOLDER", help="with the tokenizer (that of MODEL)")
+    group.add_argument(
+        "--checkpoint", default="latest", metavar="NAME", help='of a run folder: "step-400" (default: latest)'
+    )
+    group.add_argument("--tokenizer", default="", metavar="FOLDER", help="with the tokenizer (default: that of MODEL)")
     group.add_argument(
         "--set",
         action="append",
@@ -45,15 +47,23 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, dp: bool) -> None:
         "--dtype",
         default="",
         choices=("fp32", "bf16", "fp16"),
-        help="of the computation (that of the run; for other folders fp32 on the CPU, on a GPU that of the weights)",
+        help="of the computation (default: that of the run; for other folders that of the weights, on a CPU fp32)",
     )
     if dp:
         group.add_argument(
-            "--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks, if torchrun starts several (1)"
+            "--tp",
+            type=int,
+            default=1,
+            metavar="N",
+            help="tensor-parallel ranks, if torchrun starts several (default: 1)",
         )
     share = "each --tp x --pp ranks share a model" if dp else "all share layers"
     group.add_argument(
-        "--pp", type=int, default=1, metavar="N", help=f"pipeline ranks, if torchrun starts several (1: {share})"
+        "--pp",
+        type=int,
+        default=1,
+        metavar="N",
+        help=f"pipeline ranks, if torchrun starts several (default: 1, {share})",
     )
 
 

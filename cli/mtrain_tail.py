@@ -23,7 +23,7 @@ _ASK_SLURM_EVERY_S = 10.0  # its controller serves the whole site
 def add_arguments(parser: Parser) -> None:
     """See `mtrain tail --help`."""
     parser.add_argument("run", metavar="RUN", help="a run folder, or the number of a Slurm job")
-    parser.add_argument("--lines", type=int, default=20, metavar="N", help="default 20")
+    parser.add_argument("--lines", type=int, default=20, metavar="N", help="lines to print (default: 20)")
     parser.add_argument("--follow", action="store_true", help="keep printing until the run ends")
 
 
