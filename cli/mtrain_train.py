@@ -30,7 +30,7 @@ from mdata.errors import MdataError, StoppedError
 from mdata.util.commands import command_line
 from trainer.checkpoint.folder import latest_checkpoint
 from trainer.checkpoint.location import checkpoints_folder
-from trainer.launching.job import record_end
+from trainer.launching.job import record_end, refuse_restart
 
 from .console import Console, Parser
 from .mtrain_options import add_run_arguments, read_with_problems
@@ -163,6 +163,8 @@ def _ending_for_good() -> Iterator[None]:
         raise
     except (StoppedAtTimeError, LostNodeError, SupersededError, TooManyRestartsError, DivergedError) as error:
         end_for_good(os.environ, error)
+        if not isinstance(error, StoppedAtTimeError):  # at Slurm's time limit the job is queued again
+            refuse_restart(os.environ)
         raise
 
 

@@ -22,6 +22,7 @@ from mdata import ResourceError, StoppedError, UsageError
 from mdata.util import file_lock
 from tests.helpers.runs import make_config, make_corpora, write_jsonl
 from trainer.config.parse import dump_config
+from trainer.launching.job import END_FILE, FINAL
 from trainer.run.attempt import ReplacedError, SupersededError, TooManyRestartsError
 from trainer.run.metrics import read_metrics
 from trainer.run.run_folder import folder_problems
@@ -539,10 +540,13 @@ def test_a_plan_draws_its_schedule(run_file: str, capsys: pytest.CaptureFixture[
     ],
 )
 def test_only_what_would_end_again_keeps_a_launcher_from_starting_ranks_again(
-    error: BaseException, for_good: bool, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, for_good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = list[BaseException]()
+    monkeypatch.setenv(END_FILE, str(tmp_path / "end"))
     monkeypatch.setattr("trainer.parallel.world.end_for_good", lambda env, error: left.append(error))
     with pytest.raises(type(error)), _ending_for_good():
         raise error
     assert left == [error] * for_good
+    # At Slurm's time limit the batch script queues the job again.
+    assert (tmp_path / f"end{FINAL}").exists() == (for_good and not isinstance(error, StoppedAtTimeError))

@@ -24,6 +24,7 @@ from mdata.util.commands import command_line
 
 END_FILE = "MTRAIN_END_FILE"
 """The environment variable that names the file in which the first rank says how it ended."""
+FINAL = "-final"  # a file of that name with this at its end: the job must not be started again
 JOB = "job"
 Engine = Literal["local", "slurm"]
 
@@ -184,6 +185,13 @@ def record_end(env: Mapping[str, str], *, code: int, who: str, message: str = ""
             atomic_io.write_all(fd, f"{code} {who}\n{message}\n".encode())
         finally:
             os.close(fd)
+
+
+def refuse_restart(env: Mapping[str, str]) -> None:
+    """Keep the launcher's script from starting the job again, where that would end in the same way."""
+    if path := env.get(END_FILE):
+        with suppress(OSError):  # the script counts restarts without progress besides
+            Path(f"{path}{FINAL}").touch()
 
 
 def ends(job: RunJob) -> list[End]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from mdata.errors import ResourceError
 from mdata.launching.slurm_commands import batch_script, run_slurm, sbatch, write_script
 from mdata.util.commands import command_line
-from trainer.launching.job import END_FILE, JOB, RunJob
+from trainer.launching.job import END_FILE, FINAL, JOB, RunJob
 
 _SCRIPT_NAME = "batch.sh"
 EXCLUDED = "exclude_hosts.txt"
@@ -110,6 +110,7 @@ def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) 
             exports="".join(f"{line}\n" for line in exports),
             job=shlex.quote(str(job.folder)),
             end_file=END_FILE,
+            final=FINAL,
             srun=" ".join(srun),
             reached=reached,
             excluded=shlex.quote(str(Path(job.run_folder, EXCLUDED))),
@@ -157,7 +158,7 @@ elif [ "$code" -eq 5 ] || [ "$code" -eq 75 ] || {{ [ "$code" -gt 128 ] && [ "$co
     echo "$reached" >> "$job/restarts"
     [ "$(grep -cxF "$reached" "$job/restarts")" -le {max_restarts} ] && again=yes
 fi
-is_current || again=
+{{ [ ! -e "${end_file}{final}" ] && is_current; }} || again=
 echo "mtrain: attempt $attempt ended with exit code $code${{again:+; the job is queued again}}"
 trap '' TERM  # a requeue ends this script
 if [ -n "$again" ] && scontrol requeue "$SLURM_JOB_ID"; then

@@ -122,6 +122,11 @@ def test_the_first_rank_that_failed_decides(run):
     assert code == 75 and requeues(told) == 1
 
 
+def test_an_end_that_would_come_again_is_no_requeue(run):
+    code, told = run('echo "75 rank 0 on a" > $MTRAIN_END_FILE; touch $MTRAIN_END_FILE-final; exit 75')
+    assert code == 75 and requeues(told) == 0
+
+
 @pytest.mark.parametrize("code", [5, 75])
 def test_restarts_without_a_new_checkpoint_end_the_job(run, tmp_path, code):
     counts = [requeues(run(f"exit {code}", restarts=number)[1]) for number in range(3)]
