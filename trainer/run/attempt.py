@@ -32,7 +32,6 @@ from trainer.config.sections import RunSection
 from trainer.run.metrics import read_events
 
 ATTEMPT = "attempt.json"
-LAUNCHED = "mtrain-"  # ids of `mtrain train --nproc`, which starts no rank again
 LOOKS = 20  # at an object that others replace at the same moment
 _LONGEST = 4096
 
@@ -103,7 +102,7 @@ def this_attempt(env: Mapping[str, str]) -> Attempt:
         env: names the job: TORCHELASTIC_RUN_ID of a torchrun that was given --rdzv-id, or SLURM_JOB_ID.
     """
     job, restart, run_id = None, 0, env.get("TORCHELASTIC_RUN_ID", "none")
-    if run_id != "none" and not run_id.startswith(LAUNCHED):
+    if run_id != "none":
         job = f"torchrun {run_id}"
     elif "SLURM_JOB_ID" in env:
         count = env.get("SLURM_RESTART_COUNT", "0")
