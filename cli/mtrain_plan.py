@@ -199,6 +199,8 @@ def _facts(config: RunConfig, console: Console) -> DataFacts | None:
 
 def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.plan.layouts import find_layouts, problems_of_every_layout
+    from trainer.plan.plan import make_plan
+    from trainer.run.measuring import peak_flops
 
     if arguments.ranks is not None:
         raise UsageError("--ranks plans one layout, and --gpus lists all of them", fix="give one of them")
@@ -210,27 +212,16 @@ def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
     none_runs = all(layout.problem for layout in layouts)
     if none_runs and (problems := problems_of_every_layout(config, hardware, facts=facts)):
         raise problems_error(arguments.config, problems)
-    rows = [_layout_row(layout, hardware) for layout in layouts]
-    header = (
-        "tp",
-        "cp",
-        "pp",
-        "dp",
-        "schedule",
-        "balance",
-        "microbatch",
-        "recompute",
-        "bubble",
-        "tokens/s",
-        "per GPU",
-        "GiB",
-        "why not",
-    )
+    plan = make_plan(layouts[0].config, hardware.gpus, facts=facts) if not none_runs else None
+    peak = peak_flops(hardware.device.name, config.precision.dtype)
+    of_peak = plan.flops_per_token / (peak * hardware.gpus) if plan and peak else None
+    rows = [_layout_row(layout, hardware, of_peak) for layout in layouts]
+    header = ("tp", "cp", "pp", "dp", "bubble", "tokens/s", "per GPU", "MFU", "GiB", "settings, or why not")
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header) - 1)]
     lines = ["  ".join([*map(str.rjust, row, widths), row[-1]]).rstrip() for row in (header, *rows)]
     gib, nodes = hardware.memory_bytes / 2**30, f"{hardware.nodes} node" + "s" * (hardware.nodes > 1)
     lines.insert(0, f"{hardware.gpus} x {hardware.device.name} of {gib:.0f} GiB on {nodes}; estimates")
-    console.result("\n".join(lines), {"layouts": [_layout_facts(layout, hardware) for layout in layouts]})
+    console.result("\n".join(lines), {"layouts": [_layout_facts(layout, hardware, of_peak) for layout in layouts]})
     return 0
 
 
@@ -289,7 +280,8 @@ def _this_gpu() -> str:
     return name if device_named(name) else "H100"
 
 
-def _layout_facts(layout: Layout, hardware: Hardware) -> dict[str, Any]:
+def _layout_facts(layout: Layout, hardware: Hardware, of_peak: float | None) -> dict[str, Any]:
+    """A layout as JSON; `of_peak`: MFU per token per second of the run."""
     config = layout.config
     return {
         "tp": config.mesh.tp,
@@ -301,21 +293,36 @@ def _layout_facts(layout: Layout, hardware: Hardware) -> dict[str, Any]:
         "bubble": layout.time and round(layout.time.bubble / layout.time.total, 4),
         "micro_batch": config.train.micro_batch,
         "recompute": config.recompute.mode,
+        "settings": layout_settings(config),
         "tokens_per_s": round(layout.tokens_per_s),
+        "mfu": None if of_peak is None or layout.problem else round(layout.tokens_per_s * of_peak, 4),
         "memory_bytes": layout.memory_bytes,
         "problem": layout.problem,
         "time_s": None if layout.time is None else dataclasses.asdict(layout.time),
     }
 
 
-def _layout_row(layout: Layout, hardware: Hardware) -> tuple[str, ...]:
-    facts = _layout_facts(layout, hardware)
+def layout_settings(config: RunConfig) -> dict[str, Any]:
+    """The settings of a layout, by section.key: those of the mesh and of recomputation that are not the default."""
+    settings = {}
+    for name in ("mesh", "recompute"):
+        section = getattr(config, name)
+        for field in dataclasses.fields(section):
+            if (value := getattr(section, field.name)) != field.default:
+                settings[f"{name}.{field.name}"] = value
+    return settings | {"train.micro_batch": config.train.micro_batch}
+
+
+def _layout_row(layout: Layout, hardware: Hardware, of_peak: float | None) -> tuple[str, ...]:
+    facts = _layout_facts(layout, hardware, of_peak)
     mesh = (*(str(facts[axis]) for axis in ("tp", "cp", "pp", "dp")),)
     gib = f"{layout.memory_bytes / 2**30:.1f}" if layout.memory_bytes else ""
     if layout.problem:
-        return (*mesh, "", "", "", "", "", "", "", gib, layout.problem)
+        return (*mesh, "", "", "", "", gib, layout.problem)
     assert layout.time is not None, "a layout that runs"
+    from trainer.plan.nearest_layout import settings_text
+
     bubble = f"{layout.time.bubble / layout.time.total:.1%}" if facts["schedule"] else ""
     speed = (f"{layout.tokens_per_s:,.0f}", f"{layout.tokens_per_s / hardware.gpus:,.0f}")
-    pipeline = (facts["schedule"], facts["stage_balance"])
-    return (*mesh, *pipeline, str(facts["micro_batch"]), facts["recompute"], bubble, *speed, gib, "")
+    mfu = "" if facts["mfu"] is None else f"{facts['mfu']:.1%}"
+    return (*mesh, bubble, *speed, mfu, gib, settings_text(facts["settings"]))

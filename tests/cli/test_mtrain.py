@@ -274,12 +274,18 @@ def test_a_plan_lists_the_layouts_of_gpus(run_file: str, capsys: pytest.CaptureF
     assert main(words) == 0
     head, columns, *rows = capsys.readouterr().out.splitlines()
     assert head == "8 x H200 of 80 GiB on 1 node; estimates"
-    assert columns.split()[:6] == ["tp", "cp", "pp", "dp", "schedule", "balance"]
-    works = [row for row in rows if {"none", "selective", "full"} & set(row.split()[5:8])]
+    assert columns.split()[:6] == ["tp", "cp", "pp", "dp", "bubble", "tokens/s"]
+    works = [row for row in rows if row.split()[-1].startswith("train.micro_batch=")]
     assert works and all(math.prod(map(int, row.split()[:4])) == 8 for row in rows)
     assert len(works) < len(rows) and "model.num_heads" in rows[-1], "those that do not work say why"
     assert main([*words, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["layouts"]
+    pasted = works[0].split("  ")[-1].split()
+    assert main(["plan", run_file, "--ranks", "8", "train.global_batch=16", "--json", *pasted]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert {name: plan[name] for name in ("tp", "cp", "pp", "dp", "micro_batch")} == {
+        name: facts[0][name] for name in ("tp", "cp", "pp", "dp", "micro_batch")
+    }
     assert len(facts) == len(rows) and facts[0]["tokens_per_s"] >= facts[1]["tokens_per_s"] > 0
     assert set(facts[0]["time_s"]) >= {"products", "attention", "tensor_parallel"} and not facts[0]["problem"]
     assert main([*words, "--json", "--link", "4.5"]) == 0  # a hundredth of an H200's

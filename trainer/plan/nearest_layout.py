@@ -54,8 +54,12 @@ def nearest_layout_text(changes: Mapping[str, Any]) -> str | None:
     """The changes in command-line form; None if there are none."""
     if not changes:
         return None
-    shown = (f"{name}={_value_text(value)}" for name, value in changes.items())
-    return f"the nearest layout that works: {' '.join(shown)}"
+    return f"the nearest layout that works: {settings_text(changes)}"
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings as words of a command line: mesh.tp=2 mesh.sequence_parallel=true."""
+    return " ".join(f"{name}={_value_text(value)}" for name, value in settings.items())
 
 
 def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
