@@ -29,6 +29,7 @@ def problems(path: Path, ranks: int) -> list[str]:
     return survey(read_config(path), ranks).problems
 
 
+@pytest.mark.scaled
 def test_random_answers_make_files_that_pass_the_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """12 of them, 50 in a soak run; a refusal may only say that no layout works."""
     drawn, refused = random.Random(45), 0
