@@ -177,12 +177,19 @@ def _read(folder: Location) -> tuple[bytes | None, str | None]:
 
 
 def _replace(folder: Location, content: bytes, *, nonce: str, etag: str | None) -> bool:
-    """Put the file there; false: in storage another attempt did so since it was read."""
+    """Put the file there; false: another attempt did so since it was read, or was in the way."""
     if isinstance(folder, ObjectFolder):
         return put_if_unchanged(content, (folder / ATTEMPT).address, etag=etag, store=folder.store)
     own = folder / f".attempt-{nonce}"  # a name of its own: two starts at the same moment do not share a file
-    atomic_io.atomic_write(own, content)
-    atomic_io.rename(own, folder / ATTEMPT)
+    try:
+        atomic_io.atomic_write(own, content)
+        atomic_io.rename(own, folder / ATTEMPT)
+    except FileNotFoundError:  # another start took it for a leftover
+        if not folder.is_dir():
+            raise
+        return False
+    for leftover in (*folder.glob(".attempt-*"), *folder.glob("..attempt-*.partial")):  # of starts that were killed
+        leftover.unlink(missing_ok=True)
     atomic_io.sync_folder(folder)
     return True
 
