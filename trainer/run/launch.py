@@ -233,10 +233,13 @@ def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:
                 ranks.append(subprocess.Popen(command, env=environment, start_new_session=True))
             while not requests.end and None in (codes := [process.poll() for process in ranks]) and not any(codes):
                 time.sleep(POLL_S)
+            # Once more: a rank that complains may have been seen before the one that it lost. What ends after this was
+            # ended here, and explains nothing.
+            codes = [process.poll() for process in ranks]
             _end(ranks, requests)
     finally:
         _signal(ranks, signal.SIGKILL)  # where a rank could not be started
-    exit_codes = {rank: process.returncode for rank, process in enumerate(ranks) if process.returncode}
+    exit_codes = {rank: code for rank, code in enumerate(codes) if code}
     if number := requests.end or (requests.handed_on if exit_codes else None):
         _raise_stopped(reports, number)
     if exit_codes:

@@ -127,6 +127,21 @@ def test_a_killed_rank_is_told(rank_script, capfd) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_rank_that_the_launcher_has_to_kill_is_not_the_cause(rank_script, monkeypatch) -> None:
+    monkeypatch.setattr(launch_module, "LAUNCHER_PATIENCE_S", 0.5)
+    body = """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (folder / f"begun-{rank}").touch()
+    if rank == 1:
+        while not (folder / "begun-0").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+    """
+    with pytest.raises(ResourceError, match="rank 1 was killed by SIGKILL\n"):
+        run_body(rank_script, body)
+
+
 def test_a_rank_that_sigterm_ends_before_it_can_answer_is_told(rank_script) -> None:
     body = """
     if rank == 1:
