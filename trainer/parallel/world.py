@@ -8,7 +8,9 @@ tested without starting anything.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import gc
 import json
 import os
 import re
@@ -350,6 +352,10 @@ def leave_world() -> None:
     """Destroy every process group of this process; does nothing if there is none."""
     if dist.is_initialized():
         dist.destroy_process_group()
+        # Groups that reference cycles keep alive have threads that need Python; at the end of the process, when it is
+        # gone, they would abort it ("terminate called without an active exception").
+        atexit.unregister(gc.collect)
+        atexit.register(gc.collect)
 
 
 def first_host(nodelist: str) -> str:
