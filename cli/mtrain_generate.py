@@ -134,8 +134,13 @@ def _generate(
         _search(model, ids, shown, rules, arguments=arguments, console=console)
         return
     samples = 1 if arguments.num_samples is None else arguments.num_samples
-    reported = {"log_probs": arguments.log_probs, "prompt_log_probs": arguments.prompt_log_probs}
-    requests = sample_requests(ids, rules, samples=samples, **reported)
+    requests = sample_requests(
+        ids,
+        rules,
+        samples=samples,
+        log_probs=arguments.log_probs,
+        prompt_log_probs=arguments.prompt_log_probs,
+    )
     texts = [text for text in shown for _ in range(samples)]
     with console.progress() as progress:
         told = progress if model.world.is_main else SILENT

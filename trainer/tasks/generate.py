@@ -437,11 +437,23 @@ def _line(answer: Answer, index: int, prompt: str, *, job: str, step: int) -> by
 
 
 def sample_requests(
-    prompts: Iterable[Sequence[int]], rules: Sampling, *, samples: int = 1, **reported: Any
+    prompts: Iterable[Sequence[int]],
+    rules: Sampling,
+    *,
+    samples: int = 1,
+    log_probs: int | None = None,
+    prompt_log_probs: bool = False,
 ) -> list[Request]:
-    """The requests of `samples` texts for each prompt, in the order of the prompts."""
+    """The requests of `samples` texts for each prompt, in the order of the prompts; see `Request`."""
     return [
-        Request(ids=tuple(ids), rules=rules, number=number, sample=sample, **reported)
+        Request(
+            ids=tuple(ids),
+            rules=rules,
+            number=number,
+            sample=sample,
+            log_probs=log_probs,
+            prompt_log_probs=prompt_log_probs,
+        )
         for number, ids in enumerate(prompts)
         for sample in range(samples)
     ]
