@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypeVar
+from typing import Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -42,6 +43,16 @@ TOLD_S = 40.0  # between notes that name the missing rank
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited", "was aborted")
 _ENDED = "mtrain/ended"  # a launcher's key for all attempts of its job
 FIRST_PORT, NUM_PORTS = 20000, 12000  # below the range from which systems assign ports
+
+
+class CommunicatorUser(Protocol):
+    """Something that keeps a communicator in use although no collective is running."""
+
+    def release(self) -> None:
+        """Stop using it, for ever."""
+
+
+_USERS: WeakSet[CommunicatorUser] = WeakSet()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -348,8 +359,19 @@ def lost_ranks_named(world: World) -> Iterator[None]:
         ) from error
 
 
+def release_before_leaving(user: CommunicatorUser) -> None:
+    """Let `leave_world` release `user` first, if it still exists then.
+
+    NCCL destroys a communicator only after all CUDA graphs that recorded its collectives, and waits for them without
+    a limit.
+    """
+    _USERS.add(user)
+
+
 def leave_world() -> None:
     """Destroy every process group of this process; does nothing if there is none."""
+    for user in list(_USERS):
+        user.release()
     if dist.is_initialized():
         dist.destroy_process_group()
         # Groups that reference cycles keep alive have threads that need Python; at the end of the process, when it is

@@ -26,7 +26,9 @@ from trainer.parallel.world import (
     find_placement,
     first_host,
     join_world,
+    leave_world,
     open_store,
+    release_before_leaving,
 )
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -287,3 +289,27 @@ def test_each_directed_link_has_its_own_messages(ranks: int, ring: bool) -> None
     assert set(found) == line | {(b, a) for a, b in line}
     for (sender, receiver), got in found.items():
         assert got == (10.0 * sender + receiver, 10.0 * sender + receiver + 0.5)
+
+
+class _Graph:
+    """Notes whether the process groups were there when it was released."""
+
+    def __init__(self) -> None:
+        self.groups_were_there: list[bool] = []
+        release_before_leaving(self)
+
+    def release(self) -> None:
+        self.groups_were_there.append(torch.distributed.is_initialized())
+
+
+def _left(context: RankContext) -> tuple[list[bool], bool]:
+    context.join()
+    graph = _Graph()
+    _Graph()  # gone at once
+    leave_world()
+    return graph.groups_were_there, torch.distributed.is_initialized()
+
+
+def test_graphs_are_destroyed_before_the_communicators_that_they_recorded() -> None:
+    """NCCL's ncclCommDestroy waits for them for ever."""
+    assert run_ranks(_left, 2) == [([True], False)] * 2
