@@ -133,11 +133,11 @@ def test_a_run_that_is_preempted_twice_has_the_losses_of_an_undisturbed_one(clus
     job = launch(cluster, here, nodes="4", run=["train.steps=60"])
     for seen in (7, 25):
         wait_until(lambda seen=seen: step(here) >= seen, 120)
-        assert cluster.run("scontrol", "requeue", job) == ""  # without a warning: the ranks are killed
+        assert cluster.run("scontrol", "requeue", job) == ""  # SIGTERM, and 2 s later SIGKILL: a save may fit, or not
         wait_until(lambda: status(cluster, here)["condition"] == "waiting", 60)
     found = wait_for_end(cluster, here)
     assert (found["condition"], found["step"], found["end"]["code"]) == ("done", 60, 0), log(here)
-    assert log(here).count("mtrain: attempt ") == 4  # three starts and one end
+    assert log(here).count(f" of Slurm job {job} on ") == 3
     assert steps_of(here) == undisturbed(4)
 
 

@@ -243,7 +243,7 @@ def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:
     if number := requests.end or (requests.handed_on if exit_codes else None):
         _raise_stopped(reports, number)
     if exit_codes:
-        _raise(first_cause(read_reports(reports), exit_codes, now_s=time.monotonic()))
+        _raise(first_cause(read_reports(reports), exit_codes))
 
 
 def _environment(rank: int, nproc: int, port: int) -> dict[str, str]:
@@ -348,16 +348,16 @@ def _raise_stopped(reports: Path, number: signal.Signals) -> NoReturn:
     raise StoppedError(f"stopped by {number.name}", fix="run the same command again to continue") from None
 
 
-def first_cause(reports: Sequence[RankReport], exit_codes: Mapping[int, int], *, now_s: float) -> RankReport:
+def first_cause(reports: Sequence[RankReport], exit_codes: Mapping[int, int]) -> RankReport:
     """The report to show: what explains the other ranks' ends.
 
     A rank that was stopped before any other had ended was stopped from outside, and nothing else has to be explained.
-    Otherwise errors with a documented exit code come first, then ranks that were killed without a word, faults of
-    ours, connections to another rank that were lost, and ranks that the launcher stopped; earlier before later.
+    Otherwise errors with a documented exit code come first, then ranks that a signal ended without a word, faults of
+    ours, connections to another rank that were lost, and ranks that were asked to stop; earlier before later.
 
     Args:
-        exit_codes: by rank, of those that ended badly; negative: minus a signal.
-        now_s: on the clock of the reports.
+        exit_codes: by rank, of those that had ended badly before the launcher ended the others; negative: minus a
+            signal.
     """
     told = {report.rank for report in reports}
     silent = [
@@ -366,14 +366,12 @@ def first_cause(reports: Sequence[RankReport], exit_codes: Mapping[int, int], *,
         if rank not in told
     ]
     first = min(reports, key=lambda report: report.time_s, default=None)
-    patient = first is not None and now_s - first.time_s >= LAUNCHER_PATIENCE_S
-    by_launcher = {-signal.SIGTERM, -signal.SIGKILL} if patient else {-signal.SIGTERM}
-    killed = [report for report in silent if report.exit_code < 0 and report.exit_code not in by_launcher]
+    killed = [report for report in silent if report.exit_code < 0 and report.exit_code != -signal.SIGTERM]
     if first is not None and _asked_to_stop(first) and not killed:
         return first
 
     def order(report: RankReport) -> tuple[int, float]:
-        if _asked_to_stop(report) or report.exit_code in by_launcher:
+        if _asked_to_stop(report):
             return 4, report.time_s
         if report.lost:
             return 3, report.time_s

@@ -242,7 +242,8 @@ def lost(rank: int, time_s: float) -> RankReport:
         ([report(0, 1, 2.0), report(1, 75, 1.0)], {0: 1, 1: 75}, 1),  # stopped from outside: the other lost it
         ([report(0, 5, 2.0), report(1, 75, 1.0)], {0: 5, 1: 75}, 1),  # whatever it says of that
         ([report(0, 75, 1.0)], {0: 75, 1: -9}, 1),  # stopped by the launcher, because the other was killed
-        ([report(0, 75, 1.0)], {0: 75, 1: -15}, 0),  # the launcher's own SIGTERM explains nothing
+        ([report(0, 75, 1.0)], {0: 75, 1: -15}, 0),  # both were stopped from outside
+        ([lost(0, 1.0)], {0: 5, 1: -15}, 1),  # this one alone
         ([lost(0, 1.0), report(1, 2, 2.0)], {0: 5, 1: 2}, 1),  # a lost connection explains nothing either
         ([lost(0, 1.0), report(1, 1, 2.0)], {0: 5, 1: 1}, 1),
         ([lost(0, 1.0)], {0: 5, 1: -9}, 1),
@@ -253,14 +254,7 @@ def lost(rank: int, time_s: float) -> RankReport:
     ],
 )
 def test_the_first_cause(reports: list[RankReport], codes: dict[int, int], rank: int) -> None:
-    assert first_cause(reports, codes, now_s=3.0).rank == rank
-
-
-def test_what_the_launcher_killed_for_not_answering_explains_nothing() -> None:
-    """A rank that waits inside a library for one that is gone hears no SIGTERM; half a minute later it is killed."""
-    for number in (1, 75):
-        assert first_cause([report(0, number, 1.0)], {0: number, 1: -9}, now_s=31.5).rank == 0
-        assert first_cause([report(0, number, 1.0)], {0: number, 1: -9}, now_s=2.0).rank == 1
+    assert first_cause(reports, codes).rank == rank
 
 
 def test_a_report_is_read_as_written(tmp_path: Path) -> None:
@@ -491,5 +485,5 @@ def test_a_checkpoint_that_does_not_fit_is_told_without_data(tmp_path: Path) -> 
 )
 def test_a_death_without_a_report_is_named_with_what_to_do(number: signal.Signals, text: str) -> None:
     with pytest.raises((ResourceError, StoppedError)) as error:
-        launch_module._raise(first_cause([], {1: -number}, now_s=0.0))
+        launch_module._raise(first_cause([], {1: -number}))
     assert str(error.value).startswith(text)
