@@ -114,7 +114,8 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
             if _is_launched(job, console):  # by another launch, meanwhile
                 return
             known = load_job(Path(job.run_folder))
-            said, job = _launch(arguments, run, read, replace(job, launches=known.launches + 1 if known else 1))
+            job = replace(job, launches=known.launches + 1 if known else 1)
+            said, job = _launch(arguments, run, read, job, console)
     except BaseException:
         if is_new:
             discard(job)
@@ -237,7 +238,7 @@ def _check_run(
 
 
 def _launch(
-    arguments: argparse.Namespace, run: argparse.Namespace, read: ReadConfig, job: RunJob
+    arguments: argparse.Namespace, run: argparse.Namespace, read: ReadConfig, job: RunJob, console: Console
 ) -> tuple[str, RunJob]:
     """Start or submit the job; what to say, and the job with its id."""
     from trainer.config.parse import dump_config
@@ -249,13 +250,15 @@ def _launch(
         save_job(job)
         return f"process {job.id} trains in the background", job
     from trainer.checkpoint.location import checkpoints_folder
-    from trainer.launching.on_slurm import SlurmOptions, batch_text, submit
+    from trainer.launching.on_slurm import EXCLUDED, SlurmOptions, batch_text, excluded_hosts, excluding, submit
 
-    folder = checkpoints_folder(read.config)
+    folder, hosts = checkpoints_folder(read.config), excluded_hosts(Path(job.run_folder))
+    if hosts:
+        console.note(f"excludes {', '.join(hosts)}, as {Path(job.run_folder, EXCLUDED)} says; remove repaired hosts")
     options = SlurmOptions(
         gpus=arguments.gpus,
         cpus=arguments.cpus,
-        site=slurm_options(arguments),
+        site=excluding(slurm_options(arguments), hosts),
         env=arguments.env,
         container_image=arguments.container_image,
         container_mounts=arguments.container_mounts,

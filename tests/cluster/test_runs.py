@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -53,19 +57,19 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The losses of the same run without a scheduler, by number of ranks."""
+    """The losses of the same run without a scheduler, by number of ranks and settings."""
     known = {}
 
-    def losses(ranks):
-        if ranks not in known:
+    def losses(ranks, run=()):
+        key = (ranks, *run)
+        if key not in known:
             folder = tmp_path_factory.mktemp("alone")
             (folder / "run.toml").write_text(RUN)
-            done = mtrain(
-                folder, "train", "run.toml", "--nproc", str(ranks), env={**os.environ, "OMP_NUM_THREADS": "1"}
-            )
+            words = ["train", "run.toml", "--nproc", str(ranks), *run]
+            done = mtrain(folder, *words, env={**os.environ, "OMP_NUM_THREADS": "1"})
             assert done.returncode == 0, done.stderr
-            known[ranks] = steps_of(folder)
-        return known[ranks]
+            known[key] = steps_of(folder)
+        return known[key]
 
     return losses
 
@@ -124,6 +128,19 @@ def ranks_of(folder):
     return found
 
 
+@contextmanager
+def suspended(folder):
+    """All ranks are stopped during the block, as if a step took as long."""
+    ranks = [pid for pid in ranks_of(folder) if Path(f"/proc/{pid}/comm").read_text() != "srun\n"]
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in ranks:
+            os.kill(pid, signal.SIGCONT)
+
+
 def wait_for_end(cluster, folder, seconds=240):
     wait_until(lambda: not cluster.run("squeue", "-h"), seconds)
     return status(cluster, folder)
@@ -146,6 +163,22 @@ def test_a_run_near_its_time_limit_saves_and_is_queued_again(cluster, here, undi
     wait_until(lambda: step(here) >= 3, 120)
     cluster.run("scancel", "--batch", "--signal=TERM", job)  # what --signal=B:TERM@300 sends, at this moment
     wait_until(lambda: "ended with exit code 75; the job is queued again" in log(here), 60)
+    found = wait_for_end(cluster, here)
+    assert found["condition"] == "done" and steps_of(here) == undisturbed(2), log(here)
+
+
+def test_a_run_whose_time_is_up_saves_and_goes_on_in_another_attempt(cluster, here, undisturbed):
+    """Of two minutes, of which a run keeps one for its save."""
+    job = launch(cluster, here, "--time", "2", "--grace", "1")
+    wait_until(lambda: step(here) >= 7, 120)
+    shown = cluster.run("scontrol", "--oneliner", "show", "job", job)
+    limit_s = datetime.fromisoformat(re.search(r" EndTime=(\S+)", shown)[1]).timestamp()
+    with suspended(here):
+        time.sleep(max(0.0, limit_s - 60 - time.time()))
+    wait_until(lambda: "attempt 0 ended with exit code 75; the job is queued again" in log(here), 60)
+    assert time.time() < limit_s
+    (stopped,) = (event for event in read_events(here / "runs/first") if event["event"] == "stopped")
+    assert stopped["saved"] and "the time limit of the Slurm job" in log(here)
     found = wait_for_end(cluster, here)
     assert found["condition"] == "done" and steps_of(here) == undisturbed(2), log(here)
 
@@ -177,6 +210,43 @@ def test_a_run_that_loses_a_node_goes_on_elsewhere(cluster, here, undisturbed, p
     finally:
         cluster.start_node(name)
     assert found["condition"] == "done" and steps_of(here) == undisturbed(2), log(here)
+
+
+def test_ranks_that_outlive_their_slurmd_write_nothing_more(cluster, here, undisturbed):
+    """Both slurmd die alone. Slurm starts the job on other nodes, while script and ranks of the first start live on."""
+    job = launch(cluster, here)
+    wait_until(lambda: step(here) >= 7, 120)
+    nodes = cluster.run("scontrol", "show", "hostnames", status(cluster, here)["slurm"]["nodes"]).split()
+    claim = (here / "runs/first/attempt.json").read_bytes()
+    with suspended(here):  # so that they are not done before their job starts again
+        for name in nodes:
+            cluster.kill_node(name, ranks=False)
+        wait_until(lambda: (here / "runs/first/attempt.json").read_bytes() != claim, 240)
+    try:
+        found = wait_for_end(cluster, here)
+        wait_until(lambda: not ranks_of(here), 60)
+    finally:
+        for name in nodes:
+            cluster.start_node(name)
+    assert found["condition"] == "done" and steps_of(here) == undisturbed(2), log(here)
+    assert "a newer attempt of this run has taken over" in log(here)
+    assert log(here).count(f" of Slurm job {job} on ") == 2 and "is queued again" not in log(here)
+
+
+def test_a_batch_host_whose_slurmd_dies_alone_leaves_the_job_to_the_next_start(cluster, here, undisturbed):
+    """Slurm ends the ranks of the other node, and with them that of the batch host."""
+    launch(cluster, here, run=["train.steps=2000", "checkpoint.interval=100"])
+    wait_until(lambda: step(here) >= 7, 120)
+    name = cluster.run("scontrol", "show", "hostnames", status(cluster, here)["slurm"]["nodes"]).split()[0]
+    cluster.kill_node(name, ranks=False)
+    try:
+        cluster.run("scontrol", "update", f"nodename={name}", "state=down", "reason=test")  # in place of its time-out
+        found = wait_for_end(cluster, here, 600)
+        wait_until(lambda: not ranks_of(here), 60)
+    finally:
+        cluster.start_node(name)
+    assert found["condition"] == "done" and found["restarts"] == 1, log(here)
+    assert steps_of(here) == undisturbed(2, ["train.steps=2000"]), log(here)
 
 
 def test_a_run_with_two_numbers_of_nodes_goes_on_with_fewer(cluster, here, undisturbed):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from trainer.launching.job import END_FILE, FINAL, JOB, RunJob
 _SCRIPT_NAME = "batch.sh"
 EXCLUDED = "exclude_hosts.txt"
 """In the run folder: hosts, one a line, on which the job shall not start again."""
+_EXCLUDE = "--exclude="
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +63,20 @@ class SlurmState:
     def waits(self) -> bool:
         """Whether no rank of it runs."""
         return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
+
+
+def excluded_hosts(run_folder: Path) -> list[str]:
+    """The hosts that the run found unfit; none where the file cannot be read."""
+    with suppress(OSError, UnicodeDecodeError):
+        return (run_folder / EXCLUDED).read_text(encoding="utf-8").split()
+    return []
+
+
+def excluding(site: Sequence[str], hosts: Sequence[str]) -> list[str]:
+    """Options for sbatch that exclude more hosts; one option, since sbatch only reads the last. A pure function."""
+    given = [option.partition("=")[2] for option in site if option.startswith(_EXCLUDE)]
+    others = [option for option in site if not option.startswith(_EXCLUDE)]
+    return [*others, _EXCLUDE + ",".join([*given, *hosts])] if hosts else list(site)
 
 
 def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) -> str:
@@ -115,7 +131,7 @@ def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) 
             reached=reached,
             excluded=shlex.quote(str(Path(job.run_folder, EXCLUDED))),
             exclude=" ".join(
-                shlex.quote(one.partition("=")[2]) for one in options.site if one.startswith("--exclude=")
+                shlex.quote(option.partition("=")[2]) for option in options.site if option.startswith(_EXCLUDE)
             ),
             max_restarts=options.max_restarts,
         ),

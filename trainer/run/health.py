@@ -31,11 +31,12 @@ from mdata.util import atomic_io
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
 from trainer.errors import out_of_memory_in
+from trainer.launching.on_slurm import EXCLUDED, excluded_hosts
 from trainer.parallel.collectives import all_reduce_, gather_objects
 from trainer.parallel.world import World
 from trainer.run.log_text import device_text
 
-FIGURES, EXCLUDED = "health.json", "exclude_hosts.txt"
+FIGURES = "health.json"
 WARN, STOP = 0.90, 0.75  # of the median, or of the stored figure
 SKEW_S = (2.0, 60.0)  # of a clock, from the median
 SHOWN = 8  # findings
@@ -150,7 +151,7 @@ def measure(config: RunConfig, world: World, *, data_id: str) -> RankHealth:
     gather_objects(None, everyone)  # so that all read their clocks at one moment
     return RankHealth(
         rank=world.rank,
-        host=os.uname().nodename,
+        host=os.environ.get("SLURMD_NODENAME") or os.uname().nodename,  # Slurm excludes by its own names
         device=device_text(device) if device.type == "cuda" else "cpu",
         kind=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         clock_s=time.time(),
@@ -253,7 +254,9 @@ def _keep(
             best.setdefault(kind, {})[name] = max(median, best.get(kind, {}).get(name, 0.0))
     if best != stored:
         atomic_io.atomic_write(folder / FIGURES, (json.dumps(best, indent=1) + "\n").encode())
-    hosts = sorted({finding.host for finding in found if finding.far and finding.host})
+    # A host that does not take part was not found fit: it may have been excluded.
+    absent = {*excluded_hosts(folder)} - {rank.host for rank in ranks}
+    hosts = sorted(absent | {finding.host for finding in found if finding.far and finding.host})
     if hosts:
         atomic_io.atomic_write(folder / EXCLUDED, "".join(f"{host}\n" for host in hosts).encode())
     else:

@@ -14,9 +14,10 @@ from tests.helpers.ranks import run_ranks
 from tests.trainer.run.one_rank import alone, curve, events
 from tests.trainer.run.test_end_time import run_in
 from trainer.config.sections import RunConfig
+from trainer.launching.on_slurm import EXCLUDED
 from trainer.parallel.mesh import Mesh
 from trainer.run import health
-from trainer.run.health import EXCLUDED, FIGURES, RankHealth, findings, medians_of
+from trainer.run.health import FIGURES, RankHealth, findings, medians_of
 from trainer.run.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -110,11 +111,17 @@ def test_a_slow_rank_is_told_or_ends_all_ranks_and_its_host_is_written_down(poli
     assert not (folder / "metrics.jsonl").exists()
 
 
-def test_a_healthy_run_says_nothing_and_excludes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / EXCLUDED).write_text("host1\n")
+def test_a_healthy_run_says_nothing_and_excludes_none_of_its_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "host1")
+    (tmp_path / EXCLUDED).write_text("host1\nhost9\n")
     (tmp_path / FIGURES).write_text("no JSON")
     config = run_in(tmp_path, health="stop")
     assert not [line for line in alone(config).lines if "health" in line]
+    assert (tmp_path / EXCLUDED).read_text() == "host9\n"
+    monkeypatch.setenv("SLURMD_NODENAME", "host9")
+    alone(replace(config, train=replace(config.train, steps=9), optimizer=replace(config.optimizer, decay_steps=9)))
     assert not (tmp_path / EXCLUDED).exists()
     monkeypatch.setattr(health, "measure", None)
     alone(run_in(tmp_path / "off", health="off"))
