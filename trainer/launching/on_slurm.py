@@ -169,12 +169,12 @@ again=
 if [ "$code" -eq 75 ] && [ -e "$job/stop" ]; then
     echo "mtrain: stopped by mtrain stop"
     exit 0
-elif [ "$code" -eq 5 ] || [ "$code" -eq 75 ] || {{ [ "$code" -gt 128 ] && [ "$code" -ne 130 ]; }}; then
+elif {{ [ "$code" -eq 5 ] || [ "$code" -eq 75 ] || {{ [ "$code" -gt 128 ] && [ "$code" -ne 130 ]; }}; }} &&
+    [ ! -e "${end_file}{final}" ] && is_current; then
     reached="$SLURM_JOB_ID $({reached} 2>/dev/null)"
     echo "$reached" >> "$job/restarts"
     [ "$(grep -cxF "$reached" "$job/restarts")" -le {max_restarts} ] && again=yes
 fi
-{{ [ ! -e "${end_file}{final}" ] && is_current; }} || again=
 echo "mtrain: attempt $attempt ended with exit code $code${{again:+; the job is queued again}}"
 trap '' TERM  # a requeue ends this script
 if [ -n "$again" ] && scontrol requeue "$SLURM_JOB_ID"; then

@@ -166,6 +166,7 @@ def test_a_script_that_outlived_its_slurmd_leaves_the_job_alone(run, tmp_path):
     srun = "touch started; sleep 0.5; exit 75"
     code, told = run(srun, restarts=1, scontrol=later, kill_after="started")
     assert code == 75 and not [call for call in told if "requeue" in call or "scancel" in call]
+    assert not (tmp_path / "runs/first/job/restarts").exists(), "it counts as a restart of the job"
 
 
 def test_a_run_that_was_stopped_is_not_started_again(run, tmp_path):
