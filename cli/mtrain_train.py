@@ -130,15 +130,16 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
     place = find_placement(os.environ) or Placement()
     make_deterministic(config)
     mesh, overlap = mesh_of(config, place.world_size), config.kernels.overlap_passes == "on"
+    join_s = 60 * config.run.join_minutes
     with _ending_for_good(), console.progress() as progress:
         listener = progress if place.rank == 0 else RankNotes(progress, place.rank)
         if place.world_size == 1:
             world = join_world(mesh, placement=place)
             result = train(config, world, progress=listener)
         else:
-            store = open_store(place, tell=listener.note)
-            with watching(place, store, end=end or partial(_end, console), tell=listener.note) as watchdog:
-                world = join_world(mesh, placement=place, store=store, overlap_passes=overlap)
+            store, ended = open_store(place, join_s=join_s, tell=listener.note), end or partial(_end, console)
+            with watching(place, store, end=ended, tell=listener.note, join_s=join_s) as watchdog:
+                world = join_world(mesh, placement=place, store=store, join_s=join_s, overlap_passes=overlap)
                 watchdog.joined(world)
                 result = train(config, world, progress=listener, watch=watchdog.note)
     if world.is_main:

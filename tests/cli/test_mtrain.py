@@ -50,6 +50,17 @@ lr = 1e-3
 """
 
 
+def test_a_rank_waits_for_rank_0_as_long_as_the_run_says(run_file, monkeypatch, capsys) -> None:
+    """Under srun, where nothing listens."""
+    place = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", run_file, "data.blend=mock", "run.join_minutes=0.005"]) == 5
+    told = capsys.readouterr().err
+    assert "rank 0 of 2 did not start\n  found: nothing answers at 127.0.0.1:9, for 0 s" in told
+    assert "a larger run.join_minutes waits longer" in told
+
+
 @pytest.fixture
 def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):

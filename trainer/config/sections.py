@@ -84,6 +84,10 @@ class RunSection:
     max_restarts: Count | None = (
         None  # starts in a row that may come no further than the one before; the next is refused; not set: no limit
     )
+    join_minutes: PositiveAmount = (
+        5.0  # how long the ranks wait for each other at the start, rank 0 included, before all end; notes name the
+        # missing ones from the 40th second on
+    )
     on_lost_node: Literal["stop", "wait", "shrink"] | None = (
         None  # what a job does that was started again with fewer ranks; shrink: takes a layout for them that keeps the
         # global batch; not set: trains on if the layout fits them

@@ -36,9 +36,10 @@ from trainer.parallel.collectives import Channel, Group, all_reduce_, start_rece
 from trainer.parallel.mesh import AXES, IN_PASSES, Coordinates, Mesh
 
 T = TypeVar("T")
-JOIN_TIMEOUT = timedelta(minutes=10)  # for the other ranks to join; also the timeout of a single collective
+# For the other ranks to join, and for a single collective. The waits below end earlier: their messages name the ranks.
+JOIN_TIMEOUT = timedelta(minutes=10)
 CONNECT_TIMEOUT = timedelta(seconds=20)  # to a store that listens
-FIRST_RANK_S = 480.0  # for rank 0 to start; less than JOIN_TIMEOUT, whose message does not name rank 0
+JOIN_S = 300.0  # run.join_minutes: as long as torch waits for a store; a node that loads a container takes minutes
 TOLD_S = 40.0  # between notes that name the missing rank
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited", "was aborted")
 _ENDED = "mtrain/ended"  # a launcher's key for all attempts of its job
@@ -118,13 +119,13 @@ def find_placement(env: Mapping[str, str]) -> Placement | None:
     return None
 
 
-def open_store(place: Placement, *, tell: Callable[[str], None] = lambda text: None) -> Store:
+def open_store(place: Placement, *, join_s: float = JOIN_S, tell: Callable[[str], None] = lambda text: None) -> Store:
     """Connect to the key-value store of all ranks, which the launcher's or rank 0's process holds.
 
     Waits only for rank 0: for its process if that holds the store, otherwise for the name of this attempt.
 
     Args:
-        tell: prints a line for the user.
+        join_s: how long to wait. tell: prints a line for the user.
 
     Raises:
         ResourceError: the store cannot be reached, or rank 0 did not start.
@@ -136,7 +137,7 @@ def open_store(place: Placement, *, tell: Callable[[str], None] = lambda text: N
         if method == "env://":
             method = f"tcp://{_given(env, 'MASTER_ADDR')}:{_given(env, 'MASTER_PORT')}"
         host, _, port = method.removeprefix("tcp://").rpartition(":")
-        waiting = _WaitingForFirst(place, tell)
+        waiting = _WaitingForFirst(place, join_s, tell)
         if place.rank == 0:
             # torch's own rendezvous would have rank 0 wait for all others here.
             store: Store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -154,24 +155,25 @@ def open_store(place: Placement, *, tell: Callable[[str], None] = lambda text: N
 class _WaitingForFirst:
     """Waits for rank 0, without which a rank cannot join: prints notes, then raises an error; both name rank 0."""
 
-    def __init__(self, place: Placement, tell: Callable[[str], None]) -> None:
-        self._place, self._tell, self._began_s, self._told = place, tell, time.monotonic(), 0
+    def __init__(self, place: Placement, join_s: float, tell: Callable[[str], None]) -> None:
+        self._place, self._join_s, self._tell = place, join_s, tell
+        self._began_s, self._told = time.monotonic(), 0
 
     def until(self, attempt: Callable[[], T | None], problem: str) -> T:
         """Repeat an attempt until it gives something; `problem`: what the notes and the error say is wrong.
 
         Raises:
-            ResourceError: it did not succeed within FIRST_RANK_S of the start.
+            ResourceError: it did not succeed within the time.
         """
         pause_s = 0.01
         while not (result := attempt()):
             waited_s = time.monotonic() - self._began_s
-            if waited_s >= FIRST_RANK_S:
+            if waited_s >= self._join_s:
                 raise ResourceError(
                     f"rank 0 of {self._place.world_size} did not start",
                     found=f"{problem}, for {waited_s:.0f} s",
                     expected="the process of rank 0, which the other ranks join",
-                    fix="check the machine of rank 0, its output, and the network; the same command continues",
+                    fix="check rank 0's machine, its output and the network; a larger run.join_minutes waits longer",
                 )
             if waited_s >= (self._told + 1) * TOLD_S:
                 self._told += 1
@@ -286,6 +288,7 @@ def join_world(
     placement: Placement | None = None,
     device_type: str | None = None,
     store: Store | None = None,
+    join_s: float = JOIN_S,
     overlap_passes: bool = False,
 ) -> World:
     """Join the other ranks and create this rank's groups on each axis.
@@ -295,6 +298,7 @@ def join_world(
         placement: of this process; default: from the environment, otherwise alone.
         device_type: "cuda" or "cpu"; default: cuda if available. Decides between nccl and gloo.
         store: see `open_store`, which is called otherwise.
+        join_s: how long to wait for the other ranks at least.
         overlap_passes: create second communicators for the groups that passes of a microbatch use.
 
     Raises:
@@ -313,10 +317,10 @@ def join_world(
         with _joining(place):
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
-                store=store or open_store(place),
+                store=store or open_store(place, join_s=join_s),
                 rank=place.rank,
                 world_size=place.world_size,
-                timeout=JOIN_TIMEOUT,
+                timeout=max(JOIN_TIMEOUT, timedelta(seconds=2 * join_s)),
                 device_id=device if device.type == "cuda" else None,
             )
     links = _links(mesh, place.rank)  # before the groups: only some ranks have a group on "ends"

@@ -20,7 +20,7 @@ from trainer.pipeline.messages import Messages
 from trainer.run.launch import SilentRanksError
 
 SILENT_TICKS = 10  # without a new heartbeat: the rank is lost
-START_TICKS = 120  # the same before its first one, as machines start at different times; less than JOIN_TIMEOUT
+START_TICKS = 75  # the same before its first one, as machines start at different times; of run.join_minutes
 STILL_TICKS = 10  # in which no rank moves: they wait for each other
 SHOWN = 4  # places or ranks that are named in a message
 _FRAMES = 3  # functions named of a rank
@@ -101,16 +101,19 @@ def members_of(world: World) -> dict[Group, Sequence[int]]:
     return members | {group: sorted(line[end] for end in link) for link, group in world.links.items()}
 
 
-def verdict(heartbeats: Mapping[int, Heartbeat], silent: Mapping[int, int], *, ranks: Ranks) -> Verdict | None:
+def verdict(
+    heartbeats: Mapping[int, Heartbeat], silent: Mapping[int, int], *, ranks: Ranks, start_ticks: int = START_TICKS
+) -> Verdict | None:
     """Whether the run cannot continue, judged by some ranks' heartbeats. A pure function.
 
     Args:
         heartbeats: the last of each. silent: for how many ticks each has sent no new one.
         ranks: as the reader sees them.
+        start_ticks: for how many a rank may be silent before its first heartbeat.
     """
     here = [rank for rank, heartbeat in heartbeats.items() if not heartbeat.left]
     lost = [rank for rank in here if silent[rank] >= SILENT_TICKS and heartbeats[rank].number]
-    late = not_started(heartbeats, silent, ticks=START_TICKS)
+    late = not_started(heartbeats, silent, ticks=start_ticks)
     if late:
         more = f", and {len(late) - 1} more" if len(late) > 1 else ""
         problem = f"rank {late[0]} of {ranks.world_size} did not start{more}"

@@ -106,7 +106,8 @@ def _joined(config: RunConfig, world: World | None) -> Iterator[World]:
     place = find_placement(os.environ) or Placement()
     make_deterministic(config)
     try:
-        yield join_world(mesh_of(config, place.world_size), placement=place)
+        mesh = mesh_of(config, place.world_size)
+        yield join_world(mesh, placement=place, join_s=60 * config.run.join_minutes)
     finally:
         leave_world()
 

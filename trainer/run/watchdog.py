@@ -4,7 +4,7 @@ Every rank has a thread that sends a heartbeat every few seconds: a number, the 
 often it was found there. Rank 0 reads them all, the others read rank 0's. A rank that sends no new ones has died or was
 stopped; if all ranks wait and none moves, they wait for each other (heartbeats.py). Either is an error that ends all
 ranks, with one message. A rank that works on its own while the others wait is only named in a note: it may be
-compiling. So is one that has not started, for eight minutes: the watchdog begins before the ranks join.
+compiling. So is one that has not started, for run.join_minutes: the watchdog begins before the ranks join.
 
 A store whose process is stopped never answers, so each exchange with it has a thread of its own, and the ticks without
 an answer are counted. Silence is counted in ticks of the listener, not in seconds, so that a job that is suspended as a
@@ -15,6 +15,7 @@ thread inside some launch, beside which this thread goes on (`launch_without_the
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
@@ -29,11 +30,12 @@ import torch
 from torch.distributed.distributed_c10d import Store
 
 from mdata import ResourceError
-from trainer.parallel.world import Placement, World, another_connection
+from trainer.parallel.world import JOIN_S, Placement, World, another_connection
 from trainer.pipeline.actions import Action
 from trainer.run.heartbeats import (
     SHOWN,
     SILENT_TICKS,
+    START_TICKS,
     STILL_TICKS,
     Heartbeat,
     Ranks,
@@ -56,18 +58,26 @@ _VERDICT = "mtrain/verdict"
 
 @contextmanager
 def watching(
-    place: Placement, store: Store, *, end: Callable[[ResourceError], None], tell: Callable[[str], None]
+    place: Placement,
+    store: Store,
+    *,
+    end: Callable[[ResourceError], None],
+    tell: Callable[[str], None],
+    join_s: float = JOIN_S,
 ) -> Iterator[Watchdog]:
     """Run a watchdog during the block, in which the ranks join and train.
 
     Args:
         store: of all ranks. end: ends this process with an error; does not return. tell: prints a line for the user.
+        join_s: how long the ranks wait for one that has not started.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         launch_without_the_lock()
     ranks = ranks_of(place, os.environ)
-    with Watchdog(ranks, store=another_connection(store), end=end, tell=tell, device=device) as watchdog:
+    start_ticks = math.ceil(join_s / TICK_S)
+    own = another_connection(store)
+    with Watchdog(ranks, store=own, end=end, tell=tell, device=device, start_ticks=start_ticks) as watchdog:
         yield watchdog
 
 
@@ -91,6 +101,7 @@ class Watchdog:
         end: ends this process with an error; it does not return.
         tell: prints a line; a verdict is printed only by the rank that found it first.
         device: on which the main thread works.
+        start_ticks: for how many a rank may be silent before its first heartbeat.
     """
 
     def __init__(
@@ -102,8 +113,9 @@ class Watchdog:
         tell: Callable[[str], None] = lambda text: None,
         device: str = "cpu",
         tick_s: float = TICK_S,
+        start_ticks: int = START_TICKS,
     ) -> None:
-        self.ranks, self.store, self.tick_s = ranks, store, tick_s
+        self.ranks, self.store, self.tick_s, self.start_ticks = ranks, store, tick_s, start_ticks
         self.end, self.tell, self.on_gpu = end, tell, device == "cuda"
         self._main, self._left, self._wake = threading.get_ident(), threading.Event(), threading.Event()
         self._begun = False  # whether a first action was noted
@@ -239,7 +251,7 @@ class Watchdog:
         self._heartbeats = heartbeats
         if self.ranks.rank == 0:
             self._tell_who_holds_up()
-        return verdict(heartbeats, self._silent, ranks=self.ranks)
+        return verdict(heartbeats, self._silent, ranks=self.ranks, start_ticks=self.start_ticks)
 
     def _tell_who_holds_up(self) -> None:
         late = not_started(self._heartbeats, self._silent, ticks=STILL_TICKS)

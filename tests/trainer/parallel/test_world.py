@@ -149,11 +149,10 @@ def test_rank_0_that_does_not_start_is_named(monkeypatch) -> None:
     """Under Slurm its process holds the store; torch's own message comes after ten minutes and does not name it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    monkeypatch.setattr(worlds, "FIRST_RANK_S", 0.5)
     monkeypatch.setattr(worlds, "TOLD_S", 0.2)
     place, told = Placement(rank=1, world_size=4, init_method=f"tcp://127.0.0.1:{port}"), list[str]()
     with pytest.raises(ResourceError) as caught:
-        open_store(place, tell=told.append)
+        open_store(place, join_s=0.5, tell=told.append)
     assert str(caught.value).startswith(
         f"rank 0 of 4 did not start\n  found: nothing answers at 127.0.0.1:{port}, for "
     )
@@ -163,7 +162,6 @@ def test_rank_0_that_does_not_start_is_named(monkeypatch) -> None:
 @pytest.mark.parametrize("rank", [1, 2, 7])
 def test_rank_0_that_ends_between_two_looks_is_named_also_by_another_machine(rank: int, monkeypatch) -> None:
     """Something listens and is no store any more; rank 1 may be on the machine that is gone, too."""
-    monkeypatch.setattr(worlds, "FIRST_RANK_S", 0.5)
     monkeypatch.setattr(worlds, "TOLD_S", 0.2)
 
     def gone(*given: Any, **more: Any) -> None:
@@ -176,7 +174,7 @@ def test_rank_0_that_ends_between_two_looks_is_named_also_by_another_machine(ran
     with pytest.raises(
         ResourceError, match=r"rank 0 of 8 did not start\n  found: nothing answers at 127\.0\.0\.1:9, for"
     ):
-        open_store(place, tell=told.append)
+        open_store(place, join_s=0.5, tell=told.append)
     assert bool(told) == (rank != 2)
 
 

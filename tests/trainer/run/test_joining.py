@@ -41,10 +41,13 @@ def _join(context: Any, case: str, folder: str, method: str = "") -> list[str]:
         patch.setattr(watchdog_module, "Watchdog", partial(Watchdog, tick_s=TICK_S))
         if context.rank == 1 and case == "late":
             time.sleep(2.5 * STILL_TICKS * TICK_S)
+        if context.rank == 1 and case == "never":
+            return told
         if context.rank == 1 and case == "stopped":
             patch.setattr(world_module, "_groups", stop)
         store = open_store(place)
-        with watching(place, store, end=end, tell=told.append) as watchdog:
+        join_s = (15 if case == "never" else 75) * watchdog_module.TICK_S
+        with watching(place, store, end=end, tell=told.append, join_s=join_s) as watchdog:
             world = join_world(Mesh(context.world), placement=place, store=store, device_type="cpu")
             watchdog.joined(world)
             assert watchdog.ranks.members[world.groups["world"]] == tuple(range(context.world))
@@ -63,6 +66,16 @@ def test_a_rank_that_stops_while_it_joins_is_named(tmp_path: Path) -> None:
     assert [path.name for path in found] == ["rank-0", "rank-2"]
     for path in found:
         assert path.read_text().startswith("rank 1 of 3 does not respond\n  found: rank 1 was last in join_world")
+
+
+def test_a_rank_that_never_comes_ends_the_others_after_the_time_of_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RankError):
+        run_ranks(_join, 3, "never", str(tmp_path), timeout_s=60)
+    stop_ranks()
+    found = sorted(tmp_path.glob("rank-*"))
+    assert found and {path.name for path in found} <= {"rank-0", "rank-2"}
+    for path in found:
+        assert path.read_text().startswith("rank 1 of 3 did not start\n  found: nothing was heard of rank 1")
 
 
 @pytest.mark.parametrize("method", ["file", "tcp"])
