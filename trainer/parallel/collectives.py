@@ -107,6 +107,16 @@ def all_to_all(x: Tensor, *, send: Sequence[int], receive: Sequence[int], group:
     return out
 
 
+def exchange(x: Tensor, *, peer: int, group: Group) -> Tensor:
+    """What the peer in the group gives to its own call; the other ranks take no part."""
+    out = torch.empty_like(x)
+    send = dist.P2POp(dist.isend, x, group=group.group, group_peer=peer)
+    receive = dist.P2POp(dist.irecv, out, group=group.group, group_peer=peer)
+    for work in dist.batch_isend_irecv([send, receive]):
+        work.wait()
+    return out
+
+
 @dataclass(slots=True)
 class Pending:
     """A result that may still be in transit; communication overlaps with computation until `wait`.

@@ -2,9 +2,9 @@
 
 Each rank measures itself (`measure`), all are gathered, and `findings`, a pure function, compares them with the median
 of the same kind of device and with the best median that this run folder has seen (health.json). Devices are timed on
-GPUs only: a CPU is shared with other work, and its rate says little. The bandwidth between ranks is one figure for all,
-because a collective is as slow as its slowest link; it is compared with earlier starts. A device that does not answer
-holds its rank here, and the watchdog names it.
+GPUs only: a CPU is shared with other work, and its rate says little. An all-reduce over all ranks is one figure, which
+is as slow as the slowest link, and is compared with earlier starts; each host also exchanges messages with some others,
+pair by pair, which shows the link. A device that does not answer holds its rank here, and the watchdog names it.
 
 A rank that is far off is named with host and device. Its host goes into exclude_hosts.txt in the run folder, for the
 next start's scheduler; run.health = "stop" also ends the run.
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
 from trainer.errors import out_of_memory_in
 from trainer.launching.on_slurm import EXCLUDED, excluded_hosts
-from trainer.parallel.collectives import all_reduce_, gather_objects
+from trainer.parallel.collectives import all_reduce_, exchange, gather_objects
 from trainer.parallel.world import World
 from trainer.run.log_text import device_text
 
@@ -41,10 +42,14 @@ WARN, STOP = 0.90, 0.75  # of the median, or of the stored figure
 SKEW_S = (2.0, 60.0)  # of a clock, from the median
 SHOWN = 8  # findings
 _SIDE, _BYTES, _TIMES = 4096, 64 << 20, 5
+# Each GPU sends this much to one of each of so many other hosts; connections cost NCCL memory, some MiB each.
+LINK_BYTES, LINK_ROUNDS, LINKS_S = 16 << 20, 4, 3.0  # and no new round begins after this time
+SLOWEST = 3  # pairs that are named
 _NAMES = {
     "matrix_tflops": ("TFLOP/s in matrix products", "TFLOP/s in matrix products"),
     "copy_gbps": ("GB/s from its host", "GB/s from hosts to devices"),
     "link_gbps": ("", "GB/s of an all-reduce over all ranks"),
+    "pair_gbps": ("", "GB/s between two hosts"),
     "free_gib": ("GiB of free memory", ""),
 }
 
@@ -57,6 +62,7 @@ class RankHealth:
         device: "cuda:0 (NVIDIA H200)". kind: "NVIDIA H200"; those of one kind are compared.
         clock_s: seconds since 1970, read by all ranks at about the same moment.
         figures: by the names of `_NAMES`; empty on a CPU.
+        links: GB/s to and from ranks of other hosts, by rank.
         setup: what has to be the same on all ranks, by name: versions, and hashes of files.
     """
 
@@ -66,6 +72,7 @@ class RankHealth:
     kind: str
     clock_s: float
     figures: Mapping[str, float] = field(default_factory=dict)
+    links: Mapping[int, float] = field(default_factory=dict)
     setup: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -89,7 +96,7 @@ def findings(ranks: Sequence[RankHealth], stored: Mapping[str, Mapping[str, floa
     Args:
         ranks: all of the run. stored: the best medians of earlier starts, by kind of device.
     """
-    found = [*_different_setups(ranks), *_skewed_clocks(ranks)]
+    found = [*_different_setups(ranks), *_skewed_clocks(ranks), *_slow_links(ranks)]
     for kind, medians in medians_of(ranks).items():
         for name, median in medians.items():
             alone, together = _NAMES[name]
@@ -135,6 +142,41 @@ def _skewed_clocks(ranks: Sequence[RankHealth]) -> Iterator[Finding]:
             yield Finding(text, abs(skew) > SKEW_S[1], rank.host)
 
 
+def _slow_links(ranks: Sequence[RankHealth]) -> Iterator[Finding]:
+    """The slowest pairs, and hosts that are slow with each of several others."""
+    at = {rank.rank: rank for rank in ranks}
+    links = {
+        (rank.rank, other): min(rate, at[other].links.get(rank.rank, rate))
+        for rank in ranks
+        for other, rate in rank.links.items()
+        if rank.rank < other
+    }
+    if len(links) < 2:
+        return
+    median = statistics.median_high(links.values())
+    slow = sorted((rate, pair) for pair, rate in links.items() if rate < WARN * median)
+    for rate, (one, other) in slow[:SLOWEST]:
+        text = f"{at[one].place} and {at[other].place}: {rate:.4g} GB/s between them, {1 - rate / median:.0%} below"
+        yield Finding(f"{text} the median of {len(links)} pairs, {median:.4g}", rate < STOP * median)
+    for host in dict.fromkeys(rank.host for rank in ranks):
+        with_others = dict[str, float]()
+        for pair, rate in links.items():
+            one, other = (at[number].host for number in pair)
+            if host in (one, other):
+                other = other if host == one else one
+                with_others[other] = max(rate, with_others.get(other, 0.0))
+        if len(with_others) > 1 and max(with_others.values()) < STOP * median:
+            yield Finding(f"{host}: at most {max(with_others.values()):.4g} GB/s with any other host", True, host)
+
+
+def host_pairs(num_hosts: int, turn: int) -> list[tuple[int, int]]:
+    """Disjoint pairs of hosts; in num_hosts turns (one less for an even number) each meets each. A pure function."""
+    last = num_hosts - 1 + num_hosts % 2
+    pairs = [((turn + step) % last, (turn - step) % last) for step in range(1, (last + 1) // 2)]
+    pairs += [(last, turn % last)] if num_hosts > last else []
+    return [(min(pair), max(pair)) for pair in pairs]
+
+
 @out_of_memory_in("looking at the device before the first step", fix='end other programs on it, or run.health="off"')
 def measure(config: RunConfig, world: World, *, data_id: str) -> RankHealth:
     """Measure this rank; all ranks call it together."""
@@ -148,14 +190,20 @@ def measure(config: RunConfig, world: World, *, data_id: str) -> RankHealth:
     shared = replace(config, run=replace(config.run, folder=""))  # without a common disk each machine has its own
     answer = torch.ones(2, device=device).sum().item()
     assert answer == 2.0, f"{device} adds 1 and 1 to {answer}"
+    host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename  # Slurm excludes by its own names
+    hosts = gather_objects(host, everyone)
+    links = measure_links(world, hosts) if device.type == "cuda" else {}
+    if links:
+        figures["pair_gbps"] = statistics.median_high(links.values())
     gather_objects(None, everyone)  # so that all read their clocks at one moment
     return RankHealth(
         rank=world.rank,
-        host=os.environ.get("SLURMD_NODENAME") or os.uname().nodename,  # Slurm excludes by its own names
+        host=host,
         device=device_text(device) if device.type == "cuda" else "cpu",
         kind=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         clock_s=time.time(),
         figures=figures,
+        links=links,
         setup={
             "mtrain": __version__,
             "Python": platform.python_version(),
@@ -168,26 +216,59 @@ def measure(config: RunConfig, world: World, *, data_id: str) -> RankHealth:
     )
 
 
+def measure_links(world: World, hosts: Sequence[str]) -> dict[int, float]:
+    """GB/s between this rank and ranks of some other hosts, each way at once; all ranks call it together.
+
+    All ranks of two hosts exchange messages at the same time, as in training.
+
+    Args:
+        hosts: of each rank.
+    """
+    ranks_of = {host: [rank for rank, name in enumerate(hosts) if name == host] for host in dict.fromkeys(hosts)}
+    names, everyone, began_s = list(ranks_of), world.groups["world"], time.monotonic()
+    values = torch.zeros(LINK_BYTES // 4, device=world.device)
+    rates = {}
+    for turn in range(min(LINK_ROUNDS, len(names) - 1 + len(names) % 2) if len(names) > 1 else 0):
+        if gather_objects(time.monotonic() - began_s, everyone)[0] > LINKS_S:
+            break
+        pairs = [(names[one], names[other]) for one, other in host_pairs(len(names), turn)]
+        peer_of = {
+            own: other
+            for one, another in (*pairs, *((other, one) for one, other in pairs))
+            for own, other in zip(ranks_of[one], ranks_of[another], strict=False)
+        }
+        if (peer := peer_of.get(world.rank)) is not None:
+            send = partial(exchange, values, peer=peer, group=everyone)
+            rates[peer] = LINK_BYTES / 1e9 / _seconds(send, world.device)
+    return rates
+
+
 def _rates(world: World) -> dict[str, float]:
     """Rates of a GPU, each the median of some tries; random numbers are not touched."""
     device = world.device
     a = torch.full((_SIDE, _SIDE), 0.01, dtype=torch.bfloat16, device=device)
     out, on_host = torch.empty_like(a), torch.zeros(_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
     there = torch.empty(_BYTES, dtype=torch.uint8, device=device)
+    products_s = _seconds(lambda: [torch.mm(a, a, out=out) for _ in range(10)], device)
     rates = {
-        "matrix_tflops": 10 * 2 * _SIDE**3 / 1e12 / _seconds(lambda: [torch.mm(a, a, out=out) for _ in range(10)]),
-        "copy_gbps": _BYTES / 1e9 / _seconds(lambda: there.copy_(on_host, non_blocking=True)),
+        "matrix_tflops": 10 * 2 * _SIDE**3 / 1e12 / products_s,
+        "copy_gbps": _BYTES / 1e9 / _seconds(lambda: there.copy_(on_host, non_blocking=True), device),
     }
     if world.world_size > 1:
         values = torch.zeros(_BYTES // 4, device=device)
-        rates["link_gbps"] = _BYTES / 1e9 / _seconds(lambda: all_reduce_(values, world.groups["world"]))
+        rates["link_gbps"] = _BYTES / 1e9 / _seconds(lambda: all_reduce_(values, world.groups["world"]), device)
     return rates
 
 
-def _seconds(work: Callable[[], Any]) -> float:
-    """The median time of some work on a GPU, after a first try."""
+def _seconds(work: Callable[[], Any], device: torch.device) -> float:
+    """The median time of some work, after a first try."""
     times = []
     for _ in range(1 + _TIMES):
+        if device.type == "cpu":
+            began_s = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - began_s)
+            continue
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         work()

@@ -66,3 +66,15 @@ def _objects(context):
 
 def test_gather_objects_gives_every_rank_all_values_in_order():
     assert run_ranks(_objects, 2) == [[{"rank": 0}, {"rank": 1}]] * 2
+
+
+def _exchanged(context):
+    world = context.join(Mesh(context.world))
+    if context.rank == 1:
+        return None
+    x = torch.full((3,), float(context.rank))
+    return collectives.exchange(x, peer=2 - context.rank, group=world.groups["world"]).tolist()
+
+
+def test_two_ranks_exchange_while_others_do_not():
+    assert run_ranks(_exchanged, 3) == [[2.0] * 3, None, [0.0] * 3]

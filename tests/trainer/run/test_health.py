@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,67 @@ def test_all_ranks_are_compared_with_earlier_starts() -> None:
     ]
 
 
+def linked(rates: dict[tuple[int, int], float], num_ranks: int = 4) -> list[RankHealth]:
+    """Ranks on hosts of their own."""
+    links = [
+        {other: rate for pair, rate in rates.items() if rank in pair for other in pair if other != rank}
+        for rank in range(num_ranks)
+    ]
+    return [replace(healthy()[0], rank=rank, host=f"gpu{rank}", links=links[rank]) for rank in range(num_ranks)]
+
+
+def test_slow_links_are_named_the_slowest_three_first() -> None:
+    rates = dict.fromkeys(itertools.combinations(range(8), 2), 48.0)
+    assert findings(linked(rates, 8), {}) == []
+    rates |= {(0, 1): 20.0, (2, 3): 12.0, (4, 5): 40.0, (6, 7): 42.0}
+    two = "rank {} on gpu{}, cuda:0 and rank {} on gpu{}, cuda:0: "
+    assert [(finding.text, finding.far, finding.host) for finding in findings(linked(rates, 8), {})] == [
+        (two.format(2, 2, 3, 3) + "12 GB/s between them, 75% below the median of 28 pairs, 48", True, None),
+        (two.format(0, 0, 1, 1) + "20 GB/s between them, 58% below the median of 28 pairs, 48", True, None),
+        (two.format(4, 4, 5, 5) + "40 GB/s between them, 17% below the median of 28 pairs, 48", False, None),
+    ]
+    assert findings(linked({(0, 1): 1.0}, 2), {}) == [], "nothing to compare it with"
+
+
+def test_a_host_that_is_slow_with_all_others_is_to_be_excluded() -> None:
+    rates = {pair: 10.0 if 2 in pair else 48.0 for pair in itertools.combinations(range(6), 2)}
+    *pairs, host = [finding for finding in findings(linked(rates, 6), {}) if finding.far]
+    assert len(pairs) == health.SLOWEST and all(pair.host is None for pair in pairs)
+    assert host == health.Finding("gpu2: at most 10 GB/s with any other host", True, "gpu2")
+
+
+@pytest.mark.parametrize("num_hosts", range(2, 10))
+def test_each_host_meets_each_other_once(num_hosts: int) -> None:
+    turns = [health.host_pairs(num_hosts, turn) for turn in range(num_hosts - 1 + num_hosts % 2)]
+    for pairs in turns:
+        assert len({host for pair in pairs for host in pair}) == 2 * len(pairs) == num_hosts - num_hosts % 2
+    assert sorted(itertools.chain(*turns)) == list(itertools.combinations(range(num_hosts), 2))
+
+
+def _links(context: Any, hosts: list[str], delay_s: float) -> dict[int, float]:
+    """Messages between ranks 1 and 2 take longer."""
+    real = health.exchange
+
+    def delayed(x: Any, *, peer: int, group: Any) -> Any:
+        if {context.rank, peer} == {1, 2}:
+            time.sleep(delay_s)
+        return real(x, peer=peer, group=group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health, "exchange", delayed)
+        patch.setattr(health, "LINK_BYTES", 1 << 16)
+        return health.measure_links(context.join(Mesh(context.world)), hosts)
+
+
+def test_a_slow_link_between_two_hosts_is_found() -> None:
+    links = run_ranks(_links, 4, ["a", "b", "c", "d"], 0.2)
+    assert [sorted(rates) for rates in links] == [[other for other in range(4) if other != rank] for rank in range(4)]
+    slowest = min((rate, sorted((rank, other))) for rank, rates in enumerate(links) for other, rate in rates.items())
+    assert slowest[1] == [1, 2] and slowest[0] < (1 << 16) / 1e9 / 0.2
+    same_rank_of_the_other_host = [[2], [3], [0], [1]]
+    assert [sorted(rates) for rates in run_ranks(_links, 4, ["a", "a", "b", "b"], 0.0)] == same_rank_of_the_other_host
+
+
 def _off(context: Any, config: RunConfig, clock_s: float) -> None:
     """Rank 1 measures itself slow, with another clock."""
     real = health.measure
@@ -130,7 +193,11 @@ def test_a_healthy_run_says_nothing_and_excludes_none_of_its_hosts(
 def _measured(context: Any) -> dict[str, float]:
     """What a GPU is asked, by a CPU; the times are not those of events."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("_SIDE", 8), ("_BYTES", 64), ("_seconds", lambda work: 1e-3 if work() is not None else 0)):
+        for name, value in (
+            ("_SIDE", 8),
+            ("_BYTES", 64),
+            ("_seconds", lambda work, device: 1e-3 if work() is not None else 0),
+        ):
             patch.setattr(health, name, value)
         return health._rates(context.join(Mesh(context.world)))
 
