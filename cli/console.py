@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from itertools import takewhile
 from types import MappingProxyType, ModuleType
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from mdata.errors import (
     MdataError,
@@ -180,18 +180,28 @@ class Console:
         self.tell(f"{self.program}: error: {text}")
 
     @contextmanager
-    def progress(self) -> Iterator[Progress]:
-        """A progress display on stderr for the block: a bar on a terminal, otherwise a JSON line every 10 s."""
+    def progress(self, *, log_format: Literal["text", "json"] | None = None) -> Iterator[Progress]:
+        """A progress display on stderr for the block: a bar on a terminal, otherwise a JSON line every 10 s.
+
+        Args:
+            log_format: run.log_format of a training run, whose lines are those of `RunLog` instead.
+        """
         if self.quiet:
             yield Silent()
             return
         from .progress import LINE_INTERVAL_S, BarProgress, ConsoleProgress, LineProgress
 
         interval_s = 1.0 if self.verbose else LINE_INTERVAL_S
-        listener: ConsoleProgress = LineProgress(self.note, program=self.program, interval_s=interval_s)
         stream = standard_error()
+        listener: ConsoleProgress
         if stream is not None and stream.isatty():
             listener = BarProgress(stream, program=self.program)
+        elif log_format is not None:
+            from .run_log import RunLog
+
+            listener = RunLog(self.note, program=self.program, format=log_format, interval_s=interval_s)
+        else:
+            listener = LineProgress(self.note, program=self.program, interval_s=interval_s)
         try:
             yield listener
         finally:

@@ -47,6 +47,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.run.launch import survey
 
     read, world_size = _read(arguments)
+    for line in read.moved:
+        console.note(line)
     result = survey(read, world_size, elsewhere=arguments.ranks is not None)
     if result.problems and not console.json:
         raise result.error(arguments.config)

@@ -83,7 +83,11 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
         with _ending_for_good():
             config = after_lost_node(read.config, world_size, env=os.environ, tell=tell)
         read = dataclasses.replace(read, config=config)
-    with console.progress() as progress:
+    log_format = read.config.run.log_format
+    if placement is None or placement.rank == 0:
+        for line in read.moved:
+            console.note(line)
+    with console.progress(log_format=log_format) as progress:
         preflight(read, world_size, where=arguments.config, progress=progress)
     config = read.config
     try:
@@ -131,7 +135,7 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError
     make_deterministic(config)
     mesh, overlap = mesh_of(config, place.world_size), config.kernels.overlap_passes == "on"
     join_s = 60 * config.run.join_minutes
-    with _ending_for_good(), console.progress() as progress:
+    with _ending_for_good(), console.progress(log_format=config.run.log_format) as progress:
         listener = progress if place.rank == 0 else RankNotes(progress, place.rank)
         if place.world_size == 1:
             world = join_world(mesh, placement=place)

@@ -7,6 +7,9 @@ given, so the function that counts them keeps the only copy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class Progress:
     """Receives the progress of one piece of work after another. Methods that a subclass leaves out do nothing."""
@@ -26,6 +29,9 @@ class Progress:
 
     def stages(self, **seconds: float) -> None:
         """The time spent on this piece of work so far, over all workers: read=..., parse=..., encode=..."""
+
+    def measured(self, values: Mapping[str, Any]) -> None:
+        """Measurements of the work so far, for a log; a display of one line has no room for them."""
 
     def note(self, text: str) -> None:
         """One line for the user: a decision, something left out, or a long wait."""

@@ -67,7 +67,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
         "seq-length seq-len max-length max-seq-length context-length block-size",
     ),
     ("train.steps", "train-iters iterations max-steps total-steps"),
-    ("train.log_interval", "log-every logging-steps"),
+    ("run.log_interval", "log-interval log-every logging-steps"),
     ("train.eval_interval", "eval-steps"),
     ("train.eval_samples", "eval-iters"),
     ("checkpoint.interval", "save-interval save-steps"),

@@ -22,6 +22,9 @@ from mdata.util.regular_files import regular_file
 from trainer.config.presets import PRESETS
 from trainer.config.sections import RunConfig
 
+# Keys before 0.1 and where they are now; accepted until 0.2.
+MOVED_KEYS: Mapping[str, str] = types.MappingProxyType({"train.log_interval": "run.log_interval"})
+
 # A note for a user whose file has wrong values: rules that depend on them are checked later.
 AFTERWARDS = "correct this first; what depends on it is checked after that"
 
@@ -38,10 +41,12 @@ class ReadConfig:
     Args:
         config: the configuration; wrong values are replaced by defaults, or by the smallest valid value.
         problems: of single sections, keys and values, one line each.
+        moved: a line for each old name of a key.
     """
 
     config: RunConfig
     problems: list[str]
+    moved: Sequence[str] = ()
 
     @property
     def wrong_sections(self) -> list[str]:
@@ -79,10 +84,29 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> ReadConfig:
     Raises:
         UsageError: the file cannot be read.
     """
-    tables = _read_toml(Path(path))
+    tables, moved = with_moved_keys(_read_toml(Path(path)))
+    moved += [old for text in overrides if (old := text.partition("=")[0].strip()) in MOVED_KEYS]
     problems = [problem for text in overrides if (problem := _apply_override(tables, text))]
     config, more_problems = parse_config(tables)
-    return ReadConfig(config or RunConfig(**_valid_sections(tables)), problems + more_problems)
+    lines = [f"{old} is now {MOVED_KEYS[old]}; the old name works until 0.2" for old in dict.fromkeys(moved)]
+    return ReadConfig(config or RunConfig(**_valid_sections(tables)), problems + more_problems, lines)
+
+
+def with_moved_keys(tables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Parsed TOML with old names of keys replaced by the new ones, which win if both are there; and the old names."""
+    current: dict[str, Any] = {
+        name: dict(table) if isinstance(table, Mapping) else table for name, table in tables.items()
+    }
+    moved = []
+    for old, new in MOVED_KEYS.items():
+        (section, key), (new_section, new_key) = old.split("."), new.split(".")
+        table = current.get(section)
+        if isinstance(table, dict) and key in table:
+            value, new_table = table.pop(key), current.setdefault(new_section, {})
+            if isinstance(new_table, dict):
+                new_table.setdefault(new_key, value)
+            moved.append(old)
+    return current, moved
 
 
 def _valid_sections(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +131,7 @@ def _valid_sections(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]]:
     """(configuration, problems) from parsed TOML; the configuration is None if there are problems."""
-    sections = section_types()
+    sections, (tables, _) = section_types(), with_moved_keys(tables)
     unknown = [name for name in tables if name not in sections]
     problems = [f"there is no section [{_cut(name)}]{_suggestion(name, sections)}" for name in unknown[:_COMPARED]]
     problems += [f"there is no section [{_cut(name)}]" for name in unknown[_COMPARED:]]
@@ -303,6 +327,7 @@ def _subsection(hint: Any) -> type | None:
 def _apply_override(tables: dict[str, Any], text: str) -> str | None:
     """Put one override into the parsed TOML; the problem with its form, if any."""
     name, equals, value = text.partition("=")
+    name = MOVED_KEYS.get(name.strip(), name)
     section, dot, key = name.strip().partition(".")
     if not equals or not dot or not section or not key:
         meant = nearest(name.strip(), key_names()) if equals and name.strip().isidentifier() else None

@@ -69,7 +69,7 @@ Small = Annotated[float, Range(1e-30, 1)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunSection:
-    """The run's folder, its random seed, whether its kernels are bitwise reproducible, and when it ends early."""
+    """The run's folder, its random seed, its log, when it ends early, and whether its kernels are reproducible."""
 
     folder: str  # run folder; created if missing
     seed: Count = 1234  # seed of the initial weights and of the data order
@@ -92,6 +92,8 @@ class RunSection:
         None  # what a job does that was started again with fewer ranks; shrink: takes a layout for them that keeps the
         # global batch; not set: trains on if the layout fits them
     )
+    log_interval: Positive = 1  # steps between lines of metrics.jsonl and of the log
+    log_format: Literal["text", "json"] = "text"  # of the log, where there is no terminal
     health: Literal["warn", "stop", "off"] = (
         "warn"  # a look at every rank before the first step: devices, rates, clocks, versions; stop: ends the run
     )
@@ -265,7 +267,7 @@ class MeshSection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrainSection:
-    """How long to train, and how often to evaluate and log."""
+    """How long to train, and how often to evaluate."""
 
     sequence_length: Positive  # tokens per sample
     global_batch: Positive  # samples per step, over all ranks
@@ -288,7 +290,6 @@ class TrainSection:
     evaluate: bool = True  # false: validation and test sets are not read
     eval_interval: Positive | None = None  # steps between validations; not set: only at the end
     eval_samples: Count = 1024  # validation or test samples per corpus, spread evenly; 0: all
-    log_interval: Positive = 1  # steps between lines of metrics.jsonl
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

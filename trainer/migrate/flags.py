@@ -110,7 +110,7 @@ _TABLE = """
 --eval-iters | int | 100 | train.eval_samples | x global batch; 0: train.evaluate = false
 --eval-global-batch-size | int | | train.eval_samples | with --eval-iters
 --full-validation | switch | | train.eval_samples | 0
---log-interval | int | 100 | = train.log_interval |
+--log-interval | int | 100 | = run.log_interval |
 --optimizer | text | adam | optimizer.name | adam: adamw; sgd; muon, dist_muon: muon
 --lr | float | | = optimizer.lr |
 --min-lr | float | 0.0 | = optimizer.min_lr |

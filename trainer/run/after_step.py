@@ -29,7 +29,7 @@ from trainer.run.end_time import ENDS, EndTime, deadlines
 from trainer.run.engine import Engine
 from trainer.run.evaluating import evaluate_sets
 from trainer.run.measuring import Measuring
-from trainer.run.metrics import MetricsWriter, read_metrics
+from trainer.run.metrics import MetricsWriter, plain, read_metrics
 from trainer.run.resume import Done
 from trainer.run.run_folder import Owner, record_file, tokenizer_files, versions
 from trainer.run.saving import Saver, SaveSchedule
@@ -123,10 +123,15 @@ class AfterStep:
             self.log.event("skipped", {"step": step, **numbers})
         self.skipped.add(step, report)
         evaluated = evaluates(step, self.config.train, last=self.plan.steps)
-        records = evaluated or is_due(step, self.config.train.log_interval)
+        records = evaluated or is_due(step, self.config.run.log_interval)
         measured = self.measuring.line(now.samples, report) if records else {}
         # Before the lines of its checkpoint and evaluation, so that the log is in the order of steps.
         self.progress.advance(1, **self.measuring.shown(step, report), tokens=tokens)
+        if records:
+            place = {"step": step, "steps": self.plan.steps, "device": self.engine.world.device.type}
+            self.progress.measured(plain(place | measured))
+        elif self.log is not None:
+            self.log.alive()
         if records and not evaluated:
             self._record(step, measured, {})
         votes = report.votes
@@ -239,7 +244,7 @@ class AfterStep:
 def unrecorded_step(newest: Location, config: RunConfig, *, plan: Plan, world: World) -> RunState | None:
     """The newest checkpoint where metrics.jsonl lacks its step (the run ended in its evaluation); as rank 0 sees it."""
     run = run_state(newest)
-    due = evaluates(run.step, config.train, last=plan.steps) or is_due(run.step, config.train.log_interval)
+    due = evaluates(run.step, config.train, last=plan.steps) or is_due(run.step, config.run.log_interval)
     lacks = False
     if world.is_main and due and run.measured:
         lacks = all(line["step"] != run.step for line in read_metrics(Path(config.run.folder)))

@@ -1,8 +1,8 @@
-"""The log of a run for people: a header, then a line for each evaluation, checkpoint and skipped step.
+"""The log of a run for people: a header, then lines for measurements, evaluations, checkpoints and skipped steps.
 
 metrics.jsonl and events.jsonl have the same facts for programs; MetricsWriter prints these lines as it writes those
-files, so the log always has the same content. Speed and the loss of a step are shown by the progress display
-(cli/progress.py). Pure except for the name of the device.
+files, so the log always has the same content. The measurements of a step are a line where there is no terminal
+(`step_text`, printed by cli/run_log.py), and a progress bar where there is one. Pure except for the name of the device.
 """
 
 from __future__ import annotations
@@ -46,6 +46,65 @@ def device_text(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"{device} with {torch.get_num_threads()} threads"
+
+
+def step_text(values: Mapping[str, Any], *, eta_s: float | None = None) -> str:
+    """The measurements of a step in one line; what is unknown is left out.
+
+    Args:
+        values: a line of metrics.jsonl, and with it `steps`, of the whole run, and `device`, "cuda" or "cpu".
+        eta_s: seconds left.
+    """
+    each = "GPU" if values.get("device") == "cuda" else "rank"
+    formats = (
+        ("step_time_s", _time_of_a_step),
+        ("tflops", lambda rate: f"{rate:.3g} TFLOP/s/{each}"),
+        ("mfu", lambda share: f"MFU {100 * share:.1f} %"),
+        ("loss", lambda loss: f"loss {loss:.4f}"),
+        ("lr", lambda rate: f"lr {_scientific(rate)}"),
+        ("grad_norm", lambda norm: f"grad norm {norm:.3g}"),
+        ("params_norm", lambda norm: f"params norm {norm:.4g}"),
+        ("num_zeros", lambda count: f"zeros {count:,}"),
+        ("loss_scale", lambda scale: f"loss scale {scale:g}"),
+        ("consumed_tokens", lambda count: f"{short_count(count)} tokens"),
+        ("memory_bytes", lambda count: f"{count / 1e9:.1f} GB"),
+        ("data_wait", lambda share: f"data wait {share:.0%}" if share >= 0.01 else ""),
+    )
+    texts = [text(values[key]) for key, text in formats if values.get(key) is not None]
+    place = f"step {values['step']}/{values['steps']}"
+    end = f"ETA {duration_text(eta_s)}" if eta_s is not None else ""
+    return " | ".join(filter(None, (place, *texts, end)))
+
+
+def _time_of_a_step(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms" if seconds < 10 else f"{seconds:.1f} s"
+
+
+def _scientific(value: float) -> str:
+    """ "2.9e-4"; three digits at most."""
+    digits, _, exponent = f"{value:.2e}".partition("e")
+    return f"{float(digits):g}e{int(exponent)}" if value else "0"
+
+
+def short_count(count: int) -> str:
+    """ "1.23 B", "512 k", "12"."""
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            value = count / size
+            return f"{value:.{max(0, 3 - len(str(int(value))))}f} {unit}"
+    return str(count)
+
+
+def duration_text(seconds: float) -> str:
+    """ "2 d 5 h", "3 h 12 min", "12 min", "40 s"."""
+    minutes = round(seconds / 60)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
 def losses_text(step: int, values: Mapping[str, Any]) -> Iterator[str]:

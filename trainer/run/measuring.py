@@ -41,20 +41,21 @@ class Measuring:
     """
 
     def __init__(self, plan: Plan, engine: Engine, *, dtype: str, components: Sequence[str]) -> None:
-        self.rate, self._engine = Rate(), engine
+        self.rate, self._engine, self._plan = Rate(), engine, plan
         self._usage = DeviceUse(plan, dtype, device=engine.world.device)
         self._used: dict[str, float] = {}  # of the last line
         self.components = tuple(components) if len(components) > 1 else ()
 
     def line(self, consumed_samples: int, report: StepReport) -> dict[str, Any]:
         """The line of metrics.jsonl, without evaluation losses."""
-        tokens_per_s, data_wait = self.rate.take()
+        tokens_per_s, data_wait, step_time_s = self.rate.take()
         mfu, memory = self._usage.mfu(tokens_per_s), self._usage.memory_bytes()
         self._used = ({} if mfu is None else {"mfu": mfu}) | {"memory": memory}
         by_component = self._losses(report)
         named = {name: loss for name, loss in report.named_losses.items() if not math.isnan(loss)}
         return {
             "consumed_samples": consumed_samples,
+            "consumed_tokens": consumed_samples * self._plan.sequence_length,
             "loss": report.loss if report.num_tokens else None,
             **({"train": by_component} if by_component else {}),
             "grad_norm": report.grad_norm if report.num_tokens else None,
@@ -62,6 +63,7 @@ class Measuring:
             "weight_decay": report.weight_decay,
             **({"loss_scale": report.loss_scale} if self._engine.scaler else {}),
             **({"named_losses": named} if named else {}),
+            "step_time_s": step_time_s,
             "tokens_per_s": tokens_per_s,
             "tflops": self._usage.tflops(tokens_per_s),
             "mfu": mfu,
@@ -82,13 +84,13 @@ class Measuring:
 
 
 class Rate:
-    """Tokens per second and the share of time spent waiting for data, since the last `take`.
+    """Tokens per second, the share of time spent waiting for data, and the time of a step, since the last `take`.
 
     Time between steps does not count.
     """
 
     def __init__(self) -> None:
-        self.tokens, self._seconds, self._waited, self._began = 0, 0.0, 0.0, 0.0
+        self.tokens, self.steps, self._seconds, self._waited, self._began = 0, 0, 0.0, 0.0, 0.0
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
@@ -103,11 +105,12 @@ class Rate:
         self._waited += time.perf_counter() - began
         return batch
 
-    def take(self) -> tuple[float, float]:
-        """(tokens per second, share of waiting); resets the counters."""
+    def take(self) -> tuple[float, float, float]:
+        """(tokens per second, share of waiting, seconds of a step); resets the counters."""
         rates = (self.tokens / self._seconds, self._waited / self._seconds) if self._seconds else (0.0, 0.0)
-        self.tokens, self._seconds, self._waited = 0, 0.0, 0.0
-        return rates
+        seconds = self._seconds / self.steps if self.steps else 0.0
+        self.tokens, self.steps, self._seconds, self._waited = 0, 0, 0.0, 0.0
+        return *rates, seconds
 
 
 HALF = ("bf16", "fp16")

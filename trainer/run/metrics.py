@@ -26,6 +26,7 @@ from trainer.run.goodput import Tally
 from trainer.run.log_text import event_text, losses_text
 
 METRICS, EVENTS, RANKS = "metrics.jsonl", "events.jsonl", "ranks.json"
+ALIVE_S = 10.0  # seconds between signs of life
 
 
 class MetricsWriter:
@@ -56,6 +57,7 @@ class MetricsWriter:
         check_owner: Callable[[], None] = lambda: None,
     ) -> None:
         self._tell, self._check_owner, self.tally = tell, check_owner, tally
+        self._alive_s = 0.0
         self.put_aside = _keep_until(folder, resumed_step)
         _drop_torn_end(folder / EVENTS)
         self._metrics = _open_append(folder / METRICS)
@@ -81,6 +83,13 @@ class MetricsWriter:
         atomic_io.write_all(self._events, _line(line))
         if text := event_text(kind, facts):
             self._tell(text)
+
+    def alive(self) -> None:
+        """A step without a line: the time of the file says that the run goes on, for mtrain status and trackers."""
+        now_s = time.monotonic()
+        if now_s - self._alive_s >= ALIVE_S:
+            self._alive_s = now_s
+            os.utime(self._metrics)
 
     def sync(self) -> None:
         """Wait until everything written is on disk."""

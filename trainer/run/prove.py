@@ -99,11 +99,11 @@ def compare(straight: Path, interrupted: Path, *, steps: int) -> Proof:
 
 def _shortened(config: RunConfig, folder: Path, steps: int) -> RunConfig:
     """The configuration ending after this many steps, with each step logged and the schedules of the whole run."""
-    train = dataclasses.replace(config.train, exit_interval=steps, log_interval=1, eval_interval=None)
+    train = dataclasses.replace(config.train, exit_interval=steps, eval_interval=None)
     checkpoint = dataclasses.replace(
         config.checkpoint, interval=None, minutes=0.0, keep_best=0, folder=None, load="latest"
     )
-    run = dataclasses.replace(config.run, folder=str(folder))
+    run = dataclasses.replace(config.run, folder=str(folder), log_interval=1)
     return dataclasses.replace(config, run=run, train=train, checkpoint=checkpoint)
 
 

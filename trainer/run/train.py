@@ -290,6 +290,7 @@ class _Loop:
                         num_components=len(after.measuring.components),
                     )
                     rate.tokens += size * plan.sequence_length
+                    rate.steps += 1
                     done = done.after(size)
                     running.append((done, size, pending))
                     if len(running) <= self.behind and not waits():

@@ -83,7 +83,7 @@ def test_of_two_attempts_on_a_file_system_without_locks_the_older_one_ends(
 def test_the_older_attempt_commits_no_checkpoint(tmp_path: Path) -> None:
     """It may come to one before it writes a line."""
     config = run_in(tmp_path)
-    config = replace(config, train=replace(config.train, log_interval=5))
+    config = replace(config, run=replace(config.run, log_interval=5))
     with pytest.raises(SupersededError, match="the checkpoint of step 4 was not written"):
         train_alone(config, at_step(3, lambda: claim(tmp_path, this_attempt({}))))
     assert [folder.name for folder in whole_checkpoints(tmp_path / "checkpoints")] == ["step-2"]

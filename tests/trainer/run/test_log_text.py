@@ -15,7 +15,15 @@ from tests.trainer.plan.test_plan import config as sound
 from trainer.config.parse import dump_config, parse_config
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
-from trainer.run.log_text import device_text, event_text, header, losses_text
+from trainer.run.log_text import (
+    device_text,
+    duration_text,
+    event_text,
+    header,
+    losses_text,
+    short_count,
+    step_text,
+)
 from trainer.run.metrics import MetricsWriter, read_metrics
 from trainer.run.resume import Done, Start
 
@@ -92,10 +100,9 @@ def test_the_log_of_a_run_without_a_terminal(run_file, monkeypatch, capsys):
         return real(self, *arguments, **options)
 
     monkeypatch.setattr(Engine, "step", first)
-    monkeypatch.setattr("cli.progress.LINE_INTERVAL_S", 0.0)
     assert main(["train", str(run_file), "--nproc", "1"]) == 0
     lines = capsys.readouterr().err.splitlines()
-    notes = [line.removeprefix("mtrain: ") for line in lines if not line.startswith("{")]
+    notes = [line.removeprefix("mtrain: ") for line in lines if line.startswith("mtrain: ")]
     metrics = {line["step"]: line for line in read_metrics(run_file.parent / "run")}
     assert "parameters in fp32 on 1 rank, cpu" in notes[0]
     assert notes[1] == (
@@ -107,22 +114,72 @@ def test_the_log_of_a_run_without_a_terminal(run_file, monkeypatch, capsys):
         "step 3: checkpoint step-3",
         "step 4: checkpoint step-4",
     ]
-    steps = [json.loads(line) for line in lines if line.startswith("{") and '"step"' in line]
-    assert sorted({line["step"] for line in steps}) == [1, 2, 3, 4]
-    for line in steps:
-        told = metrics[line["step"]]
-        for key in ("loss", "lr", "grad_norm"):
-            assert line[key] == (None if told[key] is None else pytest.approx(told[key], rel=1e-5)), key
-        assert line["memory"] == told["memory_bytes"] > 1 << 20 and told["mfu"] is None and "mfu" not in line
-        assert told["weight_decay"] == 0.1
-        assert line["tokens"] == 64 * line["step"] and line["tokens_per_s"] >= 0 and line["total"] == 4
+    steps = [line for line in lines if not line.startswith("mtrain: ")]
+    assert [line.split(" | ")[0] for line in steps] == ["step 1/4", "step 2/4", "step 3/4", "step 4/4"]
+    for line, told in zip(steps, metrics.values(), strict=True):
+        assert f" | loss {told['loss']:.4f} | " in line and f" | {64 * told['step']} tokens | " in line
+        assert told["mfu"] is None and " MFU " not in line and "TFLOP/s/rank" in line
+        assert told["weight_decay"] == 0.1 and told["step_time_s"] > 0
+        assert told["consumed_tokens"] == 16 * told["consumed_samples"]
     # What is told of a step's evaluation and checkpoint follows its own numbers.
     for step in (2, 3, 4):
-        numbers = next(i for i, line in enumerate(lines) if line.startswith("{") and json.loads(line)["step"] == step)
         told_later = [i for i, line in enumerate(lines) if line.startswith(f"mtrain: step {step}: ")]
-        assert told_later and numbers < min(told_later), step
+        assert told_later and lines.index(steps[step - 1]) < min(told_later), step
     assert main(["train", str(run_file), "--nproc", "1", "train.steps=5", "optimizer.decay_steps=5"]) == 0
     again = capsys.readouterr().err
     assert "mtrain: steps 5 to 5 of 4 samples x 16 tokens" in again
     assert f"resumed from {run_file.parent}/run/checkpoints/step-4\n" in again
     assert "mtrain: changed since step-4: train.steps 4 -> 5, optimizer.decay_steps 4 -> 5\n" in again
+
+
+def test_the_log_as_json_obeys_the_interval(run_file, tmp_path, capsys):
+    settings = [f"run.folder={tmp_path}", "run.log_format=json", "train.log_interval=3", "train.eval_interval=none"]
+    assert main(["train", str(run_file), "--nproc", "1", *settings]) == 0
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first == "train.log_interval is now run.log_interval; the old name works until 0.2"
+    records = [json.loads(line) for line in lines]
+    steps = [record for record in records if "step" in record]
+    assert [(record["step"], record["steps"]) for record in steps] == [(3, 4), (4, 4)]
+    assert [record["step"] for record in read_metrics(tmp_path)] == [3, 4]
+    assert steps[0]["loss"] == read_metrics(tmp_path)[0]["loss"] and steps[0]["eta_s"] >= 0
+    notes = [record["note"] for record in records if "step" not in record]
+    assert any(note.startswith("step 4: checkpoint step-4 written") for note in notes)
+
+
+def test_a_line_of_a_step_is_as_people_know_it():
+    values = {
+        "step": 1200,
+        "steps": 50000,
+        "device": "cuda",
+        "step_time_s": 0.5123,
+        "tflops": 412.3,
+        "mfu": 0.4161,
+        "loss": 2.34118,
+        "lr": 2.9e-4,
+        "grad_norm": 0.834,
+        "consumed_tokens": 1_230_000_000,
+        "memory_bytes": 18_210_000_000,
+        "data_wait": 0.001,
+    }
+    assert step_text(values, eta_s=3 * 3600 + 12 * 60) == (
+        "step 1200/50000 | 512.3 ms | 412 TFLOP/s/GPU | MFU 41.6 % | loss 2.3412 | lr 2.9e-4 | grad norm 0.834 | "
+        "1.23 B tokens | 18.2 GB | ETA 3 h 12 min"
+    )
+    unknown = {"step": 1, "steps": 2, "loss": None, "mfu": None, "lr": 0.0, "data_wait": 0.25, "num_zeros": 1234}
+    assert step_text(unknown) == "step 1/2 | lr 0 | zeros 1,234 | data wait 25%"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(12, "12"), (1000, "1.00 k"), (12_345_678, "12.3 M"), (999 * 10**9, "999 B"), (10**12, "1.00 T")],
+)
+def test_counts_are_short(count, text):
+    assert short_count(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59, "59 s"), (61, "1 min"), (3600, "1 h 0 min"), (47 * 3600, "47 h 0 min"), (200_000, "2 d 7 h")],
+)
+def test_durations_are_short(seconds, text):
+    assert duration_text(seconds) == text

@@ -159,7 +159,7 @@ def test_resuming_at_every_step_is_bitwise_the_same_run(corpora, tmp_path):
 def test_changing_batch_sizes_resume_in_their_middle(corpora, tmp_path, sizes):
     """The counter of consumed samples decides on the size of a step, on other ranks too."""
     whole = _config(corpora, tmp_path / "whole", steps=9, interval=1)
-    train = replace(whole.train, global_batch=8, micro_batch=1, **sizes, log_interval=1)
+    train = replace(whole.train, global_batch=8, micro_batch=1, **sizes)
     whole = replace(whole, train=train)
     run_ranks(_train, 1, whole)
     expected = _curve(tmp_path / "whole")
@@ -199,7 +199,10 @@ def test_a_run_may_evaluate_nothing(corpora, tmp_path):
 def test_the_last_step_is_recorded_whatever_the_interval(corpora, tmp_path):
     config = _config(corpora, tmp_path / "run", steps=3)
     config = replace(
-        config, data=replace(config.data, valid=()), train=replace(config.train, log_interval=2, eval_interval=None)
+        config,
+        run=replace(config.run, log_interval=2),
+        data=replace(config.data, valid=()),
+        train=replace(config.train, eval_interval=None),
     )
     run_ranks(_train, 1, config)
     assert list(_curve(tmp_path / "run")) == [2, 3]

@@ -1,0 +1,85 @@
+"""The log of a training run where there is no terminal, in one of two formats: lines for people, or JSON lines.
+
+Rank 0 prints it on stderr. Each step that `run.log_interval` selects is a line; what happens between two steps (an
+evaluation, a checkpoint, a note) stands between their lines. Other work, such as building the order of the data, and a
+long evaluation say every 10 s how far they are.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from .progress import LINE_INTERVAL_S, LineProgress
+
+TRAIN = "train"  # the work whose steps are lines
+
+
+class RunLog(LineProgress):
+    """The log of a run.
+
+    Args:
+        write: takes a line.
+        program: begins the line of a note in text.
+        format: run.log_format.
+        clock, interval_s: see `LineProgress`.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        *,
+        program: str,
+        format: Literal["text", "json"],
+        clock: Callable[[], float] = time.monotonic,
+        interval_s: float = LINE_INTERVAL_S,
+    ) -> None:
+        super().__init__(write, program=program, clock=clock, interval_s=interval_s)
+        self._format = format
+
+    def measured(self, values: Mapping[str, Any]) -> None:
+        """A line for a step."""
+        from trainer.run.log_text import step_text
+
+        left = self._meter.seconds_left(self._clock())
+        self._last = self._clock()
+        if self._format == "json":
+            self._write(json.dumps({**values, "eta_s": None if left is None else round(left)}))
+        else:
+            self._write(step_text(values, eta_s=left))
+
+    def note(self, text: str) -> None:
+        """See `Progress`."""
+        if self._format == "json":
+            self._write(json.dumps({"time_s": round(time.time(), 3), "note": text}, ensure_ascii=False))
+        else:
+            super().note(text)
+
+    def advance(self, amount: int, **totals: float) -> None:
+        """See `Progress`; between the lines of steps only a long evaluation is a line."""
+        if self._facts.get("doing") != TRAIN or totals.get("to_evaluate"):
+            super().advance(amount, **totals)
+        else:
+            self._meter.advance(amount, totals, now=self._clock())
+
+    def end(self) -> None:
+        """See `Progress`; the last step has a line of its own."""
+        if self._facts["doing"] != TRAIN:
+            super().end()
+
+    def _say(self, now: float, *, finished: bool = False) -> None:
+        if self._format == "json":
+            super()._say(now, finished=finished)
+            return
+        meter, label, unit = self._meter, self._facts["doing"], self._facts["unit"]
+        if label == TRAIN:
+            self._write(f"evaluating | {int(meter.totals['to_evaluate'])} samples left")
+            return
+        from trainer.run.log_text import duration_text
+
+        done = f"{meter.done:,}" if meter.total is None else f"{meter.done:,}/{meter.total:,}"
+        left = meter.seconds_left(now)
+        end = "done" if finished else "" if left is None else f"ETA {duration_text(left)}"
+        self._write(" | ".join(filter(None, (label, f"{done} {unit}", end))))
