@@ -413,7 +413,10 @@ def _converted(value: Any, hint: Any) -> Any:
     base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if base is float and _fits(value, int):
         return float(value)
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        (item,) = {*get_args(hint)} - {...} if get_origin(hint) is tuple else (None,)
+        return tuple(_converted(each, item) for each in value)
+    return value
 
 
 def _value_problem(where: str, value: Any, hint: Any) -> str | None:
@@ -470,7 +473,10 @@ def _expectation(hint: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(_expectation(member) for member in get_args(hint) if member is not types.NoneType)
     if origin is tuple:
-        return 'a list of strings, such as ["a", "b"]' if get_args(hint)[0] is str else "a list of integers, as [2, 1]"
+        item = get_args(hint)[0]
+        return {str: 'a list of strings, such as ["a", "b"]', float: "a list of numbers, as [1.0, 1.5]"}.get(
+            item, "a list of integers, as [2, 1]"
+        )
     words: Mapping[type, str] = types.MappingProxyType(
         {int: "integer", float: "number", bool: "true or false", str: "a string"}
     )

@@ -137,17 +137,29 @@ class ModelSection:
     rope_interval: Positive | None = (
         None  # every k-th layer (k, 2k, ...) has no rotary positions; not set: all have them
     )
-    rope_scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = (
-        "none"  # how frequencies are lowered for longer sequences; llama3: as in Llama 3.1
+    rope_scaling: Literal["none", "linear", "ntk", "yarn", "llama3", "longrope"] = (
+        "none"  # how frequencies are lowered for longer sequences; llama3: as in Llama 3.1; longrope: as in Phi-3
     )
     rope_factor: Annotated[float, Range(1)] = 1.0  # how many times longer sequences may be than rope_original_length
-    rope_original_length: Positive | None = None  # tokens of a sequence before rope_scaling; yarn and llama3 need it
+    rope_original_length: Positive | None = (
+        None  # tokens of a sequence before rope_scaling; yarn, llama3 and longrope need it
+    )
     rope_low_freq_factor: Annotated[float, Range(1e-3)] = 1.0  # llama3: pairs with fewer rotations than this are scaled
     rope_high_freq_factor: Annotated[float, Range(1e-3)] = 4.0  # llama3: pairs with more rotations than this are kept
     rope_beta_fast: Annotated[float, Range(1e-3)] = 32.0  # yarn: pairs with more rotations than this are kept
     rope_beta_slow: Annotated[float, Range(1e-3)] = 1.0  # yarn: pairs with fewer rotations than this are scaled
-    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"  # normalization before attention, MLP and head
+    rope_short_factors: tuple[float, ...] = ()  # longrope: stretch of each pair in rows of up to rope_original_length
+    rope_long_factors: tuple[float, ...] = ()  # longrope: stretch of each pair in longer rows
+    rope_window_theta: Annotated[float, Range(1)] | None = (
+        None  # base of the frequencies in layers with a window, which are then not scaled; not set: as in the others
+    )
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"  # normalization in each layer and before the head
     norm_epsilon: Small = 1e-5  # added to the variance
+    norm_bias: bool = True  # layernorm: has a bias
+    norm_zero_centered: bool = False  # weights of norms are stored less 1, as in Gemma
+    block_norm: Literal["input", "output", "both"] = (
+        "input"  # what is normalized: what attention and MLP read, what they add (OLMo 2), or both (Gemma 2)
+    )
     activation: Literal["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_erf", "relu", "squared_relu"] = (
         "swiglu"  # nonlinearity of the MLP; gelu: tanh approximation, as in GPT-2; gelu_erf, geglu: exact
     )
@@ -156,7 +168,10 @@ class ModelSection:
     )
     activation_offset: float = 0.0  # gated: added to the factor beside the gate
     bias: bool | Literal["qkv"] = False  # biases in the linear layers; "qkv": only of queries, keys and values
-    qk_norm: bool = False  # each head of queries and keys is normalized
+    qk_norm: bool | Literal["own_head", "all_heads"] = (
+        False  # each head of queries and keys is normalized; "own_head": with weights of its own (StableLM);
+        # "all_heads": all heads of a token are normalized together (OLMo 2)
+    )
     window: Positive | None = None  # number of last tokens that a token attends to, itself included; not set: all
     window_interval: Positive | None = None  # every k-th layer (k, 2k, ...) attends to all tokens; not set: none does
     attention_scale: PositiveAmount | None = (
@@ -167,6 +182,9 @@ class ModelSection:
         "none"  # one more logit in the softmax of attention: 0, or learned for each head
     )
     logit_softcap: PositiveAmount | None = None  # output logits are c tanh(logit / c); not set: off
+    logit_scale: PositiveAmount | None = None  # factor of the output logits; not set: 1
+    embedding_multiplier: PositiveAmount | None = None  # factor of the embeddings of tokens; not set: 1
+    residual_multiplier: PositiveAmount | None = None  # factor of what attention and MLP add; not set: 1
     attention_dropout: Fraction = 0.0  # share of attention weights that are dropped; holds all scores in memory
     hidden_dropout: Fraction = 0.0  # share of dropped features, in the embedding and in what each layer adds
     tie_embeddings: bool = True  # the output head shares the embedding's weights

@@ -21,9 +21,10 @@ from trainer.layers.base import Layer, Parallel, as_input
 from trainer.layers.context_rows import ContextRows, gather_keys
 from trainer.layers.dropout import Dropout
 from trainer.layers.linear import Linear
-from trainer.layers.norm import Norm
+from trainer.layers.norm import HeadsNorm, Norm
 from trainer.layers.rope import Rotation, rotate, split_heads
 from trainer.layers.shapes import AttentionShape
+from trainer.parallel.collectives import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Attention(Layer):
             self.qkv = Linear(width, outputs, parallel=parallel, bias=shape.bias, column=True)
         if shape.qk_norm:
             self.q_norm, self.k_norm = (
-                Norm(shape.head_dim, kind=shape.qk_norm, epsilon=shape.norm_epsilon, kernels=kernels) for _ in "qk"
+                _heads_norm(shape, number, tp=parallel.tp, kernels=kernels) for number in self.sizes[:2]
             )
         self._slopes = functools.lru_cache(maxsize=4)(self._make_slopes)
         inner = heads * shape.head_dim
@@ -160,5 +161,17 @@ class Attention(Layer):
         return ScoreTensors(sink_H, slope_H, document_BS, keep_BHST, column_S)
 
 
-def _normed(x_BSEK: Tensor, norm: Norm) -> Tensor:
-    return norm(x_BSEK.reshape(-1, x_BSEK.shape[-1]))[1].view(x_BSEK.shape)
+def _heads_norm(shape: AttentionShape, heads: int, *, tp: Group, kernels: Kernels) -> Norm | HeadsNorm:
+    """The norm of queries or of keys, of which this rank has so many heads."""
+    assert shape.qk_norm is not None, "only called for a shape that has one"
+    if shape.qk_norm_over == "head":
+        return Norm(shape.head_dim, shape.qk_norm, kernels=kernels)
+    if shape.qk_norm_over == "all_heads" and tp.size == 1:
+        return Norm(heads * shape.head_dim, shape.qk_norm, kernels=kernels)
+    return HeadsNorm(heads, shape.head_dim, shape.qk_norm, tp=tp if shape.qk_norm_over == "all_heads" else None)
+
+
+def _normed(x_BSEK: Tensor, norm: Norm | HeadsNorm) -> Tensor:
+    if isinstance(norm, HeadsNorm):
+        return norm(x_BSEK.flatten(0, 1)).view(x_BSEK.shape)
+    return norm(x_BSEK.reshape(-1, len(norm.weight)).contiguous())[1].view(x_BSEK.shape)

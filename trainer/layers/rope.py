@@ -34,7 +34,7 @@ def rotation(
 ) -> Rotation:
     """The table for positions 0 to S - 1, in the dtype in which heads are rotated (fp32 for half precision)."""
     position = torch.arange(sequence_length, dtype=torch.float64, device=device)
-    angles = torch.outer(position, frequencies(rope, head_dim).to(device))
+    angles = torch.outer(position, frequencies(rope, head_dim, sequence_length).to(device))
     wide, size = torch.promote_types(dtype, torch.float32), magnitude(rope)
     return Rotation((angles.cos() * size).to(wide), (angles.sin() * size).to(wide))
 
@@ -44,8 +44,12 @@ def rotated_features(rope: RopeShape, head_dim: int) -> int:
     return int(head_dim * rope.fraction)
 
 
-def frequencies(rope: RopeShape, head_dim: int) -> Tensor:
-    """Radians a position of each pair, after scaling: fp64[R / 2]."""
+def frequencies(rope: RopeShape, head_dim: int, sequence_length: int = 0) -> Tensor:
+    """Radians a position of each pair, after scaling: fp64[R / 2].
+
+    Args:
+        sequence_length: tokens of a row, which decide between the two lists of longrope.
+    """
     width = rotated_features(rope, head_dim)
     theta = rope.theta
     if rope.scaling == "ntk":  # the slowest pair is scaled by the full factor, the fastest not at all
@@ -60,11 +64,16 @@ def frequencies(rope: RopeShape, head_dim: int) -> Tensor:
         turns = rope.original_length * frequency / (2 * math.pi)
         keep = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
         return frequency * keep + frequency / rope.factor * (1 - keep)
+    if rope.scaling == "longrope":  # Ding et al. 2024
+        factors = rope.long_factors if sequence_length > rope.original_length else rope.short_factors
+        return frequency / torch.tensor(factors, dtype=torch.float64)
     return frequency
 
 
 def magnitude(rope: RopeShape) -> float:
-    """The factor for rotated heads: 1, except for yarn (Peng et al. 2023, eq. 22)."""
+    """The factor for rotated heads: 1, except for yarn (Peng et al. 2023, eq. 22) and longrope."""
+    if rope.scaling == "longrope":
+        return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_length))
     return 0.1 * math.log(rope.factor) + 1 if rope.scaling == "yarn" and rope.factor > 1 else 1.0
 
 

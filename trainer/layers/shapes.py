@@ -10,7 +10,7 @@ from typing import Literal
 
 from trainer.kernels.scores import ScoreShape
 
-Scaling = Literal["none", "linear", "ntk", "yarn", "llama3"]
+Scaling = Literal["none", "linear", "ntk", "yarn", "llama3", "longrope"]
 GATED = ("swiglu", "geglu", "geglu_tanh")
 
 
@@ -28,6 +28,9 @@ class RopeShape:
             shorter than original_length / high are not.
         beta_fast, beta_slow: yarn: pairs that turn more than beta_fast times in original_length are kept, those that
             turn less than beta_slow times are stretched.
+        short_factors, long_factors: longrope: what each pair's wave is stretched by, in rows of up to original_length
+            tokens and in longer ones.
+        window_theta: base in blocks with a window, whose frequencies are then not scaled; 0: as in the others.
     """
 
     theta: float = 10000.0
@@ -40,6 +43,31 @@ class RopeShape:
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    window_theta: float = 0.0
+
+    @property
+    def in_windows(self) -> RopeShape:
+        """That of blocks with a window."""
+        if not self.window_theta:
+            return self
+        return RopeShape(theta=self.window_theta, fraction=self.fraction, interleaved=self.interleaved)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormShape:
+    """A norm.
+
+    Args:
+        kind: "rmsnorm" or "layernorm". epsilon: added to the mean square or the variance.
+        bias: whether a layernorm has one. zero_centered: weights are stored less 1.
+    """
+
+    kind: str
+    epsilon: float
+    bias: bool = True
+    zero_centered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +78,8 @@ class AttentionShape:
         width: D.
         bias: of the projection to q, k and v. out_bias: of the one back.
         rotary: None: heads are not rotated; otherwise whether pairs are interleaved.
-        qk_norm: kind of norm of each query and key head; "": none. norm_epsilon: of those.
+        qk_norm: of queries and keys; None: there is none.
+        qk_norm_over: what it normalizes: each head, each head with weights of its own, or all heads of a token.
         scores: how scores are changed.
     """
 
@@ -61,8 +90,8 @@ class AttentionShape:
     bias: bool
     out_bias: bool
     rotary: bool | None = None
-    qk_norm: str = ""
-    norm_epsilon: float = 1e-5
+    qk_norm: NormShape | None = None
+    qk_norm_over: Literal["head", "own_head", "all_heads"] = "head"
     scores: ScoreShape = field(default_factory=ScoreShape)
 
 

@@ -12,6 +12,7 @@ from trainer.layers.base import Layer, Parallel, add_rows
 from trainer.layers.embedding import PositionEmbedding
 from trainer.layers.linear import Linear
 from trainer.layers.norm import Norm
+from trainer.layers.shapes import NormShape
 from trainer.parallel.collectives import Group
 
 ALONE = Parallel(Group.single("tp"), sequence_parallel=False)
@@ -26,7 +27,7 @@ def _layer(name: str) -> Layer:
     if name in ("column", "row"):
         layer: Layer = Linear(WIDTH, WIDTH, parallel=ALONE, bias=True, column=name == "column")
     else:
-        layer = Norm(WIDTH, kind=name, epsilon=1e-5, kernels=PLAIN)
+        layer = Norm(WIDTH, NormShape(kind=name, epsilon=1e-5), kernels=PLAIN)
     layer = layer.to(torch.bfloat16)
     for seed, parameter in enumerate(layer.parameters()):
         parameter.data.copy_(_draw(1000 + seed, *parameter.shape))

@@ -33,6 +33,13 @@ OPTIONS = {
     "sinks": {"attention_sinks": "learned", "window": 4, "window_interval": 2, "qk_norm": True},
     "alibi": {"position": "alibi", "activation": "squared_relu", "attention_sinks": "zero"},
     "rope": {"rope_fraction": 0.5, "rope_interleaved": True, "rope_interval": 2, "attention_scale": 0.3},
+    "olmo": {"block_norm": "output", "qk_norm": "all_heads", "window": 5, "window_interval": 2, "num_layers": 4}
+    | {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_length": 8, "rope_window_theta": 10000.0},
+    "gemma2": {"block_norm": "both", "norm_zero_centered": True, "embedding_multiplier": 5.6},
+    "granite": {"residual_multiplier": 0.3, "logit_scale": 0.25, "embedding_multiplier": 12.0, "tie_embeddings": True},
+    "cohere": {"norm": "layernorm", "norm_bias": False, "qk_norm": "own_head", "rope_fraction": 0.5},
+    "longrope": {"rope_scaling": "longrope", "rope_factor": 2.0, "rope_original_length": 8}
+    | {"rope_short_factors": (1.0,) * 4, "rope_long_factors": (1.0, 1.5, 2.0, 8.0)},
     "clamped": {"activation_clamp": 0.2, "activation_offset": 1.0, "position": "none"},
     "dropout": {"hidden_dropout": 0.2, "attention_dropout": 0.1, "position": "learned"},
     "dropout-multi-query": {"hidden_dropout": 0.2, "attention_dropout": 0.1, "num_kv_heads": 1},
@@ -120,7 +127,7 @@ RECOMPUTES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["none", "gemma", "sinks", "dropout", "alibi"])
+@pytest.mark.parametrize("name", ["none", "gemma", "sinks", "dropout", "alibi", "olmo", "gemma2", "cohere"])
 def test_recomputation_changes_no_bit(name):
     for dtype, tp, sequence_parallel in (("fp64", 1, False), ("bf16", 1, False), ("bf16", 2, True)):
         options = {} if name == "none" else OPTIONS[name]
@@ -142,6 +149,23 @@ def _kept_bytes(context, config):
         out = engine.model._through_blocks((x_ND,), batch)
     assert out[0].requires_grad
     return sum(event.self_cpu_memory_usage for event in profile.events())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"qk_norm": True},
+        {"qk_norm": "own_head", "norm": "layernorm"},
+        {"qk_norm": "all_heads", "block_norm": "output"},
+        {"block_norm": "both", "norm_zero_centered": True},
+    ],
+)
+def test_memory_knows_what_norms_keep(options):
+    for mode in ("none", "selective"):
+        config = _config(options, recompute=RecomputeSection(mode=mode))
+        (measured,) = run_ranks(_kept_bytes, 1, config)
+        how = {"tokens": SEQUENCE, "element": 8, "recompute": config.recompute}
+        assert 2 * block_bytes(gpt_shape(config, 250), Place(), **how) + 2 * SEQUENCE * 4 * 8 == measured, mode
 
 
 def test_recomputation_keeps_less():

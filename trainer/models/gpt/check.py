@@ -18,6 +18,12 @@ def model_problems(config: RunConfig) -> Iterator[str]:
     """Every conflict among the model's sizes and options, and with the length of samples."""
     yield from _size_problems(config)
     yield from _option_problems(config.model)
+    yield from _longrope_problems(config)
+    if config.model.norm_zero_centered and config.kernels.norm not in ("auto", "plain", "compiled"):
+        yield (
+            f'kernels.norm="{config.kernels.norm}" has no weights that are stored less 1 (model.norm_zero_centered); '
+            'set kernels.norm="auto"'
+        )
 
 
 def cut_by_tp(config: RunConfig) -> dict[str, int]:
@@ -93,7 +99,14 @@ def _option_problems(model: ModelSection) -> Iterator[str]:
         ("rope_interval", model.position == "rope", 'model.position="rope"'),
         ("rope_scaling", model.position == "rope", 'model.position="rope"'),
         ("rope_factor", model.rope_scaling != "none", "a model.rope_scaling"),
-        ("rope_original_length", model.rope_scaling in ("yarn", "llama3"), 'model.rope_scaling="yarn" or "llama3"'),
+        ("rope_window_theta", model.position == "rope" and model.window is not None, "rope, and a model.window"),
+        ("rope_short_factors", model.rope_scaling == "longrope", 'model.rope_scaling="longrope"'),
+        ("rope_long_factors", model.rope_scaling == "longrope", 'model.rope_scaling="longrope"'),
+        (
+            "rope_original_length",
+            model.rope_scaling in ("yarn", "llama3", "longrope"),
+            'model.rope_scaling="yarn", "llama3" or "longrope"',
+        ),
         ("rope_low_freq_factor", model.rope_scaling == "llama3", 'model.rope_scaling="llama3"'),
         ("rope_high_freq_factor", model.rope_scaling == "llama3", 'model.rope_scaling="llama3"'),
         ("rope_beta_fast", model.rope_scaling == "yarn", 'model.rope_scaling="yarn"'),
@@ -101,6 +114,7 @@ def _option_problems(model: ModelSection) -> Iterator[str]:
         ("activation_clamp", model.activation in GATED, f"model.activation from {', '.join(GATED)}"),
         ("activation_offset", model.activation in GATED, f"model.activation from {', '.join(GATED)}"),
         ("window_interval", model.window is not None, "a model.window"),
+        ("norm_bias", model.norm == "layernorm", 'model.norm="layernorm"'),
     )
     for key, holds, what in needs:
         value = getattr(model, key)
@@ -112,7 +126,7 @@ def _option_problems(model: ModelSection) -> Iterator[str]:
             f'model.rope_scaling="{model.rope_scaling}" changes nothing with model.rope_factor=1; set the factor '
             "by which sequences may be longer, or leave model.rope_scaling out"
         )
-    if model.rope_scaling in ("yarn", "llama3") and not model.rope_original_length:
+    if model.rope_scaling in ("yarn", "llama3", "longrope") and not model.rope_original_length:
         yield (
             f'model.rope_scaling="{model.rope_scaling}" needs model.rope_original_length, the tokens of a sequence '
             "before scaling; set it, such as to 8192"
@@ -127,3 +141,20 @@ def _option_problems(model: ModelSection) -> Iterator[str]:
             f"model.rope_beta_slow={model.rope_beta_slow:g} is not below "
             f"model.rope_beta_fast={model.rope_beta_fast:g}; choose a smaller one"
         )
+
+
+def _longrope_problems(config: RunConfig) -> Iterator[str]:
+    """The lists of longrope have one factor above 0 for each rotated pair."""
+    model = config.model
+    pairs = int(head_dim(config) * model.rope_fraction) // 2
+    if model.rope_scaling != "longrope":
+        return
+    for key in ("rope_short_factors", "rope_long_factors"):
+        factors = getattr(model, key)
+        if len(factors) != pairs or min(factors, default=0) <= 0:
+            yield (
+                f"model.{key} has {len(factors)} numbers, the smallest {min(factors, default=0):g}; "
+                f"longrope needs {pairs}, one above 0 for each rotated pair of a head"
+            )
+    if model.rope_original_length == 1:
+        yield "model.rope_original_length=1 is too short for longrope; set it to at least 2"

@@ -104,12 +104,18 @@ def _forward(shape: GPTShape, place: Place, *, kind: str, document_lengths: tupl
     return _Forward(
         products=2 * _weights(shape, place),
         attention=4 * seen * shape.num_heads * shape.head_dim / tp,
-        norms=8 * width / (tp if place.sequence_parallel else 1),  # two, each reads two and writes two
-        heads=2 * heads / tp,
+        norms=_norms_moved(shape) * width / (tp if place.sequence_parallel else 1),
+        heads=(2 * heads + (2 * (heads - shape.num_kv_heads * shape.head_dim) if shape.qk_norm else 0)) / tp,
         activation=(3 if shape.gated else 2) * shape.ffn_hidden_size / tp,
         inputs=2 * width + (shape.num_heads * shape.head_dim + shape.ffn_hidden_size) / tp,
         outputs=2 * width + (heads + shape.ffn_hidden_size * (2 if shape.gated else 1)) / tp,
     )
+
+
+def _norms_moved(shape: GPTShape) -> float:
+    """Numbers read and written between layers, by feature: sums, norms, factors of what is added."""
+    each = {"input": 4, "output": 5, "both": 6}[shape.block_norm]  # a norm of a sum reads two and writes two
+    return 2.0 * (each + (2 if shape.residual_multiplier != 1 else 0))
 
 
 def _backward_moved(shape: GPTShape, forward: _Forward) -> float:

@@ -72,10 +72,16 @@ def block_bytes(
     mine = tokens // tp if place.sequence_parallel else tokens
     heads, groups = shape.num_heads // tp, max(1, shape.num_kv_heads // tp)
     inner = shape.ffn_hidden_size // tp
-    sums = 2 * mine * shape.hidden_size
+    enters, leaves = shape.block_norm != "output", shape.block_norm != "input"
+    sums = 2 * mine * shape.hidden_size * (1 + leaves)
     inside = tokens * (2 * heads + 2 * groups * cp) * shape.head_dim + tokens * inner * (2 if shape.gated else 1)
-    cheap = 2 * mine * shape.hidden_size + tokens * inner
-    statistics = 2 * mine * (1 if shape.norm == "rmsnorm" else 2) + tokens * heads
+    cheap = 2 * mine * shape.hidden_size * enters + tokens * inner
+    statistics = 2 * mine * (enters + leaves)
+    if shape.qk_norm:  # values are part of the projection's output, which is kept
+        copied = shape.qk_norm is True or (shape.qk_norm == "all_heads" and tp == 1)
+        inside += tokens * (heads + groups) * shape.head_dim * (1 + copied)
+        statistics += tokens * (2 if shape.qk_norm == "all_heads" else heads + groups)
+    statistics = statistics * (1 if shape.norm == "rmsnorm" else 2) + tokens * heads
     kept = 0 if recompute.mode == "selective" else cheap * element
     if float8 and recompute.mode != "selective":
         # Inputs of linear layers rounded to one byte, that of attention's projection beside attention's own copy.

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config.sections import RecomputeSection, RunConfig
+from trainer.kernels.scores import ScoreShape
 from trainer.kernels.table import Kernels, choose_kernels
 from trainer.layers.attention import Attention, Documents, Sequences
 from trainer.layers.base import Layer, Parallel
@@ -33,6 +34,7 @@ from trainer.layers.norm import Norm
 from trainer.layers.recompute import keep_input, recomputed
 from trainer.layers.recompute_chunks import Chunk, chunks
 from trainer.layers.rope import Rotation, rotation
+from trainer.layers.shapes import RopeShape
 from trainer.models.gpt.shape import GPTShape, attention_shape, mlp_shape
 from trainer.models.stage import LossFunction, Microbatch, Tensors, only_tokens, summed
 from trainer.parallel.collectives import Group
@@ -41,14 +43,21 @@ from trainer.parallel.params import Place
 
 
 class Context(NamedTuple):
-    """The data of one microbatch that all blocks of a stage use."""
+    """The data of one microbatch that all blocks of a stage use; those with a window may have own rotary positions."""
 
     sequences: Sequences
     places: TokenPlaces | None
+    in_windows: Sequences
+
+    def of(self, scores: ScoreShape) -> Sequences:
+        """The sequences for a block's attention."""
+        return self.in_windows if scores.window else self.sequences
 
 
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); the next norm computes the second sum.
+
+    What attention and MLP add may be normalized too, or instead, and multiplied by a number.
 
     Args:
         number: in the whole model, from 0.
@@ -61,28 +70,53 @@ class Block(nn.Module):
         super().__init__()
         site = functools.partial(Dropout, seed=seed, layer=number + 1, kernels=kernels)
         weights = site(shape.scores.dropout, site="weights") if shape.scores.dropout else None
-        self.attention_norm = make_norm(shape, kernels)
+        enters, leaves = shape.block_norm != "output", shape.block_norm != "input"
+        self.attention_norm = make_norm(shape, kernels) if enters else None
         self.attention = Attention(attention_shape(shape, number), parallel, kernels=kernels, dropout=weights)
-        self.mlp_norm = make_norm(shape, kernels)
+        self.attention_out_norm = make_norm(shape, kernels) if leaves else None
+        self.mlp_norm = make_norm(shape, kernels) if enters else None
         self.mlp = MLP(mlp_shape(shape), parallel, kernels=kernels)
-        self.selective = selective
+        self.mlp_out_norm = make_norm(shape, kernels) if leaves else None
+        self.selective, self.multiplier = selective, shape.residual_multiplier
         self.drop_attention = site(shape.hidden_dropout, site="attention")
         self.drop_mlp = site(shape.hidden_dropout, site="mlp")
 
     def forward(self, x_ND: Tensor, branch_ND: Tensor | None, context: Context) -> tuple[Tensor, Tensor]:
-        sequences, places = context
-        x_ND, y_ND = self.attention_norm(x_ND, branch_ND)
+        x_ND, branch_ND = self.attend(x_ND, branch_ND, context)
+        return self.feed_forward(x_ND, branch_ND, context)
+
+    def attend(self, x_ND: Tensor, branch_ND: Tensor | None, context: Context) -> tuple[Tensor, Tensor]:
+        """(x + branch, what attention adds to it)."""
+        x_ND, y_ND = _entered(self.attention_norm, x_ND, branch_ND)
         with self._recomputed(self.attention_norm, x_ND, y_ND):
-            branch_ND = self.attention(y_ND, sequences)
-        x_ND, y_ND = self.mlp_norm(x_ND, self.drop_attention(branch_ND, places))
+            branch_ND = self.attention(y_ND, context.of(self.attention.shape.scores))
+        return x_ND, self.drop_attention(self._left(self.attention_out_norm, branch_ND), context.places)
+
+    def feed_forward(self, x_ND: Tensor, branch_ND: Tensor | None, context: Context) -> tuple[Tensor, Tensor]:
+        """(x + branch, what the MLP adds to it)."""
+        x_ND, y_ND = _entered(self.mlp_norm, x_ND, branch_ND)
         with self._recomputed(self.mlp_norm, x_ND, y_ND):
             branch_ND = self.mlp(y_ND, recompute=self.selective)
-        return x_ND, self.drop_mlp(branch_ND, places)
+        return x_ND, self.drop_mlp(self._left(self.mlp_out_norm, branch_ND), context.places)
 
-    def _recomputed(self, norm: Norm, sum_ND: Tensor, y_ND: Tensor) -> AbstractContextManager[None]:
-        if not self.selective:
+    def _left(self, norm: Norm | None, branch_ND: Tensor) -> Tensor:
+        if norm is not None:
+            _, branch_ND = norm(branch_ND)
+        return branch_ND if self.multiplier == 1 else branch_ND * self.multiplier
+
+    def _recomputed(self, norm: Norm | None, sum_ND: Tensor, y_ND: Tensor) -> AbstractContextManager[None]:
+        if norm is None or not self.selective:
             return nullcontext()
         return recomputed(y_ND, functools.partial(norm.again, sum_ND.detach()))
+
+
+def _entered(norm: Norm | None, x_ND: Tensor, branch_ND: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(x + branch, what a layer reads of it)."""
+    if norm is not None:
+        normed: tuple[Tensor, Tensor] = norm(x_ND, branch_ND)
+        return normed
+    x_ND = x_ND if branch_ND is None else x_ND + branch_ND
+    return x_ND, x_ND
 
 
 class GPT(nn.Module):
@@ -151,9 +185,8 @@ class GPT(nn.Module):
             return (x_ND + branch_ND,)
         if self.loss_function is not None:
             return summed(self.loss_function(self._whole_logits(x_ND, branch_ND, batch), batch), batch)
-        _, y_ND = self.final_norm(x_ND, branch_ND)
         return head_loss(
-            y_ND,
+            self._before_head(x_ND, branch_ND),
             self._head(),
             labels_N=batch.labels_BS.flatten(),
             weight_N=batch.loss_mask_BS.flatten(),
@@ -199,15 +232,21 @@ class GPT(nn.Module):
         return logits_NV[:, : self.shape.vocab_size].unflatten(0, batch.tokens_BS.shape)
 
     def _local_logits(self, x_ND: Tensor, branch_ND: Tensor | None) -> Tensor:
-        _, y_ND = self.final_norm(x_ND, branch_ND)
-        rows = self._head()
+        y_ND, rows = self._before_head(x_ND, branch_ND), self._head()
         logits_NV = column_product(y_ND, rows, weight=rows.weight, parallel=self.parallel)
         return capped(logits_NV, self.shape.logit_softcap)
+
+    def _before_head(self, x_ND: Tensor, branch_ND: Tensor | None) -> Tensor:
+        """What the head reads; the factor of logits is applied here, to fewer numbers."""
+        _, y_ND = self.final_norm(x_ND, branch_ND)
+        return y_ND if self.shape.logit_scale == 1 else y_ND * self.shape.logit_scale
 
     def _enter(self, batch: Microbatch, places: TokenPlaces | None) -> Tensor:
         """The first residual stream."""
         tokens_BS = batch.tokens_BS
         x_ND = self.embedding(tokens_BS.flatten())
+        if self.shape.embedding_multiplier != 1:
+            x_ND = x_ND * self.shape.embedding_multiplier
         if self.shape.position == "learned":
             mine = self.parallel.local_tokens(tokens_BS.numel())
             where = batch.positions_BS if batch.positions_BS is not None else batch.columns_S
@@ -245,10 +284,11 @@ class GPT(nn.Module):
     def _context(self, batch: Microbatch) -> Context:
         """Positions, documents and dropout draws of a microbatch, for the blocks."""
         (rows, length), device, places = batch.tokens_BS.shape, batch.tokens_BS.device, None
-        turn = self._rotation(length * self.cp.size, device) if self.shape.position == "rope" else None
         where = batch.positions_BS if batch.positions_BS is not None else batch.columns_S
-        if turn is not None and where is not None:
-            turn = turn.at(where)
+        turns: list[Rotation | None] = []
+        for rope in dict.fromkeys((self.shape.rope, self.shape.rope.in_windows)):
+            turn = self._rotation(rope, length * self.cp.size, device) if self.shape.position == "rope" else None
+            turns.append(turn.at(where) if turn is not None and where is not None else turn)
         documents = None if batch.bounds is None else Documents(batch.bounds, batch.longest)
         drops = self.shape.hidden_dropout or self.shape.scores.dropout
         assert not drops or batch.samples_B is not None or not torch.is_grad_enabled(), "dropout needs sample numbers"
@@ -257,7 +297,10 @@ class GPT(nn.Module):
                 batch.samples_B, length, mine=self.parallel.local_tokens(rows * length), columns_S=batch.columns_S
             )
         context = None if batch.columns_S is None else ContextRows(self.cp, batch.columns_S)
-        return Context(Sequences(rows, length, turn, documents, batch.samples_B, context), places)
+        whole, in_windows = (
+            Sequences(rows, length, turn, documents, batch.samples_B, context) for turn in (turns[0], turns[-1])
+        )
+        return Context(whole, places, in_windows)
 
     def _vocabulary(self) -> VocabularyEmbedding:
         shape = self.shape
@@ -268,14 +311,14 @@ class GPT(nn.Module):
     def _head(self) -> VocabularyEmbedding:
         return self.embedding if self.shape.tie_embeddings else self.head
 
-    def _make_rotation(self, length: int, device: torch.device) -> Rotation:
+    def _make_rotation(self, rope: RopeShape, length: int, device: torch.device) -> Rotation:
         dtype = next(self.parameters()).dtype
-        return rotation(length, self.shape.head_dim, rope=self.shape.rope, dtype=dtype, device=device)
+        return rotation(length, self.shape.head_dim, rope=rope, dtype=dtype, device=device)
 
 
 def make_norm(shape: GPTShape, kernels: Kernels) -> Norm:
     """The norm that the shape names."""
-    return Norm(shape.hidden_size, kind=shape.norm, epsilon=shape.norm_epsilon, kernels=kernels)
+    return Norm(shape.hidden_size, shape.norm_shape, kernels=kernels)
 
 
 def build_gpt(

@@ -32,13 +32,19 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
         table.whole("positions.weight", (shape.max_position, width), std=std, decay=True)
     for i in place.blocks(shape.num_layers):
         table.block, block = i + 1, f"blocks.{i}"
-        table.norm(f"{block}.attention_norm", shape)
+        if shape.block_norm != "output":
+            table.norm(f"{block}.attention_norm", shape)
         table.heads(f"{block}.attention", shape)
         inner, bias = shape.num_heads * shape.head_dim, shape.bias is True
         table.rows(f"{block}.attention.out", width, inner, std=residual_std, bias=bias)
-        table.norm(f"{block}.mlp_norm", shape)
+        if shape.block_norm != "input":
+            table.norm(f"{block}.attention_out_norm", shape)
+        if shape.block_norm != "output":
+            table.norm(f"{block}.mlp_norm", shape)
         table.columns(f"{block}.mlp.up", _up(shape), width, std=std, bias=bias)
         table.rows(f"{block}.mlp.down", width, shape.ffn_hidden_size, std=residual_std, bias=bias)
+        if shape.block_norm != "input":
+            table.norm(f"{block}.mlp_out_norm", shape)
     table.block = shape.num_layers + 1
     if place.is_last:
         table.norm("final_norm", shape)
@@ -85,7 +91,12 @@ class _Table:
             self.columns(f"{name}.kv", [("k", kv), ("v", kv)], width, parts=shape.num_kv_heads, std=std, bias=bias)
         else:
             self.columns(f"{name}.qkv", [("q", q), ("k", kv), ("v", kv)], width, std=std, bias=bias)
-        if shape.qk_norm:
+        fill = 0.0 if shape.norm_zero_centered else 1.0
+        if shape.qk_norm in ("own_head", "all_heads"):  # divided as the heads are
+            for part, rows, parts in (("q_norm", q, None), ("k_norm", kv, min(shape.num_kv_heads, self.tp_size))):
+                weight = f"{name}.{part}.weight"
+                self.columns(weight, [("weight", rows)], None, parts=parts, std=0.0, bias=False, fill=fill)
+        elif shape.qk_norm:
             for part in ("q_norm", "k_norm"):
                 # Each rank sees only its own heads.
                 self.norm(f"{name}.{part}", shape, width=shape.head_dim, partial=("tp",) if self.tp_size > 1 else ())
@@ -99,6 +110,7 @@ class _Table:
         std: float,
         bias: bool,
         parts: int | None = None,
+        fill: float = 0.0,
     ) -> None:
         """Outputs divided over tp: each logical [n, width] by rows, one after the other in one local parameter.
 
@@ -130,6 +142,7 @@ class _Table:
                 (row, *rest),
                 pieces,
                 std=spread,
+                fill=fill,
                 decay=matrix,
                 matrix=matrix,
                 copies=shared,
@@ -163,8 +176,9 @@ class _Table:
         self, name: str, shape: GPTShape, *, width: int | None = None, partial: tuple[str, ...] | None = None
     ) -> None:
         size = (width or shape.hidden_size,)
-        self.whole(f"{name}.weight", size, std=0.0, fill=1.0, decay=False, partial=partial)
-        if shape.norm == "layernorm":
+        fill = 0.0 if shape.norm_zero_centered else 1.0
+        self.whole(f"{name}.weight", size, std=0.0, fill=fill, decay=False, partial=partial)
+        if shape.norm == "layernorm" and shape.norm_bias:
             self.whole(f"{name}.bias", size, std=0.0, decay=False, partial=partial)
 
     def whole(

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from trainer.config.parse import own_keys
 from trainer.config.sections import ModelSection, RunConfig
 from trainer.kernels.scores import ScoreShape
-from trainer.layers.shapes import GATED, AttentionShape, MLPShape, RopeShape
+from trainer.layers.shapes import GATED, AttentionShape, MLPShape, NormShape, RopeShape
 from trainer.models.arithmetic import round_up
 from trainer.models.family import DecodeState
 
@@ -33,6 +33,7 @@ _OF_SCALING = {
     "ntk": ("factor",),
     "yarn": ("factor", "original_length", "beta_fast", "beta_slow"),
     "llama3": ("factor", "original_length", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("factor", "original_length", "short_factors", "long_factors"),
 }
 _SCALING_KEYS = {key for keys in _OF_SCALING.values() for key in keys}
 Kind = Literal["full", "window"]  # of a block
@@ -51,8 +52,12 @@ class GPTShape:
         rope_interval: every k-th block does not rotate its heads; 0: all blocks do.
         scores: how attention changes scores, except in the blocks of window_interval.
         window_interval: every k-th block attends to all tokens; 0: none.
-        qk_norm: whether the heads of queries and keys are normalized.
+        norm_bias: of a layernorm. norm_zero_centered: weights of norms are stored less 1.
+        block_norm: what is normalized: what attention and MLP read, what they add, or both.
+        qk_norm: whether the heads of queries and keys are normalized; "own_head", "all_heads": see AttentionShape.
         activation_clamp, activation_offset: see MLPShape. logit_softcap: c of c tanh(logit / c); 0: off.
+        logit_scale: factor of logits. embedding_multiplier: of the embeddings of tokens. residual_multiplier: of what
+            attention and MLP add.
         hidden_dropout: probability in the embedding and in the output of each block.
     """
 
@@ -70,14 +75,20 @@ class GPTShape:
     rope_interval: int = 0
     norm: Literal["rmsnorm", "layernorm"]
     norm_epsilon: float
+    norm_bias: bool = True
+    norm_zero_centered: bool = False
+    block_norm: Literal["input", "output", "both"] = "input"
     activation: Literal["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_erf", "relu", "squared_relu"]
     activation_clamp: float = 0.0
     activation_offset: float = 0.0
     bias: bool | Literal["qkv"]
-    qk_norm: bool = False
+    qk_norm: bool | Literal["own_head", "all_heads"] = False
     scores: ScoreShape = field(default_factory=ScoreShape)
     window_interval: int = 0
     logit_softcap: float = 0.0
+    logit_scale: float = 1.0
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
     hidden_dropout: float = 0.0
     tie_embeddings: bool
     init_std: float
@@ -86,6 +97,13 @@ class GPTShape:
     def gated(self) -> bool:
         """Whether the MLP has a gate beside its up projection."""
         return self.activation in GATED
+
+    @property
+    def norm_shape(self) -> NormShape:
+        """That of all norms; those over several heads have no bias."""
+        return NormShape(
+            kind=self.norm, epsilon=self.norm_epsilon, bias=self.norm_bias, zero_centered=self.norm_zero_centered
+        )
 
 
 def gpt_shape(config: RunConfig, vocab_size: int) -> GPTShape:
@@ -106,6 +124,9 @@ def gpt_shape(config: RunConfig, vocab_size: int) -> GPTShape:
         rope_interval=model.rope_interval or 0,
         norm=model.norm,
         norm_epsilon=model.norm_epsilon,
+        norm_bias=model.norm_bias,
+        norm_zero_centered=model.norm_zero_centered,
+        block_norm=model.block_norm,
         activation=model.activation,
         activation_clamp=model.activation_clamp or 0.0,
         activation_offset=model.activation_offset,
@@ -121,6 +142,9 @@ def gpt_shape(config: RunConfig, vocab_size: int) -> GPTShape:
         ),
         window_interval=model.window_interval or 0,
         logit_softcap=model.logit_softcap or 0.0,
+        logit_scale=model.logit_scale or 1.0,
+        embedding_multiplier=model.embedding_multiplier or 1.0,
+        residual_multiplier=model.residual_multiplier or 1.0,
         hidden_dropout=model.hidden_dropout,
         tie_embeddings=model.tie_embeddings,
         init_std=model.init_std,
@@ -139,12 +163,17 @@ def _rope_shape(model: ModelSection) -> RopeShape:
         high_freq_factor=model.rope_high_freq_factor,
         beta_fast=model.rope_beta_fast,
         beta_slow=model.rope_beta_slow,
+        short_factors=model.rope_short_factors,
+        long_factors=model.rope_long_factors,
+        window_theta=model.rope_window_theta or 0.0,
     )
 
 
 def attention_shape(shape: GPTShape, number: int) -> AttentionShape:
     """Sizes and choices of a block's attention."""
     turns = shape.position == "rope" and not (shape.rope_interval and (number + 1) % shape.rope_interval == 0)
+    over = shape.qk_norm if isinstance(shape.qk_norm, str) else "head"
+    qk_norm = replace(shape.norm_shape, bias=shape.norm_bias and over == "head")
     return AttentionShape(
         width=shape.hidden_size,
         num_heads=shape.num_heads,
@@ -153,8 +182,8 @@ def attention_shape(shape: GPTShape, number: int) -> AttentionShape:
         bias=bool(shape.bias),
         out_bias=shape.bias is True,
         rotary=shape.rope.interleaved if turns else None,
-        qk_norm=shape.norm if shape.qk_norm else "",
-        norm_epsilon=shape.norm_epsilon,
+        qk_norm=qk_norm if shape.qk_norm else None,
+        qk_norm_over=over,
         scores=scores_of(shape, kinds(shape)[number]),
     )
 
@@ -232,6 +261,12 @@ def effective_keys(config: RunConfig) -> dict[str, Any]:
     if model.attention_scale and math.isclose(model.attention_scale, size**-0.5, rel_tol=1e-6):
         keys["attention_scale"] = None
     idle = {f"rope_{key}" for key in _SCALING_KEYS.difference(_OF_SCALING[model.rope_scaling])}
+    if keys["rope_window_theta"] == model.rope_theta and model.rope_scaling == "none":
+        keys["rope_window_theta"] = None
+    for name in ("logit_scale", "embedding_multiplier", "residual_multiplier"):
+        keys[name] = keys[name] or 1.0
+    if not model.window:
+        idle.add("rope_window_theta")
     if model.position != "rope":
         idle = {name for name in keys if name.startswith("rope_")}
     if model.position != "learned":
@@ -240,4 +275,6 @@ def effective_keys(config: RunConfig) -> dict[str, Any]:
         idle |= {"activation_clamp", "activation_offset"}
     if not model.window:
         idle.add("window_interval")
+    if model.norm != "layernorm":
+        idle.add("norm_bias")
     return {name: value for name, value in keys.items() if name not in idle}

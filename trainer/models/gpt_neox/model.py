@@ -12,14 +12,9 @@ class ParallelBlock(Block):
 
     def forward(self, x_ND: Tensor, branch_ND: Tensor | None, context: Context) -> tuple[Tensor, Tensor]:
         """See `Block`."""
-        sequences, places = context
-        x_ND, y_ND = self.attention_norm(x_ND, branch_ND)
-        with self._recomputed(self.attention_norm, x_ND, y_ND):
-            attended_ND = self.drop_attention(self.attention(y_ND, sequences), places)
-        x_ND, y_ND = self.mlp_norm(x_ND)
-        with self._recomputed(self.mlp_norm, x_ND, y_ND):
-            branch_ND = self.mlp(y_ND, recompute=self.selective)
-        return x_ND, attended_ND + self.drop_mlp(branch_ND, places)
+        x_ND, attended_ND = self.attend(x_ND, branch_ND, context)
+        x_ND, branch_ND = self.feed_forward(x_ND, None, context)
+        return x_ND, attended_ND + branch_ND
 
 
 class GPTNeoX(GPT):
