@@ -34,7 +34,7 @@ def test_every_setting_and_one(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = told(capsys)
     assert code == 0 and not err and "[model]" in out and "# seed = 1234" in out
     code, out, _ = told(capsys, "--key", "model.norm")
-    assert code == 0 and out.splitlines()[0] == "model.norm: normalization before attention, MLP and head"
+    assert code == 0 and out.splitlines()[0] == "model.norm: normalization in each layer and before the head"
     assert told(capsys, "--key", "norm")[1].startswith(out) and "kernels.norm: " in told(capsys, "--key", "norm")[1]
     assert told(capsys, "--key", "num_heads")[1] == told(capsys, "--key", "model.num_heads")[1]
     assert "model.bias" in told(capsys, "--key", "model")[1]

@@ -136,6 +136,7 @@ def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]
     problems = [f"there is no section [{_cut(name)}]{_suggestion(name, sections)}" for name in unknown[:_COMPARED]]
     problems += [f"there is no section [{_cut(name)}]" for name in unknown[_COMPARED:]]
     values: dict[str, Any] = {}
+    tables, unknown_preset = _with_preset(tables)
     for name, section in sections.items():
         table = _table(tables, name)
         if table is None and "." in name:
@@ -144,9 +145,8 @@ def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]
         if not isinstance(table, Mapping):
             problems.append(f"{name} = {_shown(table)} is not a section; write [{name}] and put its keys below it")
             continue
-        table, unknown = _with_preset(table) if name == "model" else (table, [])
         arguments, section_problems = _parse_section(name, section, table)
-        section_problems += unknown
+        section_problems += unknown_preset if name == "model" else []
         problems += section_problems
         if not section_problems:
             values[name] = section(**arguments)
@@ -191,15 +191,20 @@ def section_of(config: RunConfig, name: str) -> Any:
     return functools.reduce(getattr, name.split("."), config)
 
 
-def _with_preset(table: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """The [model] section, completed with the values of its preset; the problem with the preset's name, if any."""
-    preset = table.get("preset")
-    if not isinstance(preset, str) or not preset:
-        return table, []
+def _with_preset(tables: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """The tables, [model] completed with the values of its preset; the problem with the preset's name, if any."""
+    table = tables.get("model")
+    preset = table.get("preset") if isinstance(table, Mapping) else None
+    if not isinstance(table, Mapping) or not isinstance(preset, str) or not preset:
+        return tables, []
     if preset not in PRESETS:
         problem = f"model.preset is {_shown(preset)}, which does not exist{_suggestion(preset, PRESETS)}"
-        return {**PRESETS["gpt2"], **table, "preset": None}, [problem]  # nothing else is missing
-    return {**PRESETS[preset], **table}, []
+        return {**tables, "model": {**PRESETS["gpt2"], **table, "preset": None}}, [problem]  # nothing else is missing
+    merged = {**PRESETS[preset], **table}
+    for name in sub_sections("model"):
+        if isinstance(written := table.get(name, {}), Mapping) and name in PRESETS[preset]:
+            merged[name] = {**PRESETS[preset][name], **written}
+    return {**tables, "model": merged}, []
 
 
 def value_problems(config: RunConfig) -> list[str]:

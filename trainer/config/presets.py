@@ -46,6 +46,49 @@ def _qwen3(sizes: _Values, *, tied: bool = False) -> _Values:
     return _llama(wide, vocab=151936, theta=1e6, tied=tied) | {"norm_epsilon": 1e-6, "qk_norm": True}
 
 
+def _olmo2(sizes: _Values, *, vocab: int = 100352) -> _Values:
+    """Walsh et al. 2024."""
+    form = {"norm_epsilon": 1e-6, "block_norm": "output", "qk_norm": "all_heads"}
+    return _llama(sizes, vocab=vocab, theta=5e5) | form
+
+
+def _olmo3(sizes: _Values) -> _Values:
+    """Olmo team 2025; positions are stretched in the layers without a window."""
+    stretched = {"rope_scaling": "yarn", "rope_factor": 8.0, "rope_original_length": 8192, "rope_window_theta": 5e5}
+    return _olmo2(sizes, vocab=100278) | stretched | {"window": 4096, "window_interval": 4}
+
+
+def _phi(sizes: _Values, *, vocab: int = 32064, theta: float = 10000.0, window: int = 2047) -> _Values:
+    """Abdin et al. 2024."""
+    return _llama(sizes, vocab=vocab, theta=theta) | ({"window": window} if window else {})
+
+
+def _gemma(sizes: _Values, *, head_dim: int, vocab: int, window: int, interval: int, scale: float) -> _Values:
+    """Gemma team 2024, 2025; scores are divided by the root of `scale`."""
+    form = {"head_dim": head_dim, "norm_epsilon": 1e-6, "norm_zero_centered": True, "block_norm": "both"}
+    form |= {"activation": "geglu_tanh", "embedding_multiplier": sizes["hidden_size"] ** 0.5}
+    form |= {"window": window, "window_interval": interval, "attention_scale": scale**-0.5}
+    return _llama(sizes, vocab=vocab, tied=True) | form
+
+
+def _gemma2(sizes: _Values, *, head_dim: int = 256, scale: float = 256) -> _Values:
+    gemma = _gemma(sizes, head_dim=head_dim, vocab=256000, window=4096, interval=2, scale=scale)
+    return gemma | {"attention_softcap": 50.0, "logit_softcap": 30.0}
+
+
+def _gemma3(sizes: _Values, *, head_dim: int = 256, scale: float = 256, small: bool = False) -> _Values:
+    vocab, window = (262144, 512) if small else (262208, 1024)
+    gemma = _gemma(sizes, head_dim=head_dim, vocab=vocab, window=window, interval=6, scale=scale)
+    gemma |= {"qk_norm": True, "rope_theta": 1e6, "rope_window_theta": 1e4}
+    return gemma if small else gemma | {"rope_scaling": "linear", "rope_factor": 8.0}
+
+
+def _granite(sizes: _Values, *, scale: float, logits: float) -> _Values:
+    """IBM 2024; scores are multiplied by `scale`, logits by `logits`."""
+    form = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_scale": scale, "logit_scale": logits}
+    return _llama(sizes | {"num_kv_heads": 8}, vocab=49155, tied=True) | form
+
+
 def _pythia(layers: int, hidden: int, heads: int, *, vocab: int = 50304) -> _Values:
     """Biderman et al. 2023."""
     form: _Values = {
@@ -86,6 +129,27 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "qwen3-8b": _qwen3(_sizes(36, 4096, 32, 12288)),
         "qwen3-14b": _qwen3(_sizes(40, 5120, 40, 17408)),
         "qwen3-32b": _qwen3(_sizes(64, 5120, 64, 25600)),
+        "olmo2-1b": _olmo2(_sizes(16, 2048, 16, 8192)),
+        "olmo2-7b": _olmo2(_sizes(32, 4096, 32, 11008)),
+        "olmo2-13b": _olmo2(_sizes(40, 5120, 40, 13824)),
+        "olmo2-32b": _olmo2(_sizes(64, 5120, 40, 27648, kv_heads=8)),
+        "olmo3-7b": _olmo3(_sizes(32, 4096, 32, 11008)),
+        "olmo3-32b": _olmo3(_sizes(64, 5120, 40, 27648, kv_heads=8)),
+        "smollm3-3b": _llama(_sizes(36, 2048, 16, 11008, kv_heads=4), vocab=128256, theta=5e6, tied=True)
+        | {"norm_epsilon": 1e-6, "rope_interval": 4},
+        "phi3-mini": _phi(_sizes(32, 3072, 32, 8192)),
+        "phi3-medium": _phi(_sizes(40, 5120, 40, 17920, kv_heads=10)),
+        "phi4": _phi(_sizes(40, 5120, 40, 17920, kv_heads=10), vocab=100352, theta=250000.0, window=0),
+        "gemma2-2b": _gemma2(_sizes(26, 2304, 8, 9216, kv_heads=4)),
+        "gemma2-9b": _gemma2(_sizes(42, 3584, 16, 14336, kv_heads=8)),
+        "gemma2-27b": _gemma2(_sizes(46, 4608, 32, 36864, kv_heads=16), head_dim=128, scale=144),
+        "gemma3-270m": _gemma3(_sizes(18, 640, 4, 2048, kv_heads=1), small=True),
+        "gemma3-1b": _gemma3(_sizes(26, 1152, 4, 6912, kv_heads=1), small=True),
+        "gemma3-4b": _gemma3(_sizes(34, 2560, 8, 10240, kv_heads=4)),
+        "gemma3-12b": _gemma3(_sizes(48, 3840, 16, 15360, kv_heads=8)),
+        "gemma3-27b": _gemma3(_sizes(62, 5376, 32, 21504, kv_heads=16), head_dim=128, scale=168),
+        "granite3-2b": _granite(_sizes(40, 2048, 32, 8192), scale=0.015625, logits=0.125),
+        "granite3-8b": _granite(_sizes(40, 4096, 32, 12800), scale=0.0078125, logits=0.0625),
         "pythia-160m": _pythia(12, 768, 12),
         "pythia-410m": _pythia(24, 1024, 16),
         "pythia-1.4b": _pythia(24, 2048, 16),

@@ -108,6 +108,7 @@ def _wrong_types(values: Json, kind: str, face: HuggingFace) -> Iterator[str]:
     for name, default in face.defaults[kind].items():
         value = values[name]
         kinds: tuple[type, ...] = {bool: (bool,), str: (str,), float: (int, float)}.get(type(default), (int,))
+        kinds = (float, int) if name in face.amounts else kinds
         if value is not None and (type(value) not in kinds or (type(value) is int and value < 0)):
             yield f"{name} = {value!r} is not {'a size' if int in kinds else f'of type {kinds[0].__name__}'}"
         elif (value is None and name not in face.nullable) or (

@@ -121,7 +121,7 @@ class HuggingFace:
     Args:
         architectures: model_type -> its class.
         defaults: model_type -> the settings of config.json that `keys` reads, with transformers' defaults.
-        nullable: settings that may be null. zeros: sizes that may be 0.
+        nullable: settings that may be null. zeros: sizes that may be 0. amounts: numbers whose default is null.
         second_names: model_type -> second name of a setting -> its name in `defaults`.
         fitting_type: configuration -> the model_type that expresses it, if one does.
         keys: (model_type, settings, problems) -> keys of [model]; adds a line to problems for each part that we lack.
@@ -138,6 +138,7 @@ class HuggingFace:
     defaults: Mapping[str, Json]
     nullable: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()
+    amounts: tuple[str, ...] = ()
     second_names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     fitting_type: Callable[[RunConfig], str]
     keys: Callable[[str, Json, list[str]], dict[str, Any]]

@@ -11,8 +11,7 @@ from trainer.config.parse import dump_config, load_config, parse_config
 from trainer.config.presets import PRESETS
 from trainer.config.sections import Preset
 from trainer.models.family import family_of
-from trainer.models.gpt.params import num_parameters
-from trainer.models.gpt.shape import gpt_shape
+from trainer.parallel.params import Place, num_elements
 from trainer.plan.check import check
 
 # Elements of the tensors that were published.
@@ -40,6 +39,26 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "olmo2-1b": 1_484_916_736,
+    "olmo2-7b": 7_298_617_344,
+    "olmo2-13b": 13_716_198_400,
+    "olmo2-32b": 32_234_279_936,
+    "olmo3-7b": 7_298_011_136,
+    "olmo3-32b": 32_233_522_176,
+    "smollm3-3b": 3_075_098_624,
+    "phi3-mini": 3_821_079_552,
+    "phi3-medium": 13_960_238_080,
+    "phi4": 14_659_507_200,
+    "gemma2-2b": 2_614_341_888,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
+    "gemma3-270m": 268_098_176,
+    "gemma3-1b": 999_885_952,
+    "gemma3-4b": 3_880_263_168,
+    "gemma3-12b": 11_766_034_176,
+    "gemma3-27b": 27_009_346_304,
+    "granite3-2b": 2_533_531_648,
+    "granite3-8b": 8_170_848_256,
     "pythia-160m": 162_322_944,
     "pythia-410m": 405_334_016,
     "pythia-1.4b": 1_414_647_808,
@@ -59,7 +78,8 @@ def _config(tmp_path, model: str):
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_the_published_number_of_parameters(tmp_path, name):
     config = _config(tmp_path, f'preset = "{name}"')
-    count = num_parameters(gpt_shape(config, config.model.vocab_size))
+    family = family_of(config)
+    count = num_elements(family.parameters(family.shape(config, config.model.vocab_size), Place()))
     if name == "gpt3-175b":  # whose weights were not published
         assert count == pytest.approx(175e9, rel=0.005)
     else:

@@ -25,7 +25,18 @@ LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 GPT2 = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 GPT2 |= {"bos_token_id": None, "eos_token_id": 256}
 NEOX = {name: size for name, size in SIZES.items() if name not in ("num_key_value_heads", "rms_norm_eps")}
+PHI4 = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+PHI4 |= {"short_factor": [1.0, 1.1, 1.3], "long_factor": [1.0, 2.5, 8.0]}
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 5, "num_hidden_layers": 3}
+GEMMA3 = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}
+GEMMA3 |= {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+OLMO3 = {"full_attention": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5}}
+OLMO3["full_attention"] |= {"original_max_position_embeddings": 16, "beta_fast": 32.0, "beta_slow": 1.0}
+OLMO3 |= {"sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}
+GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 13.0, "residual_multiplier": 0.22}
+GRANITE |= {"attention_multiplier": 0.4, "tie_word_embeddings": True}
 NAMES = ("gpt2", "llama2", "llama3", "mistral", "qwen2", "qwen3", "gpt_neox")
+NAMES += ("olmo2", "olmo3", "smollm3", "phi3", "phi4", "gemma2", "gemma3", "granite")
 
 
 def config(name, **changes):
@@ -41,6 +52,27 @@ def config(name, **changes):
         "mistral": lambda: transformers.MistralConfig(**SIZES | {"sliding_window": 5} | changes),
         "qwen2": lambda: transformers.Qwen2Config(**SIZES | changes),
         "qwen3": lambda: transformers.Qwen3Config(**SIZES | {"head_dim": 16, "tie_word_embeddings": True} | changes),
+        "olmo2": lambda: transformers.Olmo2Config(**SIZES | changes),
+        "olmo3": lambda: transformers.Olmo3Config(
+            **SIZES | {"num_hidden_layers": 5, "sliding_window": 5, "rope_parameters": OLMO3} | changes
+        ),
+        "smollm3": lambda: transformers.SmolLM3Config(**SIZES | {"no_rope_layer_interval": 2} | changes),
+        "phi3": lambda: transformers.Phi3Config(**SIZES | {"sliding_window": 5} | changes),
+        "phi4": lambda: transformers.Phi3Config(
+            **SIZES | {"original_max_position_embeddings": 16, "rope_parameters": PHI4} | changes
+        ),
+        "gemma2": lambda: transformers.Gemma2Config(
+            **SIZES | GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0} | changes
+        ),
+        "gemma3": lambda: transformers.Gemma3TextConfig(
+            **SIZES
+            | GEMMA
+            | {"layer_types": ["sliding_attention", "full_attention"] * 2}
+            | {"num_hidden_layers": 4}
+            | {"rope_parameters": GEMMA3}
+            | changes
+        ),
+        "granite": lambda: transformers.GraniteConfig(**SIZES | GRANITE | changes),
         "gpt_neox": lambda: transformers.GPTNeoXConfig(**NEOX | {"rotary_pct": 0.5} | changes),
     }[name]()
 

@@ -28,6 +28,7 @@ from trainer.checkpoint.folder import read_index
 from trainer.checkpoint.format import HashedFile, dump_index
 from trainer.checkpoint.load import verify_checkpoint
 from trainer.checkpoint.save import SPARE_BYTES
+from trainer.config.presets import PRESETS
 from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunSection
 from trainer.convert import compare as comparing
 from trainer.convert import convert as converting
@@ -58,6 +59,11 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def _back(name, **more):
+    """A Phi-3 without longrope is a Mistral, if nobody says otherwise."""
+    return replace(HF, model_type="phi3" if name == "phi3" else "", **more)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_there_and_back_is_bit_equal(name, tmp_path):
     theirs = save(name, tmp_path / "theirs", dtype=torch.bfloat16, shard="40KB")
@@ -65,7 +71,7 @@ def test_there_and_back_is_bit_equal(name, tmp_path):
     result = convert(theirs, tmp_path / "ours", options=NATIVE)
     assert result["check"]["by"] == ["transformers", "mtrain"]
     assert result["check"]["largest_difference"] < 1e-5
-    options = replace(HF, dtype="bf16", max_shard_bytes=30_000)
+    options = _back(name, dtype="bf16", max_shard_bytes=30_000)
     assert convert(tmp_path / "ours", tmp_path / "back", options=options)["check"]["largest_difference"] < 1e-5
     assert len(list((tmp_path / "back").glob("*.safetensors"))) > 1
     assert same(weights(theirs), weights(tmp_path / "back"))
@@ -179,7 +185,11 @@ TP, PP, BOTH = MeshSection(tp=2), MeshSection(pp=2), MeshSection(tp=2, pp=2)
 
 @pytest.mark.parametrize(
     ("name", "mesh"),
-    [*((name, mesh) for name in NAMES for mesh in (TP, PP)), ("gpt2", BOTH), ("qwen3", BOTH)],
+    [
+        *((name, mesh) for name in NAMES[:7] for mesh in (TP, PP)),
+        *((name, TP) for name in ("olmo3", "phi4", "gemma3")),
+        *((name, BOTH) for name in ("gpt2", "qwen3")),
+    ],
     ids=name_of,
 )
 def test_a_run_on_several_ranks_begins_with_a_folder_of_theirs(name, mesh, tmp_path):
@@ -302,7 +312,9 @@ FORMS = st.one_of(
         {
             "activation": st.sampled_from(["swiglu", "geglu", "geglu_tanh"]),
             "bias": st.sampled_from([True, False, "qkv"]),
-            "qk_norm": st.booleans(),
+            "qk_norm": st.sampled_from([False, True, "all_heads", "own_head"]),
+            "block_norm": st.sampled_from(["input", "output", "both"]),
+            "norm_zero_centered": st.booleans(),
             "window": st.sampled_from([0, 4]),
             "window_interval": st.sampled_from([0, 2]),
             "rope_theta": st.sampled_from([1e4, 5e5]),
@@ -311,6 +323,21 @@ FORMS = st.one_of(
             "rope_factor": st.sampled_from([2.0, 4.0]),
             "rope_original_length": st.just(16),
             "rope_beta_fast": st.sampled_from([32.0, 16.0]),
+            "rope_window_theta": st.sampled_from([0, 1e4]),
+            "rope_interval": st.sampled_from([0, 2]),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "embedding_multiplier": st.sampled_from([0, 4.0, 12.0]),
+            "residual_multiplier": st.sampled_from([0, 0.22]),
+            "logit_scale": st.sampled_from([0, 1 / 13, 0.0625]),
+            "attention_scale": st.sampled_from([0, 0.1, 0.2]),
+            "attention_softcap": st.sampled_from([0, 50.0]),
+            "logit_softcap": st.sampled_from([0, 30.0]),
+            "block_norm": st.sampled_from(["input", "both"]),
+            "norm_zero_centered": st.booleans(),
+            "rope_fraction": st.sampled_from([1.0, 0.5]),
         }
     ),
 )
@@ -332,6 +359,57 @@ def test_a_model_is_written_as_it_is_or_refused_by_name(sizes, form, model_type)
     links = list(hf_links(family, family.shape(ours, 50), model_type=written["model_type"]))
     assert covers_exactly(links)
     assert covers_exactly([one.flipped() for one in links])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_have_the_parameters_of_transformers(preset):
+    ours = model_config({"preset": preset}, where="", context=1024)
+    written = to_hf(ours, ours.model.vocab_size)
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**written))
+    family = family_of(ours)
+    shapes = family.logical_shapes(family.shape(ours, ours.model.vocab_size))
+    assert sum(map(math.prod, shapes.values())) == sum(parameter.numel() for parameter in theirs.parameters())
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "named"),
+    [
+        ("olmo2", {"attention_bias": True}, "attention_bias = True"),
+        ("olmo3", {"rope_parameters": {"rope_type": "default"}}, "is not one table for each of full_attention"),
+        ("smollm3", {"no_rope_layers": [0, 1, 1, 0] * 9}, "without rotary positions are no multiples of a number"),
+        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "Phi-3 has longrope only"),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "su", "short_factor": [1.0, "x"], "long_factor": [1.0]}},
+            "short_factor = [1.0, 'x'] is not a number above 0",
+        ),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma2", {"attn_logit_softcapping": "50"}, "attn_logit_softcapping = '50'"),
+        ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern = 0"),
+        ("gemma3_text", {"layer_types": ["full_attention"] * 3}, "is not a list of"),
+        ("granite", {"logits_scaling": 0.0}, "logits_scaling = 0.0 is not above 0"),
+    ],
+)
+def test_a_part_that_is_lacking_is_refused_by_name(kind, changes, named):
+    with pytest.raises(UsageError, match=re.escape(named)):
+        from_hf({"model_type": kind, **changes}, where="")
+
+
+def test_settings_of_older_versions_are_read():
+    """Gemma 3 and OLMo 3 as they were published: the base of windows apart, the scaling of the other layers."""
+    gemma = {"model_type": "gemma3_text", "rope_theta": 2e6, "rope_local_base_freq": 2e4, "sliding_window_pattern": 2}
+    model = from_hf({**gemma, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, where="").model
+    assert (model.rope_theta, model.rope_window_theta, model.window_interval) == (2e6, 2e4, 2)
+    assert (model.rope_scaling, model.rope_factor) == ("linear", 8.0)
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    olmo = {"model_type": "olmo3", "rope_scaling": {**yarn, "attention_factor": 1.2079441541679836}}
+    model = from_hf(olmo, where="").model
+    assert (model.rope_scaling, model.rope_window_theta, model.window_interval) == ("yarn", 5e5, 4)
+    olmo["rope_scaling"]["attention_factor"] = 1.3
+    with pytest.raises(UsageError, match=r"attention_factor = 1\.3 is not the one that the factor gives"):
+        from_hf(olmo, where="")
 
 
 @pytest.mark.parametrize("kind", MODEL_TYPES)

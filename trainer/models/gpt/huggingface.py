@@ -1,24 +1,35 @@
-"""GPT-2, Llama, Mistral, Qwen2 and Qwen3 of transformers: config.json, and the names and forms of tensors.
+"""GPT-2, Llama and the models like it of transformers: config.json, and the names and forms of tensors.
 
 config.json in both directions: a key that is missing has the default that transformers gives it, and what changes the
-function and that we lack is a problem. Values of both spellings of rotary settings are read and written:
-`rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` of older versions.
+function and that we lack is a problem. Rotary positions and windows of layers are in hf_layers.py.
 
-Tensors: Llama, Mistral and Qwen keep q, k, v, gate and up apart, as we do. GPT-2 keeps its matrices transposed (its
-layers are Conv1D) and q, k, v side by side in one. Where our pairs of rotary features are neighbours, rows of q and k
-change their order: theirs are halves apart. Padding of the vocabulary exists on neither side. Pure.
+Tensors: Llama and most others keep q, k, v, gate and up apart, as we do. GPT-2 keeps its matrices transposed (its
+layers are Conv1D) and q, k, v side by side in one; Phi-3 has q, k, v below each other in one, and gate and up. Where
+our pairs of rotary features are neighbours, rows of q and k change their order: theirs are halves apart. Padding of the
+vocabulary exists on neither side. Pure.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.sections import RunConfig
 from trainer.models.family import Form, HuggingFace, Json, split_block
+from trainer.models.gpt.hf_layers import (
+    contradictions,
+    demand,
+    layered_rope_json,
+    layered_rope_keys,
+    no_rope_interval,
+    rope_json,
+    rope_keys,
+    share_of_head,
+    window_json,
+    window_keys,
+)
 from trainer.models.gpt.shape import GPTShape
 
 if TYPE_CHECKING:
@@ -31,6 +42,13 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "mistral": "MistralForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
+        "olmo2": "Olmo2ForCausalLM",
+        "olmo3": "Olmo3ForCausalLM",
+        "smollm3": "SmolLM3ForCausalLM",
+        "phi3": "Phi3ForCausalLM",
+        "gemma2": "Gemma2ForCausalLM",
+        "gemma3_text": "Gemma3ForCausalLM",
+        "granite": "GraniteForCausalLM",
     }
 )
 _LLAMA = {
@@ -41,6 +59,13 @@ _LLAMA = {
 }  # fmt: skip
 _QWEN = {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
 _QWEN |= {"num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_OLMO = {**_LLAMA, "vocab_size": 50304, "rms_norm_eps": 1e-5}
+_GEMMA = {name: value for name, value in _LLAMA.items() if name not in ("hidden_act", "mlp_bias")} | {
+    "vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192,
+    "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "query_pre_attn_scalar": 256,
+    "sliding_window": 4096, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
+}  # fmt: skip
 DEFAULTS: Mapping[str, Json] = MappingProxyType(
     {
         "gpt2": {
@@ -54,8 +79,34 @@ DEFAULTS: Mapping[str, Json] = MappingProxyType(
                     "max_position_embeddings": 131072},
         "qwen2": _QWEN,
         "qwen3": {**_QWEN, "head_dim": 128},
+        "olmo2": _OLMO,
+        "olmo3": {**_OLMO, "sliding_window": 4096},
+        "smollm3": {**_LLAMA, "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36,
+                    "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 32768,
+                    "tie_word_embeddings": True, "use_sliding_window": False, "no_rope_layer_interval": 4,
+                    "rope_theta": 2e6},
+        "phi3": {**_LLAMA, "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "rms_norm_eps": 1e-5,
+                 "max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
+        "gemma2": _GEMMA,
+        "gemma3_text": {**_GEMMA, "vocab_size": 262208, "max_position_embeddings": 131072,
+                        "final_logit_softcapping": None, "attn_logit_softcapping": None},
+        "granite": {**_LLAMA, "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
+                    "attention_multiplier": 1.0},
     }
 )  # fmt: skip
+# What every model of a type has beside the settings of its config.json.
+_FORMS: Mapping[str, Json] = MappingProxyType(
+    {
+        "qwen3": {"qk_norm": True},
+        "olmo2": {"qk_norm": "all_heads", "block_norm": "output"},
+        "olmo3": {"qk_norm": "all_heads", "block_norm": "output"},
+        "gemma2": {"block_norm": "both", "norm_zero_centered": True},
+        "gemma3_text": {"block_norm": "both", "norm_zero_centered": True, "qk_norm": True},
+    }
+)
+_BIASED = ("llama", "smollm3", "granite")  # whose linear layers may have biases
+_WINDOWED = ("mistral", "qwen2", "qwen3", "olmo3", "smollm3", "phi3", "gemma2", "gemma3_text")
+_LAYERED_THETA = {"olmo3": (5e5, 5e5), "gemma3_text": (1e6, 1e4)}  # in layers without and with a window
 _LLAMA_NAMES: Mapping[str, str] = MappingProxyType(
     {
         "attention_norm": "input_layernorm",
@@ -72,6 +123,18 @@ _LLAMA_NAMES: Mapping[str, str] = MappingProxyType(
         "embedding": "model.embed_tokens",
         "final_norm": "model.norm",
         "head": "lm_head",
+    }
+)
+_OUT_NORMS = {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"}
+_GEMMA_NAMES = {**_LLAMA_NAMES, **_OUT_NORMS, "mlp_norm": "pre_feedforward_layernorm"}
+_FUSED = {"attention.q": "self_attn.qkv_proj", "attention.k": "self_attn.qkv_proj", "attention.v": "self_attn.qkv_proj"}
+_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "olmo2": {**_LLAMA_NAMES, **_OUT_NORMS},
+        "olmo3": {**_LLAMA_NAMES, **_OUT_NORMS},
+        "phi3": {**_LLAMA_NAMES, **_FUSED, "mlp.gate": "mlp.gate_up_proj", "mlp.up": "mlp.gate_up_proj"},
+        "gemma2": _GEMMA_NAMES,
+        "gemma3_text": _GEMMA_NAMES,
     }
 )
 _GPT2_NAMES: Mapping[str, str] = MappingProxyType(
@@ -94,38 +157,11 @@ _SECOND_NAMES = {
     "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
 }  # fmt: skip
-_NULLABLE = ("num_key_value_heads", "head_dim", "n_inner", "sliding_window")
+_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier")
+_AMOUNTS = ("final_logit_softcapping", "attn_logit_softcapping")
+_NULLABLE = ("num_key_value_heads", "head_dim", "n_inner", "sliding_window", *_AMOUNTS)
 PLAIN = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf", "relu": "relu", "relu2": "squared_relu"}
 _GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
-_SCALINGS = {
-    "default": ("none", {}),
-    "linear": ("linear", {"factor": "factor"}),
-    "yarn": ("yarn", {"factor": "factor", "original_max_position_embeddings": "original_length",
-                      "beta_fast": "beta_fast", "beta_slow": "beta_slow"}),
-    "llama3": ("llama3", {"factor": "factor", "original_max_position_embeddings": "original_length",
-                          "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor"}),
-}  # fmt: skip
-_ATTENTIONS = ("full_attention", "sliding_attention")
-ROPE_TABLES = ("rope_scaling", "rope_parameters")
-_ORIGINAL = "original_max_position_embeddings"
-_ROPE_TOP = ("rope_theta", "partial_rotary_factor")  # beside the tables
-_ROPE_ANY = ("rope_type", "type", "rope_theta", _ORIGINAL, "finetuned")  # in a table of any type
-# Settings that have no counterpart here, with the values that change nothing.
-_ROPE_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0}
-_ROPE_NEUTRAL = {"partial_rotary_factor": 1.0}
-_YARN_NEUTRAL = {"attention_factor": None, "mscale": None, "mscale_all_dim": None, "truncate": True}
-
-
-def contradictions(found: Json) -> Iterator[str]:
-    """Notes on rotary settings that have two values at two places of a config.json, with the one that is used."""
-    for name in ROPE_TABLES:
-        table = found.get(name) or {}
-        for key, first, second in (("rope_theta", table, found), (_ORIGINAL, found, table)):
-            counts, other = first.get(key), second.get(key)
-            scaled = _SCALINGS.get(str(table.get("rope_type", table.get("type"))), ("", {}))[1]
-            if None not in (counts, other) and counts != other and (key == "rope_theta" or key in scaled):
-                where = f"in {name}" if first is table else f"outside {name}"
-                yield f"config.json has two values of {key}: {counts!r} {where} is used, not {other!r}"
 
 
 def keys(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
@@ -148,6 +184,16 @@ def fitting_type(config: RunConfig) -> str:
     model = config.model
     if model.position == "learned":
         return "gpt2"
+    if model.block_norm == "output":
+        return "olmo3" if model.window else "olmo2"
+    if model.block_norm == "both":
+        return "gemma3_text" if model.qk_norm else "gemma2"
+    if model.embedding_multiplier or model.residual_multiplier or model.logit_scale:
+        return "granite"
+    if model.rope_scaling == "longrope" or model.rope_fraction < 1:
+        return "phi3"
+    if model.rope_interval:
+        return "smollm3"
     if model.qk_norm:
         return "qwen3"
     if model.bias == "qkv":
@@ -191,9 +237,8 @@ def _gpt2_json(keys: Json) -> dict[str, Any]:
 
 
 def _llama(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
-    demand(found, "partial_rotary_factor", 1.0, problems)
-    window, interval = _window(kind, found, problems)
-    return {
+    name = "hidden_activation" if "hidden_activation" in found else "hidden_act"
+    keys = {
         "num_layers": found["num_hidden_layers"],
         "hidden_size": found["hidden_size"],
         "num_heads": found["num_attention_heads"],
@@ -205,15 +250,50 @@ def _llama(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
         "position": "rope",
         "norm": "rmsnorm",
         "norm_epsilon": found["rms_norm_eps"],
-        "activation": activation(found["hidden_act"], _GATED, "hidden_act", problems=problems),
+        "activation": activation(found[name], _GATED, name, problems=problems),
         "bias": _bias(kind, found, problems),
-        "qk_norm": kind == "qwen3",
-        "window": window,
-        "window_interval": interval,
         "tie_embeddings": found["tie_word_embeddings"],
         "init_std": found["initializer_range"],
-        **rope_keys(found, problems),
+        **window_keys(kind, found, problems),
+        **_FORMS.get(kind, {}),
     }
+    if kind == "phi3":
+        return keys | _phi3(found, problems)
+    demand(found, "partial_rotary_factor", 1.0, problems)
+    if kind in _LAYERED_THETA:
+        theta, window_theta = _LAYERED_THETA[kind]
+        keys |= layered_rope_keys(found, problems, theta=theta, window_theta=window_theta)
+    else:
+        keys |= rope_keys({name: found[name] for name in found if not name.startswith("no_rope_layer")}, problems)
+    if kind == "smollm3":
+        keys["rope_interval"] = no_rope_interval(found, problems)
+    elif kind == "granite":
+        problems += [f"{name} = {found[name]!r} is not above 0" for name in _MULTIPLIERS if not found[name] > 0]
+        keys |= {name: found[name] for name in ("embedding_multiplier", "residual_multiplier")}
+        scaling = found["logits_scaling"] or 1.0
+        keys |= {"logit_scale": 1 / scaling, "attention_scale": found["attention_multiplier"]}
+    elif kind in ("gemma2", "gemma3_text"):
+        if found.get("use_bidirectional_attention"):
+            problems.append("use_bidirectional_attention is set, but attention is causal here")
+        keys["embedding_multiplier"] = found["hidden_size"] ** 0.5
+        keys["attention_scale"] = found["query_pre_attn_scalar"] ** -0.5
+        keys["logit_softcap"], keys["attention_softcap"] = (found[name] for name in _AMOUNTS)
+    return keys
+
+
+def _phi3(found: Json, problems: list[str]) -> dict[str, Any]:
+    """Keys of rotary positions; transformers knows longrope by older names."""
+    share, found = share_of_head(found, 1.0, problems)
+    for name in ("rope_scaling", "rope_parameters"):
+        table = found.get(name) or {}
+        for key in ("rope_type", "type"):
+            if table.get(key) in ("su", "yarn"):
+                table = {**table, key: "longrope"}
+        found = {**found, name: table}
+    keys = rope_keys(found, problems)
+    if keys.get("rope_scaling", "longrope") != "longrope":
+        problems.append(f"rotary scaling {keys['rope_scaling']!r}: Phi-3 has longrope only")
+    return {**keys, "rope_fraction": share}
 
 
 def _llama_json(kind: str, keys: Json) -> dict[str, Any]:
@@ -226,159 +306,41 @@ def _llama_json(kind: str, keys: Json) -> dict[str, Any]:
         "intermediate_size": keys["ffn_hidden_size"],
         "max_position_embeddings": keys["max_position"],
         "rms_norm_eps": keys["norm_epsilon"],
-        "hidden_act": reverse(_GATED, keys["activation"], "silu"),
     }
-    if kind == "llama":
+    name = "hidden_activation" if kind in ("gemma2", "gemma3_text") else "hidden_act"
+    written[name] = reverse(_GATED, keys["activation"], "silu")
+    scale = keys["attention_scale"] or keys["head_dim"] ** -0.5
+    if kind in _BIASED:
         written |= {"attention_bias": keys["bias"] is True, "mlp_bias": keys["bias"] is True}
-    if kind == "mistral":
-        written["sliding_window"] = keys["window"] or None
-    if kind in ("qwen2", "qwen3"):
-        written |= _qwen_window(keys)
-    return written | rope_json(keys)
+    if kind in _WINDOWED:
+        written |= window_json(kind, keys)
+    if kind == "smollm3":
+        every = keys.get("rope_interval") or 0
+        numbers = range(1, keys["num_layers"] + 1)
+        written["no_rope_layers"] = [int(not every or number % every != 0) for number in numbers]
+    elif kind == "granite":
+        written |= {name: keys[name] for name in ("embedding_multiplier", "residual_multiplier")}
+        written |= {"logits_scaling": 1 / keys["logit_scale"], "attention_multiplier": scale}
+    elif name == "hidden_activation":
+        written |= {"query_pre_attn_scalar": max(1, round(scale**-2))}
+        written |= dict(zip(_AMOUNTS, (keys["logit_softcap"], keys["attention_softcap"]), strict=True))
+    if kind == "phi3":
+        is_long = keys.get("rope_scaling") == "longrope"  # it has no other scaling
+        original = keys["rope_original_length"] if is_long else keys["max_position"]
+        rope = rope_json(keys if is_long else {**keys, "rope_scaling": "none"}, share=True)
+        share = keys.get("rope_fraction", 1.0)
+        return written | rope | {"original_max_position_embeddings": original, "partial_rotary_factor": share}
+    return written | (layered_rope_json(keys) if kind in _LAYERED_THETA else rope_json(keys))
 
 
 def _bias(kind: str, found: Json, problems: list[str]) -> bool | str:
     if kind == "qwen2":
         return "qkv"
-    if kind == "llama" and found["attention_bias"] and found["mlp_bias"]:
+    if kind in _BIASED and found["attention_bias"] and found["mlp_bias"]:
         return True
     for name in ("attention_bias", "mlp_bias"):
         demand(found, name, False, problems)
     return False
-
-
-def _window(kind: str, found: Json, problems: list[str]) -> tuple[int, int]:
-    """(window, every k-th layer that sees everything)."""
-    if kind in ("llama", "mistral") or not found["use_sliding_window"]:
-        window = (found["sliding_window"] or 0) if kind == "mistral" else 0
-        kinds, usual = found.get("layer_types"), _ATTENTIONS[window > 0]
-        if kinds is not None and (not isinstance(kinds, list) or any(one != usual for one in kinds)):
-            problems.append(f"layer_types = {str(kinds)[:80]}: supported is {usual} in all layers")
-        return window, 0
-    layers, first, kinds = found["num_hidden_layers"], found["max_window_layers"], found.get("layer_types")
-    if kinds is None:
-        if first >= layers:
-            return 0, 0
-        if first:
-            problems.append(f"sliding windows in layers from {first + 1} on, and full attention in those before")
-        whole = []
-    elif isinstance(kinds, list) and len(kinds) == layers and set(map(str, kinds)) <= set(_ATTENTIONS):
-        whole = [number for number, kind in enumerate(kinds, 1) if kind == "full_attention"]
-        if len(whole) == layers:
-            return 0, 0
-    else:
-        expected = f"a list of {' or '.join(_ATTENTIONS)} for {layers} layers"
-        problems.append(f"layer_types = {str(kinds)[:80]} is not {expected}")
-        return 0, 0
-    interval = whole[0] if whole else 0
-    if whole != list(range(interval, layers + 1, interval) if interval else []):
-        problems.append(f"sliding windows in layers that are no multiple of a number: full attention in {whole[:8]}")
-    if found["sliding_window"] is None:
-        problems.append("use_sliding_window is set without a sliding_window")
-    return found["sliding_window"] or 0, interval
-
-
-def _qwen_window(keys: Json) -> dict[str, Any]:
-    if not keys["window"]:
-        return {"use_sliding_window": False, "sliding_window": None, "max_window_layers": keys["num_layers"]}
-    every = keys["window_interval"]
-    whole = [bool(every) and (number % every == 0) for number in range(1, keys["num_layers"] + 1)]
-    kinds = ["full_attention" if sees_all else "sliding_attention" for sees_all in whole]
-    return {
-        "use_sliding_window": True, "sliding_window": keys["window"], "max_window_layers": 0, "layer_types": kinds,
-    }  # fmt: skip
-
-
-def rope_keys(found: Json, problems: list[str]) -> dict[str, Any]:
-    """Rotary settings; for a key at two places, transformers' choice is used (see `contradictions`)."""
-    tables = {name: found[name] for name in ROPE_TABLES if found.get(name)}
-    problems += [f"{name} = {found[name]!r} is not supported" for name in found if _is_unknown_rope_key(name, found)]
-    read = {name: _rope_table(name, table, found, problems) for name, table in tables.items()}
-    keys = next(iter(read.values()), _rope_theta({}, found, "config.json", problems=problems))
-    if any(other != keys for other in read.values()):
-        problems.append(f"rope_scaling and rope_parameters disagree: {' and '.join(map(repr, tables.values()))}")
-    return keys
-
-
-def _rope_table(where: str, table: Json, found: Json, problems: list[str]) -> dict[str, Any]:
-    """Our keys for one of the two tables."""
-    keys = _rope_theta(table, found, where, problems=problems)
-    kinds = [table[name] for name in ("rope_type", "type") if table.get(name) is not None] or ["default"]
-    kind = kinds[0]
-    if not isinstance(kind, str) or kind not in _SCALINGS:
-        problems.append(f"{where} of type {kind!r} is not supported; supported are {', '.join(_SCALINGS)}")
-        return keys
-    if kinds[-1] != kind:
-        problems.append(f"{where} has two types, {kind!r} and {kinds[-1]!r}")
-    scaling, names = _SCALINGS[kind]
-    settings = {name: value for name, value in table.items() if value is not None}
-    neutral = {**_ROPE_NEUTRAL, **(_YARN_NEUTRAL if kind == "yarn" else {})}
-    for name, value in settings.items():
-        if name in neutral:
-            demand(table, name, neutral[name], problems)
-        elif name not in {*names, *_ROPE_ANY}:
-            problems.append(f"{where} has {name} = {value!r}, which type {kind!r} does not use")
-    if _ORIGINAL in names:
-        settings[_ORIGINAL] = found.get(_ORIGINAL) or settings.get(_ORIGINAL) or found["max_position_embeddings"]
-    missing = [name for name in names if name not in settings and not name.startswith("beta")]
-    if missing:
-        problems.append(f"{where} of type {kind!r} lacks {', '.join(missing)}")
-        return keys
-    given = {f"rope_{ours}": settings[name] for name, ours in names.items() if name in settings}
-    wrong = [name for name in names if name in settings and not _is_positive(settings[name])]
-    problems += [f"{name} = {settings[name]!r} is not a number above 0" for name in wrong]
-    if not wrong:
-        problems += _wrong_order(kind, {**keys, **_ROPE_DEFAULTS, **settings})
-    return {**keys, "rope_scaling": scaling, **given} if scaling != "none" and not wrong else keys
-
-
-def _wrong_order(kind: str, settings: Json) -> Iterator[str]:
-    """Problems of settings for which the formula is undefined; programs differ in what they then compute."""
-    below = {"yarn": ("beta_slow", "beta_fast"), "llama3": ("low_freq_factor", "high_freq_factor")}.get(kind)
-    if below and not settings[below[0]] < settings[below[1]]:
-        yield f"{below[0]} = {settings[below[0]]!r} is not below {below[1]} = {settings[below[1]]!r}"
-    if kind == "yarn" and settings.get("rope_theta", math.inf) <= 1:
-        yield f"rope_theta = {settings['rope_theta']!r} is not above 1, which yarn needs"
-
-
-def _rope_theta(table: Json, found: Json, where: str, *, problems: list[str]) -> dict[str, Any]:
-    theta = next((place["rope_theta"] for place in (table, found) if place.get("rope_theta") is not None), 10000.0)
-    if not _is_positive(theta):
-        problems.append(f"rope_theta = {theta!r} in {where} is not a number above 0")
-        return {}
-    return {"rope_theta": float(theta)}
-
-
-def _is_unknown_rope_key(name: str, found: Json) -> bool:
-    """Whether a key outside the tables seems to change the rotation in an unknown way."""
-    known = (*ROPE_TABLES, *_ROPE_TOP)
-    return ("rope" in name or "rotary" in name) and name not in known and found[name] not in (None, False)
-
-
-def _is_positive(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf
-
-
-def rope_json(keys: Json) -> dict[str, Any]:
-    """The settings of rotary positions, in both spellings."""
-    theta = keys.get("rope_theta", 10000.0)
-    kind, names = next(
-        ((kind, names) for kind, (scaling, names) in _SCALINGS.items() if scaling == keys.get("rope_scaling")),
-        ("default", {}),
-    )
-    settings = {name: keys[f"rope_{ours}"] for name, ours in names.items()}
-    scaling = {"rope_type": kind, **settings} if kind != "default" else None
-    return {
-        "rope_theta": theta,
-        "rope_scaling": scaling,
-        "rope_parameters": {"rope_type": kind, "rope_theta": theta, **settings},
-    }
-
-
-def demand(found: Json, name: str, neutral: Any, problems: list[str]) -> None:
-    """Add a problem if a setting that we lack is not neutral."""
-    if found.get(name, neutral) != neutral:
-        problems.append(f"{name} = {found[name]!r} is not supported; supported is {neutral!r}")
 
 
 def activation(name: str, known: Mapping[str, str], key: str, *, problems: list[str]) -> str:
@@ -401,8 +363,9 @@ def tensor(name: str, size: tuple[int, ...], shape: GPTShape, model_type: str) -
         outer = "" if part == "head" else "transformer."
         theirs = f"{outer}{'' if block is None else f'h.{block}.'}{_GPT2_NAMES[part]}.{kind}"
         return _gpt2_form(theirs, part, size=size)
-    theirs = f"{'' if block is None else f'model.layers.{block}.'}{_LLAMA_NAMES[part]}.{kind}"
-    return _llama_form(theirs, part, size=size, shape=shape)
+    names = _NAMES.get(model_type, _LLAMA_NAMES)
+    theirs = f"{'' if block is None else f'model.layers.{block}.'}{names[part]}.{kind}"
+    return _llama_form(theirs, part, size=size, shape=shape, fused=model_type == "phi3")
 
 
 def _gpt2_form(theirs: str, part: str, *, size: tuple[int, ...]) -> Form:
@@ -417,14 +380,21 @@ def _gpt2_form(theirs: str, part: str, *, size: tuple[int, ...]) -> Form:
     return Form(theirs, f"row{columns}", "column row" if turned else f"row{columns}", lengths)
 
 
-def _llama_form(theirs: str, part: str, *, size: tuple[int, ...], shape: GPTShape) -> Form:
+def _llama_form(theirs: str, part: str, *, size: tuple[int, ...], shape: GPTShape, fused: bool) -> Form:
     lengths = dict(zip(("row", "column"), size, strict=False))
     columns = " column" if len(size) == 2 else ""
-    turned = part.rsplit(".", 1)[-1] in ("q", "k", "q_norm", "k_norm")
-    if not (turned and shape.position == "rope" and shape.rope.interleaved):
+    last = part.rsplit(".", 1)[-1]
+    turned = last in ("q", "k", "q_norm", "k_norm") and shape.position == "rope" and shape.rope.interleaved
+    if fused and part in ("mlp.gate", "mlp.up") and shape.gated:
+        half = {"half": (int(part == "mlp.up"), 2)}
+        return Form(theirs, f"row{columns}", f"(half row){columns}", lengths, half)
+    stacked = fused and part in _FUSED
+    if not (turned or stacked):
         return Form(theirs, f"row{columns}", f"row{columns}", lengths)
     lengths |= {"head": size[0] // shape.head_dim, "pair": shape.head_dim // 2, "two": 2}
-    return Form(theirs, f"(head pair two){columns}", f"(head two pair){columns}", lengths)
+    ours, heads = f"(head pair two){columns}", (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+    first = {"head": (sum(heads[: "qkv".index(last)]), sum(heads))} if stacked else {}
+    return Form(theirs, ours, f"(head two pair){columns}" if turned else ours, lengths, first)
 
 
 def is_derived(name: str, stored: Tensor, shape: GPTShape) -> bool:
@@ -459,6 +429,7 @@ HUGGING_FACE = HuggingFace(
     architectures=ARCHITECTURES,
     defaults=DEFAULTS,
     nullable=_NULLABLE,
+    amounts=_AMOUNTS,
     zeros=("max_window_layers",),
     second_names={"gpt2": _SECOND_NAMES},
     fitting_type=fitting_type,

@@ -263,6 +263,9 @@ def effective_keys(config: RunConfig) -> dict[str, Any]:
     idle = {f"rope_{key}" for key in _SCALING_KEYS.difference(_OF_SCALING[model.rope_scaling])}
     if keys["rope_window_theta"] == model.rope_theta and model.rope_scaling == "none":
         keys["rope_window_theta"] = None
+    for name in ("window_interval", "rope_interval"):
+        if (keys[name] or 0) > model.num_layers:
+            keys[name] = None
     for name in ("logit_scale", "embedding_multiplier", "residual_multiplier"):
         keys[name] = keys[name] or 1.0
     if not model.window:

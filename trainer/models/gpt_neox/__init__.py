@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.sections import GPTNeoXSection, RunConfig
 from trainer.models.family import Form, HuggingFace, Json, split_block
 from trainer.models.gpt import FAMILY as GPT
-from trainer.models.gpt.huggingface import PLAIN, ROPE_TABLES, activation, demand, reverse, rope_json, rope_keys
+from trainer.models.gpt.hf_layers import demand, rope_json, rope_keys, share_of_head
+from trainer.models.gpt.huggingface import PLAIN, activation, reverse
 from trainer.models.gpt.shape import GPTShape, effective_keys, function_keys, gpt_shape
 from trainer.parallel.params import Place
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from trainer.parallel.collectives import Group
 
 _PARALLEL = "gpt_neox.parallel_residual"  # a key of [model]
+
 _DEFAULTS: Json = {
     "vocab_size": 50432, "hidden_size": 6144, "num_hidden_layers": 44, "num_attention_heads": 64,
     "intermediate_size": 24576, "hidden_act": "gelu", "max_position_embeddings": 2048, "layer_norm_eps": 1e-5,
@@ -90,13 +92,8 @@ def _build(
 def _keys(_: str, found: Json, problems: list[str]) -> dict[str, Any]:
     """The keys of [model] for a config.json; it says by other names what part of a head is rotated."""
     demand(found, "attention_bias", True, problems)
-    tables = {name: dict(found[name]) for name in ROPE_TABLES if found.get(name)}
-    fractions = [table.pop("partial_rotary_factor", None) for table in tables.values()]
-    fraction = next((one for one in fractions if one is not None), found["rotary_pct"])
-    if type(fraction) not in (int, float) or not 0 < fraction <= 1:
-        problems.append(f"partial_rotary_factor = {fraction!r} is not a share of a head")
-    plain = {name: value for name, value in found.items() if not name.startswith("rotary_")}
-    rotary = {"rope_theta": found["rotary_emb_base"], **plain, **tables}
+    share, rotary = share_of_head(found, found["rotary_pct"], problems)
+    plain = {name: value for name, value in rotary.items() if not name.startswith("rotary_")}
     return {
         "num_layers": found["num_hidden_layers"],
         "hidden_size": found["hidden_size"],
@@ -105,7 +102,7 @@ def _keys(_: str, found: Json, problems: list[str]) -> dict[str, Any]:
         "vocab_size": found["vocab_size"],
         "max_position": found["max_position_embeddings"],
         "position": "rope",
-        "rope_fraction": fraction,
+        "rope_fraction": share,
         "norm": "layernorm",
         "norm_epsilon": found["layer_norm_eps"],
         "activation": activation(found["hidden_act"], PLAIN, "hidden_act", problems=problems),
@@ -113,13 +110,12 @@ def _keys(_: str, found: Json, problems: list[str]) -> dict[str, Any]:
         "tie_embeddings": found["tie_word_embeddings"],
         "init_std": found["initializer_range"],
         "gpt_neox": {"parallel_residual": found["use_parallel_residual"]},
-        **rope_keys(rotary, problems),
+        **rope_keys({"rope_theta": found["rotary_emb_base"], **plain}, problems),
     }
 
 
 def _settings(_: str, keys: Json) -> dict[str, Any]:
-    fraction, theta = keys.get("rope_fraction", 1.0), keys.get("rope_theta", 10000.0)
-    written = {
+    return {
         "num_hidden_layers": keys["num_layers"],
         "hidden_size": keys["hidden_size"],
         "num_attention_heads": keys["num_heads"],
@@ -129,14 +125,10 @@ def _settings(_: str, keys: Json) -> dict[str, Any]:
         "hidden_act": reverse(PLAIN, keys["activation"], "gelu"),
         "attention_bias": True,
         "use_parallel_residual": keys[_PARALLEL],
-        "rotary_pct": fraction,
-        "rotary_emb_base": theta,
-        **rope_json(keys),
+        "rotary_pct": keys.get("rope_fraction", 1.0),
+        "rotary_emb_base": keys.get("rope_theta", 10000.0),
+        **rope_json(keys, share=True),
     }
-    for name in ROPE_TABLES:
-        if written[name]:
-            written[name] = {**written[name], "partial_rotary_factor": fraction}
-    return written
 
 
 def _tensor(name: str, size: tuple[int, ...], shape: GPTShape, _: str) -> Form:
