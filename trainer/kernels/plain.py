@@ -291,6 +291,43 @@ def scored_attention(
     return y.flatten(2, 3).to(q_BSHK.dtype)
 
 
+def paged_attention(
+    q_BHK: Tensor,
+    key_PTGK: Tensor,
+    value_PTGK: Tensor,
+    table_BP: Tensor,
+    length_B: Tensor,
+    scores: ScoreShape,
+    tensors: ScoreTensors,
+) -> Tensor:
+    """Attention of the last token of each row to the keys in its pages, in at least fp32: [B, H, K].
+
+    Args:
+        key_PTGK, value_PTGK: a pool of pages of T tokens.
+        table_BP: int32, the pages of each row, in order. length_B: int32, tokens of each row.
+        scores: all but dropout apply.
+    """
+    groups, heads = key_PTGK.shape[2], q_BHK.shape[1]
+    k_BTGK, v_BTGK = (_widen(pool[table_BP].flatten(1, 2)) for pool in (key_PTGK, value_PTGK))
+    score_BGRT = torch.einsum("bgrk,btgk->bgrt", _widen(q_BHK).unflatten(1, (groups, heads // groups)), k_BTGK)
+    score_BHT = score_BGRT.flatten(1, 2) * scores.factor(q_BHK.shape[-1])
+    if scores.softcap:
+        score_BHT = scores.softcap * (score_BHT / scores.softcap).tanh()
+    distance_BT = (length_B - 1).unsqueeze(1) - torch.arange(k_BTGK.shape[1], device=q_BHK.device)
+    if tensors.slope_H is not None:
+        score_BHT = score_BHT - tensors.slope_H.view(-1, 1) * distance_BT.unsqueeze(1)
+    hidden_BT = distance_BT < 0
+    if scores.window:
+        hidden_BT = hidden_BT | (distance_BT >= scores.window)
+    score_BHT = score_BHT.masked_fill(hidden_BT.unsqueeze(1), -math.inf)
+    if tensors.sink_H is not None:
+        sink_BH1 = _widen(tensors.sink_H).view(1, -1, 1).expand(len(q_BHK), -1, 1)
+        score_BHT = torch.cat((score_BHT, sink_BH1), dim=-1)
+    weight_BHT = score_BHT.softmax(dim=-1)[..., : k_BTGK.shape[1]]
+    y_BGRK = torch.einsum("bgrt,btgk->bgrk", weight_BHT.unflatten(1, (groups, heads // groups)), v_BTGK)
+    return y_BGRK.flatten(1, 2).to(q_BHK.dtype)
+
+
 def add_product(target: Tensor, dy_NO: Tensor, *, x_NI: Tensor, overwrite: bool = False) -> None:
     """dy^T x, [O, I], added to `target`, or overwriting it.
 

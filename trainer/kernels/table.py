@@ -46,6 +46,7 @@ class Kernels:
     attention: Kernel = plain.attention
     document_attention: Kernel = plain.document_attention
     scored_attention: Kernel = plain.scored_attention
+    paged_attention: Kernel = plain.paged_attention
     dropout: Kernel = plain.dropout
     logit_statistics: Kernel = plain.logit_statistics
     logits_to_gradient_: Kernel = plain.logits_to_gradient_
@@ -95,7 +96,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 # Calls into a library, or operations with a separate file for GPUs.
-NOT_COMPILED = ("attention", "document_attention", "scored_attention", "orthogonalize", "add_product")
+NOT_COMPILED = (
+    "attention",
+    "document_attention",
+    "scored_attention",
+    "paged_attention",
+    "orthogonalize",
+    "add_product",
+)
 # Computed from the stored sum; otherwise the first pass would normalize the sum before it was rounded.
 ROUNDED = ("rms_norm", "layer_norm")
 

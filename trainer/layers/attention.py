@@ -9,7 +9,7 @@ Shapes: B batch, S sequence, N = B * S tokens, D hidden, H and G local heads, K 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from trainer.layers.context_rows import ContextRows, gather_keys
 from trainer.layers.dropout import Dropout
 from trainer.layers.linear import Linear
 from trainer.layers.norm import HeadsNorm, Norm
+from trainer.layers.paged import PagedStep, Pages, attend_pages
 from trainer.layers.rope import Rotation, rotate, split_heads
 from trainer.layers.shapes import AttentionShape
 from trainer.parallel.collectives import Group
@@ -53,6 +54,7 @@ class Sequences:
         documents: None if each row is one document.
         samples_B: int64[B], global sample numbers; None: nothing is dropped.
         context: if rows are divided over ranks; documents are then those of whole rows. None: rows are whole.
+        step: a step of generation: the tokens are new ones of rows in pages. pages: those of this block.
     """
 
     batch: int
@@ -61,6 +63,12 @@ class Sequences:
     documents: Documents | None = None
     samples_B: Tensor | None = None
     context: ContextRows | None = None
+    step: PagedStep | None = None
+    pages: Pages | None = None
+
+    def of_block(self, number: int) -> Sequences:
+        """As the attention of a block sees them."""
+        return self if self.step is None else replace(self, pages=self.step.pages[number])
 
     @property
     def row_length(self) -> int:
@@ -128,6 +136,12 @@ class Attention(Layer):
     def _attend(self, heads: tuple[Tensor, ...], sequences: Sequences) -> Tensor:
         q_BSHK, k_BSGK, v_BSGK = heads
         scores, documents, context = self.shape.scores, sequences.documents, sequences.context
+        if sequences.pages is not None:
+            q_NHK, k_NGK, v_NGK = (x.flatten(0, 1) for x in heads)
+            tensors = self._score_tensors(q_BSHK, sequences)
+            return attend_pages(
+                q_NHK, k_NGK, v_NGK, sequences.pages, scores=scores, tensors=tensors, kernels=self.kernels
+            )[None]
         scale, ends = scores.scale or None, None
         if context is not None:
             k_BSGK, v_BSGK = gather_keys(k_BSGK, v_BSGK, cp=context.cp)

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from mdata import UsageError
 from trainer.kernels.table import Kernels
 from trainer.layers.block_hooks import BlockHooks
+from trainer.layers.paged import PagedStep
+from trainer.models.family import DecodeState
 from trainer.parallel.collectives import Group
 from trainer.parallel.context import columns_of
 
@@ -56,6 +58,7 @@ class Microbatch:
             those of whole rows. None: whole rows.
         loss_tokens: fp32 scalar, the sum of the mask over whole rows; None: that of loss_mask_BS.
         components_B: int64[B], the blend component of each row; None: losses by component are not requested.
+        step: a step of generation, whose tokens [1, N] are new ones of several rows; None: whole rows.
         losses: where stages put losses beside that of the labels, by the names that their family lists.
     """
 
@@ -70,6 +73,7 @@ class Microbatch:
     loss_tokens: Tensor | None = None
     components_B: Tensor | None = None
     losses: dict[str, NamedLoss] | None = None
+    step: PagedStep | None = None
 
     def on_context_rank(self, cp: Group) -> Microbatch:
         """The part that one of the ranks that share its rows holds; itself if there is only one."""
@@ -127,6 +131,17 @@ class Stage(Protocol):
 
     def whole_logits(self, batch: Microbatch) -> Tensor:
         """Of a stage that is the whole model: logits [B, S, vocab_size], complete on each tp rank, differentiable."""
+        ...
+
+    def decode_states(self) -> Mapping[int, DecodeState]:
+        """What its blocks keep between the tokens that they generate, by their numbers in the model."""
+        ...
+
+    def next_logits(self, received: Tensors, batch: Microbatch, at_M: Tensor) -> Tensor:
+        """Of the last stage in a step of generation: logits after these of the N tokens, this rank's entries: [M, V].
+
+        A stage before it is called as in training.
+        """
         ...
 
     def modules(self) -> Iterator[nn.Module]: ...

@@ -35,7 +35,8 @@ from trainer.layers.recompute import keep_input, recomputed
 from trainer.layers.recompute_chunks import Chunk, chunks
 from trainer.layers.rope import Rotation, rotation
 from trainer.layers.shapes import RopeShape
-from trainer.models.gpt.shape import GPTShape, attention_shape, mlp_shape
+from trainer.models.family import DecodeState
+from trainer.models.gpt.shape import GPTShape, attention_shape, decode_state, kinds, mlp_shape
 from trainer.models.stage import LossFunction, Microbatch, Tensors, only_tokens, summed
 from trainer.parallel.collectives import Group
 from trainer.parallel.conjugates import gather_columns
@@ -52,6 +53,12 @@ class Context(NamedTuple):
     def of(self, scores: ScoreShape) -> Sequences:
         """The sequences for a block's attention."""
         return self.in_windows if scores.window else self.sequences
+
+    def of_block(self, number: int) -> Context:
+        """The same for one block, which in generation has pages of its own."""
+        if self.sequences.step is None:
+            return self
+        return self._replace(sequences=self.sequences.of_block(number), in_windows=self.in_windows.of_block(number))
 
 
 class Block(nn.Module):
@@ -222,6 +229,16 @@ class GPT(nn.Module):
         batch = only_tokens(tokens_BS)
         return self._local_logits(*self._through_blocks(received, batch)).view(*tokens_BS.shape, -1)
 
+    def decode_states(self) -> Mapping[int, DecodeState]:
+        """See `Stage`."""
+        every = kinds(self.shape)
+        return {i: decode_state(self.shape, every[i]) for i in self.place.blocks(self.shape.num_layers)}
+
+    def next_logits(self, received: Tensors, batch: Microbatch, at_M: Tensor) -> Tensor:
+        """See `Stage`."""
+        x_ND, branch_ND = self._through_blocks(received, batch)
+        return self._local_logits(x_ND[at_M], None if branch_ND is None else branch_ND[at_M])
+
     def whole_logits(self, batch: Microbatch) -> Tensor:
         """Logits of a single-stage model, gathered over tp, without padding; differentiable: [B, S, vocab_size]."""
         logits_BSV = self._whole_logits(*self._through_blocks((), batch), batch)
@@ -278,16 +295,17 @@ class GPT(nn.Module):
                 self.hooks.before_forward(i + 1)
             else:
                 x_ND, branch_ND = enter_block(self.hooks, i + 1, stream=(x_ND, branch_ND))
-            x_ND, branch_ND = cast(Block, self.blocks[str(i)])(x_ND, branch_ND, context)
+            x_ND, branch_ND = cast(Block, self.blocks[str(i)])(x_ND, branch_ND, context.of_block(i))
         return x_ND, branch_ND
 
     def _context(self, batch: Microbatch) -> Context:
         """Positions, documents and dropout draws of a microbatch, for the blocks."""
         (rows, length), device, places = batch.tokens_BS.shape, batch.tokens_BS.device, None
+        longest = length * self.cp.size if batch.step is None else batch.step.longest
         where = batch.positions_BS if batch.positions_BS is not None else batch.columns_S
         turns: list[Rotation | None] = []
         for rope in dict.fromkeys((self.shape.rope, self.shape.rope.in_windows)):
-            turn = self._rotation(rope, length * self.cp.size, device) if self.shape.position == "rope" else None
+            turn = self._rotation(rope, longest, device) if self.shape.position == "rope" else None
             turns.append(turn.at(where) if turn is not None and where is not None else turn)
         documents = None if batch.bounds is None else Documents(batch.bounds, batch.longest)
         drops = self.shape.hidden_dropout or self.shape.scores.dropout
@@ -298,7 +316,8 @@ class GPT(nn.Module):
             )
         context = None if batch.columns_S is None else ContextRows(self.cp, batch.columns_S)
         whole, in_windows = (
-            Sequences(rows, length, turn, documents, batch.samples_B, context) for turn in (turns[0], turns[-1])
+            Sequences(rows, length, turn, documents, batch.samples_B, context, batch.step)
+            for turn in (turns[0], turns[-1])
         )
         return Context(whole, places, in_windows)
 
