@@ -149,13 +149,7 @@ def _generate(
             done = write_samples(model, requests, arguments.output, texts=texts, progress=told, **size)
             answers = []
         else:
-            answers = [
-                answer
-                for start in range(0, len(requests), arguments.batch_size)
-                for answer in continue_rows(
-                    model, requests[start : start + arguments.batch_size], sliding=arguments.sliding
-                )
-            ]
+            answers = continue_rows(model, requests, sliding=arguments.sliding, batch_size=arguments.batch_size)
     if not model.world.is_main:
         return
     if arguments.output is not None:

@@ -155,7 +155,7 @@ def _processor(case: Mapping[str, Any], logits: torch.Tensor, ids: Sequence[Sequ
 
 def draws(model: Model, case: Mapping[str, Any]) -> str:
     asked = Sampling(temperature=case["temperature"], top_k=case["top_k"], top_p=case["top_p"])
-    logits = model.next_logits([model.encode(case["prompt"])])
+    logits = model.logits(model.encode(case["prompt"]))[-1:]
     head = filtered(
         logits,
         temperature_B=torch.tensor([asked.temperature]),

@@ -1,14 +1,15 @@
 """Texts from a trained model: prompts are continued by the rules of sampling.py, or by beam search.
 
 Every draw is f(seed, request, sample, position), so a text can be had again whatever the layout, the other prompts or
-an interruption: sample i of a file of samples is always the same. Thin on purpose: the whole context is computed anew
-for every token (no key-value cache yet). Any number of ranks may serve any checkpoint.
+an interruption: sample i of a file of samples is always the same. The tokens come from engine.py; here are the texts:
+stop strings, files, and the order of the answers. Any number of ranks may serve any checkpoint.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,12 +26,16 @@ from mdata.util.canonical_json import hash_of
 from trainer.checkpoint.location import Location
 from trainer.parallel.world import World
 from trainer.tasks.beam import Beam, Beams
+from trainer.tasks.decoder import BeamCache
+from trainer.tasks.engine import Engine, Token
+from trainer.tasks.engine import Request as EngineRequest
 from trainer.tasks.loaded_model import Model
-from trainer.tasks.sampling import Sampling, biased, choose, penalized, top_log_probs, uniform
+from trainer.tasks.sampling import Sampling, biased
 from trainer.tasks.text_stream import TextStream
 
 DEFAULT_TOKENS = 64
 BATCH_SIZE = 8
+AHEAD = 4  # batches of requests that the engine has at a time, so that a slow one does not hold up the others
 MOST_LINE = 64 << 20  # characters of a line of prompts
 
 
@@ -85,31 +90,48 @@ class Generated:
     finish_reason: str = ""
 
 
-def continue_rows(model: Model, requests: Sequence[Request], *, sliding: bool = False) -> list[Answer]:
+def continue_rows(
+    model: Model, requests: Sequence[Request], *, sliding: bool = False, batch_size: int | None = None
+) -> list[Answer]:
     """Continue several prompts together; each as if it were alone.
 
     Args:
         sliding: when the context is full its oldest tokens fall out; otherwise such a request is refused.
+        batch_size: how many are computed at a time; None: all.
 
     Raises:
         UsageError: rules out of range, or a prompt and its tokens are longer than the model's context.
     """
+    return list(answers_of(model, requests, sliding=sliding, batch_size=batch_size or max(1, len(requests))))
+
+
+def answers_of(
+    model: Model, requests: Sequence[Request], *, sliding: bool = False, batch_size: int = BATCH_SIZE
+) -> Iterator[Answer]:
+    """The answers of `continue_rows`, in order, each as soon as it and those before it are there."""
     most = [_max_tokens(model, request, sliding=sliding) for request in requests]
-    answers = [Answer(request) for request in requests]
-    streams = [_stream(model.tokenizer, request) for request in requests]
-    _score_prompts(model, [answer for answer in answers if answer.request.prompt_log_probs])
-    open_rows = list(range(len(requests)))
-    while open_rows:
-        contexts = [[*answers[i].request.ids, *answers[i].tokens][-model.context :] for i in open_rows]
-        chosen = _next_tokens(model, [answers[i] for i in open_rows], contexts)
-        for i, token in zip(open_rows, chosen, strict=True):
-            _take(answers[i], token, stream=streams[i], ends=model.ends, most=most[i])
-        open_rows = [i for i in open_rows if not answers[i].finish_reason]
-    for answer, stream in zip(answers, streams, strict=True):
+    if not requests:
+        return
+    rows, longest = min(batch_size, len(requests)), 0
+    for request, new in zip(requests, most, strict=True):
+        longest = max(longest, min(len(request.ids) + new, model.context))
+    engine = Engine(model, max_batch=rows, longest=longest)
+    opened, added = dict[str, tuple[Answer, TextStream | None]](), 0
+    for number in range(len(requests)):
+        while added < min(len(requests), number + AHEAD * rows):
+            opened[str(added)] = Answer(requests[added]), _stream(model.tokenizer, requests[added])
+            engine.add(_engine_request(requests[added], str(added), most[added], sliding=sliding))
+            added += 1
+        answer, stream = opened[str(number)]
+        while not answer.finish_reason:
+            for token in engine.step():
+                if token.id in opened and token.finish != "cancelled":
+                    _take(token, *opened[token.id], engine=engine)
+        del opened[str(number)]
         if stream is not None:
             stream.finish()
             answer.text = stream.text
-    return answers
+        yield answer
 
 
 def search_beams(
@@ -138,11 +160,15 @@ def search_beams(
     if not 1 <= count <= width:
         raise UsageError(f"{count} texts are wanted of a beam search over {width} rows", expected=f"1 to {width}")
     _check_room(model, len(ids), max_tokens)
+    if not ids:
+        raise UsageError("the prompt has no tokens", fix="give some text to continue")
+    model.check_ids(ids)
+    cache = BeamCache(model, ids, width=width, max_tokens=max_tokens)
     while not beams.done:
-        rows = [[*ids, *row] for row in beams.rows]
-        logits_BV = model.next_logits(rows)
+        logits_BV = cache.logits(beams.rows, beams.parents)
         if rules is not None:
-            logits_BV = torch.stack([biased(logits_BV[i], rules, last=row[-1]) for i, row in enumerate(rows)])
+            lasts = [row[-1] if row else ids[-1] for row in beams.rows]
+            logits_BV = torch.stack([biased(logits_BV[i], rules, last=last) for i, last in enumerate(lasts)])
         beams.advance(logits_BV.log_softmax(-1))
     return beams.results(count)
 
@@ -171,7 +197,7 @@ def generate(
         raise UsageError("cannot generate: " + "; ".join(problems))
     model = Model.load(path, world=world, checkpoint=from_checkpoint, progress=progress)
     requests = [Request(ids=tuple(model.encode(prompt)), rules=sampling, number=i) for i, prompt in enumerate(prompts)]
-    answers = [answer for batch in _batches(requests, BATCH_SIZE) for answer in continue_rows(model, batch)]
+    answers = continue_rows(model, requests, batch_size=BATCH_SIZE)
     texts = [
         Generated(prompt, answer.text, model.step, answer.finish_reason)
         for prompt, answer in zip(prompts, answers, strict=True)
@@ -255,17 +281,13 @@ def write_samples(
     progress.advance(done)
     fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666) if model.world.is_main else -1
     try:
-        for start in range(done, len(requests), batch_size):
-            batch = requests[start : start + batch_size]
-            answers = continue_rows(model, batch, sliding=sliding)
+        answers = answers_of(model, requests[done:], sliding=sliding, batch_size=batch_size)
+        for i, answer in enumerate(answers, done):
             if fd >= 0:
-                lines = [
-                    _line(answer, i, texts[i], job=jobs[i], step=model.step) for i, answer in enumerate(answers, start)
-                ]
                 with atomic_io.named_in_errors(output):
-                    atomic_io.write_all(fd, b"".join(lines))
+                    atomic_io.write_all(fd, _line(answer, i, texts[i], job=jobs[i], step=model.step))
                     atomic_io.sync(fd)
-            progress.advance(len(batch))
+            progress.advance(1)
     finally:
         if fd >= 0:
             os.close(fd)
@@ -289,42 +311,42 @@ def answer_facts(answer: Answer) -> dict[str, Any]:
     return facts
 
 
-def _next_tokens(model: Model, answers: Sequence[Answer], contexts: Sequence[Sequence[int]]) -> list[int]:
-    rows, log_probs, draws = list[torch.Tensor](), list[torch.Tensor | None](), list[float]()
-    for logits_V, answer, context in zip(model.next_logits(contexts), answers, contexts, strict=True):
-        request, rules, position = answer.request, answer.request.rules, len(answer.tokens)
-        row_V = biased(logits_V, rules, last=context[-1])
-        log_probs.append(None if request.log_probs is None else row_V.log_softmax(-1))
-        rows.append(penalized(row_V, rules, prompt=request.ids, new=answer.tokens, ends=_ends_in(model, row_V)))
-        drawn = not rules.is_greedy
-        draws.append(uniform(rules.seed, request.number, position, sample=request.sample) if drawn else 0.0)
-    rules_B, steps = [answer.request.rules for answer in answers], [len(answer.tokens) for answer in answers]
-    tokens: list[int] = choose(torch.stack(rows), rules_B, steps=steps, uniforms=draws).tolist()
-    for answer, token, log_probs_V in zip(answers, tokens, log_probs, strict=True):
-        if log_probs_V is not None:
-            answer.log_probs.append(float(log_probs_V[token]))
-            answer.top.append(top_log_probs(log_probs_V, answer.request.log_probs or 0))
-    return tokens
+def _engine_request(request: Request, id: str, most: int, *, sliding: bool) -> EngineRequest:
+    return EngineRequest(
+        id=id,
+        prompt=request.ids,
+        sampling=request.rules,
+        max_tokens=most,
+        top_logprobs=request.log_probs or 0,
+        echo=request.prompt_log_probs,
+        first=request.sample,
+        number=request.number,
+        sliding=sliding,
+    )
 
 
-def _ends_in(model: Model, logits_V: torch.Tensor) -> list[int]:
-    return [token for token in model.ends if token < len(logits_V)]
-
-
-def _take(answer: Answer, token: int, *, stream: TextStream | None, ends: frozenset[int], most: int) -> None:
+def _take(token: Token, answer: Answer, stream: TextStream | None, *, engine: Engine) -> None:
     """Add a token to an answer, which may end it."""
-    rules = answer.request.rules
-    answer.tokens.append(token)
-    if token in ends and not rules.ignore_eod:
-        answer.finish_reason = "stop"
+    request = answer.request
+    if token.prompt:
+        if not math.isnan(token.logprob):
+            answer.prompt_log_probs.append(token.logprob)
+            if request.log_probs:
+                answer.prompt_top.append(token.top)
         return
-    if stream is not None:
-        stream.add(token, stops=len(answer.tokens) >= rules.min_tokens)
-        if stream.stopped:
-            answer.finish_reason = "stop"
-            return
-    if len(answer.tokens) >= most:
-        answer.finish_reason = "length"
+    if answer.finish_reason:  # a token that came after a stop string
+        return
+    answer.tokens.append(token.token)
+    if request.log_probs is not None:
+        answer.log_probs.append(token.logprob)
+        answer.top.append(token.top)
+    answer.finish_reason = token.finish or ""
+    if stream is None or token.finish == "stop":
+        return
+    stream.add(token.token, stops=len(answer.tokens) >= request.rules.min_tokens)
+    if stream.stopped:
+        answer.finish_reason = "stop"
+        engine.cancel(token.id)
 
 
 def _stream(tokenizer: mdata.Tokenizer | None, request: Request) -> TextStream | None:
@@ -334,21 +356,6 @@ def _stream(tokenizer: mdata.Tokenizer | None, request: Request) -> TextStream |
             raise UsageError("stop strings need a tokenizer", found="a model without one", fix="--tokenizer FOLDER")
         return None
     return TextStream(tokenizer, request.ids, stop=rules.stop, keep_stop=rules.keep_stop)
-
-
-def _score_prompts(model: Model, answers: Sequence[Answer]) -> None:
-    for answer in answers:
-        request = answer.request
-        ids, top = request.ids[-model.context :], request.log_probs or 0
-        if len(ids) < 2:
-            continue
-        scores = model.score([ids], top=top, bias=request.rules.logit_bias)
-        answer.prompt_log_probs = scores.log_prob_BS[0].tolist()
-        if scores.top_BSN is not None:
-            values, tokens = scores.top_BSN
-            answer.prompt_top = [
-                list(zip(t, v, strict=True)) for t, v in zip(tokens[0].tolist(), values[0].tolist(), strict=True)
-            ]
 
 
 def _max_tokens(model: Model, request: Request, *, sliding: bool) -> int:
@@ -374,11 +381,6 @@ def _check_room(model: Model, prompt: int, new: int) -> None:
             expected=f"at most {model.context:,} together",
             fix="a shorter prompt, fewer --max-tokens, or --sliding, which forgets the oldest tokens",
         )
-
-
-def _batches(requests: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:
-    for start in range(0, len(requests), size):
-        yield requests[start : start + size]
 
 
 def _job(model: Model, request: Request) -> str:

@@ -21,7 +21,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from mdata import UsageError
 from mdata.progress import SILENT, Progress
 from trainer.parallel.collectives import gather_objects
-from trainer.tasks.generate import Request, continue_rows
+from trainer.tasks.generate import Request, answers_of
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
 from trainer.tasks.score import Span, score_spans
@@ -137,14 +137,14 @@ class MtrainLM(TemplateLM):
         """What follows each context, up to the task's stop strings."""
         asked = [self._request(number, *request.args) for number, request in enumerate(requests)]
         order = sorted(range(len(asked)), key=lambda i: (-len(asked[i].ids), i))
-        batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
         dp, texts = self.model.world.groups["dp"], dict[int, str]()
-        self._progress.begin("generate", len(asked), unit="texts")
-        for number, batch in enumerate(batches):
-            if number % dp.size == dp.rank:
-                answers = continue_rows(self.model, [asked[i] for i in batch])
-                texts |= {i: answer.text for i, answer in zip(batch, answers, strict=True)}
-            self._progress.advance(len(batch))
+        mine = order[dp.rank :: dp.size]
+        self._progress.begin("generate", len(mine), unit="texts")
+        for i, answer in zip(
+            mine, answers_of(self.model, [asked[i] for i in mine], batch_size=self.batch_size), strict=True
+        ):
+            texts[i] = answer.text
+            self._progress.advance(1)
         self._progress.end()
         every = {i: text for part in gather_objects(texts, dp) for i, text in part.items()}
         return [every[i] for i in range(len(asked))]

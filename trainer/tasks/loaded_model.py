@@ -4,7 +4,7 @@ From a run folder or one of its checkpoints, in any layout; from a Hugging Face 
 checkpoint of Megatron-LM. All ranks of a world share one copy over tp and pp; along dp each rank has its own rows. A
 row is padded on the right, where causal attention does not look, so a row in a batch equals the row alone. What is
 unusual: log probabilities are reduced over tp by their largest value and sum, and the logits of a vocabulary are only
-gathered for the positions that are asked for. What is not done: keeping keys and values between tokens.
+gathered for the positions that are asked for. Generation, which keeps keys and values, is engine.py.
 
 Shapes: B rows, S tokens of the longest, V entries of the vocabulary without padding.
 """
@@ -157,18 +157,6 @@ class Model:
         """
         return self._gathered(self._forward(self._padded([ids])), range(len(ids)), row=0)
 
-    def next_logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Logits after the last token of each row: fp32[B, V], on all ranks.
-
-        Raises:
-            UsageError: as `logits`.
-        """
-        last_BV = self._forward(self._padded(rows))
-        if last_BV is not None:
-            ends_B = torch.tensor([len(row) - 1 for row in rows], device=last_BV.device)
-            last_BV = last_BV[torch.arange(len(rows), device=last_BV.device), ends_B]
-        return self._whole_vocabulary(last_BV, len(rows))
-
     @torch.no_grad()
     def score(self, rows: Sequence[Sequence[int]], *, top: int = 0, bias: Mapping[int, float] | None = None) -> Scores:
         """The log probability of each token after those before it; what lies beyond a row's end has no meaning.
@@ -192,11 +180,11 @@ class Model:
                 parts += (tops, tops.long())
         else:
             local_BSV = local_BSV.float()
-            first = self._columns(local_BSV)
+            first = self.columns(local_BSV)
             for token, more in (bias or {}).items():
                 if 0 <= token - first < local_BSV.shape[-1]:
                     local_BSV[..., token - first] += more
-            parts = self._reduced(local_BSV, labels_BS, first=first, top=top)
+            parts = self.reduced(local_BSV, labels_BS, first=first, top=top)
         pp = self.world.groups["pp"]
         log_prob_BS, greedy_BS, *top_BSN = (all_reduce_(part.contiguous(), pp) for part in parts)
         return Scores(log_prob_BS, greedy_BS > 0, (top_BSN[0], top_BSN[1]) if top else None)
@@ -270,23 +258,30 @@ class Model:
 
     def _gathered(self, local_BSV: Tensor | None, positions: range, *, row: int) -> Tensor:
         local = None if local_BSV is None else local_BSV[row, positions.start : positions.stop]
-        return self._whole_vocabulary(local, len(positions))
+        return self.whole_vocabulary(local, len(positions))
 
-    def _whole_vocabulary(self, local_BV: Tensor | None, num_rows: int) -> Tensor:
-        """This rank's entries of some positions, from all tp ranks to all ranks."""
+    def gathered_vocabulary(self, local_BV: Tensor) -> Tensor:
+        """On the last stage: all entries without padding, on each tp rank, from its own: fp32[B, V]."""
+        tp = self.world.groups["tp"]
+        if tp.size == 1:
+            return local_BV[:, : self.vocab_size].float()
+        whole_VB = all_gather(local_BV.float().t().contiguous(), tp)
+        return whole_VB[: self.vocab_size].t().contiguous()
+
+    def whole_vocabulary(self, local_BV: Tensor | None, num_rows: int) -> Tensor:
+        """The same on all ranks; None comes from those that are not on the last stage."""
         pp = self.world.groups["pp"]
         if local_BV is None:
             return all_reduce_(torch.zeros(num_rows, self.vocab_size, device=self.world.device), pp)
-        whole_VB = all_gather(local_BV.float().t().contiguous(), self.world.groups["tp"])
-        return all_reduce_(whole_VB[: self.vocab_size].t().contiguous(), pp)
+        return all_reduce_(self.gathered_vocabulary(local_BV).contiguous(), pp)
 
-    def _columns(self, local_BSV: Tensor) -> int:
+    def columns(self, local_BSV: Tensor) -> int:
         """The first entry of the vocabulary that this rank holds; entries of padding get no probability."""
         first = self.world.groups["tp"].rank * local_BSV.shape[-1]
         local_BSV[..., max(0, self.vocab_size - first) :] = -math.inf
         return first
 
-    def _reduced(self, local_BSV: Tensor, labels_BS: Tensor, *, first: int, top: int) -> tuple[Tensor, ...]:
+    def reduced(self, local_BSV: Tensor, labels_BS: Tensor, *, first: int, top: int) -> tuple[Tensor, ...]:
         """Log probability of the labels, 1 where they are the likeliest; with `top`, values and ids of the best."""
         tp, width = self.world.groups["tp"], local_BSV.shape[-1]
         largest_BS = all_reduce_(local_BSV.amax(-1), tp, op="max")

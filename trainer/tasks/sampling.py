@@ -203,15 +203,31 @@ def likeliest(logits_BV: Tensor) -> Tensor:
     Raises:
         DamageError: a row without a number.
     """
-    best_B = logits_BV.amax(-1, keepdim=True)
-    if not bool((best_B > -math.inf).all()):
+    best_B = _likeliest(logits_BV)
+    check_chosen(best_B.tolist(), logits_BV.shape[-1])
+    return best_B
+
+
+def _likeliest(logits_BV: Tensor) -> Tensor:
+    """The same, and V for a row without a number."""
+    best_B1 = logits_BV.amax(-1, keepdim=True)
+    ids_V = torch.arange(logits_BV.shape[-1], device=logits_BV.device)
+    is_best_BV = (logits_BV == best_B1) & (best_B1 > -math.inf)
+    return torch.where(is_best_BV, ids_V, logits_BV.shape[-1]).amin(-1)
+
+
+def check_chosen(tokens: Iterable[int], vocab_size: int) -> None:
+    """Refuse what `choose` gives for a row without a number.
+
+    Raises:
+        DamageError: there is one.
+    """
+    if any(token >= vocab_size for token in tokens):
         raise DamageError(
             "the model's logits are not numbers",
             found="NaN, or no token that may come next",
             fix="check the weights (mtrain inspect --values), the dtype and the bias of the request",
         )
-    ids_V = torch.arange(logits_BV.shape[-1], device=logits_BV.device)
-    return torch.where(logits_BV == best_B, ids_V, logits_BV.shape[-1]).amin(-1)
 
 
 def filtered(
@@ -247,13 +263,13 @@ def drawn(probability_BV: Tensor, token_BV: Tensor, size_B: Tensor, *, uniform_B
 
 
 def choose(logits_BV: Tensor, rules: Sequence[Sampling], *, steps: Sequence[int], uniforms: Sequence[float]) -> Tensor:
-    """The next token of each row: int64[B].
+    """The next token of each row: int64[B]; V for a row without a number, see `check_chosen`.
 
     Args:
         logits_BV: after `biased` and `penalized`. rules: of each row. steps: new tokens that each row has.
         uniforms: the draw of each row; not used where it is greedy.
     """
-    best_B = likeliest(logits_BV)
+    best_B = _likeliest(logits_BV)
     if all(row.is_greedy for row in rules):
         return best_B
 
@@ -268,7 +284,8 @@ def choose(logits_BV: Tensor, rules: Sequence[Sampling], *, steps: Sequence[int]
         min_p_B=numbers(row.min_p for row in rules),
     )
     greedy_B = torch.tensor([row.is_greedy for row in rules], device=logits_BV.device)
-    return torch.where(greedy_B, best_B, drawn(*heads, uniform_B=numbers(uniforms)))
+    is_bad_B = best_B == logits_BV.shape[-1]
+    return torch.where(greedy_B | is_bad_B, best_B, drawn(*heads, uniform_B=numbers(uniforms)))
 
 
 def top_log_probs(log_probs_V: Tensor, n: int) -> list[tuple[int, float]]:

@@ -1,0 +1,262 @@
+"""The decode engine against its slow twin: in any batch, any chunks, any cache and any layout the same tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mdata import DamageError, UsageError
+from tests.helpers.ranks import run_ranks
+from tests.reference.whole_context import continue_row
+from tests.trainer.shapes import GPT2, LLAMA
+from trainer.kernels.scores import ScoreShape
+from trainer.models.gpt.model import build_gpt
+from trainer.models.gpt.params import parameter_table
+from trainer.parallel.init import ElementRange, initialize_
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.params import Place
+from trainer.tasks.engine import Engine, Load, Request
+from trainer.tasks.loaded_model import Model
+from trainer.tasks.sampling import Sampling
+
+CONTEXT, END = 48, 11
+BASE = replace(LLAMA, max_position=CONTEXT)
+SHAPES = {
+    "llama": BASE,
+    "gpt2": replace(GPT2, max_position=CONTEXT),
+    "one key-value head": replace(BASE, num_kv_heads=1, qk_norm=True),
+    "window": replace(BASE, scores=ScoreShape(window=5)),
+    "window and whole": replace(BASE, num_layers=3, window_interval=3, scores=ScoreShape(window=7, softcap=3.0)),
+    "alibi": replace(BASE, position="alibi", scores=ScoreShape(alibi=True)),
+    "sinks": replace(BASE, rope_interval=2, scores=ScoreShape(window=6, sinks="learned", scale=0.5)),
+    "no positions": replace(BASE, position="none", scores=ScoreShape(sinks="zero"), logit_softcap=4.0),
+}
+GREEDY = Sampling(greedy=True)
+RULES = (
+    GREEDY,
+    Sampling(temperature=1.0, top_k=7, top_p=0.9, seed=5),
+    Sampling(repetition_penalty=1.3, frequency_penalty=0.5, min_p=0.01, seed=6),
+    Sampling(logit_bias={3: 2.0, 4: -math.inf}, temperature=1.5, min_tokens=3),
+    Sampling(top_p_decay=0.9, top_p_bound=0.1, blocked_after={9: (1, 2, 3)}, ignore_eod=True),
+)
+
+
+def make_model(context, name="llama", *, pp=1):
+    world = context.join(Mesh(context.world, context.world // pp, pp=pp))
+    tp, shape = world.groups["tp"], SHAPES[name]
+    place = Place(tp_rank=tp.rank, tp_size=tp.size, stage=world.groups["pp"].rank, num_stages=pp, ends_apart=pp > 1)
+    module = build_gpt(shape, place, groups={"tp": tp}, dtype=torch.float32, device=world.device)
+    named = dict(module.named_parameters())
+    for spec in parameter_table(shape, module.place):
+        initialize_([ElementRange(spec, 0, spec.numel, named[spec.name].data.view(-1))], seed=3)
+    sizes = {"vocab_size": shape.vocab_size, "rows": shape.vocab_size, "context": CONTEXT}
+    return Model(module=module, world=world, ends=frozenset((END,)), **sizes)
+
+
+def requests(count):
+    """Ragged ones: prompts of 1 to 30 tokens, 1 to 17 new ones, every rule."""
+    made = []
+    for i in range(count):
+        prompt = [(7 * i + 3 * j + j * j) % 250 for j in range(1 + (i * 11) % 30)]
+        made.append(Request(str(i), prompt, RULES[i % len(RULES)], max_tokens=1 + (5 * i + 12) % 17, number=i))
+    return made
+
+
+def run(engine, asked=(), *, check=lambda: None):
+    """(tokens, log probabilities, finish) of each (id, sample)."""
+    for request in asked:
+        engine.add(request)
+    found, steps = {}, 0
+    while engine.busy:
+        for token in engine.step():
+            tokens, log_probs, finish = found.setdefault((token.id, token.index), ([], [], []))
+            if not token.prompt and token.token >= 0:
+                tokens.append(token.token)
+                log_probs.append(token.logprob)
+            finish += [token.finish] if token.finish else []
+        check()
+        steps += 1
+        assert steps < 5000, "the engine does not end"
+    return found
+
+
+def twins(model, asked):
+    return {
+        (request.id, index): continue_row(
+            model,
+            request.prompt,
+            request.sampling,
+            max_tokens=request.max_tokens,
+            number=request.number,
+            sample=index,
+        )
+        for request in asked
+        for index in range(request.first, request.first + request.n)
+    }
+
+
+def compare(found, twins):
+    assert found.keys() == twins.keys()
+    for key, (tokens, log_probs) in twins.items():
+        assert found[key][0] == tokens, key
+        assert found[key][1] == pytest.approx(log_probs, abs=1e-4)
+        assert len(found[key][2]) == 1, "it ends once"
+
+
+def _against_twin(context, name):
+    model, asked = make_model(context, name), requests(16 if name == "llama" else 5)
+    wanted = twins(model, asked)
+    for batch, chunk, page in ((1, 512, 16), (3, 7, 2), (16, 64, 4)):
+        engine = Engine(model, max_batch=batch, prefill_chunk=chunk, page_tokens=page)
+        compare(run(engine, asked), wanted)
+        assert engine.load() == Load(0, 0, 0, engine.load().pages)
+    return {reason for *_, (reason,) in run(Engine(model, max_batch=16), asked).values()}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_tokens_are_those_of_the_whole_context(name):
+    assert run_ranks(_against_twin, 1, name)[0] == {"length", "stop"} or name != "llama"
+
+
+def _little_cache(context, name):
+    model = make_model(context, name)
+    asked = [request._replace(prompt=request.prompt[:9], max_tokens=25) for request in requests(10)]
+    engine = Engine(model, cache_tokens=CONTEXT, max_batch=16, prefill_chunk=8, page_tokens=4)
+    most, preempted = 0, 0
+
+    def check():
+        nonlocal most, preempted
+        load = engine.load()
+        most = max(most, load.running)
+        assert load.pages_used <= load.pages
+        preempted += any(len(row.tokens) > len(row.request.prompt) for row in engine._waiting)
+
+    compare(run(engine, asked, check=check), twins(model, asked))
+    return engine.load().pages_used, most > 1, preempted > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "window and whole"])
+def test_a_cache_that_is_ten_times_too_small_gives_the_same_texts(name):
+    assert run_ranks(_little_cache, 1, name) == [(0, True, True)], "several rows ran, and some were preempted"
+
+
+def _come_and_go(context):
+    model, asked = make_model(context), requests(9)
+    wanted, found = twins(model, asked), {}
+    engine = Engine(model, max_batch=4, prefill_chunk=8, page_tokens=4)
+    for i, request in enumerate(asked):
+        engine.add(request._replace(max_tokens=25 if i == 2 else request.max_tokens))
+        for token in engine.step():
+            found.setdefault(token.id, []).append(token)
+    engine.cancel("2")
+    engine.cancel("nobody")
+    assert engine.busy
+    while engine.busy:
+        for token in engine.step():
+            found.setdefault(token.id, []).append(token)
+    last = found.pop("2")[-1]
+    assert (last.token, last.finish) == (-1, "cancelled") and engine.load()[:3] == (0, 0, 0)
+    for id, tokens in found.items():
+        assert [token.token for token in tokens] == wanted[id, 0][0]
+
+
+def test_rows_come_go_and_are_cancelled():
+    run_ranks(_come_and_go, 1)
+
+
+def _scored(context, pp):
+    model, prompt = make_model(context, pp=pp), [5, 9, 100, 7, 7, 30, 2]
+    rules = Sampling(greedy=True, logit_bias={9: 1.5})
+    scores = model.score([prompt], top=3, bias=rules.logit_bias)
+    asked = Request("x", prompt, rules, max_tokens=2, top_logprobs=3, echo=True, n=2)
+    for chunk in (3, 512):
+        engine = Engine(model, prefill_chunk=chunk, page_tokens=4)
+        engine.add(asked)
+        told = [token for _ in range(20) for token in engine.step()]
+        given = [token for token in told if token.prompt]
+        assert [token.token for token in given] == prompt and {token.index for token in given} == {0}
+        assert math.isnan(given[0].logprob) and given[0].top == []
+        for place, token in enumerate(given[1:]):
+            assert token.logprob == pytest.approx(float(scores.log_prob_BS[0, place]), abs=1e-5)
+            assert [i for i, _ in token.top] == scores.top_BSN[1][0, place].tolist()
+        new = [token for token in told if not token.prompt and token.index == 1]
+        (tokens, log_probs) = continue_row(model, prompt, rules, max_tokens=2)
+        assert [token.token for token in new] == tokens
+        assert [token.logprob for token in new] == pytest.approx(log_probs, abs=1e-5)
+        assert all(len(token.top) == 3 and token.top[0][0] == token.token for token in new)
+        engine.add(asked._replace(max_tokens=0, n=1))
+        (*_, last) = [token for _ in range(8) for token in engine.step()]
+        assert last.prompt and last.finish == "length" and not engine.busy
+
+
+@pytest.mark.parametrize(("ranks", "pp"), [(1, 1), (4, 2)])
+def test_prompts_are_scored_on_the_way(ranks, pp):
+    run_ranks(_scored, ranks, pp)
+
+
+def _layout(context, name, pp):
+    model, asked = make_model(context, name, pp=pp), requests(8)
+    engine = Engine(model, cache_tokens=96, max_batch=6, prefill_chunk=16, page_tokens=4)
+    found = run(engine, [*asked, Request("n", [1, 2], RULES[1], max_tokens=6, n=2)])
+    return {key: (tokens, log_probs) for key, (tokens, log_probs, _) in found.items()}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "window and whole"])
+def test_every_layout_gives_the_same_tokens(name):
+    (alone,) = run_ranks(_layout, 1, name, 1)
+    for ranks, pp in ((2, 1), (4, 1), (2, 2), (4, 2)):
+        for found in run_ranks(_layout, ranks, name, pp):
+            assert {key: tokens for key, (tokens, _) in found.items()} == {
+                key: tokens for key, (tokens, _) in alone.items()
+            }
+            for key, (_, log_probs) in found.items():
+                assert log_probs == pytest.approx(alone[key][1], abs=1e-4)
+
+
+def _refusals(context):
+    model = make_model(context)
+    engine = Engine(model, cache_tokens=20, max_batch=2, page_tokens=4)
+    assert engine.capacity == 20
+    engine.add(Request("a", [1], GREEDY, max_tokens=3))
+    for request, text in (
+        (Request("b", [], GREEDY, max_tokens=1), "the prompt has no tokens"),
+        (Request("b", [250], GREEDY, max_tokens=1), "token 250 is outside the vocabulary"),
+        (Request("b", [1] * 49, GREEDY, max_tokens=1), "49 tokens of the prompt and 1 new"),
+        (
+            Request("b", [1] * 10, GREEDY, max_tokens=12),
+            "the cache\n  found: 10 tokens of the prompt and 12 new",
+        ),
+        (Request("b", [1], GREEDY, max_tokens=0), "max_tokens=0"),
+        (Request("b", [1], GREEDY, max_tokens=1, n=0), "n=0"),
+        (Request("b", [1], Sampling(top_p=2.0), max_tokens=1), "top_p=2"),
+        (Request("a", [1], GREEDY, max_tokens=1), "'a' is open already"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            engine.add(request)
+    assert engine.load()[:2] == (0, 1), "what was refused has left nothing"
+    for options in ({"max_batch": 0}, {"cache_tokens": 0}):
+        with pytest.raises(UsageError, match="is below 1"):
+            Engine(model, **options)
+    with torch.no_grad():
+        model.module.head.weight.fill_(math.nan)
+    with pytest.raises(DamageError, match="logits are not numbers"):
+        run(engine)
+
+
+def test_what_cannot_be_answered_is_refused():
+    run_ranks(_refusals, 1)
+
+
+def _thousand(context):
+    model, asked = make_model(context, "window and whole"), requests(1000)
+    wanted = twins(model, asked)
+    engine = Engine(model, cache_tokens=150, max_batch=32, prefill_chunk=32, page_tokens=4)
+    compare(run(engine, asked), wanted)
+
+
+@pytest.mark.soak
+def test_a_thousand_requests_under_a_little_cache():
+    run_ranks(_thousand, 1, timeout_s=1200)

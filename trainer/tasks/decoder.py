@@ -1,0 +1,276 @@
+"""A model that keeps keys and values: new tokens of rows in, logits after them out.
+
+What a block keeps is declared by its kind (`DecodeState`); there is one tensor of pages for each of its names, and all
+blocks that see equally many tokens share a table of pages. A call computes one token of each row (decoding) or parts of
+prompts (prefill), which flow through the layers as flat tokens, as in training. Any number of rows may lie beside each
+other. What is not done: states that are not kept for each token (`per`), which no family here has.
+
+Shapes: N new tokens of B rows, M positions whose logits are wanted, V entries of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mdata import UsageError
+from trainer.errors import out_of_memory_in
+from trainer.layers.paged import PagedRows, PagedStep, Pages
+from trainer.models.family import DecodeState
+from trainer.models.stage import Microbatch
+from trainer.parallel.collectives import all_reduce_, start_receive_, start_send
+from trainer.tasks.loaded_model import Model
+from trainer.tasks.pages import Copy, PageTable, Pool, pages_for
+
+PAGE_TOKENS = 16
+CHUNK = 512  # tokens of a prefill
+FREE_SHARE = {True: 0.85, False: 0.5}  # on a GPU or not: of the free memory, where no size of the cache is given
+UNKNOWN_FREE = 4 << 30  # bytes, on systems that do not tell what is free
+
+
+class Decoder:
+    """The cache of a model on this rank, and the forward pass over it.
+
+    Args:
+        cache_tokens: tokens that blocks without a window keep, of all rows; None: as fit into the free memory, at most
+            those of `max_rows` rows.
+        max_rows: rows at a time. chunk: tokens of one prefill at most.
+        longest: tokens that a row will have; None: those of the model's context.
+
+    Attributes:
+        table: the pages of each row. capacity: tokens that a row can have.
+
+    Raises:
+        UsageError: blocks keep something else than tokens, or the memory does not hold one page.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        cache_tokens: int | None,
+        max_rows: int,
+        chunk: int = CHUNK,
+        page_tokens: int = PAGE_TOKENS,
+        longest: int | None = None,
+    ) -> None:
+        self.model, self.chunk, self.page_tokens = model, chunk, page_tokens
+        self._longest_row = min(longest or model.context, model.context)
+        states: Mapping[int, DecodeState] = model.module.decode_states()
+        if other := sorted({state.per for state in states.values()} - {"token"}):
+            raise UsageError(f"{model.name} cannot generate: its blocks keep a state for each {other[0]}")
+        lasts = self._lasts(states)
+        like = next(model.module.parameters())
+        page_bytes = dict.fromkeys(lasts, 0)
+        for state in states.values():
+            numbers = sum(math.prod(self._local(state, shape)) for shape in state.tensors.values())
+            page_bytes[self._last(state)] += numbers * like.element_size() * page_tokens
+        row_pages = -(-self._longest_row // page_tokens)
+        pages = max_rows * row_pages if cache_tokens is None else -(-cache_tokens // page_tokens)
+        counts = self._page_counts(pages, lasts, max_rows)
+        if cache_tokens is None:
+            free = _free_bytes(model)
+            while pages > 1 and sum(counts[last] * page_bytes[last] for last in lasts) > free:
+                pages = pages * 9 // 10
+                counts = self._page_counts(pages, lasts, max_rows)
+        pools = [Pool(counts[last], last=last or None) for last in lasts]
+        self.capacity = min(self._longest(pool) for pool in pools)
+        self.table = PageTable(pools, page_tokens=page_tokens, slots=max_rows, longest=self._longest_row)
+        self.cache_bytes = sum((counts[last] + 1) * page_bytes[last] for last in lasts)
+        with out_of_memory_in("the cache of keys and values", fix="a smaller cache, or more ranks"):
+            self._tensors = {
+                block: {
+                    name: torch.zeros(
+                        counts[self._last(state)] + 1,
+                        page_tokens,
+                        *self._local(state, shape),
+                        dtype=like.dtype,
+                        device=like.device,
+                    )
+                    for name, shape in state.tensors.items()
+                }
+                for block, state in states.items()
+            }
+        self._pool_of = {block: lasts.index(self._last(state)) for block, state in states.items()}
+
+    @torch.no_grad()
+    def prefill(
+        self, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]], at: Sequence[int]
+    ) -> Tensor | None:
+        """Add tokens to rows whose pages are there, and compute logits after some of the tokens.
+
+        Args:
+            starts: tokens that each row has already. at: numbers among all new tokens, in their order.
+
+        Returns:
+            this rank's entries of the logits, with padding: [M, V]; None but on the last stage.
+        """
+        counts = tuple(map(len, tokens))
+        lengths = tuple(start + count for start, count in zip(starts, counts, strict=True))
+        places = [np.arange(start, stop) for start, stop in zip(starts, lengths, strict=True)]
+        length_B, width, index = self._moved(np.array(lengths, dtype=np.int32)), self._width(lengths), list(slots)
+        rows = []
+        for pool, pages in enumerate(self.table.tables):
+            place_N = np.concatenate(
+                [self.table.places(pool, slot, positions) for slot, positions in zip(slots, places, strict=True)]
+            )
+            rows.append(PagedRows(self._moved(pages[index, :width]), length_B, self._moved(place_N), counts, lengths))
+        flat_N = np.array([token for row in tokens for token in row], dtype=np.int64)
+        position_N, at_M = np.concatenate(places), np.array(at, dtype=np.int64)
+        return self._forward(self._moved(flat_N), self._moved(position_N), self._moved(at_M), rows)
+
+    @torch.no_grad()
+    def decode(self, slots: Sequence[int], lengths: Sequence[int], tokens_B: Tensor) -> Tensor | None:
+        """Add one token to each row, and compute the logits after it.
+
+        Args:
+            lengths: tokens of each row, with this one. tokens_B: int64, on the device.
+
+        Returns:
+            as `prefill`, [B, V].
+        """
+        page, index, last_B = self.page_tokens, list(slots), np.array(lengths, dtype=np.int64) - 1
+        length_B, width = self._moved((last_B + 1).astype(np.int32)), self._width(lengths)
+        rows = []
+        for pages in self.table.tables:
+            place_B = pages[index, last_B // page].astype(np.int64) * page + last_B % page
+            rows.append(PagedRows(self._moved(pages[index, :width]), length_B, self._moved(place_B)))
+        at_B = torch.arange(len(index), device=tokens_B.device)
+        return self._forward(tokens_B, self._moved(last_B), at_B, rows)
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copy pages, in the order given."""
+        for block, tensors in self._tensors.items():
+            mine = [copy for copy in copies if copy.pool == self._pool_of[block]]
+            if mine:
+                source, target = ([getattr(copy, name) for copy in mine] for name in ("source", "target"))
+                for tensor in tensors.values():
+                    tensor[target] = tensor[source]
+
+    def _forward(self, tokens_N: Tensor, position_N: Tensor, at_M: Tensor, rows: Sequence[PagedRows]) -> Tensor | None:
+        model = self.model
+        with out_of_memory_in("generating", fix="fewer rows at a time, shorter prefills, or a smaller cache"):
+            pages = {block: Pages(tensors, rows[self._pool_of[block]]) for block, tensors in self._tensors.items()}
+            nothing = torch.zeros(0, device=tokens_N.device)
+            batch = Microbatch(
+                tokens_BS=tokens_N[None],
+                labels_BS=nothing,
+                loss_mask_BS=nothing,
+                positions_BS=position_N[None],
+                step=PagedStep(pages, model.context),
+            )
+            pp, links = model.world.groups["pp"], model.world.links
+            received = model.module.received(batch)
+            for buffer in received:
+                start_receive_(buffer, links[pp.rank - 1, pp.rank]).wait()
+            if pp.rank + 1 == pp.size:
+                logits: Tensor = model.module.next_logits(received, batch, at_M)
+                return logits
+            for tensor in model.module(received, batch):
+                start_send(tensor.contiguous(), links[pp.rank, pp.rank + 1]).wait()
+            return None
+
+    def _width(self, lengths: Sequence[int]) -> int:
+        """Pages of the longest row."""
+        return -(-max(lengths) // self.page_tokens)
+
+    def _moved(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.model.world.device)
+
+    def _local(self, state: DecodeState, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """This rank's part of a tensor that a block keeps of a token."""
+        tp = self.model.world.groups["tp"].size
+        return (max(1, shape[0] // tp), *shape[1:]) if state.divided else shape
+
+    def _last(self, state: DecodeState) -> int:
+        """How many last tokens such a block sees; 0: all of the context."""
+        return 0 if state.last is None or state.last >= self.model.context else state.last
+
+    def _lasts(self, states: Mapping[int, DecodeState]) -> list[int]:
+        """Those of the blocks of all stages, so that every rank has the same tables; 0 comes first."""
+        flags = torch.zeros(self.model.context, device=self.model.world.device)
+        for state in states.values():
+            flags[self._last(state)] = 1
+        all_reduce_(flags, self.model.world.groups["pp"], op="max")
+        return [int(last) for last in flags.nonzero().flatten().tolist()]
+
+    def _page_counts(self, pages: int, lasts: Sequence[int], max_rows: int) -> dict[int, int]:
+        """Pages of each pool: as given, but no more than the windows of all rows need."""
+        return {last: max(1, min(pages, max_rows * self._needed(last))) for last in lasts}
+
+    def _needed(self, last: int) -> int:
+        """Pages of the longest row."""
+        return pages_for(self._longest_row, last=last or None, chunk=self.chunk, page_tokens=self.page_tokens)
+
+    def _longest(self, pool: Pool) -> int:
+        """Tokens of a row that has the pool to itself."""
+        fits = self._needed(pool.last or 0) <= pool.pages
+        return self._longest_row if fits else min(self._longest_row, pool.pages * self.page_tokens)
+
+
+def _free_bytes(model: Model) -> float:
+    """Bytes that the cache may take, the same on all ranks."""
+    device = model.world.device
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = (
+            os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if "SC_AVPHYS_PAGES" in os.sysconf_names else 0
+        )
+    found = torch.tensor(
+        -(free or UNKNOWN_FREE) * FREE_SHARE[device.type == "cuda"], dtype=torch.float64, device=device
+    )
+    for axis in ("tp", "pp"):
+        all_reduce_(found, model.world.groups[axis], op="max")
+    return float(-found)
+
+
+class BeamCache:
+    """The rows of a beam search after one prompt, which share the pages of what they have in common."""
+
+    def __init__(self, model: Model, ids: Sequence[int], *, width: int, max_tokens: int) -> None:
+        own = 2 * width * (-(-max_tokens // PAGE_TOKENS) + 2)  # pages of rows before and after a step
+        self._decoder = Decoder(
+            model,
+            cache_tokens=(own - (-len(ids) // PAGE_TOKENS)) * PAGE_TOKENS,
+            max_rows=2 * width,
+            longest=len(ids) + max_tokens,
+        )
+        self._ids, self._slots, self._length = list(ids), list[int](), 0
+
+    def logits(self, rows: Sequence[Sequence[int]], parents: Sequence[int]) -> Tensor:
+        """Logits after each row, on all ranks: fp32[B, V].
+
+        Args:
+            rows: new tokens, one more than in the last call. parents: of each, its place in the last call.
+        """
+        decoder, model, table = self._decoder, self._decoder.model, self._decoder.table
+        if not self._slots:
+            self._slots = [table.open()]
+            for start in range(0, len(self._ids), decoder.chunk):
+                part = self._ids[start : start + decoder.chunk]
+                self._extend(start + len(part))
+                local_BV = decoder.prefill(self._slots, [start], [part], [len(part) - 1])
+            return model.whole_vocabulary(local_BV, 1)
+        forks = [table.fork(self._slots[parent], self._length) for parent in parents]
+        for slot in self._slots:
+            table.close(slot)
+        decoder.copy([copy for fork in forks if fork is not None for copy in fork[1]])
+        self._slots = [fork[0] for fork in forks if fork is not None]
+        assert len(self._slots) == len(rows), "the cache was made for all of them"
+        self._extend(self._length + 1)
+        last_B = torch.tensor([row[-1] for row in rows], device=model.world.device)
+        local_BV = decoder.decode(self._slots, [self._length] * len(rows), last_B)
+        return model.whole_vocabulary(local_BV, len(rows))
+
+    def _extend(self, length: int) -> None:
+        for slot in self._slots:
+            self._decoder.table.forget(slot, self._length)
+            extended = self._decoder.table.extend(slot, length)
+            assert extended, "the cache was made for all of them"
+        self._length = length

@@ -1,0 +1,531 @@
+"""The decode engine: requests come and go, each step computes a part of a prompt and one token of every running row.
+
+The scheduler is a function of the requests and cancellations so far, so all ranks of a model run it and agree without
+a word; only chosen tokens travel. A row waits until the cache has room for its prompt. If pages run out, the youngest
+row loses its own and is computed again later, with the tokens that it had. Every draw is f(seed, number, sample,
+position), so a text depends neither on its neighbours nor on an interruption. On a GPU the host reads the tokens of a
+step while the next one runs: that a text has ended is seen one token late, and that token is dropped. What is not done:
+stop strings, which are the caller's (text_stream.py), who then cancels; sharing of pages between equal prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mdata import UsageError
+from trainer.parallel.collectives import all_reduce_
+from trainer.tasks.decoder import CHUNK, PAGE_TOKENS, Decoder
+from trainer.tasks.loaded_model import Model
+from trainer.tasks.sampling import Sampling, biased, check_chosen, choose, penalized, uniform
+
+
+class Request(NamedTuple):
+    """A prompt to continue.
+
+    Args:
+        id: names it in tokens; no two open requests have the same.
+        sampling: its max_tokens, stop and keep_stop do not count here.
+        max_tokens: new tokens at most; 0 with `echo`: the prompt is only scored.
+        top_logprobs: how many of the likeliest tokens are reported at each position.
+        echo: report the prompt's tokens first, with their log probabilities; of the first sample only.
+        n: samples. first: the index of the first.
+        number: of the request in its file; the draws depend on it, see `uniform`.
+        sliding: when the context is full its oldest tokens fall out; otherwise such a request is refused.
+    """
+
+    id: str
+    prompt: Sequence[int]
+    sampling: Sampling
+    max_tokens: int
+    top_logprobs: int = 0
+    echo: bool = False
+    n: int = 1
+    first: int = 0
+    number: int = 0
+    sliding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of a sample, or the news that it was cancelled.
+
+    Args:
+        id: of the request. index: of the sample. token: -1 with "cancelled".
+        logprob: of the logits with their bias, before penalties and filters; nan for the first token of a prompt.
+        top: the likeliest tokens there, with their log probabilities.
+        finish: why the sample ends with this token: "stop" (it ends a text), "length" or "cancelled"; None: it goes on.
+        prompt: whether it is a token of the prompt.
+    """
+
+    id: str
+    index: int
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+    finish: str | None
+    prompt: bool = False
+
+
+class Load(NamedTuple):
+    """Rows that are computed, rows that wait, and pages of the cache."""
+
+    running: int
+    waiting: int
+    pages_used: int
+    pages: int
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """One sample.
+
+    Attributes:
+        tokens: of the prompt and new ones that the host has read. ahead: chosen tokens that it has not read yet.
+        first: the first token of the context, when older ones have fallen out.
+        slot: in the page table; -1: it waits. cached: tokens from `first` on whose keys are in pages.
+        told: tokens of the prompt that were reported.
+    """
+
+    request: Request
+    index: int
+    tokens: list[int]
+    ahead: int = 0
+    first: int = 0
+    slot: int = -1
+    cached: int = 0
+    told: int = 0
+    ended: bool = False
+
+    @property
+    def length(self) -> int:
+        """Tokens of the context."""
+        return len(self.tokens) + self.ahead - self.first
+
+    @property
+    def num_new(self) -> int:
+        return len(self.tokens) + self.ahead - len(self.request.prompt)
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether tokens of the prompt remain to be reported."""
+        request = self.request
+        return request.echo and self.index == request.first and self.told < len(request.prompt)
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether its next token cannot be chosen before the last one was read."""
+        rules = self.request.sampling
+        penalties = rules.repetition_penalty != 1 or rules.presence_penalty or rules.frequency_penalty
+        return bool(penalties or rules.blocked_after or rules.min_tokens or self.request.sliding)
+
+
+class _Prefill(NamedTuple):
+    """The next tokens of a row."""
+
+    row: _Row
+    num_tokens: int
+
+
+class _Flight(NamedTuple):
+    """What a step chose, not read yet: the rows, their tokens, log probabilities, and the likeliest tokens' [B, n]."""
+
+    rows: list[_Row]
+    results: tuple[Tensor, ...]
+    arrived: torch.cuda.Event | None
+
+
+class Engine:
+    """Continues requests with a model.
+
+    Args:
+        cache_tokens: of all rows; None: as many as the free memory holds, at most those of `max_batch` longest rows.
+        max_batch: rows that are computed together. prefill_chunk: tokens of prompts that a step computes at most.
+        longest: tokens that a row will have; None: those of the model's context.
+
+    Attributes:
+        capacity: tokens that a row can have.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        cache_tokens: int | None = None,
+        max_batch: int = 16,
+        prefill_chunk: int = CHUNK,
+        page_tokens: int = PAGE_TOKENS,
+        longest: int | None = None,
+    ) -> None:
+        for name, value in (("max_batch", max_batch), ("prefill_chunk", prefill_chunk), ("page_tokens", page_tokens)):
+            if value < 1:
+                raise UsageError(f"{name}={value} is below 1")
+        if cache_tokens is not None and cache_tokens < 1:
+            raise UsageError(f"cache_tokens={cache_tokens} is below 1", expected="tokens that the cache holds")
+        self.model, self._chunk, self._max_batch = model, prefill_chunk, max_batch
+        self._decoder = Decoder(
+            model,
+            cache_tokens=cache_tokens,
+            max_rows=max_batch,
+            chunk=prefill_chunk,
+            page_tokens=page_tokens,
+            longest=longest,
+        )
+        self.capacity = self._decoder.capacity
+        self._table = self._decoder.table
+        self._waiting, self._running = deque[_Row](), list[_Row]()  # both in the order of arrival
+        self._cancelled = list[Token]()
+        self._flight: _Flight | None = None
+        self._lags = model.world.device.type == "cuda"
+        self._last_S = torch.zeros(max_batch, dtype=torch.int64, device=model.world.device)  # chosen last, by slot
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for its turn.
+
+        Raises:
+            UsageError: it cannot be answered, whatever the load; nothing has changed.
+        """
+        self._check(request)
+        for index in range(request.first, request.first + request.n):
+            first = max(0, len(request.prompt) - self.model.context)  # where it slides
+            self._waiting.append(_Row(request, index, list(request.prompt), first=first, told=first))
+
+    def cancel(self, id: str, index: int | None = None) -> None:
+        """End a request, or one of its samples; the next step says so. Nothing happens if it is not open."""
+        for row in [*self._running, *self._waiting]:
+            if row.request.id == id and index in (None, row.index):
+                self._end(row)
+                self._cancelled.append(Token(id, row.index, -1, math.nan, [], "cancelled"))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do or tell something."""
+        return bool(self._waiting or self._running or self._cancelled or self._flight)
+
+    def load(self) -> Load:
+        """How much there is to do, and how full the cache is."""
+        pages = sum(pool.pages for pool in self._table.pools)
+        return Load(len(self._running), len(self._waiting), self._table.used, pages)
+
+    def step(self) -> list[Token]:
+        """Compute a part of the prompts and the next token of each row; what is known of them by now.
+
+        Raises:
+            DamageError: the model's logits are not numbers.
+        """
+        told, self._cancelled = self._cancelled, []
+        if not self._lags or any(row.reads_text for row in self._running):
+            told += self._read()
+        work = self._scheduled()
+        if work is None:
+            told += self._read()
+            work = self._scheduled()
+            assert work is not None, "rows whose tokens were read can be preempted"
+        before, self._flight = self._flight, None
+        news = self._launch(*work)
+        if before is not None:
+            told += self._taken(before)
+        told += news
+        if not self._lags:
+            told += self._read()
+        return told
+
+    def _check(self, request: Request) -> None:
+        model = self.model
+        request.sampling.check(model.vocab_size)
+        model.check_ids(request.prompt)
+        length, most = len(request.prompt), request.max_tokens
+        if not length:
+            raise UsageError("the prompt has no tokens", fix="give some text to continue")
+        if most < (0 if request.echo else 1) or request.n < 1 or request.top_logprobs < 0:
+            raise UsageError(
+                "a request is out of range",
+                found=f"max_tokens={most}, n={request.n}, top_logprobs={request.top_logprobs}",
+                expected="max_tokens and n of at least 1 (max_tokens=0 with echo), top_logprobs of at least 0",
+            )
+        if any(row.request.id == request.id for row in (*self._running, *self._waiting)):
+            raise UsageError(f"a request with the id {request.id!r} is open already")
+        if request.sliding and min(length + most, model.context) <= self.capacity:
+            return
+        if not request.sliding and (length > model.context or length + most > model.context + 1):
+            raise UsageError(
+                f"the prompt and the new tokens do not fit the context of {model.name}",
+                found=f"{length:,} tokens of the prompt and {most:,} new ones",
+                expected=f"at most {model.context:,} together",
+                fix="a shorter prompt or fewer new tokens",
+            )
+        if length + most - 1 > self.capacity:  # the last token is never read again
+            raise UsageError(
+                "the prompt and the new tokens do not fit the cache",
+                found=f"{length:,} tokens of the prompt and {most:,} new ones",
+                expected=f"at most {self.capacity:,} together",
+                fix="a larger cache (more memory or ranks), a shorter prompt, or fewer new tokens",
+            )
+
+    def _end(self, row: _Row) -> None:
+        row.ended = True
+        if row.slot >= 0:
+            self._table.close(row.slot)
+            self._running.remove(row)
+        else:
+            self._waiting.remove(row)
+
+    def _preempt(self, row: _Row) -> None:
+        """Take the pages of a row, which is then the first that waits."""
+        self._table.close(row.slot)
+        self._running.remove(row)
+        row.slot, row.cached = -1, 0
+        self._waiting.appendleft(row)
+
+    def _scheduled(self) -> tuple[list[_Prefill], list[_Row]] | None:
+        """The work of a step; None if a row would have to be preempted whose last token was not read."""
+        prefills, decodes, budget = list[_Prefill](), list[_Row](), self._chunk
+        for row in tuple(self._running):
+            if row.slot < 0 or row.num_new >= max(1, row.request.max_tokens):
+                continue  # preempted for an older one; or all of it is on its way
+            if row.length > self.model.context:
+                self._slide(row)
+            left = row.length - row.cached
+            decode = left == 1 and not row.tells_prompt
+            count = 1 if decode else min(left, budget)
+            if not count:
+                continue
+            while not self._table.extend(row.slot, row.cached + count):
+                if self._flight is not None:
+                    return None
+                self._preempt(self._running[-1])
+                if row.slot < 0:
+                    break
+            if row.slot < 0:
+                break  # it was the youngest
+            if decode:
+                decodes.append(row)
+            else:
+                prefills.append(_Prefill(row, count))
+                budget -= count
+        while self._waiting and budget and self._table.free_slots and self._has_room(self._waiting[0]):
+            row = self._waiting.popleft()
+            row.slot = self._table.open()
+            self._running.append(row)
+            count = min(row.length, budget)
+            extended = self._table.extend(row.slot, count)
+            assert extended, "there was room"
+            prefills.append(_Prefill(row, count))
+            budget -= count
+        return prefills, decodes
+
+    def _has_room(self, row: _Row) -> bool:
+        """Whether a row's prompt fits beside what the running rows still need for theirs and for a token more."""
+        others = [max(0, other.length + 1 - other.cached) for other in self._running]
+        return not self._running or self._table.room_for([*others, row.length + 1], chunk=self._chunk)
+
+    def _slide(self, row: _Row) -> None:
+        """Begin the context later: all positions move, so nothing of it is kept."""
+        self._table.close(row.slot)
+        row.slot, row.cached = self._table.open(), 0
+        row.first = len(row.tokens) + row.ahead - self.model.context
+
+    def _launch(self, prefills: Sequence[_Prefill], decodes: Sequence[_Row]) -> list[Token]:
+        """Start the work of a step; tokens of prompts are told at once."""
+        rows, logits, told = list[_Row](), list[Tensor](), list[Token]()
+        if prefills:
+            ready, logits_BV, told = self._prefill(prefills)
+            rows += ready
+            logits += [] if logits_BV is None else [logits_BV]
+        if decodes:
+            local_BV = self._decoder.decode(
+                [row.slot for row in decodes], [row.length for row in decodes], self._inputs(decodes)
+            )
+            for row in decodes:
+                row.cached += 1
+                self._table.forget(row.slot, row.cached)
+            rows += decodes
+            logits += [] if local_BV is None else [self.model.gathered_vocabulary(local_BV)]
+        if rows:
+            self._choose(rows, torch.cat(logits) if logits else None)
+        return told
+
+    def _inputs(self, rows: Sequence[_Row]) -> Tensor:
+        """The last token of each row: int64[B]."""
+        device = self.model.world.device
+        read_B = torch.tensor([-1 if row.ahead else row.tokens[-1] for row in rows], device=device)
+        if not any(row.ahead for row in rows):
+            return read_B
+        slot_B = torch.tensor([row.slot for row in rows], device=device)
+        return torch.where(read_B < 0, self._last_S[slot_B], read_B)
+
+    def _prefill(self, parts: Sequence[_Prefill]) -> tuple[list[_Row], Tensor | None, list[Token]]:
+        """Compute parts of prompts: the rows that are complete now, the logits after them, and tokens of prompts."""
+        tokens, starts, places = list[list[int]](), list[int](), list[int]()
+        ready, scored, offset = list[_Row](), list[tuple[_Row, int]](), 0
+        ends = list[int]()
+        for row, count in parts:
+            start, stop = row.first + row.cached, row.first + row.cached + count
+            tokens.append(row.tokens[start:stop])
+            starts.append(row.cached)
+            if row.tells_prompt:
+                asked = range(max(start, row.told - 1), min(stop, len(row.request.prompt) - 1))
+                scored += [(row, at + 1) for at in asked]
+                places += [offset + at - start for at in asked]
+            if row.cached + count == row.length:
+                ready.append(row)
+                ends.append(offset + count - 1)
+            offset += count
+        local_MV = self._decoder.prefill([row.slot for row, _ in parts], starts, tokens, [*places, *ends])
+        told = self._scores_told(scored, None if local_MV is None else local_MV[: len(places)], parts)
+        for row, count in parts:
+            row.cached += count
+            self._table.forget(row.slot, row.cached)
+            if not row.request.max_tokens and not row.tells_prompt:
+                self._end(row)  # it was only to be scored
+        kept = [place for place, row in enumerate(ready, len(places)) if not row.ended]
+        ready = [row for row in ready if not row.ended]
+        if local_MV is None or not ready:
+            return ready, None, told
+        return ready, self.model.gathered_vocabulary(local_MV[kept]), told
+
+    def _scores_told(
+        self, scored: Sequence[tuple[_Row, int]], local_MV: Tensor | None, parts: Sequence[_Prefill]
+    ) -> list[Token]:
+        """The tokens of prompts whose log probabilities are known now."""
+        told = list[Token]()
+        for row, _ in parts:
+            if row.tells_prompt and row.told == row.first:
+                told.append(self._prompt_token(row, math.nan, []))
+        if not scored:
+            return told
+        model, device = self.model, self.model.world.device
+        top = min(max(row.request.top_logprobs for row, _ in scored), model.vocab_size)
+        if local_MV is None:
+            shape = (1, len(scored))
+            results: tuple[Tensor, ...] = tuple(torch.zeros(shape, device=device) for _ in range(2))
+            if top:
+                values = torch.zeros(*shape, top, device=device)
+                results += (values, values.long())
+        else:
+            local_MV = local_MV.float()
+            first = model.columns(local_MV)
+            for place, (row, _) in enumerate(scored):
+                for token, more in row.request.sampling.logit_bias.items():
+                    if 0 <= token - first < local_MV.shape[-1]:
+                        local_MV[place, token - first] += more
+            labels_M = torch.tensor([row.request.prompt[at] for row, at in scored], device=device)
+            results = model.reduced(local_MV[None], labels_M[None], first=first, top=top)
+        pp = model.world.groups["pp"]
+        log_probs, _, *tops = (all_reduce_(part.contiguous(), pp)[0].tolist() for part in results)
+        for place, (row, _) in enumerate(scored):
+            likeliest = list(zip(tops[1][place], tops[0][place], strict=True)) if top else []
+            told.append(self._prompt_token(row, log_probs[place], likeliest[: row.request.top_logprobs]))
+        return told
+
+    def _prompt_token(self, row: _Row, log_prob: float, top: list[tuple[int, float]]) -> Token:
+        request = row.request
+        token = request.prompt[row.told]
+        row.told += 1
+        last = row.told == len(request.prompt) and not request.max_tokens
+        return Token(request.id, row.index, token, log_prob, top, "length" if last else None, prompt=True)
+
+    def _choose(self, rows: list[_Row], logits_BV: Tensor | None) -> None:
+        """Choose the next token of each row, on the last stage, and let all ranks have it."""
+        model, device = self.model, self.model.world.device
+        top = min(max(row.request.top_logprobs for row in rows), model.vocab_size)
+        if logits_BV is None:
+            results: tuple[Tensor, ...] = (
+                torch.zeros(len(rows), dtype=torch.int64, device=device),
+                torch.zeros(len(rows), device=device),
+            )
+            if top:
+                values = torch.zeros(len(rows), top, device=device)
+                results += (values, values.long())
+        else:
+            results = chosen_tokens(rows, logits_BV, top=top, ends=model.ends)
+        pp = model.world.groups["pp"]
+        results = tuple(all_reduce_(part, pp) for part in results)
+        arrived = None
+        if self._lags:
+            self._last_S[torch.tensor([row.slot for row in rows], device=device)] = results[0]
+            here = tuple(torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in results)
+            for target, part in zip(here, results, strict=True):
+                target.copy_(part, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+            results = here
+        for row in rows:
+            row.ahead += 1
+        self._flight = _Flight(rows, results, arrived)
+
+    def _read(self) -> list[Token]:
+        """Wait for what the last step chose."""
+        flight, self._flight = self._flight, None
+        return [] if flight is None else self._taken(flight)
+
+    def _taken(self, flight: _Flight) -> list[Token]:
+        """Give the rows their tokens."""
+        if flight.arrived is not None:
+            flight.arrived.synchronize()
+        tokens, log_probs, *tops = (part.tolist() for part in flight.results)
+        check_chosen(tokens, self.model.vocab_size)
+        told = []
+        for place, row in enumerate(flight.rows):
+            if row.ended:  # by the token before, or cancelled
+                continue
+            row.ahead -= 1
+            row.tokens.append(tokens[place])
+            top = list(zip(tops[1][place], tops[0][place], strict=True)) if tops else []
+            finish = self._finish(row)
+            if finish is not None:
+                self._end(row)
+            request = row.request
+            top = top[: request.top_logprobs]
+            told.append(Token(request.id, row.index, tokens[place], log_probs[place], top, finish))
+        return told
+
+    def _finish(self, row: _Row) -> str | None:
+        request = row.request
+        if row.tokens[-1] in self.model.ends and not request.sampling.ignore_eod:
+            return "stop"
+        return "length" if len(row.tokens) - len(request.prompt) >= request.max_tokens else None
+
+
+def chosen_tokens(rows: Sequence[_Row], logits_BV: Tensor, *, top: int, ends: Iterable[int]) -> tuple[Tensor, ...]:
+    """The next token of each row, its log probability, and with `top` the values and ids of the likeliest."""
+    rules = [row.request.sampling for row in rows]
+    if any(rule.logit_bias or rule.blocked_after for rule in rules):
+        logits_BV = torch.stack(
+            [
+                biased(logits_V, row.request.sampling, last=row.tokens[-1])
+                for logits_V, row in zip(logits_BV, rows, strict=True)
+            ]
+        )
+    penalties_BV = logits_BV
+    if any(row.reads_text for row in rows):
+        ends_here = [token for token in ends if token < logits_BV.shape[-1]]
+        penalties_BV = torch.stack(
+            [
+                penalized(
+                    logits_V,
+                    row.request.sampling,
+                    prompt=row.request.prompt,
+                    new=row.tokens[len(row.request.prompt) :],
+                    ends=ends_here,
+                )
+                for logits_V, row in zip(logits_BV, rows, strict=True)
+            ]
+        )
+    draws = [
+        0.0 if rule.is_greedy else uniform(rule.seed, row.request.number, row.num_new, sample=row.index)
+        for row, rule in zip(rows, rules, strict=True)
+    ]
+    token_B = choose(penalties_BV, rules, steps=[row.num_new for row in rows], uniforms=draws)
+    place_B = token_B.clamp(max=logits_BV.shape[-1] - 1).unsqueeze(-1)
+    log_prob_B = logits_BV.gather(-1, place_B).squeeze(-1) - logits_BV.logsumexp(-1)
+    if not top:
+        return token_B, log_prob_B
+    values, ids = logits_BV.log_softmax(-1).sort(dim=-1, descending=True, stable=True)
+    return token_B, log_prob_B, values[:, :top].contiguous(), ids[:, :top].contiguous()
