@@ -230,6 +230,12 @@ def setting_problem(name: str, value: Any) -> str | None:
     )
 
 
+def is_old_not_set(name: str, value: Any) -> bool:
+    """Whether files before 0.1 say with this value that section.key is not set."""
+    section, _, key = name.rpartition(".")
+    return _if_set(_hints(section_types()[section])[key]) is not None and _zero_or_empty(value)
+
+
 def expected_value(name: str) -> str:
     """The type and range of section.key, as text."""
     section, _, key = name.rpartition(".")
@@ -414,7 +420,7 @@ def _converted(value: Any, hint: Any) -> Any:
     For "not set", files before 0.1 have 0 or "", which a key that may be not set cannot have as a value.
     """
     if of_values := _if_set(hint):
-        return None if value is None or (value in (0, "") and value is not False) else _converted(value, of_values)
+        return None if value is None or _zero_or_empty(value) else _converted(value, of_values)
     base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if base is float and _fits(value, int):
         return float(value)
@@ -422,6 +428,10 @@ def _converted(value: Any, hint: Any) -> Any:
         (item,) = {*get_args(hint)} - {...} if get_origin(hint) is tuple else (None,)
         return tuple(_converted(each, item) for each in value)
     return value
+
+
+def _zero_or_empty(value: Any) -> bool:
+    return value in (0, "") and value is not False
 
 
 def _value_problem(where: str, value: Any, hint: Any) -> str | None:

@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.config.describe import describe
-from trainer.config.parse import key_names, setting_problem
+from trainer.config.parse import is_old_not_set, key_names, setting_problem
 from trainer.migrate.arguments import Given, read_arguments
 from trainer.migrate.flags import Flag, flag_table
 from trainer.migrate.rules_model import model_rules
 from trainer.migrate.rules_run import run_rules
 from trainer.migrate.settings import Refusal, Setting
 
+_NOT_SET = "this value turns it off, as without it"
 _NO_EFFECT = "no effect with the other arguments, in Megatron-LM or here"
 
 
@@ -72,6 +73,9 @@ def migrate(words: Sequence[str], world_size: int | None) -> Migration:
     for setting in settings:
         by = " ".join(arguments.texts[name] for name in setting.flags if name in arguments)
         if not (problem := setting_problem(setting.key, setting.value) or _mock_problem(setting)):
+            if is_old_not_set(setting.key, setting.value):  # the key is left out
+                spared += [(by, _NOT_SET)] if by else []
+                continue
             usable.append(setting)
         elif setting.neutral != setting.value:
             refused.append(f"{by or _by_default(setting)}: not supported by this version: {problem}")

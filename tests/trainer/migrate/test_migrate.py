@@ -66,6 +66,17 @@ def test_the_folder_for_arrays_is_also_that_for_blocks_of_stored_corpora(words: 
     assert found["data.cache"] == cache
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("--exit-interval", "5"), ("--save-interval", "5"), ("--lr-warmup-fraction", ".5")]
+)
+def test_a_zero_that_turns_something_off_is_no_key(name: str, value: str) -> None:
+    key = TABLE[name].key
+    assert key in settings([*BASE, name, value])
+    off = migrate([*BASE, name, "0"], 1)
+    assert key not in settings(BASE) and key not in {one.key for one in off.settings}
+    assert not off.refused and [text for text, _ in off.not_needed] == [f"{name} 0"]
+
+
 @pytest.mark.parametrize("name", [name for name, flag in TABLE.items() if flag.default is not None])
 def test_a_default_given_changes_nothing(name: str, every_key: None) -> None:
     flag = TABLE[name]
