@@ -169,11 +169,12 @@ def test_a_folder_in_which_a_run_is_alive_is_told(
 ) -> None:
     command, *options = words
     folder = tmp_path / "used"
-    folder.mkdir()
-    with file_lock.hold(folder / ".lock"):
+    (folder / "checkpoints").mkdir(parents=True)
+    with file_lock.hold(folder / ".lock"), file_lock.hold(folder / "checkpoints" / ".lock"):
         assert main([command, run_file, *options, "data.blend=mock", f"{key}={folder}"]) == 2
         problem = f"{key}='{folder}' is in use: process {os.getpid()} on {os.uname().nodename} trains there"
-        assert problem in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert problem in err and err.count("is in use") == 1
     assert main(["check", run_file, "data.blend=mock", f"{key}={folder}"]) == 0
 
 

@@ -137,6 +137,7 @@ def folder_problems(config: RunConfig, *, anywhere: bool = False) -> Iterator[st
     run, usual = config.run.folder, Path(config.run.folder, "checkpoints")
     checkpoints = config.checkpoint.folder or (str(usual) if os.path.lexists(usual) else "")
     takes_over = this_attempt(os.environ).restarts(newest_attempt(Path(run))) if Path(run).is_dir() else False
+    holders = set[str]()  # of both folders, usually: one run, one problem
     for key, folder in (("run.folder", run), ("checkpoint.folder", checkpoints)):
         if is_address(folder) or address_of(folder):
             if key == "run.folder":
@@ -155,7 +156,8 @@ def folder_problems(config: RunConfig, *, anywhere: bool = False) -> Iterator[st
             yield f"{key}={folder!r} is not writable: no permission for {there}; choose another folder"
         elif not _stores_files(there):
             yield f"{key}={folder!r} is not writable: {there} stores no files; choose another folder"
-        elif (holder := file_lock.held_by(place / ".lock")) and not (takes_over or anywhere):
+        elif (holder := file_lock.held_by(place / ".lock")) and not (takes_over or anywhere or holder in holders):
+            holders.add(holder)
             yield f"{key}={folder!r} is in use: {holder} trains there; wait for it, end it, or choose another folder"
     # Otherwise the run of --load X --save X would silently begin at step 1.
     if not config.checkpoint.init_from and (Path(run) / MEGATRON_LATEST).exists() and not checkpoints:
