@@ -257,7 +257,7 @@ class WriteLoop:
             with suppress(MdataError, OSError):
                 self._checkpoint()
         if self._recorded:
-            self.job.progress.note(f"rows kept: {self.state.rows:,}; the same command continues after them")
+            self.job.progress.note(f"rows kept for the next run: {self.state.rows:,}")
         self._close(keep=self._recorded)
 
     def _open(self, name: str, number: int, *, start: StartPoint) -> CorpusWriter | None:

@@ -211,6 +211,7 @@ def test_a_signal_in_the_middle_keeps_the_old_result(tmp_path, number, code, tex
     out, err = child.communicate(timeout=60)
     assert (child.returncode, out) == (code, "")
     assert text in err and "Traceback" not in err
+    assert err.count("the same command") == 1  # rows that are kept are counted in another line
     source.unlink()
     found = {name: (tmp_path / name).read_bytes() for name in files(tmp_path) if (tmp_path / name).is_file()}
     assert {name: content for name, content in found.items() if not name.startswith(".")} == before

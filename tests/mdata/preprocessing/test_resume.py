@@ -138,7 +138,7 @@ def test_an_interrupt_at_any_chunk_loses_nothing(tmp_path):
         notes = InterruptAt(n)
         with pytest.raises(KeyboardInterrupt):
             mdata.preprocess(whole_job(inputs, folder), notes)
-        assert any("the same command continues after them" in line for line in notes.lines)
+        assert any("rows kept for the next run: " in line for line in notes.lines)
         notes = Notes()
         assert mdata.preprocess(whole_job(inputs, folder), notes).resumed
         assert any("continuing an earlier run" in line for line in notes.lines)
@@ -448,7 +448,7 @@ def test_signals_stop_a_run_that_then_continues(tmp_path, stop, code):
     assert not (folder / "out_text_document.bin").exists()
     again = subprocess.run(command(str(source), folder), check=True, capture_output=True, text=True)
     # A stop in the middle of an append keeps what the last record kept: in this short run, nothing.
-    assert ("continuing an earlier run" in again.stderr) is ("the same command continues" in said)
+    assert ("continuing an earlier run" in again.stderr) is ("rows kept for the next run: " in said)
     assert contents(folder) == contents(whole)
 
 
