@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from blake3 import blake3
 
-from mdata.chat.loss_spans import TemplateRefused, Turn
+from mdata.chat.loss_spans import Span, TemplateRefused, Turn
 from mdata.errors import UsageError, install_command
 from mdata.sources.conversation import ASSISTANT, Message
 
@@ -94,6 +94,10 @@ class JinjaTemplate:
             end = len(said.rstrip()) if message.role == ASSISTANT else len(said)
             yield Turn(_part(text[at:start]), _part(said[:end]), _part(said[end:]))
             at = stop
+
+    def prompt(self, messages: Sequence[Message]) -> list[Span]:
+        """See `Template`; one span, as transformers tokenizes it."""
+        return [_part(self._text([message._asdict() for message in messages], prompt=True))]
 
     def field_written(self, messages: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str | None:
         """See `Template`; found by running the template with and without the fields."""

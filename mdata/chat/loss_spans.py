@@ -55,6 +55,13 @@ class Template(WritesMessages, Protocol):
             TemplateRefused: the template refuses this conversation.
         """
 
+    def prompt(self, messages: Sequence[Message]) -> list[Span]:
+        """The spans up to where the assistant's next message begins.
+
+        Raises:
+            TemplateRefused: as `turns`.
+        """
+
 
 class TemplateRefused(Exception):
     """A template refuses a conversation; the message says why."""

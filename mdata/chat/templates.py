@@ -16,7 +16,7 @@ from typing import Any
 from blake3 import blake3
 
 from mdata.chat.jinja_template import JinjaTemplate
-from mdata.chat.loss_spans import Template, Turn
+from mdata.chat.loss_spans import Span, Template, Turn, spans_of
 from mdata.errors import UsageError, few, os_errors_named
 from mdata.sources.conversation import ASSISTANT, Message
 from mdata.tokenizers.base.tokenizer import Tokenizer, token_id
@@ -67,6 +67,11 @@ class _RoleAndContent:
     def spelled_tokens(self, tokens: Iterable[str]) -> list[str]:
         """See `Template`: control tokens are ids."""
         return []
+
+    def prompt(self: Template, messages: Sequence[Message]) -> list[Span]:
+        """See `Template`; what a training on the assistant's turns has before the last of them."""
+        spans = spans_of([*messages, Message(ASSISTANT, "")], self, train_on=ASSISTANT)
+        return spans[: 2 * sum(message.role == ASSISTANT for message in messages) + 1]
 
 
 @dataclass(frozen=True)

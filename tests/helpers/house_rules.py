@@ -52,6 +52,7 @@ FOR_TRAINERS = (
     "util",
     "object_storage",
     "tokenizers",
+    "chat",
     "dataset",
     "blend_planning",
     "launching",
