@@ -228,7 +228,7 @@ def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:
     try:
         with requests.heard():
             for rank in range(nproc):
-                environment = _environment(rank, nproc, store.port)
+                environment = rank_environment(rank, nproc, store.port)
                 # Ctrl-C in a terminal reaches the launcher alone, which hands it on.
                 ranks.append(subprocess.Popen(command, env=environment, start_new_session=True))
             while not requests.end and None in (codes := [process.poll() for process in ranks]) and not any(codes):
@@ -246,7 +246,7 @@ def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:
         _raise(first_cause(read_reports(reports), exit_codes))
 
 
-def _environment(rank: int, nproc: int, port: int) -> dict[str, str]:
+def rank_environment(rank: int, nproc: int, port: int) -> dict[str, str]:
     """A rank's environment variables, as torchrun sets them; the store of all ranks is in the launcher's process."""
     return {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",

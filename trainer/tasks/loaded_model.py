@@ -103,6 +103,7 @@ class Model:
         tokenizer: str = "",
         settings: Sequence[str] = (),
         dtype: str = "",
+        forward: bool = True,
         progress: Progress = SILENT,
     ) -> Model:
         """Open a folder and set up this rank's part of its model.
@@ -115,6 +116,7 @@ class Model:
             settings: `model.key=value` for what a checkpoint of Megatron-LM does not state.
             dtype: "fp32", "bf16" or "fp16"; "": that of the run; of a foreign folder fp32 on the CPU and that of its
                 weights on a GPU.
+            forward: whether it is to be run; otherwise no weights are read, and `module` is None.
             progress: is notified of what is unusual about the folder.
 
         Raises:
@@ -134,7 +136,7 @@ class Model:
         facts = _generation_facts(folder)
         ends = facts.ends or frozenset(() if spoken is None or spoken.eod is None else (spoken.eod,))
         return cls(
-            module=_set_up(folder, world, dtype=_dtype(folder, world, dtype)),
+            module=_set_up(folder, world, dtype=_dtype(folder, world, dtype)) if forward else None,
             world=world,
             vocab_size=min(rows, spoken.vocab_size) if padded and spoken else rows,
             rows=rows,
