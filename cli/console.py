@@ -46,7 +46,15 @@ __all__ = ["Command", "Console", "Parser", "run"]
 # A long option with only one dash; not a number or a single letter.
 _ONE_DASH = re.compile(r"-[A-Za-z]{3}")
 _EXTRAS = MappingProxyType(
-    {"torch": "train", "safetensors": "train", "tomli_w": "train", "ray": "ray", "lm_eval": "eval"}
+    {
+        "torch": "train",
+        "safetensors": "train",
+        "tomli_w": "train",
+        "ray": "ray",
+        "lm_eval": "eval",
+        "starlette": "serve",
+        "uvicorn": "serve",
+    }
 )
 
 

@@ -35,6 +35,7 @@ COMMANDS = (
     Command("prove", "train twice, once interrupted, and compare every bit", module=".mtrain_prove", group=_RUN),
     Command("report", "write report.html of a run", module=".mtrain_report", group=_RUN),
     Command("generate", "continue prompts with a trained model", module=".mtrain_generate", group=_MODEL),
+    Command("serve", "serve a model over HTTP, as OpenAI and Megatron do", module=".mtrain_serve", group=_MODEL),
     Command("eval", "score a model: WikiText, LAMBADA, perplexity, harness tasks", module=".mtrain_eval", group=_MODEL),
     Command("logits", "write the logits of given texts", module=".mtrain_logits", group=_MODEL),
     Command(

@@ -26,6 +26,27 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, dp: bool) -> None:
     Args:
         dp: whether ranks beyond tp x pp divide the work; otherwise all share the layers.
     """
+    group = add_folder_arguments(parser)
+    if dp:
+        group.add_argument(
+            "--tp",
+            type=int,
+            default=1,
+            metavar="N",
+            help="tensor-parallel ranks, if torchrun starts several (default: 1)",
+        )
+    share = "each --tp x --pp ranks share a model" if dp else "all share layers"
+    group.add_argument(
+        "--pp",
+        type=int,
+        default=1,
+        metavar="N",
+        help=f"pipeline ranks, if torchrun starts several (default: 1, {share})",
+    )
+
+
+def add_folder_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The model alone; returns the group of its options."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -49,22 +70,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, dp: bool) -> None:
         choices=("fp32", "bf16", "fp16"),
         help="of the computation (default: that of the run; for other folders that of the weights, on a CPU fp32)",
     )
-    if dp:
-        group.add_argument(
-            "--tp",
-            type=int,
-            default=1,
-            metavar="N",
-            help="tensor-parallel ranks, if torchrun starts several (default: 1)",
-        )
-    share = "each --tp x --pp ranks share a model" if dp else "all share layers"
-    group.add_argument(
-        "--pp",
-        type=int,
-        default=1,
-        metavar="N",
-        help=f"pipeline ranks, if torchrun starts several (default: 1, {share})",
-    )
+    return group
 
 
 @contextmanager

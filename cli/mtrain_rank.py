@@ -1,4 +1,4 @@
-"""One rank of `mtrain train`; started by `mtrain train`, not by users.
+"""One rank of `mtrain train` or `mtrain serve`; started by these commands, not by users.
 
 It gets a folder with the resolved configuration, finds its rank in the environment, and writes an error to that folder
 as a report, which the command that started it turns into one message (trainer/run/launch.py).
@@ -25,7 +25,7 @@ from .start import ProcessEnd  # noqa: E402
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train as this rank and return the exit code."""
+    """Train or serve as this rank and return the exit code."""
     from trainer.config.parse import load_config
     from trainer.run.launch import listen, rank_process, write_report
 
@@ -40,6 +40,11 @@ def main(argv: Sequence[str]) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _decided)
         with stop_requests(_stopped):
+            if "--serve" in argv:
+                from trainer.serve.rank import serve_here
+
+                serve_here(folder, rank=rank)
+                return 0
             listen(folder, rank=rank)
             train_here(
                 load_config(folder / "config.toml"),

@@ -1,0 +1,151 @@
+"""Serve a trained model over HTTP: OpenAI's interface, Megatron-LM's PUT /api, and a page to try it.
+
+Clients of /v1/completions and /v1/chat/completions work unchanged, and so does Megatron-LM's text_generation_cli.py.
+mesh.tp and mesh.pp divide the model over ranks of this machine, which the command starts. It listens on this machine
+alone unless --host says otherwise. SIGTERM and Ctrl-C let open requests end; a second one ends at once.
+
+Examples:
+  mtrain serve runs/first
+  mtrain serve Llama-3.2-1B mesh.tp=2 --host 0.0.0.0 --port 8000 --api-key KEY
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mdata.errors import UsageError
+from mdata.util.commands import command_line
+
+from .console import Console
+from .mtrain_model import add_folder_arguments
+
+if TYPE_CHECKING:
+    from trainer.serve.openai_api import Served
+
+KEY = "MTRAIN_API_KEY"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `mtrain serve --help`."""
+    add_folder_arguments(parser)
+    parser.add_argument("mesh", nargs="*", metavar="mesh.AXIS=N", help="ranks along tp and pp (default: 1 each)")
+    parser.add_argument(
+        "--chat-template",
+        metavar="NAME",
+        help='"tokenizer", "chatml", "plain" or a file of Jinja (default: the tokenizer\'s own, else ChatML)',
+    )
+    server = parser.add_argument_group("the server")
+    server.add_argument("--host", default="127.0.0.1", metavar="HOST", help="to listen at (default: 127.0.0.1)")
+    server.add_argument("--port", type=int, default=8000, metavar="N", help="0: any that is free (default: 8000)")
+    server.add_argument(
+        "--api-key", metavar="KEY", help=f"that clients must give (default: {KEY} of the environment, else none)"
+    )
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--max-batch", type=int, default=16, metavar="N", help="texts that are computed together (default: 16)"
+    )
+    limits.add_argument(
+        "--max-queue", type=int, default=1024, metavar="N", help="texts that may be open; more get 429 (default: 1024)"
+    )
+    limits.add_argument(
+        "--max-request-tokens", type=int, metavar="N", help="of all texts of a request (default: as the context allows)"
+    )
+    limits.add_argument(
+        "--max-body", type=int, default=8 << 20, metavar="BYTES", help="of a request; more get 413 (default: 8 MiB)"
+    )
+    limits.add_argument("--strict", action="store_true", help="refuse unknown fields, which are ignored")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> int:
+    """Start the ranks and serve until a signal."""
+    import asyncio
+
+    from trainer.serve.processes import Ranks
+    from trainer.serve.serving import Limits, bound_socket, serve
+
+    mesh = _mesh(arguments.mesh)
+    _check(arguments)
+    served = _served(arguments, console)
+    key = os.environ.get(KEY, "") if arguments.api_key is None else arguments.api_key
+    limits = Limits(rows=arguments.max_queue, body_bytes=arguments.max_body, key=key)
+    settings = {
+        "model": arguments.model,
+        "checkpoint": arguments.checkpoint,
+        "tokenizer": arguments.tokenizer,
+        "set": arguments.set,
+        "dtype": arguments.dtype,
+        "max_rows": arguments.max_batch,
+        **mesh,
+    }
+    with (
+        bound_socket(arguments.host, arguments.port) as listener,
+        tempfile.TemporaryDirectory(prefix="mtrain-") as folder,
+    ):
+        ranks = Ranks(command_line("mtrain_rank"), Path(folder), settings, nproc=mesh["tp"] * mesh["pp"])
+        try:
+            asyncio.run(serve(served, ranks, listener, limits, tell=console.note))
+        finally:
+            ranks.end()
+    return 0
+
+
+def _served(arguments: argparse.Namespace, console: Console) -> Served:
+    from mdata.chat.prompt import answer_ends
+    from mdata.chat.templates import choose_template
+    from trainer.checkpoint.location import location_of
+    from trainer.parallel.mesh import Mesh
+    from trainer.parallel.world import Placement, join_world
+    from trainer.serve.openai_api import Served
+    from trainer.tasks.loaded_model import Model
+
+    with console.progress() as progress:
+        model = Model.load(
+            location_of(arguments.model),
+            world=join_world(Mesh(1), placement=Placement(), device_type="cpu"),
+            checkpoint=arguments.checkpoint,
+            tokenizer=arguments.tokenizer,
+            settings=arguments.set,
+            forward=False,
+            progress=progress,
+        )
+    if model.tokenizer is None:
+        raise UsageError(f"{arguments.model} has no tokenizer", fix="name a folder with one: --tokenizer FOLDER")
+    facts: dict[str, Any] = {"model": model, "strict": arguments.strict, "created": int(time.time())}
+    facts["most_tokens"] = arguments.max_request_tokens
+    try:
+        template = choose_template(arguments.chat_template, model.tokenizer)
+    except UsageError as error:
+        if arguments.chat_template is not None:
+            raise
+        return Served(**facts, no_template=f"{str(error).splitlines()[0]} (mtrain serve --chat-template)")
+    if model.recommended:
+        shown = ", ".join(f"{name} {value}" for name, value in model.recommended.items())
+        console.note(f"where a request does not say, from the model's generation_config.json: {shown}")
+    return Served(**facts, template=template, turn_ends=answer_ends(template, model.tokenizer))
+
+
+def _mesh(words: list[str]) -> dict[str, int]:
+    mesh = {"tp": 1, "pp": 1}
+    for word in words:
+        name, _, value = word.partition("=")
+        axis = name.removeprefix("mesh.")
+        if not name.startswith("mesh.") or axis not in mesh or not value.isdecimal() or int(value) < 1:
+            raise UsageError(f"{word} is not understood", expected="mesh.tp=N or mesh.pp=N, of 1 or more")
+        mesh[axis] = int(value)
+    return mesh
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    counts = {name: getattr(arguments, name.replace("-", "_")) for name in ("max-batch", "max-queue", "max-body")}
+    counts["max-request-tokens"] = arguments.max_request_tokens or 1
+    if problems := [f"--{name} {value} is below 1" for name, value in counts.items() if value < 1]:
+        raise UsageError("cannot serve: " + "; ".join(problems))
+    if not 0 <= arguments.port < 2**16:
+        raise UsageError(f"--port {arguments.port} is not in 0 to 65535")
+    if arguments.api_key == "" or not (arguments.api_key or "").isascii():
+        raise UsageError("--api-key is empty or not ASCII", fix="leave it out, or give some letters and digits")

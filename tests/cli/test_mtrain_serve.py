@@ -1,0 +1,200 @@
+"""`mtrain serve` as processes: ranks share a model, a signal lets open requests end, and a killed process takes all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cli.mtrain import main
+from mdata.util.commands import command_line
+from tests.helpers.serving import Reply, Running
+from tests.trainer.convert.hf_models import save
+
+pytest.importorskip("transformers")
+pytest.importorskip("starlette")
+ERROR_S = 10.0  # within which an open request has its error
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save("llama2", tmp_path_factory.mktemp("hf") / "tiny"))
+
+
+class Process:
+    """A server, the lines it prints, and its ranks."""
+
+    def __init__(self, *words: str) -> None:
+        command = [*command_line("mtrain"), "serve", *words, "--port", "0"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+        self._told = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        assert self._told.wait(120), self.lines
+        address = next(found for line in self.lines if (found := re.search(r"served at (http://\S+)", line)))
+        self.url = address[1]
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if "served at" in line:
+                self._told.set()
+        self._told.set()
+
+    def ask(self, path: str, body: object = None) -> Reply:
+        return Running(self.url, None, None).ask(path, body)  # type: ignore[arg-type]
+
+    def ranks(self) -> list[int]:
+        """Their process ids, by rank."""
+        ours = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parent = int(stat.read_bytes().rpartition(b")")[2].split()[1])
+                environment = (stat.parent / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            rank = next((int(entry[5:]) for entry in environment if entry.startswith(b"RANK=")), None)
+            if parent == self.process.pid and rank is not None:
+                ours.append((rank, int(stat.parent.name)))
+        return [pid for _, pid in sorted(ours)]
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and all lines."""
+        code = self.process.wait(60)
+        self._reader.join(60)
+        return code, "".join(self.lines)
+
+
+@contextmanager
+def started(*words: str) -> Iterator[Process]:
+    server = Process(*words)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.end()
+        assert server.process.stderr is not None
+        server.process.stderr.close()
+
+
+def opened(server: Process, *, stream: bool, texts: int = 1) -> socket.socket:
+    """A connection that has asked for a text."""
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    data = json.dumps({"prompt": "the", "max_tokens": 40, "stream": stream, "ignore_eos": True, "n": texts}).encode()
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    lines = ["POST /v1/completions HTTP/1.1", "host: x", "connection: close", "content-type: application/json"]
+    connection.sendall("\r\n".join([*lines, f"content-length: {len(data)}", "", ""]).encode() + data)
+    return connection
+
+
+def rest(connection: socket.socket) -> bytes:
+    said = b""
+    while part := connection.recv(65536):
+        said += part
+    return said
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    deadline_s = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() and _state(pid) != "Z" for pid in pids):
+        assert time.monotonic() < deadline_s, "a rank is still there"
+        time.sleep(0.05)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def test_a_signal_lets_open_requests_end(model: str) -> None:
+    with started(model) as server:
+        (rank,) = server.ranks()
+        os.kill(rank, signal.SIGSTOP)
+        with opened(server, stream=True) as connection:
+            connection.recv(1)
+            while b"mtrain_rows_open 1" not in urllib.request.urlopen(f"{server.url}/metrics").read():
+                time.sleep(0.01)
+            server.process.terminate()
+            while not any("SIGTERM" in line for line in server.lines):
+                time.sleep(0.01)
+            os.kill(rank, signal.SIGCONT)
+            assert rest(connection).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        code, lines = server.end()
+        assert code == 0 and "SIGTERM: 1 open texts end first" in lines
+        wait_until_gone([rank])
+
+
+@pytest.mark.parametrize(
+    ("when", "rank"),
+    [
+        ("streaming", 1),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in (("prefill", 1), ("decode", 0), ("decode", 1))),
+    ],
+)
+def test_a_killed_rank_ends_requests_and_ranks(model: str, when: str, rank: int) -> None:
+    with started(model, "mesh.tp=2") as server:
+        body = {"prompt": "the", "max_tokens": 20, "seed": 1}
+        reply = server.ask("/v1/completions", body)
+        assert reply.status == 200 and len(reply.body["choices"]) == 1
+        ranks = server.ranks()
+        if when == "prefill":
+            os.kill(ranks[1], signal.SIGSTOP)
+        with opened(server, stream=when == "streaming", texts=100) as connection:
+            if when == "streaming":
+                connection.recv(1000)
+            elif when == "decode":
+                while float(re.findall(r"mtrain_tokens_total (\d+)", server.ask("/metrics").body)[0]) < 50:
+                    time.sleep(0.01)
+            began_s = time.monotonic()
+            os.kill(ranks[rank], signal.SIGKILL)
+            said = rest(connection)
+            assert time.monotonic() - began_s < ERROR_S
+        assert f"rank {rank} was killed by SIGKILL".encode() in said and b"[DONE]" not in said
+        code, lines = server.end()
+        assert code == 5 and f"rank {rank} was killed by SIGKILL" in lines
+        wait_until_gone(ranks)
+
+
+@pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_a_killed_server_takes_its_ranks_along(model: str, stream: bool) -> None:
+    with started(model, "mesh.pp=2" if not stream else "mesh.tp=1") as server:
+        ranks = server.ranks()
+        os.kill(ranks[-1], signal.SIGSTOP)
+        with opened(server, stream=stream):
+            server.process.kill()
+            server.process.wait(60)
+            wait_until_gone(ranks)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("MODEL", "mesh.dp=2"), "mesh.dp=2 is not understood"),
+        (("MODEL", "mesh.tp=0"), "expected: mesh.tp=N or mesh.pp=N"),
+        (("MODEL", "--max-queue", "0"), "--max-queue 0 is below 1"),
+        (("MODEL", "--port", "70000"), "--port 70000 is not in 0 to 65535"),
+        (("MODEL", "--api-key", ""), "--api-key is empty"),
+        (("MODEL", "--chat-template", "chatml"), "has no token <|im_start|>"),
+        (("MODEL", "--host", "no.such.host.invalid"), "cannot listen at no.such.host.invalid:8000"),
+        (("nowhere",), "nowhere"),
+    ],
+)
+def test_bad_input_is_named(words: tuple[str, ...], text: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *(model if word == "MODEL" else word for word in words)]) == 2
+    assert text in capsys.readouterr().err

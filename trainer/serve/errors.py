@@ -1,0 +1,25 @@
+"""The one error of the server's interfaces: a status and a sentence, which each interface writes in its own form."""
+
+from __future__ import annotations
+
+
+class ApiError(Exception):
+    """A request is refused, or cannot be answered.
+
+    Args:
+        status: of HTTP. text: what, the values, what was expected. param: the field. kind: OpenAI's `type`.
+        code: OpenAI's `code`. detail: numbers, where `text` is given by another program.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        text: str,
+        *,
+        param: str | None = None,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        detail: str | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.status, self.text, self.param, self.kind, self.code, self.detail = status, text, param, kind, code, detail

@@ -1,0 +1,378 @@
+"""OpenAI's completions and chat completions: a body as rows to continue, and rows as answers.
+
+Pure but for the names and the time of an answer, so that tests need no server. What OpenAI's server would ignore is
+ignored here and named; what asks for another answer than we can give is refused by name.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mdata import Tokenizer, UsageError
+from mdata.chat.loss_spans import Template, TemplateRefused
+from mdata.chat.prompt import answer_prompt
+from mdata.tokenizers.base.tokenizer import TextRefused
+from trainer.serve.errors import ApiError
+from trainer.serve.fields import Fields, is_whole, shortened
+from trainer.serve.rows import LARGEST_SEED, Piece, Row, TokenFact, make_row, token_text
+from trainer.tasks.loaded_model import Model
+from trainer.tasks.sampling import Sampling
+
+DEFAULT_TOKENS, MOST_TOP, MOST_ROWS, MOST_MESSAGES = 16, 20, 128, 1000
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_NO_TOOLS = "this server calls no functions"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What a server has.
+
+    Args:
+        model: without weights. template: of chats; None: there is none, for the reason `no_template`.
+        turn_ends: ids that end an answer in a chat besides those of the model.
+        strict: refuse unknown fields. most_tokens: rows x (prompt + new tokens) of a request; None: any.
+        created: when the server started.
+    """
+
+    model: Model
+    template: Template | None = None
+    no_template: str = ""
+    turn_ends: frozenset[int] = frozenset()
+    strict: bool = False
+    most_tokens: int | None = None
+    created: int = 0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What completions and chats have in common. usage: a stream ends with it. ignored: fields that nobody knows."""
+
+    rules: Sampling
+    stream: bool
+    usage: bool
+    ignored: list[str]
+
+
+@dataclass
+class Completion:
+    """A request as rows, and the form of its answer.
+
+    Args:
+        chat: the form of chats. top: log probabilities are reported with so many of the likeliest; None: not reported.
+        samples: rows of each prompt, one after the other.
+    """
+
+    served: Served
+    rows: list[Row]
+    chat: bool
+    options: Options
+    top: int | None
+    id: str
+    samples: int
+    created: int = field(default_factory=lambda: int(time.time()))
+    offsets: list[int] = field(default_factory=list)  # of the next token in each row's text
+
+
+def completion(served: Served, body: Mapping[str, Any]) -> Completion:
+    """A body of /v1/completions.
+
+    Raises:
+        ApiError: something is wrong with it; names the field.
+    """
+    fields, model, id = Fields(body), served.model, f"cmpl-{secrets.token_hex(12)}"
+    _check_name(served, fields)
+    prompts = _prompts(model, fields.take("prompt"), add_bos=fields.flag("add_BOS"))
+    fields.refuse("suffix", unless=("",), text="a text is only continued at its end")
+    most = fields.whole("max_tokens", DEFAULT_TOKENS, least=0, most=2**31)
+    top: int | None = fields.whole("logprobs", -1, least=0, most=MOST_TOP)
+    top = None if top == -1 else top
+    echo, samples = fields.flag("echo"), fields.whole("n", 1, least=1, most=MOST_ROWS)
+    fields.refuse("best_of", unless=(samples, 1), text=f"ask for n={samples} texts and choose")
+    options = _options(served, fields, most=most)
+    rows = [
+        make_row(
+            model,
+            f"{id}-{number * samples + sample}",
+            ids,
+            options.rules,
+            most=most,
+            sample=sample,
+            top=top,
+            echo=text if echo else None,
+        )
+        for number, (text, ids) in enumerate(prompts)
+        for sample in range(samples)
+    ]
+    return _checked(Completion(served, rows, False, options, top, id, samples))
+
+
+def chat_completion(served: Served, body: Mapping[str, Any]) -> Completion:
+    """A body of /v1/chat/completions.
+
+    Raises:
+        ApiError: something is wrong with it; names the field.
+    """
+    fields, model, id = Fields(body), served.model, f"chatcmpl-{secrets.token_hex(12)}"
+    _check_name(served, fields)
+    messages = _messages(fields.take("messages"))
+    for name in ("tools", "functions"):
+        fields.refuse(name, unless=([],), text=_NO_TOOLS)
+    for name in ("tool_choice", "function_call"):
+        fields.refuse(name, unless=("none", "auto"), text=_NO_TOOLS)
+    fields.refuse("response_format", unless=({"type": "text"},), text="answers are text")
+    fields.refuse("modalities", unless=(["text"],), text="answers are text")
+    fields.refuse("audio", unless=(), text="answers are text")
+    ids = _chat_prompt(served, messages)
+    asked = fields.take("max_completion_tokens"), fields.take("max_tokens")
+    given = Fields({"max_tokens": asked[1] if asked[0] is None else asked[0]})
+    room = model.context - len(ids)
+    most = given.whole("max_tokens", max(1, room), least=1, most=2**31)
+    report, count = fields.flag("logprobs"), fields.whole("top_logprobs", 0, least=0, most=MOST_TOP)
+    if count and not report:
+        raise ApiError(400, f"top_logprobs is {count}, which needs logprobs", param="top_logprobs")
+    samples = fields.whole("n", 1, least=1, most=MOST_ROWS)
+    options, top = _options(served, fields, most=most), count if report else None
+    rows = [
+        make_row(model, f"{id}-{sample}", ids, options.rules, most=most, sample=sample, top=top, ends=served.turn_ends)
+        for sample in range(samples)
+    ]
+    return _checked(Completion(served, rows, True, options, top, id, samples))
+
+
+def _options(served: Served, fields: Fields, *, most: int) -> Options:
+    """What both kinds have."""
+    recommended = served.model.recommended
+    number = fields.number
+    seed = fields.whole("seed", secrets.randbelow(LARGEST_SEED), least=-(2**63), most=2**64 - 1)
+    top_k = fields.whole("top_k", int(recommended.get("top_k", 0)), least=-1, most=2**31)
+    rules = Sampling(
+        max_tokens=max(most, 1),
+        min_tokens=fields.whole("min_tokens", 0, least=0, most=2**31),
+        temperature=number("temperature", recommended.get("temperature", 1.0)),
+        top_k=max(top_k, 0),
+        top_p=number("top_p", recommended.get("top_p", 1.0)),
+        min_p=number("min_p", recommended.get("min_p", 0.0)),
+        top_p_decay=number("top_p_decay", 0.0),
+        top_p_bound=number("top_p_bound", 0.0),
+        repetition_penalty=number("repetition_penalty", recommended.get("repetition_penalty", 1.0)),
+        presence_penalty=number("presence_penalty", 0.0),
+        frequency_penalty=number("frequency_penalty", 0.0),
+        logit_bias=fields.bias("logit_bias"),
+        stop=fields.texts("stop"),
+        ignore_eod=fields.flag("ignore_eos"),
+        seed=seed % LARGEST_SEED,
+    )
+    try:
+        rules.check(served.model.vocab_size)
+    except UsageError as error:
+        raise ApiError(400, str(error).removeprefix("cannot generate: ")) from error
+    stream, told = fields.flag("stream"), fields.take("stream_options")
+    if told is not None and not (stream and isinstance(told, dict)):
+        text = f"stream_options is {shortened(told)}, expected an object, and stream"
+        raise ApiError(400, text, param="stream_options")
+    usage = Fields(told or {}).flag("include_usage")
+    fields.refuse("use_beam_search", unless=(False,), text="PUT /api has beam_width")
+    for name in ("user", "metadata", "store", "parallel_tool_calls", "service_tier"):
+        fields.take(name)
+    ignored = fields.unknown()
+    if ignored and served.strict:
+        raise ApiError(400, f"unknown fields: {', '.join(ignored)[:200]}", param=ignored[0])
+    return Options(rules, stream, usage, ignored)
+
+
+def _check_name(served: Served, fields: Fields) -> None:
+    name = fields.take("model")
+    if name is not None and not isinstance(name, str):
+        raise ApiError(400, f"model is {shortened(name)}, expected a string", param="model")
+    if name is not None and name != served.model.name:
+        raise ApiError(
+            404,
+            f"the model {shortened(name)} is not here; this server has {served.model.name}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def _checked(answer: Completion) -> Completion:
+    rows, served = answer.rows, answer.served
+    if len(rows) > MOST_ROWS:
+        raise ApiError(400, f"{len(rows)} texts are asked for, at most {MOST_ROWS} are allowed in a request", param="n")
+    total = sum(len(row.request.prompt) + row.most for row in rows)
+    if served.most_tokens is not None and total > served.most_tokens:
+        raise ApiError(400, f"the request has {total:,} tokens, at most {served.most_tokens:,} are allowed")
+    answer.offsets = [0] * len(rows)
+    for number, row in enumerate(rows):
+        if row.echo is None and not answer.chat and answer.top is not None:
+            tokenizer = served.model.tokenizer
+            assert tokenizer is not None, "a server has a tokenizer"
+            answer.offsets[number] = len(tokenizer.decode(row.request.prompt))
+    return answer
+
+
+def _prompts(model: Model, value: object, *, add_bos: bool) -> list[tuple[str, list[int]]]:
+    """Texts and ids of each prompt: a text, texts, ids, or lists of ids."""
+    several = isinstance(value, list) and not all(is_whole(entry) for entry in value)
+    listed = value if several else [value]
+    assert isinstance(listed, list), "a list of prompts"
+    if len(listed) > MOST_ROWS:
+        raise ApiError(400, f"{len(listed)} prompts, at most {MOST_ROWS} are allowed in a request", param="prompt")
+    return [_prompt(model, prompt, add_bos=add_bos) for prompt in listed]
+
+
+def _prompt(model: Model, prompt: object, *, add_bos: bool) -> tuple[str, list[int]]:
+    assert model.tokenizer is not None, "a server has a tokenizer"
+    try:
+        if isinstance(prompt, str):
+            return prompt, model.encode(prompt, add_bos=add_bos)
+        if isinstance(prompt, list) and prompt and all(is_whole(entry) for entry in prompt):
+            model.check_ids(prompt)
+            return model.tokenizer.decode(prompt), list(prompt)
+    except UsageError as error:
+        raise ApiError(400, str(error), param="prompt") from error
+    raise ApiError(
+        400,
+        f"prompt is {shortened(prompt)}, expected a string, token ids, or a list of either",
+        param="prompt",
+    )
+
+
+def _messages(value: object) -> list[tuple[str, str]]:
+    if not isinstance(value, list) or not value:
+        raise ApiError(400, f"messages is {shortened(value)}, expected a list of one or more", param="messages")
+    if len(value) > MOST_MESSAGES:
+        raise ApiError(400, f"{len(value)} messages, at most {MOST_MESSAGES} are allowed", param="messages")
+    return [_message(number, message) for number, message in enumerate(value)]
+
+
+def _message(number: int, message: object) -> tuple[str, str]:
+    table = message if isinstance(message, dict) else {}
+    role, content = table.get("role"), table.get("content")
+    if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
+        parts = [part.get("text") for part in content]
+        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
+    if not isinstance(role, str) or role not in ROLES or not isinstance(content, str):
+        raise ApiError(
+            400,
+            f"messages[{number}] is {shortened(message)}, expected a role ({', '.join(ROLES)}) and a text as content",
+            param="messages",
+        )
+    if not content.isascii() and content.encode(errors="replace").decode() != content:
+        raise ApiError(400, f"messages[{number}] is not UTF-8 text", param="messages")
+    return ROLES[role], content
+
+
+def _chat_prompt(served: Served, messages: Sequence[tuple[str, str]]) -> list[int]:
+    tokenizer = served.model.tokenizer
+    assert tokenizer is not None, "a server has a tokenizer"
+    if served.template is None:
+        raise ApiError(400, f"the model has no chat template: {served.no_template}", param="messages")
+    try:
+        return answer_prompt(served.template, tokenizer, messages)
+    except (TemplateRefused, TextRefused) as refused:
+        raise ApiError(400, str(refused), param="messages") from refused
+
+
+# ---- answers
+
+
+def answer_of(asked: Completion, pieces: Sequence[Sequence[Piece]]) -> dict[str, Any]:
+    """The whole answer, from the pieces of each row."""
+    choices = []
+    for number, (row, of_row) in enumerate(zip(asked.rows, pieces, strict=True)):
+        text = "".join(piece.text for piece in of_row)
+        tokens = [token for piece in of_row for token in piece.tokens]
+        said = {"message": {"role": "assistant", "content": text}} if asked.chat else {"text": text}
+        choices.append(
+            {
+                "index": number,
+                **said,
+                "logprobs": _log_probs(asked, number, tokens),
+                "finish_reason": row.finish_reason,
+            }
+        )
+    return {**_head(asked, chunk=False), "choices": choices, "usage": _usage(asked)}
+
+
+def first_chunks(asked: Completion) -> Iterator[dict[str, Any]]:
+    """What a stream begins with: in a chat, who speaks."""
+    if asked.chat:
+        for number in range(len(asked.rows)):
+            yield _chunk(asked, number, {"role": "assistant", "content": ""}, None, None)
+
+
+def chunk_of(asked: Completion, number: int, piece: Piece) -> dict[str, Any]:
+    """A piece of one row."""
+    row = asked.rows[number]
+    said: Any = {"content": piece.text} if piece.text else {}
+    log_probs = _log_probs(asked, number, piece.tokens)
+    return _chunk(asked, number, said if asked.chat else piece.text, log_probs, row.finish_reason or None)
+
+
+def last_chunk(asked: Completion) -> dict[str, Any] | None:
+    """The numbers of tokens, if they were asked for."""
+    return {**_head(asked, chunk=True), "choices": [], "usage": _usage(asked)} if asked.options.usage else None
+
+
+def _chunk(asked: Completion, number: int, said: Any, log_probs: Any, reason: str | None) -> dict[str, Any]:
+    key = "delta" if asked.chat else "text"
+    choice = {"index": number, key: said, "logprobs": log_probs, "finish_reason": reason}
+    usage = {"usage": None} if asked.options.usage else {}
+    return {**_head(asked, chunk=True), "choices": [choice], **usage}
+
+
+def _head(asked: Completion, *, chunk: bool) -> dict[str, Any]:
+    kind = ("chat.completion.chunk" if chunk else "chat.completion") if asked.chat else "text_completion"
+    return {"id": asked.id, "object": kind, "created": asked.created, "model": asked.served.model.name}
+
+
+def _usage(asked: Completion) -> dict[str, int]:
+    # The samples of a prompt share it.
+    given = sum(len(row.request.prompt) for row in asked.rows[:: asked.samples])
+    new = sum(len(row.tokens) for row in asked.rows)
+    return {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
+
+
+def _log_probs(asked: Completion, number: int, tokens: Sequence[TokenFact]) -> dict[str, Any] | None:
+    if asked.top is None:
+        return None
+    tokenizer = asked.served.model.tokenizer
+    assert tokenizer is not None, "a server has a tokenizer"
+    texts = [token_text(tokenizer, fact.token) for fact in tokens]
+    if asked.chat:
+        content = [
+            {**_entry(text, fact.log_prob), "top_logprobs": [_entry(token_text(tokenizer, i), v) for i, v in fact.top]}
+            for text, fact in zip(texts, tokens, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+    offsets = []
+    for text in texts:
+        offsets.append(asked.offsets[number])
+        asked.offsets[number] += len(text)
+    return {
+        "tokens": texts,
+        "token_logprobs": [fact.log_prob for fact in tokens],
+        "top_logprobs": [None if fact.log_prob is None else _by_text(tokenizer, fact.top) for fact in tokens],
+        "text_offset": offsets,
+    }
+
+
+def _by_text(tokenizer: Tokenizer, top: Sequence[tuple[int, float]]) -> dict[str, float]:
+    """Of tokens with the same text the likeliest counts."""
+    table: dict[str, float] = {}
+    for token, log_prob in top:
+        table.setdefault(token_text(tokenizer, token), log_prob)
+    return table
+
+
+def _entry(text: str, log_prob: float | None) -> dict[str, Any]:
+    return {"token": text, "logprob": log_prob, "bytes": list(text.encode(errors="replace"))}
+
+
+def models_of(served: Served) -> dict[str, Any]:
+    """The answer of /v1/models."""
+    model = {"id": served.model.name, "object": "model", "created": served.created, "owned_by": "mtrain"}
+    return {"object": "list", "data": [{**model, "max_model_len": served.model.context, "step": served.model.step}]}

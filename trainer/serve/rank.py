@@ -1,0 +1,225 @@
+"""One rank of a server: it runs the engine on arrivals and cancellations, which all ranks get for the same step.
+
+Rank 0 has them from the server's process, and hands them on with the number of the step at which they count; nothing
+else travels between the ranks but what the model's layers exchange. An idle rank waits for the next arrival. When the
+server's process is gone, rank 0 reads the end of its pipe and so do the others. Beam search is one step of its state
+machine beside each step of the engine, so that rows go on meanwhile; it computes whole contexts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from mdata import UsageError
+from trainer.checkpoint.location import location_of
+from trainer.errors import LostRankError
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import find_placement, join_world, leave_world
+from trainer.serve.plain_engine import PlainEngine, Request, Token
+from trainer.tasks.beam import Beam, Beams
+from trainer.tasks.loaded_model import Model
+from trainer.tasks.sampling import Sampling, biased
+
+SETTINGS = "serve.json"
+
+
+class Search(NamedTuple):
+    """A beam search; see `search_beams`. rules: for their bias and what may not follow a token."""
+
+    id: str
+    prompt: list[int]
+    width: int
+    max_tokens: int
+    length_penalty: float
+    ends: frozenset[int]
+    rules: Sampling
+
+
+class Cancel(NamedTuple):
+    """A row or a search that nobody waits for any more."""
+
+    id: str
+
+
+class Found(NamedTuple):
+    """The results of a beam search, best first."""
+
+    id: str
+    beams: list[Beam]
+    finish: str = "stop"
+
+
+class Refused(NamedTuple):
+    """The engine does not take a request."""
+
+    id: str
+    text: str
+    finish: str = "refused"
+
+
+class Ready(NamedTuple):
+    """The model is loaded. name, step: of the model."""
+
+    step: int
+
+
+Event = Request | Search | Cancel
+Reply = Token | Found | Refused
+
+
+class Engine(Protocol):
+    """What a rank runs; see plain_engine.py."""
+
+    def add(self, request: Request) -> None:
+        """Let a row join."""
+
+    def cancel(self, id: str) -> None:
+        """Let a row leave."""
+
+    def step(self) -> list[Token]:
+        """The next token of each row."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has something to do."""
+
+    def load(self) -> Any:
+        """Numbers for people."""
+
+
+@dataclass
+class Link:
+    """How a rank gets its events.
+
+    Args:
+        server: to the server's process; rank 0 alone has it. others: rank 0's pipes to the other ranks.
+        first: from rank 0; the other ranks have it.
+    """
+
+    server: Connection | None = None
+    others: Sequence[Connection] = ()
+    first: Connection | None = None
+    step: int = 0
+
+    def events(self, *, wait: bool) -> list[Event] | None:
+        """What counts from this step on; None: the server is gone.
+
+        Args:
+            wait: until there is something.
+        """
+        events = self._received(wait=wait)
+        for other in self.others:
+            other.send((self.step, events))
+        self.step += 1
+        return events
+
+    def _received(self, *, wait: bool) -> list[Event] | None:
+        try:
+            if self.first is not None:
+                step, events = self.first.recv()
+                assert step == self.step, f"events of step {step} at step {self.step}"
+                return events
+            assert self.server is not None, "rank 0 has a pipe to the server"
+            events = list[Event]()
+            while self.server.poll(None if wait and not events else 0):
+                events += self.server.recv()
+            return events
+        except (EOFError, ConnectionResetError):
+            return None
+
+    def reply(self, message: Any) -> None:
+        """Tell the server's process; only rank 0 does."""
+        if self.server is not None:
+            self.server.send(message)
+
+
+@dataclass
+class _Searches:
+    """The beam searches that are open."""
+
+    model: Model
+    open: dict[str, tuple[Search, Beams]] = field(default_factory=dict)
+
+    def add(self, search: Search) -> None:
+        if len(search.prompt) + search.max_tokens > self.model.context:
+            raise UsageError("context length + tokens_to_generate too large")
+        beams = Beams(search.width, search.max_tokens, search.ends, search.length_penalty)
+        self.open[search.id] = search, beams
+
+    def step(self) -> list[Found]:
+        """One step of each."""
+        found = list[Found]()
+        for id, (search, beams) in list(self.open.items()):
+            rows = [[*search.prompt, *row] for row in beams.rows]
+            logits_BV = torch.stack([biased(self.model.logits(row)[-1], search.rules, last=row[-1]) for row in rows])
+            beams.advance(logits_BV.log_softmax(-1))
+            if beams.done:
+                found.append(Found(id, beams.results(search.width)))
+                del self.open[id]
+        return found
+
+
+def serve_rank(engine: Engine, model: Model, link: Link) -> None:
+    """Answer until the server's process closes its end."""
+    searches = _Searches(model)
+    while True:
+        events = link.events(wait=not engine.busy and not searches.open)
+        if events is None:
+            return
+        replies = list[Reply]()
+        for event in events:
+            try:
+                if isinstance(event, Cancel):
+                    engine.cancel(event.id)
+                    searches.open.pop(event.id, None)
+                elif isinstance(event, Search):
+                    searches.add(event)
+                else:
+                    engine.add(event)
+            except UsageError as error:  # the same on all ranks
+                replies.append(Refused(event.id, str(error)))
+        if engine.busy:
+            replies += engine.step()
+        replies += searches.step()
+        if replies or events:
+            link.reply((replies, engine.load()))
+
+
+def serve_here(folder: Path, *, rank: int) -> None:
+    """Load the model and answer, as the rank that `processes.py` started.
+
+    Args:
+        folder: with SETTINGS.
+    """
+    settings = json.loads((folder / SETTINGS).read_bytes())
+    place = find_placement(os.environ)
+    assert place is not None, "a rank is started with its place in the environment"
+    server, *pipes = settings["pipes"][rank]
+    link = Link(
+        server=None if server is None else Connection(server),
+        others=[Connection(pipe, readable=False) for pipe in pipes] if rank == 0 else (),
+        first=None if rank == 0 else Connection(pipes[0], writable=False),
+    )
+    world = join_world(Mesh(place.world_size, settings["tp"], pp=settings["pp"]), placement=place)
+    model = Model.load(
+        location_of(settings["model"]),
+        world=world,
+        checkpoint=settings["checkpoint"],
+        tokenizer=settings["tokenizer"],
+        settings=settings["set"],
+        dtype=settings["dtype"],
+    )
+    link.reply(Ready(model.step))
+    try:
+        serve_rank(PlainEngine(model, max_rows=settings["max_rows"]), model, link)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise LostRankError("another process of the server is gone") from error
+    leave_world()

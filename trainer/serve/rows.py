@@ -1,0 +1,185 @@
+"""The rows of a client's request: tokens come in from the ranks, pieces of text go out.
+
+A row ends at a token that ends texts, at a stop string or by its number of tokens. The ranks know nothing of stop
+strings, so a row that one has ended is taken from them; what they computed meanwhile is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import mdata
+from mdata.util.random_keys import derive_key
+from trainer.serve.errors import ApiError
+from trainer.serve.plain_engine import Request, Token
+from trainer.serve.rank import Found
+from trainer.serve.service import Run, Service
+from trainer.tasks.loaded_model import Model
+from trainer.tasks.sampling import Sampling
+from trainer.tasks.text_stream import TextStream
+
+LARGEST_SEED = 2**63
+
+
+class TokenFact(NamedTuple):
+    """A token with its log probability, None for the first of a prompt, and the likeliest at its place."""
+
+    token: int
+    log_prob: float | None
+    top: list[tuple[int, float]]
+
+
+class Piece(NamedTuple):
+    """What became known of a row: text that nothing can change any more, and tokens."""
+
+    text: str
+    tokens: list[TokenFact]
+
+
+@dataclass(slots=True)
+class Row:
+    """One text that is to be continued.
+
+    Args:
+        request: to the ranks. rules: with the stop strings. ends: token ids that end it.
+        most: new tokens; 0: the prompt is only scored, so the one that the ranks add is dropped.
+        echo: of which text the answer begins with; None: the answer is the new text alone.
+
+    Attributes:
+        text: new text so far. tokens: new ids. finish_reason: "stop" or "length", "" while it is open.
+    """
+
+    request: Request
+    rules: Sampling
+    stream: TextStream
+    ends: frozenset[int]
+    most: int
+    echo: str | None = None
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    _prompt: list[TokenFact] = field(default_factory=list)
+    _begun: bool = False
+
+    def take(self, token: Token) -> Piece | None:
+        """What can be given out after one more token; None: nothing."""
+        fact = TokenFact(token.token, token.logprob, token.top)
+        if token.index < 0:
+            self._prompt.append(fact)
+            return None
+        text, facts = "", list[TokenFact]()
+        if self.echo is not None and not self._begun:
+            text = self.echo
+            facts = [TokenFact(self.request.prompt[0], None, []), *self._prompt] if self.request.echo else []
+        self._begun = True
+        if not self.most:
+            self.finish_reason = "length"
+            return Piece(text, facts)
+        new = self._said(token)
+        self.text += new
+        return Piece(text + new, [*facts, fact])
+
+    def _said(self, token: Token) -> str:
+        self.tokens.append(token.token)
+        early = len(self.tokens) < self.rules.min_tokens
+        if token.token in self.ends and not self.rules.ignore_eod and not early:
+            self.finish_reason = "stop"
+            return self.stream.finish()
+        new = self.stream.add(token.token, stops=not early)
+        if self.stream.stopped:
+            self.finish_reason = "stop"
+        elif token.finish is not None or len(self.tokens) >= self.most:
+            self.finish_reason = "stop" if token.finish == "stop" else "length"
+            new += self.stream.finish()
+        return new
+
+
+def make_row(
+    model: Model,
+    id: str,
+    prompt: Sequence[int],
+    rules: Sampling,
+    *,
+    most: int,
+    sample: int = 0,
+    top: int | None = None,
+    echo: str | None = None,
+    ends: frozenset[int] = frozenset(),
+) -> Row:
+    """A row, checked.
+
+    Args:
+        sample: of the same prompt; each has draws of its own. top: see Request; None: no log probabilities.
+        ends: ids that end it besides those of the model.
+
+    Raises:
+        ApiError: rules out of range, or a prompt that does not fit the model.
+    """
+    tokenizer = model.tokenizer
+    assert tokenizer is not None, "a server has a tokenizer"
+    check_room(model, len(prompt), most)
+    asked = replace(rules, max_tokens=max(most, 1))
+    seed = rules.seed if sample == 0 else derive_key("mtrain serve v1", rules.seed, sample).below(LARGEST_SEED)
+    request = Request(
+        id=id,
+        prompt=list(prompt),
+        sampling=replace(asked, stop=()),
+        max_tokens=max(most, 1),
+        seed=seed,
+        top_logprobs=top or 0,
+        echo=echo is not None and top is not None,
+    )
+    stream = TextStream(tokenizer, prompt, stop=rules.stop, keep_stop=rules.keep_stop)
+    return Row(request, asked, stream, model.ends | ends, most, echo)
+
+
+def check_room(model: Model, given: int, new: int) -> None:
+    """Refuse what does not fit the model's context.
+
+    Raises:
+        ApiError: names both numbers.
+    """
+    if given == 0:
+        raise ApiError(400, "the prompt has no tokens", param="prompt")
+    if given + new > model.context:
+        raise ApiError(
+            400,
+            f"the prompt has {given:,} tokens and {new:,} new ones are asked for; "
+            f"the context of {model.name} is {model.context:,} tokens together",
+            param="max_tokens" if given < model.context else "prompt",
+            code="context_length_exceeded",
+        )
+
+
+async def pieces(service: Service, run: Run, rows: Sequence[Row]) -> AsyncGenerator[tuple[int, Piece]]:
+    """Pieces of all rows as they come, with the row's number; the run is left at the end."""
+    numbers = {row.request.id: number for number, row in enumerate(rows)}
+    try:
+        async for reply in run:
+            assert isinstance(reply, Token), "a run of rows gets tokens"
+            number = numbers[reply.id]
+            piece = rows[number].take(reply)
+            if rows[number].finish_reason:
+                run.end(reply.id)
+            if piece is not None:
+                yield number, piece
+    finally:
+        service.leave(run)
+
+
+async def beams_of(service: Service, run: Run) -> Found:
+    """The result of a run that is a beam search."""
+    try:
+        async for reply in run:
+            assert isinstance(reply, Found), "a search has one reply"
+            return reply
+    finally:
+        service.leave(run)
+    raise AssertionError("a search ends with its results")
+
+
+def token_text(tokenizer: mdata.Tokenizer, token: int) -> str:
+    """A token alone as text."""
+    return tokenizer.decode([token])

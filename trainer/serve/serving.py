@@ -1,0 +1,125 @@
+"""A server from its start to its end: HTTP in this process, the model in the ranks'.
+
+The port is bound before the model is loaded, so that a port in use is known at once; until then requests get status
+503. SIGTERM and Ctrl-C let open requests end and refuse new ones; a second one ends at once. When a rank has ended,
+open requests get an error, and the server ends with the rank's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+
+from mdata import UsageError
+from trainer.serve.app import Server
+from trainer.serve.openai_api import Served
+from trainer.serve.processes import Ranks
+from trainer.serve.service import Service
+
+FLUSH_S = 5.0  # for the errors of open requests to be sent, once a rank has ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What clients may ask for.
+
+    Args:
+        rows: texts that may be open. body_bytes: of a request. key: "": none is asked for.
+    """
+
+    rows: int = 1024
+    body_bytes: int = 8 << 20
+    key: str = ""
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        UsageError: the address cannot be used.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"the server cannot listen at {host}:{port}", found=str(error), fix="name another --port or --host"
+        ) from error
+    listener.listen(2048)
+    return listener
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are handled here, not by uvicorn, which would raise them again at the end."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave them alone."""
+        yield
+
+
+async def serve(
+    served: Served, ranks: Ranks, listener: socket.socket, limits: Limits, *, tell: Callable[[str], None]
+) -> None:
+    """Serve until a signal or the end of a rank.
+
+    Args:
+        tell: prints a line for the user.
+
+    Raises:
+        MdataError: what ended a rank. RankFault: the same, for a fault of ours.
+    """
+    service = Service(ranks.connection, most_rows=limits.rows)
+    server = Server(served, service, key=limits.key, most_bytes=limits.body_bytes)
+    config = uvicorn.Config(
+        server.app(), log_config=None, access_log=False, lifespan="off", server_header=False, ws="none"
+    )
+    http = _Uvicorn(config)
+
+    def stop(number: signal.Signals) -> None:
+        if service.stopping:
+            http.force_exit = True
+        else:
+            tell(f"{number.name}: {service.open_rows} open texts end first; a second {number.name} ends at once")
+        service.stopping = http.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    host, port = listener.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    serving = asyncio.ensure_future(http.serve(sockets=[listener]))
+    ready = asyncio.ensure_future(_announce(service, f"{served.model.name} is served at {address}", tell))
+    ended = asyncio.ensure_future(ranks.ended())
+    try:
+        await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done() and not serving.done():
+            error = ranks.error()
+            service.fail(f"a rank of the server has ended: {error}".replace("\n", " "))
+            http.should_exit = True
+            await asyncio.wait({serving}, timeout=FLUSH_S)
+            http.force_exit = True
+            await serving
+            raise error
+        await serving
+    finally:
+        for task in (ready, ended):
+            task.cancel()
+        service.close()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _announce(service: Service, text: str, tell: Callable[[str], None]) -> None:
+    await service.ready.wait()
+    tell(text)
