@@ -25,6 +25,12 @@ import torch
 from safetensors.torch import load_file
 
 from mdata import MdataError, UsageError
+from trainer.serve import megatron_api
+from trainer.serve.errors import ApiError
+from trainer.serve.openai_api import Served, completion
+from trainer.serve.openai_api import answer_of as openai_answer
+from trainer.serve.plain_engine import PlainEngine
+from trainer.serve.rows import Piece, Row
 from trainer.tasks.beam import Finished
 from trainer.tasks.generate import Answer, Request, continue_rows, search_beams
 from trainer.tasks.lambada import lambada, passage
@@ -220,7 +226,13 @@ def _decay(case: Mapping[str, Any]) -> str:
 def _limit(model: Callable[[], Model], case: Mapping[str, Any]) -> str:
     request, error = case["request"], case["result"]["error"]
     if "Too many tokens" in error:
-        return "there is no budget of tokens yet: the engine with its cache is not built"
+        prompts = [model().encode(prompt) for prompt in request["prompts"]]
+        text = error.removeprefix("ValueError: ")
+        try:
+            megatron_api.check_size(prompts, request["tokens_to_generate"], most=int(text.rpartition(" ")[2]))
+        except ApiError as refused:
+            return "" if refused.text == text else f"{refused.text!r} instead of {text!r}"
+        return "is not refused"
     try:
         continue_rows(model(), [_request(model(), request, prompt, n=i) for i, prompt in enumerate(request["prompts"])])
     except UsageError:
@@ -431,9 +443,86 @@ def _hypotheses(case: Mapping[str, Any]) -> str:
 
 def megatron_server(folder: Folder, name: str) -> Iterator[Case]:
     table = folder.json(name)
-    for kind in ("rows", "other"):
-        for number in range(len(table[kind])):
-            yield Case("server", f"{kind} {number}", lambda: "there is no server yet (mtrain serve)")
+    model = functools.partial(folder.model, "gpt2_tiny")
+    for number, case in enumerate(table["rows"]):
+        yield Case("server", f"rows {number}", functools.partial(_megatron_request, model, case))
+    for number, case in enumerate(table["other"]):
+        yield Case("server", f"other {number}", functools.partial(_megatron_http, model, case))
+
+
+def _megatron_request(open_model: Callable[[], Model], case: Mapping[str, Any]) -> str:
+    """Differences: a refusal has status 400; numbers may be integers, and no boolean is one; temperature 0 is greedy;
+    prompts are strings; the end-of-document token stops a beam search unless a token is named."""
+    body, called, theirs = case["request"], case.get("called"), case["body"]
+    if body.get("prompts") == ["raise"]:  # the stand-in for a model raised by itself
+        body = {**body, "tokens_to_generate": 10**6}
+        try:
+            megatron_api.job_of(open_model(), body, most_tokens=None)
+        except ApiError as error:
+            return "" if error.text == theirs else f"{error.text!r} instead of {theirs!r}"
+        return "is not refused"
+    floats = ("top_p", "top_p_decay", "top_p_bound", "length_penalty")
+    integer = any(isinstance(body.get(key), int) and f"{key} must be a" in theirs for key in floats)
+    try:
+        asked = megatron_api.checked(body)
+    except ApiError as error:
+        no_integer = any(body.get(key) is True for key in ("tokens_to_generate", "random_seed", "beam_width"))
+        no_text = any(not isinstance(prompt, str) for prompt in body.get("prompts") or [])
+        if error.status == 400 and (error.text == theirs or (called and no_integer) or no_text or integer):
+            return ""
+        return f"status {error.status}, {error.text!r} instead of {theirs!r}"
+    if called is None:
+        return "" if integer or body.get("temperature") == 0 else f"is not refused with {theirs!r}"
+    mine = {
+        "prompts": asked.prompts,
+        "tokens_to_generate": asked.tokens_to_generate,
+        "return_output_log_probs": asked.logprobs,
+        "top_k_sampling": asked.top_k,
+        "top_p_sampling": asked.top_p,
+        "top_p_decay": asked.top_p_decay,
+        "top_p_bound": asked.top_p_bound,
+        "temperature": asked.temperature,
+        "add_BOS": asked.add_bos,
+        "use_eod_token_for_early_termination": True,
+        "stop_on_double_eol": asked.stop_on_double_eol,
+        "stop_on_eol": asked.stop_on_eol,
+        "prevent_newline_after_colon": asked.prevent_newline_after_colon,
+        "random_seed": asked.random_seed,
+        "function": "generate" if asked.beam_width is None else "beam_search",
+        "beam_size": asked.beam_width,
+        "num_return_gen": asked.beam_width,
+        "stop_token": 50256 if asked.stop_token is None else asked.stop_token,
+        "length_penalty": asked.length_penalty,
+    }
+    unlike = [f"{key} {mine[key]} instead of {value}" for key, value in called.items() if mine[key] != value]
+    return ", ".join(unlike)
+
+
+def _megatron_http(open_model: Callable[[], Model], case: Mapping[str, Any]) -> str:
+    """Differences: the page is at /, and its other answers are those of a model."""
+    from tests.helpers.serving import running
+
+    with running(Served(model=open_model())) as server:
+        note, line = case.get("note"), {"prompts": ["Hello world"], "tokens_to_generate": 1}
+        if note == "GET /":
+            reply = server.ask("/", headers={})
+            return "" if reply.status == 200 and "<html" in reply.body else f"status {reply.status}"
+        if note == "bad JSON":
+            reply = server.ask("/api", b"{", method="PUT")
+        elif note == "no Content-Type":
+            reply = server.ask("/api", b"{}", method="PUT", headers={"content-type": ""})
+        elif note:
+            reply = server.ask("/api", line, method="PUT")
+        else:
+            reply = server.ask("/api", method=case["method"], headers={})
+        same_form = isinstance(reply.body, dict) and reply.body.keys() == (case.get("body") or {}).keys()
+        if reply.status != case["status"] or case.get("allow") not in (None, reply.headers.get("allow")):
+            return f"status {reply.status}, allow {reply.headers.get('allow')}"
+        if case.get("body") and (
+            not same_form if case["status"] == 200 else reply.body["message"] != case["body"]["message"]
+        ):
+            return f"{reply.body} instead of {case['body']}"
+    return ""
 
 
 def openai(folder: Folder, name: str) -> Iterator[Case]:
@@ -442,38 +531,46 @@ def openai(folder: Folder, name: str) -> Iterator[Case]:
 
 
 def _openai(folder: Folder, case: Mapping[str, Any]) -> str:
-    """What the answer says, from the function that a server calls; not its form."""
-    request = case["request"]
-    model, prompt, top = folder.model(request["model"]), request["prompt"], request.get("logprobs")
-    ids = tuple(model.encode(prompt) if isinstance(prompt, str) else prompt)
-    echo, most = request.get("echo", False), request["max_tokens"]
-    stop = request.get("stop") or ()
-    asked = Sampling(
-        temperature=request["temperature"],
-        max_tokens=max(most, 1),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-    )
-    answers = continue_rows(
-        model, [Request(ids=ids, rules=asked, log_probs=top, prompt_log_probs=echo and top is not None)]
-    )
-    (answer,) = answers
-    new = answer.tokens if most else []
-    assert model.tokenizer is not None
-    text = (model.tokenizer.decode(ids) if echo else "") + (answer.text if most else "")
-    reason = answer.finish_reason if most else "length"
-    found = (text, reason, len(ids), new)
-    wanted = (case["text"], case["finish_reason"], case["prompt_tokens"], case["new_ids"])
-    if found != wanted:
-        return f"{found} instead of {wanted}"
+    """The whole answer of the server but for its name and time, from the functions that it calls."""
+    body, model = case["request"], folder.model(case["request"]["model"])
+    asked = completion(Served(model=model), body)
+    ((row, pieces),) = answered(PlainEngine(model), asked.rows)
+    answer = openai_answer(asked, [pieces])
+    (choice,) = answer["choices"]
+    # What scores a prompt alone makes no tokens.
+    new = row.tokens if body["max_tokens"] else []
+    mine = (choice["text"], choice["finish_reason"], answer["usage"]["prompt_tokens"], new, answer["model"])
+    theirs = (case["text"], case["finish_reason"], case["prompt_tokens"], case["new_ids"], body["model"])
+    if mine != theirs:
+        return f"{mine} instead of {theirs}"
     if "logprobs" not in case:
-        return ""
+        return "" if choice["logprobs"] is None else "log probabilities that nobody asked for"
     theirs = case["logprobs"]
-    lead: list[Any] = [None, *answer.prompt_log_probs] if echo else []
-    lead_top: list[Any] = [None, *answer.prompt_top] if echo else []
-    if [*(ids if echo else ()), *new] != theirs["token_ids"]:
-        return f"log probabilities of {[*ids, *new]} instead of {theirs['token_ids']}"
-    mine = [*lead, *answer.log_probs[: len(new)]]
-    return _unlike(mine, theirs["token_logprobs"]) or _unlike_top([*lead_top, *answer.top[: len(new)]], theirs["top"])
+    facts = [fact for piece in pieces for fact in piece.tokens]
+    if [fact.token for fact in facts] != theirs["token_ids"]:
+        return f"log probabilities of {[fact.token for fact in facts]} instead of {theirs['token_ids']}"
+    said, text = choice["logprobs"], choice["text"] if body.get("echo") else model.tokenizer.decode(row.request.prompt)
+    if said["tokens"] != theirs["tokens"] or said["text_offset"][0] != (0 if body.get("echo") else len(text)):
+        return f"tokens {said['tokens']} at {said['text_offset']} instead of {theirs['tokens']}"
+    tops = [fact.top if fact.log_prob is not None else None for fact in facts]
+    return _unlike(said["token_logprobs"], theirs["token_logprobs"]) or _unlike_top(tops, theirs["top"])
+
+
+def answered(engine: PlainEngine, rows: Sequence[Row]) -> list[tuple[Row, list[Piece]]]:
+    """Rows with their pieces, from an engine without a server."""
+    by_id = {row.request.id: (row, list[Piece]()) for row in rows}
+    for row in rows:
+        engine.add(row.request)
+    while engine.busy:
+        for token in engine.step():
+            row, pieces = by_id[token.id]
+            if row.finish_reason:
+                continue
+            if (piece := row.take(token)) is not None:
+                pieces.append(piece)
+            if row.finish_reason:
+                engine.cancel(token.id)
+    return list(by_id.values())
 
 
 # ---- evaluation
