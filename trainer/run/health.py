@@ -161,10 +161,10 @@ def _slow_links(ranks: Sequence[RankHealth]) -> Iterator[Finding]:
     for host in dict.fromkeys(rank.host for rank in ranks):
         with_others = dict[str, float]()
         for pair, rate in links.items():
-            one, other = (at[number].host for number in pair)
-            if host in (one, other):
-                other = other if host == one else one
-                with_others[other] = max(rate, with_others.get(other, 0.0))
+            hosts = {at[number].host for number in pair}
+            if host in hosts:
+                other_host = max(hosts - {host}, default=host)
+                with_others[other_host] = max(rate, with_others.get(other_host, 0.0))
         if len(with_others) > 1 and max(with_others.values()) < STOP * median:
             yield Finding(f"{host}: at most {max(with_others.values()):.4g} GB/s with any other host", True, host)
 

@@ -79,9 +79,7 @@ class Ranks:
         """Why the ranks ended, once one of them has."""
         time.sleep(2 * POLL_S)  # the rank that explains the others' ends may be noticed after them
         codes = {rank: process.poll() for rank, process in enumerate(self._processes)}
-        report = first_cause(
-            read_reports(self._folder), {rank: code for rank, code in codes.items() if code}, now_s=time.monotonic()
-        )
+        report = first_cause(read_reports(self._folder), {rank: code for rank, code in codes.items() if code})
         kinds = (UsageError, BadInputError, DamageError, ResourceError)
         kind = next((kind for kind in kinds if kind.exit_code == report.exit_code), None)
         if report.exit_code < 0:
