@@ -250,7 +250,8 @@ def _launch(
         save_job(job)
         return f"process {job.id} trains in the background", job
     from trainer.checkpoint.location import checkpoints_folder
-    from trainer.launching.on_slurm import EXCLUDED, SlurmOptions, batch_text, excluded_hosts, excluding, submit
+    from trainer.launching.on_slurm import SlurmOptions, batch_text, excluding, submit
+    from trainer.run.attempt import EXCLUDED, excluded_hosts
 
     folder, hosts = checkpoints_folder(read.config), excluded_hosts(Path(job.run_folder))
     if hosts:

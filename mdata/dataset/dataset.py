@@ -54,6 +54,7 @@ from mdata.util.gc_pause import gc_paused
 if TYPE_CHECKING:
     from mdata.mixing.megatron_blend import MegatronBlend
     from mdata.samples.masked import MaskedSamples
+    from mdata.tokenizers.base.tokenizer import Tokenizer
 
 
 P = ParamSpec("P")
@@ -442,6 +443,15 @@ class Dataset:
         """
         corpus = self._tokenizer_corpus
         return corpus.tokenizer_files() if corpus else {}
+
+    def load_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of `tokenizer_files`; None if it is unknown.
+
+        Raises:
+            DamageError: the files are not those that made the corpus.
+        """
+        corpus = self._tokenizer_corpus
+        return corpus.load_tokenizer() if corpus else None
 
     @property
     def _tokenizer_corpus(self) -> Corpus | None:

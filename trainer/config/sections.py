@@ -331,6 +331,14 @@ class TrainSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateSection:
+    """Tasks that score the model during training, from files; as in `mtrain eval`."""
+
+    tasks: tuple[str, ...] = ()  # as TASK=FILE, such as "lambada=test.jsonl"; tasks: those of `mtrain eval --task`
+    interval: Positive | None = None  # steps between scores; not set: only at the end
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerSection:
     """The update rule, and how learning rate and weight decay change over the run."""
 
@@ -457,6 +465,7 @@ class RunConfig:
     data: DataSection
     mesh: MeshSection = dataclasses.field(default_factory=MeshSection)
     train: TrainSection
+    evaluate: EvaluateSection = dataclasses.field(default_factory=EvaluateSection)
     optimizer: OptimizerSection
     precision: PrecisionSection = dataclasses.field(default_factory=PrecisionSection)
     recompute: RecomputeSection = dataclasses.field(default_factory=RecomputeSection)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,10 +18,9 @@ from mdata.errors import ResourceError
 from mdata.launching.slurm_commands import batch_script, run_slurm, sbatch, write_script
 from mdata.util.commands import command_line
 from trainer.launching.job import END_FILE, FINAL, JOB, RunJob
+from trainer.run.attempt import EXCLUDED
 
 _SCRIPT_NAME = "batch.sh"
-EXCLUDED = "exclude_hosts.txt"
-"""In the run folder: hosts, one a line, on which the job shall not start again."""
 _EXCLUDE = "--exclude="
 
 
@@ -63,13 +61,6 @@ class SlurmState:
     def waits(self) -> bool:
         """Whether no rank of it runs."""
         return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
-
-
-def excluded_hosts(run_folder: Path) -> list[str]:
-    """The hosts that the run found unfit; none where the file cannot be read."""
-    with suppress(OSError, UnicodeDecodeError):
-        return (run_folder / EXCLUDED).read_text(encoding="utf-8").split()
-    return []
 
 
 def excluding(site: Sequence[str], hosts: Sequence[str]) -> list[str]:

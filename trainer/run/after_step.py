@@ -20,14 +20,14 @@ from trainer.checkpoint.folder import run_state
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.location import Location
 from trainer.config.parse import dump_config
-from trainer.config.sections import RunConfig, TrainSection
+from trainer.config.sections import EvaluateSection, RunConfig, TrainSection
 from trainer.parallel.collectives import gather_objects
 from trainer.parallel.world import World
 from trainer.plan.plan import Plan
 from trainer.run.data import RunData
 from trainer.run.end_time import ENDS, EndTime, deadlines
 from trainer.run.engine import Engine
-from trainer.run.evaluating import evaluate_sets
+from trainer.run.evaluating import RunScorer, evaluate_sets
 from trainer.run.measuring import Measuring
 from trainer.run.metrics import MetricsWriter, plain, read_metrics
 from trainer.run.resume import Done
@@ -36,6 +36,7 @@ from trainer.run.saving import Saver, SaveSchedule
 from trainer.run.signals import StopRequests, StopVotes, stop
 from trainer.run.skipped_steps import SkippedSteps, diverged
 from trainer.run.step_report import FinishedStep, StepReport, Votes
+from trainer.tasks.in_training import score_tasks
 
 Callback = Callable[[FinishedStep], bool | None]
 
@@ -104,8 +105,7 @@ class AfterStep:
             return bool(steps)
         if self.last in steps:
             return True
-        train, last = self.config.train, self.plan.steps
-        return any(self.schedule.is_step(step) or evaluates(step, train, last=last) for step in steps)
+        return any(self.schedule.is_step(step) or evaluates(step, self.config, last=self.plan.steps) for step in steps)
 
     def settle(
         self, now: Done, report: StepReport, *, stops: StopRequests, is_newest: bool, tokens: int
@@ -122,7 +122,7 @@ class AfterStep:
             numbers = {"loss": report.loss, "grad_norm": report.grad_norm, "loss_tokens": report.num_tokens}
             self.log.event("skipped", {"step": step, **numbers})
         self.skipped.add(step, report)
-        evaluated = evaluates(step, self.config.train, last=self.plan.steps)
+        evaluated = evaluates(step, self.config, last=self.plan.steps)
         records = evaluated or is_due(step, self.config.run.log_interval)
         measured = self.measuring.line(now.samples, report) if records else {}
         # Before the lines of its checkpoint and evaluation, so that the log is in the order of steps.
@@ -179,11 +179,15 @@ class AfterStep:
             self.saver.prune()
 
     def _evaluate(self, step: int) -> dict[str, dict[str, float]]:
-        """Mean loss of each set that this step is evaluated on, nats per token, by split."""
-        if not evaluates(step, self.config.train, last=self.plan.steps):
-            return {}
-        sets = {"valid": self.data.valid, "test": self.data.test if step == self.plan.steps else {}}
-        return evaluate_sets(self.engine, sets, limit=self.config.train.eval_samples, progress=self.progress)
+        """Mean loss of each set that this step is evaluated on, nats per token, by split; and the scores of "tasks"."""
+        config, last, losses = self.config, self.plan.steps, dict[str, dict[str, float]]()
+        if reads_sets(step, config.train, last=last):
+            sets = {"valid": self.data.valid, "test": self.data.test if step == last else {}}
+            losses |= evaluate_sets(self.engine, sets, limit=config.train.eval_samples, progress=self.progress)
+        if self.data.tasks and scores_tasks(step, config.evaluate, last=last):
+            scorer = RunScorer(engine=self.engine, tokenizer=self.data.tokenizer, name=Path(config.run.folder).name)
+            losses["tasks"] = score_tasks(self.data.tasks, scorer)
+        return losses
 
     def _record(self, step: int, measured: Mapping[str, Any], losses: Mapping[str, dict[str, float]]) -> None:
         if losses.get("valid"):
@@ -244,16 +248,26 @@ class AfterStep:
 def unrecorded_step(newest: Location, config: RunConfig, *, plan: Plan, world: World) -> RunState | None:
     """The newest checkpoint where metrics.jsonl lacks its step (the run ended in its evaluation); as rank 0 sees it."""
     run = run_state(newest)
-    due = evaluates(run.step, config.train, last=plan.steps) or is_due(run.step, config.run.log_interval)
+    due = evaluates(run.step, config, last=plan.steps) or is_due(run.step, config.run.log_interval)
     lacks = False
     if world.is_main and due and run.measured:
         lacks = all(line["step"] != run.step for line in read_metrics(Path(config.run.folder)))
     return run if gather_objects(lacks, world.groups["world"])[0] else None
 
 
-def evaluates(step: int, train: TrainSection, *, last: int) -> bool:
-    """Whether a step is evaluated; `last` is that of the run."""
+def evaluates(step: int, config: RunConfig, *, last: int) -> bool:
+    """Whether a step is evaluated, by sets or tasks; `last` is that of the run."""
+    return reads_sets(step, config.train, last=last) or scores_tasks(step, config.evaluate, last=last)
+
+
+def reads_sets(step: int, train: TrainSection, *, last: int) -> bool:
+    """Whether the losses of the evaluation sets are computed after this step."""
     return step == last or (train.evaluate and is_due(step, train.eval_interval))
+
+
+def scores_tasks(step: int, evaluate: EvaluateSection, *, last: int) -> bool:
+    """Whether tasks, if there are any, score the model after this step."""
+    return bool(evaluate.tasks) and (step == last or is_due(step, evaluate.interval))
 
 
 def is_due(step: int, interval: int | None) -> bool:

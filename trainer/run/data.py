@@ -29,6 +29,7 @@ from trainer.parallel.collectives import Group
 from trainer.plan.check import DataFacts
 from trainer.plan.lengths import batch_sizes, order_samples, run_length
 from trainer.plan.plan import Plan
+from trainer.tasks.in_training import FixedTask, read_tasks, task_problems
 
 COUNTED_ROWS, COUNTED_TOKENS = 256, 64  # evenly spaced samples of the run for counting attention
 
@@ -41,12 +42,15 @@ class RunData:
         train: endless in the native order; in Megatron's order as many samples as the run reads, or a few more.
         valid, test: name -> finite set; in file order for the native order.
         facts: of the training data, from its manifests, and whether there are validation sets.
+        tasks: that score the run. tokenizer: of the data, if there are any.
     """
 
     train: mdata.Dataset
     valid: Mapping[str, mdata.Dataset]
     test: Mapping[str, mdata.Dataset]
     facts: DataFacts
+    tasks: Sequence[FixedTask] = ()
+    tokenizer: mdata.Tokenizer | None = None
 
 
 def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
@@ -86,11 +90,13 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
         has_valid=bool(valid),
         document_lengths=_document_lengths(train, config.train) if config.data.document_masks else (),
     )
-    return RunData(train, valid, test, facts)
+    tokenizer = train.load_tokenizer() if config.evaluate.tasks else None
+    tasks = read_tasks(config.evaluate.tasks, tokenizer=tokenizer is not None)
+    return RunData(train, valid, test, facts, tasks, tokenizer)
 
 
 def problems_of_sets(config: RunConfig) -> list[MdataError]:
-    """Errors of opening the training data, and each set that is given by its path, separately."""
+    """Errors of opening the training data, each set that is given by its path, and each task, separately."""
     data, errors = config.data, list[MdataError]()
     cache = data.cache, data.cache_size
     evaluated = (*data.valid, *data.test) if config.train.evaluate else ()
@@ -107,7 +113,7 @@ def problems_of_sets(config: RunConfig) -> list[MdataError]:
                 )
         except (UsageError, DamageError) as error:
             errors.append(error)
-    return errors
+    return errors + task_problems(config.evaluate.tasks, tokenizer=True)
 
 
 def _mock(config: RunConfig) -> RunData:
@@ -117,7 +123,7 @@ def _mock(config: RunConfig) -> RunData:
     facts = DataFacts(
         vocab_size=size or None, largest_id=None, eod=None, fingerprint=None, num_tokens=0, has_valid=False
     )
-    return RunData(train, {}, {}, facts)
+    return RunData(train, {}, {}, facts, read_tasks(config.evaluate.tasks, tokenizer=False))
 
 
 def training_batches(

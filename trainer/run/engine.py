@@ -272,6 +272,32 @@ class Engine:
         loss_sum, num_tokens, *_ = totals.tolist()
         return mean(loss_sum, num_tokens)
 
+    @out_of_memory_in("the forward pass of an evaluation", fix=FEWER_TOKENS)
+    @torch.no_grad()
+    def row_sums(
+        self, microbatches: Sequence[Microbatch], *, num_rows: int, loss: LossFunction | None = None
+    ) -> Tensor:
+        """The sum of the losses of each row, on all ranks: fp64[num_rows].
+
+        Args:
+            microbatches: of this rank, which are as many on each; `components_B` holds the number of each row among
+                those of all ranks.
+            loss: of the tokens; None: -log p of the labels, in nats, also in a run with a loss of its own.
+        """
+        own = [stage.loss_function for stage in self.executor.stages.values()]
+        for stage in self.executor.stages.values():
+            stage.loss_function = loss
+        try:
+            schedule = self._evaluation(len(microbatches))
+            totals = self.executor.run(schedule, microbatches, num_components=num_rows)
+        finally:
+            for stage, function in zip(self.executor.stages.values(), own, strict=True):
+                stage.loss_function = function
+        sums = totals[2 : 2 + num_rows].contiguous()
+        for axis in ("pp", "data"):
+            all_reduce_(sums, self.world.groups[axis])
+        return sums
+
     @property
     def state(self) -> dict[str, Tensor]:
         """All tensors of the training state: the optimizer's, and the model's buffers."""

@@ -1,25 +1,31 @@
-"""The losses of a run's evaluation sets, and the progress of an evaluation.
+"""The losses of a run's evaluation sets, the progress of an evaluation, and the scores of tasks.
 
 Every data-parallel rank reads its share of the samples; the sums are reduced once per set. All ranks compute the same
 number of microbatches, because gathering sharded parameters is a collective: a rank with fewer samples ends with one
 whose loss does not count. The progress of training shows how many samples are left, beside its steps: an evaluation has
-no separate progress.
+no separate progress. Tasks ask for the log probabilities of rows of any length; these go through the pipeline as
+microbatches do, whatever the layout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 import mdata
 from mdata.dataset.eval_sets import evaluated_samples
 from mdata.loader.loader import collate
-from mdata.progress import Progress
+from mdata.progress import SILENT, Progress
 from trainer.models.stage import Microbatch
 from trainer.run.data import evaluation_batches, to_device
-from trainer.run.engine import Engine
+from trainer.run.engine import EVALUATED_PER_RANK, Engine
+from trainer.tasks.loaded_model import prompt_ids
+from trainer.tasks.score import Span, SpanScore, batches_by_length
+
+TOGETHER = 2048  # tokens of a microbatch of a task: the logits of all of them exist at the same time
 
 
 def evaluate_sets(
@@ -63,3 +69,93 @@ def without_loss(batch: Microbatch) -> Microbatch:
     """The microbatch with a loss of 0 from 0 tokens."""
     tokens = None if batch.loss_tokens is None else torch.zeros_like(batch.loss_tokens)
     return replace(batch, loss_mask_BS=torch.zeros_like(batch.loss_mask_BS), loss_tokens=tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunScorer:
+    """A run that is scored while it trains: a `Scorer` of trainer/tasks/score.py.
+
+    Args:
+        tokenizer: of the data; None: no task has text.
+    """
+
+    engine: Engine
+    tokenizer: mdata.Tokenizer | None
+    name: str
+
+    @property
+    def context(self) -> int:
+        """The longest row."""
+        return self.engine.plan.sequence_length
+
+    @property
+    def rows(self) -> int:
+        """Ids that the model knows."""
+        return self.engine.plan.vocab_size
+
+    @property
+    def bos(self) -> int | None:
+        """The id that begins a text."""
+        return None if self.tokenizer is None else self.tokenizer.bos
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The ids that end a text."""
+        return frozenset(() if self.tokenizer is None or self.tokenizer.eod is None else (self.tokenizer.eod,))
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+        assert self.tokenizer is not None, "read_tasks refuses text without a tokenizer"
+        return prompt_ids(self.tokenizer, text, bos=self.bos)
+
+    def score_spans(
+        self, spans: Sequence[Span], *, batch_size: int = 8, greedy: bool = True, progress: Progress = SILENT
+    ) -> list[SpanScore]:
+        """The score of each span, on all ranks; microbatches have a size of their own, whatever `batch_size`."""
+        engine, mesh = self.engine, self.engine.world.mesh
+        # Ranks that share a row need equal parts of it; FP8's products need multiples of 16 tokens.
+        multiple = 32 * mesh.size("tp") * mesh.size("cp")
+        together = engine.dp.size * (1 if engine.plan.pp == 1 else EVALUATED_PER_RANK * engine.plan.pp)
+        scores = dict[int, SpanScore]()
+        left = [number for (number,) in batches_by_length(spans, 1)]
+        while left:
+            longest = max(1, len(spans[left[0]].ids) - 1)
+            length = min(-(-longest // multiple) * multiple, self.context)
+            rows = max(1, TOGETHER // length)
+            numbers, left = left[: rows * together], left[rows * together :]
+            batches = self._microbatches([spans[i] for i in numbers], rows=rows, length=length)
+            nats = engine.row_sums(batches, num_rows=len(numbers)).tolist()
+            wrong = engine.row_sums(batches, num_rows=len(numbers), loss=_unlikely).tolist() if greedy else nats
+            scores |= {i: SpanScore(-loss, not bad) for i, loss, bad in zip(numbers, nats, wrong, strict=True)}
+        return [scores[i] for i in range(len(spans))]
+
+    def _microbatches(self, spans: Sequence[Span], *, rows: int, length: int) -> list[Microbatch]:
+        """This rank's part of the spans, in as many microbatches as each rank has; rows left over are empty."""
+        dp, device = self.engine.dp, self.engine.world.device
+        batches = []
+        for first in range(0, len(spans), rows * dp.size):
+            mine = range(first + dp.rank * rows, min(first + (dp.rank + 1) * rows, len(spans)))
+            text = torch.zeros(rows, length + 1, dtype=torch.int64)
+            mask = torch.zeros(rows, length)
+            for row, number in enumerate(mine):
+                span = spans[number]
+                text[row, : len(span.ids)] = torch.tensor(span.ids)
+                mask[row, max(0, span.first - 1) : len(span.ids) - 1] = 1
+            numbers = torch.tensor([*mine, *[-1] * (rows - len(mine))], device=device)
+            text, mask = text.to(device), mask.to(device)
+            batch = Microbatch(
+                tokens_BS=text[:, :-1],
+                labels_BS=text[:, 1:],
+                loss_mask_BS=mask,
+                samples_B=numbers,
+                components_B=numbers,
+            )
+            batches.append(batch.on_context_rank(self.engine.cp))
+        return batches
+
+
+def _unlikely(logits_BSV: Tensor, batch: Microbatch) -> Tensor:
+    """1 for each token to be scored that is not the likeliest, the lowest id of equal ones: [B, S]."""
+    ids_V = torch.arange(logits_BSV.shape[-1], device=logits_BSV.device)
+    best_BS = torch.where(logits_BSV == logits_BSV.amax(-1, keepdim=True), ids_V, len(ids_V)).amin(-1)
+    return (best_BS != batch.labels_BS) * batch.loss_mask_BS

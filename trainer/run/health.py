@@ -32,9 +32,9 @@ from mdata.util import atomic_io
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
 from trainer.errors import out_of_memory_in
-from trainer.launching.on_slurm import EXCLUDED, excluded_hosts
 from trainer.parallel.collectives import all_reduce_, exchange, gather_objects
 from trainer.parallel.world import World
+from trainer.run.attempt import EXCLUDED, excluded_hosts
 from trainer.run.log_text import device_text
 
 FIGURES = "health.json"

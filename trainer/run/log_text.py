@@ -108,10 +108,10 @@ def duration_text(seconds: float) -> str:
 
 
 def losses_text(step: int, values: Mapping[str, Any]) -> Iterator[str]:
-    """The losses of the evaluations in a line of metrics.jsonl, if there were any."""
-    for key, name in (("valid", "validation"), ("test", "test")):
-        if losses := values.get(key):
-            yield f"step {step:,}: {name} loss " + ", ".join(f"{corpus} {loss:.4f}" for corpus, loss in losses.items())
+    """The losses of the evaluations and the scores of tasks in a line of metrics.jsonl, if there were any."""
+    for key, name in (("valid", "validation loss"), ("test", "test loss"), ("tasks", "tasks")):
+        if numbers := values.get(key):
+            yield f"step {step:,}: {name} " + ", ".join(f"{of} {number:.4f}" for of, number in numbers.items())
 
 
 def event_text(kind: str, facts: Mapping[str, Any]) -> str | None:

@@ -24,7 +24,7 @@ from trainer.parallel.collectives import gather_objects
 from trainer.tasks.generate import Request, answers_of
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
-from trainer.tasks.score import Span, score_spans
+from trainer.tasks.score import Span
 
 MOST_NEW = 256  # tokens of an answer for which a task says nothing, as in HFLM
 # Options of a task's generation_kwargs that we have under their names.
@@ -112,7 +112,7 @@ class MtrainLM(TemplateLM):
                 )
             ids = [*context, *continuation][-self.max_length - 1 :]
             spans.append(Span(ids, len(ids) - len(continuation)))
-        scores = score_spans(self.model, spans, batch_size=self.batch_size, progress=self._progress)
+        scores = self.model.score_spans(spans, batch_size=self.batch_size, progress=self._progress)
         return [(score.log_prob, score.greedy) for score in scores]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:

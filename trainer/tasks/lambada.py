@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from mdata import BadInputError, UsageError
 from mdata.progress import SILENT, Progress
-from trainer.tasks.loaded_model import Model
-from trainer.tasks.score import Span, score_spans
+from trainer.tasks.score import Scorer, Span
 from trainer.tasks.wikitext import read_text
 
 
@@ -26,7 +25,7 @@ class Passage(NamedTuple):
     label: list[int]
 
 
-def passage(model: Model, text: str, *, strict: bool) -> Passage:
+def passage(model: Scorer, text: str, *, strict: bool) -> Passage:
     """Divide a text that is not blank into context and label."""
     if not strict:
         ids = model.encode(text)
@@ -69,7 +68,7 @@ def read_passages(path: Path) -> tuple[list[str], int]:
 
 
 def lambada(
-    model: Model,
+    model: Scorer,
     path: Path,
     *,
     strict: bool = False,
@@ -102,7 +101,7 @@ def lambada(
         ids = [*context, *label][-length - 1 :]
         # Without context the first token of a word cannot be predicted; the others are.
         spans.append(Span(ids, max(1, len(ids) - len(label))))
-    correct = sum(score.greedy for score in score_spans(model, spans, batch_size=batch_size, progress=progress))
+    correct = sum(score.greedy for score in model.score_spans(spans, batch_size=batch_size, progress=progress))
     return {
         "task": "lambada",
         "file": path.name,

@@ -44,7 +44,8 @@ from trainer.parallel.params import Place
 from trainer.parallel.world import Placement, World, join_world
 from trainer.plan.check import DataFacts
 from trainer.plan.plan import make_plan
-from trainer.run.load_model import load_model
+from trainer.tasks.load_model import load_model
+from trainer.tasks.score import Span, SpanScore, batches_by_length
 
 GENERATION_CONFIG = "generation_config.json"
 # What a folder of Hugging Face may recommend, by our names.
@@ -190,6 +191,30 @@ class Model:
         pp = self.world.groups["pp"]
         log_prob_BS, greedy_BS, *top_BSN = (all_reduce_(part.contiguous(), pp) for part in parts)
         return Scores(log_prob_BS, greedy_BS > 0, (top_BSN[0], top_BSN[1]) if top else None)
+
+    def score_spans(
+        self, spans: Sequence[Span], *, batch_size: int = 8, greedy: bool = True, progress: Progress = SILENT
+    ) -> list[SpanScore]:
+        """The score of each span, on all ranks; `greedy` comes with the log probabilities.
+
+        Raises:
+            UsageError: a span is longer than the context and one token, or a batch without rows is asked for.
+        """
+        if batch_size < 1:
+            raise UsageError(f"a batch of {batch_size} rows", expected="1 or more (--batch-size)")
+        dp = self.world.groups["dp"]
+        sums = torch.zeros(len(spans), 2, dtype=torch.float64, device=self.world.device)
+        progress.begin("score", len(spans), unit="rows")
+        for number, batch in enumerate(batches_by_length(spans, batch_size)):
+            if number % dp.size == dp.rank:
+                scores = self.score([spans[i].ids for i in batch])
+                for row, i in enumerate(batch):
+                    first, stop = max(0, spans[i].first - 1), len(spans[i].ids) - 1
+                    sums[i, 0] = scores.log_prob_BS[row, first:stop].double().sum()
+                    sums[i, 1] = scores.greedy_BS[row, first:stop].all()
+            progress.advance(len(batch))
+        progress.end()
+        return [SpanScore(log_prob, greedy > 0) for log_prob, greedy in all_reduce_(sums, dp).tolist()]
 
     def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
         """The ids of a prompt; an empty one is the beginning of a document.

@@ -15,8 +15,7 @@ from typing import Any
 import mdata
 from mdata import UsageError
 from mdata.progress import SILENT, Progress
-from trainer.tasks.loaded_model import Model
-from trainer.tasks.score import Span, score_spans
+from trainer.tasks.score import Scorer, Span
 
 CHUNK = 4096  # windows that are in memory
 
@@ -61,7 +60,7 @@ def document_spans(ids: Sequence[int], *, begin: int, context: int) -> list[Span
 
 
 def perplexity(
-    model: Model,
+    model: Scorer,
     data: str | Sequence[str],
     *,
     max_documents: int | None = None,
@@ -120,7 +119,7 @@ def perplexity_text(facts: dict[str, Any]) -> str:
 
 
 def _scored(
-    model: Model,
+    model: Scorer,
     documents: Iterable[list[int]],
     *,
     begin: int,
@@ -131,7 +130,7 @@ def _scored(
     sums = Sums()
     for chunk in _chunks(documents, length):
         spans = [span for ids in chunk for span in document_spans(_begun(ids, begin), begin=begin, context=length)]
-        scores = score_spans(model, spans, batch_size=batch_size, progress=progress)
+        scores = model.score_spans(spans, batch_size=batch_size, greedy=False, progress=progress)
         sums.documents += len(chunk)
         sums.tokens += sum(len(span.ids) - span.first for span in spans)
         sums.nats -= math.fsum(score.log_prob for score in scores)
@@ -158,7 +157,7 @@ def _chunks(documents: Iterable[list[int]], length: int) -> Iterator[list[list[i
         yield chunk
 
 
-def _check_ids(model: Model, corpus: mdata.Corpus) -> None:
+def _check_ids(model: Scorer, corpus: mdata.Corpus) -> None:
     """See that the ids are those of the model's tokenizer."""
     largest, ours = corpus.largest_id, model.tokenizer
     if largest is not None and largest >= model.rows:

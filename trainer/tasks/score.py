@@ -1,5 +1,7 @@
 """The log probability of given tokens: what every evaluation stands on.
 
+An evaluation asks a `Scorer`: an opened `Model`, or a run that is scored while it trains (run/evaluating.py).
+
 Rows are divided over the data-parallel ranks, each of them once, whatever their number; sums are fp64 and in the order
 of the rows, so that neither the number of ranks nor the batch decides them. Rows of like length share a batch.
 """
@@ -7,14 +9,10 @@ of the rows, so that neither the number of ranks nor the batch decides them. Row
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-import torch
-
-from mdata import UsageError
+import mdata
 from mdata.progress import SILENT, Progress
-from trainer.parallel.collectives import all_reduce_
-from trainer.tasks.loaded_model import Model
 
 
 class Span(NamedTuple):
@@ -31,28 +29,51 @@ class SpanScore(NamedTuple):
     greedy: bool
 
 
-def score_spans(
-    model: Model, spans: Sequence[Span], *, batch_size: int = 8, progress: Progress = SILENT
-) -> list[SpanScore]:
-    """The score of each span, on all ranks.
+class Scorer(Protocol):
+    """A model with its tokenizer that scores tokens; every rank calls it with the same spans."""
 
-    Raises:
-        UsageError: a span is longer than the context and one token, or a batch without rows is asked for.
-    """
-    if batch_size < 1:
-        raise UsageError(f"a batch of {batch_size} rows", expected="1 or more (--batch-size)")
-    dp = model.world.groups["dp"]
-    found = torch.zeros(len(spans), 2, dtype=torch.float64, device=model.world.device)
+    @property
+    def name(self) -> str:
+        """For messages."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """The longest row, in tokens."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Of the embedding: token ids lie below."""
+        ...
+
+    @property
+    def tokenizer(self) -> mdata.Tokenizer | None:
+        """None: only ids are scored."""
+        ...
+
+    @property
+    def bos(self) -> int | None:
+        """The id that begins a text; None: the tokenizer has none."""
+        ...
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The ids that end a text."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+        ...
+
+    def score_spans(
+        self, spans: Sequence[Span], *, batch_size: int = 8, greedy: bool = True, progress: Progress = SILENT
+    ) -> list[SpanScore]:
+        """The score of each span, on all ranks; with greedy=False only its log probability means something."""
+        ...
+
+
+def batches_by_length(spans: Sequence[Span], batch_size: int) -> list[list[int]]:
+    """The numbers of the spans that share a batch, the longest first."""
     by_length = sorted(range(len(spans)), key=lambda i: (-len(spans[i].ids), i))
-    batches = [by_length[start : start + batch_size] for start in range(0, len(spans), batch_size)]
-    progress.begin("score", len(spans), unit="rows")
-    for number, batch in enumerate(batches):
-        if number % dp.size == dp.rank:
-            scores = model.score([spans[i].ids for i in batch])
-            for row, i in enumerate(batch):
-                first, stop = max(0, spans[i].first - 1), len(spans[i].ids) - 1
-                found[i, 0] = scores.log_prob_BS[row, first:stop].double().sum()
-                found[i, 1] = scores.greedy_BS[row, first:stop].all()
-        progress.advance(len(batch))
-    progress.end()
-    return [SpanScore(log_prob, greedy > 0) for log_prob, greedy in all_reduce_(found, dp).tolist()]
+    return [by_length[start : start + batch_size] for start in range(0, len(spans), batch_size)]

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from mdata import BadInputError, UsageError
 from mdata.progress import SILENT, Progress
-from trainer.tasks.loaded_model import Model
-from trainer.tasks.score import Span, score_spans
+from trainer.tasks.score import Scorer, Span
 
 CAP = 20.0  # Megatron caps the exponent of a perplexity
 DETOKENIZERS = ("wiki", "ptb", "none")
@@ -96,7 +95,7 @@ def megatron_windows(num_tokens: int, *, overlap: int) -> int:
 
 
 def wikitext(
-    model: Model,
+    model: Scorer,
     path: Path,
     *,
     overlap: int = 32,
@@ -127,7 +126,8 @@ def wikitext(
         )
     parts = windows(len(ids), sequence_length=length, overlap=overlap)
     spans = [Span(ids[part.start : part.stop], part.first - part.start) for part in parts]
-    total = -math.fsum(score.log_prob for score in score_spans(model, spans, batch_size=batch_size, progress=progress))
+    scores = model.score_spans(spans, batch_size=batch_size, greedy=False, progress=progress)
+    total = -math.fsum(score.log_prob for score in scores)
     targets = len(ids) - 1
     loss, ratio = total / targets, targets / (words - 1)
     return {

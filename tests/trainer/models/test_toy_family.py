@@ -32,7 +32,7 @@ from trainer.optim.layout import make_layout
 from trainer.parallel.buckets import cut_buckets
 from trainer.parallel.collectives import all_reduce_
 from trainer.parallel.params import Place
-from trainer.run.load_model import load_model
+from trainer.tasks.load_model import load_model
 
 SOAK = pytest.mark.soak
 LAYOUTS = [

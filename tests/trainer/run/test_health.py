@@ -16,9 +16,9 @@ from tests.helpers.ranks import run_ranks
 from tests.trainer.run.one_rank import alone, curve, events
 from tests.trainer.run.test_end_time import run_in
 from trainer.config.sections import RunConfig
-from trainer.launching.on_slurm import EXCLUDED
 from trainer.parallel.mesh import Mesh
 from trainer.run import health
+from trainer.run.attempt import EXCLUDED
 from trainer.run.health import FIGURES, RankHealth, findings, medians_of
 from trainer.run.train import train
 

@@ -1,0 +1,116 @@
+"""Tasks that score a run while it trains: in every layout the numbers of `mtrain eval` on its last checkpoint."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mdata import BadInputError, UsageError
+from tests.helpers.ranks import RankContext, run_ranks
+from tests.helpers.runs import make_config, make_mix
+from trainer.config.sections import EvaluateSection, MeshSection, RunConfig
+from trainer.parallel.mesh import Mesh
+from trainer.run.data import open_data
+from trainer.run.metrics import read_metrics
+from trainer.run.train import train
+from trainer.tasks.in_training import FixedTask, read_tasks, score_tasks, task_problems
+from trainer.tasks.loaded_model import Model
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mix, a held-out corpus, and files of LAMBADA and WikiText."""
+    folder = tmp_path_factory.mktemp("corpora")
+    make_mix(folder, ["first", "second", "held"])
+    texts = [json.loads(line)["text"] for line in (folder / "held.jsonl").read_text().splitlines()]
+    passages = (" ".join(text.rstrip(".").split()[:n]) for n, text in enumerate(texts, 2))
+    (folder / "lambada.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in passages))
+    (folder / "wiki.txt").write_text("\n".join(texts[:3]))
+    return folder
+
+
+def _tasks(corpora: Path) -> tuple[str, ...]:
+    names = {"lambada": "lambada.jsonl", "lambada-strict": "lambada.jsonl", "wikitext103": "wiki.txt"}
+    return (*(f"{kind}={corpora / name}" for kind, name in names.items()), f"perplexity={corpora / 'mix.json'}")
+
+
+def _config(corpora: Path, folder: Path, mesh: MeshSection | None = None, *, sharding: str = "state") -> RunConfig:
+    valid = [corpora / "held_text_document.json"]
+    config = make_config(folder, blend=corpora / "mix.json", valid=valid, steps=4, global_batch=8)
+    return replace(
+        config,
+        mesh=mesh or MeshSection(),
+        model=replace(config.model, num_layers=4),
+        evaluate=EvaluateSection(tasks=_tasks(corpora), interval=2),
+        optimizer=replace(config.optimizer, lr=2e-2, sharding=sharding),  # type: ignore[arg-type]
+    )
+
+
+def _train(context: RankContext, config: RunConfig) -> None:
+    mesh = config.mesh
+    train(config, context.join(Mesh(context.world, mesh.tp, cp=mesh.cp, pp=mesh.pp)))
+
+
+def _afterwards(context: RankContext, folder: Path, tasks: tuple[str, ...]) -> dict[str, float]:
+    model = Model.load(str(folder), world=context.join(Mesh(1)))
+    return score_tasks(read_tasks(tasks, tokenizer=True), model)
+
+
+LAYOUTS = {
+    "tp 2, sequence parallel": (2, MeshSection(tp=2, sequence_parallel=True), "state"),
+    "dp 2, sharded parameters": (2, MeshSection(), "parameters"),
+    "cp 2": (2, MeshSection(cp=2), "state"),
+    "pp 2, interleaved": (2, MeshSection(pp=2, schedule="interleaved", virtual_pipeline=2), "state"),
+    "pp 2, zb_v": (2, MeshSection(pp=2, schedule="zb_v"), "state"),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(corpora: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    """The scores of a run on one rank; its last ones are those of its checkpoint."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    run_ranks(_train, 1, _config(corpora, folder))
+    curve = [line.get("tasks") for line in read_metrics(folder)]
+    assert [scores is not None for scores in curve] == [False, True, False, True]
+    (afterwards,) = run_ranks(_afterwards, 1, folder, _tasks(corpora))
+    assert curve[3] == pytest.approx(afterwards, rel=1e-5)
+    assert list(afterwards) == [
+        "lambada accuracy",
+        "lambada-strict accuracy",
+        "wikitext103 perplexity",
+        "first perplexity",
+        "second perplexity",
+    ]
+    assert curve[1] != curve[3] and afterwards["lambada accuracy"] > 0
+    return [scores for scores in curve if scores is not None]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_scores_are_those_of_one_rank(name: str, alone: list[dict[str, float]], corpora: Path, tmp_path: Path) -> None:
+    ranks, mesh, sharding = LAYOUTS[name]
+    run_ranks(_train, ranks, _config(corpora, tmp_path / "run", mesh, sharding=sharding))
+    curve = [line["tasks"] for line in read_metrics(tmp_path / "run") if "tasks" in line]
+    for scores, expected in zip(curve, alone, strict=True):
+        assert scores == pytest.approx(expected, rel=1e-4)
+
+
+def test_tasks_that_cannot_be_read_are_named_before_the_run_starts(corpora: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no JSON\n")
+    with pytest.raises(UsageError, match="evaluate.tasks has 'squad=x'"):
+        read_tasks(["squad=x"], tokenizer=True)
+    with pytest.raises(UsageError, match="has lambada twice"):
+        read_tasks([f"lambada={corpora / 'lambada.jsonl'}"] * 2, tokenizer=True)
+    with pytest.raises(BadInputError, match="line 1 is no passage"):
+        read_tasks([f"lambada={tmp_path / 'text'}"], tokenizer=True)
+    with pytest.raises(UsageError, match="names no tokenizer"):
+        read_tasks([f"wikitext103={tmp_path / 'text'}"], tokenizer=False)
+    problems = task_problems(["squad=x", f"perplexity={tmp_path / 'no.json'}"], tokenizer=True)
+    assert len(problems) == 2 and "no.json" in str(problems[1])
+    config = replace(_config(corpora, tmp_path / "run"), evaluate=EvaluateSection(tasks=("lambada=missing",)))
+    with pytest.raises(UsageError, match="missing"):
+        open_data(config)
+    tasks = open_data(_config(corpora, tmp_path / "run")).tasks
+    assert tasks[0] == FixedTask("lambada", str(corpora / "lambada.jsonl"))
