@@ -22,7 +22,7 @@ from torch import Tensor
 from mdata import UsageError
 from mdata.errors import install_command
 from trainer.config.sections import KernelsSection
-from trainer.kernels import apex, chunk_attention, float8, gpu, library, plain, transformer_engine
+from trainer.kernels import apex, chunk_attention, float8, gpu, library, paged_attention, plain, transformer_engine
 from trainer.kernels.self_test import differences, float8_differences
 
 Kernel = Callable[..., Any]
@@ -118,6 +118,7 @@ def compiled() -> Kernels:
         attention=chunk_attention.attention,
         document_attention=gpu.document_attention,
         scored_attention=gpu.scored_attention,
+        paged_attention=paged_attention.paged_attention,
         **made,
     )
 

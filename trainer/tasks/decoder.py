@@ -44,6 +44,7 @@ class Decoder:
 
     Attributes:
         table: the pages of each row. capacity: tokens that a row can have.
+        records: whether decoding is recorded as CUDA graphs, for 1, 2, 4, ... rows.
 
     Raises:
         UsageError: blocks keep something else than tokens, or the memory does not hold one page.
@@ -96,6 +97,9 @@ class Decoder:
                 }
                 for block, state in states.items()
             }
+        groups = model.world.groups
+        self.records = model.world.device.type == "cuda" and groups["tp"].size == groups["pp"].size == 1
+        self._recorded, self._max_rows = dict[int, _Recording](), max_rows
         self._pool_of = {block: lasts.index(self._last(state)) for block, state in states.items()}
 
     @torch.no_grad()
@@ -113,16 +117,16 @@ class Decoder:
         counts = tuple(map(len, tokens))
         lengths = tuple(start + count for start, count in zip(starts, counts, strict=True))
         places = [np.arange(start, stop) for start, stop in zip(starts, lengths, strict=True)]
-        length_B, width, index = self._moved(np.array(lengths, dtype=np.int32)), self._width(lengths), list(slots)
+        length_B, width, index = self.moved(np.array(lengths, dtype=np.int32)), self._width(lengths), list(slots)
         rows = []
         for pool, pages in enumerate(self.table.tables):
             place_N = np.concatenate(
                 [self.table.places(pool, slot, positions) for slot, positions in zip(slots, places, strict=True)]
             )
-            rows.append(PagedRows(self._moved(pages[index, :width]), length_B, self._moved(place_N), counts, lengths))
+            rows.append(PagedRows(self.moved(pages[index, :width]), length_B, self.moved(place_N), counts, lengths))
         flat_N = np.array([token for row in tokens for token in row], dtype=np.int64)
         position_N, at_M = np.concatenate(places), np.array(at, dtype=np.int64)
-        return self._forward(self._moved(flat_N), self._moved(position_N), self._moved(at_M), rows)
+        return self._forward(self.moved(flat_N), self.moved(position_N), self.moved(at_M), rows)
 
     @torch.no_grad()
     def decode(self, slots: Sequence[int], lengths: Sequence[int], tokens_B: Tensor) -> Tensor | None:
@@ -134,14 +138,39 @@ class Decoder:
         Returns:
             as `prefill`, [B, V].
         """
-        page, index, last_B = self.page_tokens, list(slots), np.array(lengths, dtype=np.int64) - 1
-        length_B, width = self._moved((last_B + 1).astype(np.int32)), self._width(lengths)
+        if not self.records:
+            size, width = len(slots), self._width(lengths)
+            inputs = self._decode_inputs(slots, lengths, size=size, width=width)
+            return self._decode(tokens_B, self.moved(inputs), size=size, width=width)
+        size, width = min(_power_of_2(len(slots)), self._max_rows), self.table.tables[0].shape[1]
+        if size not in self._recorded:
+            self._recorded[size] = _Recording(self, size, width)
+        inputs = self._decode_inputs(slots, lengths, size=size, width=width)
+        return self._recorded[size].replay(tokens_B, self.moved(inputs))[: len(slots)]
+
+    def _decode_inputs(self, slots: Sequence[int], lengths: Sequence[int], *, size: int, width: int) -> np.ndarray:
+        """All numbers of a decoding step in one array, so that they are moved at once; see `_decode`.
+
+        Rows beyond the given ones have one token, in page 0.
+        """
+        page, index, count = self.page_tokens, list(slots), len(slots)
+        last_B = np.array(lengths, dtype=np.int64) - 1
+        inputs = np.zeros((2 + len(self.table.tables) * (1 + width), size), dtype=np.int32)
+        inputs[0, :count], inputs[1] = last_B, 1
+        inputs[1, :count] += last_B.astype(np.int32)
+        for number, pages in enumerate(self.table.tables):
+            first = 2 + number * (1 + width)
+            inputs[first, :count] = pages[index, last_B // page].astype(np.int64) * page + last_B % page
+            inputs[first + 1 : first + 1 + width].reshape(size, width)[:count] = pages[index, :width]
+        return inputs.reshape(-1)
+
+    def _decode(self, tokens_B: Tensor, inputs: Tensor, *, size: int, width: int) -> Tensor | None:
+        position_B, length_B, *pools = inputs.split([size, size, *([size * (1 + width)] * len(self.table.tables))])
         rows = []
-        for pages in self.table.tables:
-            place_B = pages[index, last_B // page].astype(np.int64) * page + last_B % page
-            rows.append(PagedRows(self._moved(pages[index, :width]), length_B, self._moved(place_B)))
-        at_B = torch.arange(len(index), device=tokens_B.device)
-        return self._forward(tokens_B, self._moved(last_B), at_B, rows)
+        for pool in pools:
+            place_B, table = pool.split([size, size * width])
+            rows.append(PagedRows(table.view(size, width), length_B, place_B.long()))
+        return self._forward(tokens_B, position_B, torch.arange(size, device=tokens_B.device), rows)
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy pages, in the order given."""
@@ -179,8 +208,9 @@ class Decoder:
         """Pages of the longest row."""
         return -(-max(lengths) // self.page_tokens)
 
-    def _moved(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.model.world.device)
+    def moved(self, array: np.ndarray) -> Tensor:
+        """The array on the device, without waiting for what runs there."""
+        return moved(torch.from_numpy(np.ascontiguousarray(array)), self.model.world.device)
 
     def _local(self, state: DecodeState, shape: tuple[int, ...]) -> tuple[int, ...]:
         """This rank's part of a tensor that a block keeps of a token."""
@@ -211,6 +241,42 @@ class Decoder:
         """Tokens of a row that has the pool to itself."""
         fits = self._needed(pool.last or 0) <= pool.pages
         return self._longest_row if fits else min(self._longest_row, pool.pages * self.page_tokens)
+
+
+class _Recording:
+    """A decoding step of some number of rows as a CUDA graph; its inputs and its result stay where they are."""
+
+    def __init__(self, decoder: Decoder, size: int, width: int) -> None:
+        device = decoder.model.world.device
+        self._tokens_B = torch.zeros(size, dtype=torch.int64, device=device)
+        self._inputs = decoder.moved(decoder._decode_inputs([], [], size=size, width=width))
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # compiles kernels and makes tables, which cannot be recorded
+                decoder._decode(self._tokens_B, self._inputs, size=size, width=width)
+        torch.cuda.current_stream(device).wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            logits_BV = decoder._decode(self._tokens_B, self._inputs, size=size, width=width)
+        assert logits_BV is not None, "one stage is the whole model"
+        self._logits_BV = logits_BV
+
+    def replay(self, tokens_B: Tensor, inputs: Tensor) -> Tensor:
+        """The logits, which the next replay overwrites."""
+        self._tokens_B[: len(tokens_B)] = tokens_B
+        self._inputs.copy_(inputs)
+        self._graph.replay()
+        return self._logits_BV
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device; the host does not wait for what runs there."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _power_of_2(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
 def _free_bytes(model: Model) -> float:

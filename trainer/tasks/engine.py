@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -353,11 +354,10 @@ class Engine:
 
     def _inputs(self, rows: Sequence[_Row]) -> Tensor:
         """The last token of each row: int64[B]."""
-        device = self.model.world.device
-        read_B = torch.tensor([-1 if row.ahead else row.tokens[-1] for row in rows], device=device)
+        read_B = self._decoder.moved(np.array([-1 if row.ahead else row.tokens[-1] for row in rows]))
         if not any(row.ahead for row in rows):
             return read_B
-        slot_B = torch.tensor([row.slot for row in rows], device=device)
+        slot_B = self._decoder.moved(np.array([row.slot for row in rows]))
         return torch.where(read_B < 0, self._last_S[slot_B], read_B)
 
     def _prefill(self, parts: Sequence[_Prefill]) -> tuple[list[_Row], Tensor | None, list[Token]]:
@@ -447,15 +447,15 @@ class Engine:
             results = chosen_tokens(rows, logits_BV, top=top, ends=model.ends)
         pp = model.world.groups["pp"]
         results = tuple(all_reduce_(part, pp) for part in results)
-        arrived = None
         if self._lags:
-            self._last_S[torch.tensor([row.slot for row in rows], device=device)] = results[0]
+            self._last_S[self._decoder.moved(np.array([row.slot for row in rows]))] = results[0]
+        arrived = None
+        if device.type == "cuda":
             here = tuple(torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in results)
             for target, part in zip(here, results, strict=True):
                 target.copy_(part, non_blocking=True)
-            arrived = torch.cuda.Event()
+            arrived, results = torch.cuda.Event(), here
             arrived.record()
-            results = here
         for row in rows:
             row.ahead += 1
         self._flight = _Flight(rows, results, arrived)

@@ -273,19 +273,22 @@ def choose(logits_BV: Tensor, rules: Sequence[Sampling], *, steps: Sequence[int]
     if all(row.is_greedy for row in rules):
         return best_B
 
-    def numbers(values: Iterable[float]) -> Tensor:
-        return torch.tensor(list(values), device=logits_BV.device, dtype=torch.float64)
+    def on_device(values: Iterable[float], dtype: torch.dtype = torch.float64) -> Tensor:
+        numbers = torch.tensor(list(values), dtype=dtype)
+        # From pinned memory, so that the host does not wait for what runs on a GPU.
+        pinned = numbers.pin_memory() if logits_BV.is_cuda else numbers
+        return pinned.to(logits_BV.device, non_blocking=True)
 
     heads = filtered(
         logits_BV,
-        temperature_B=numbers(1.0 if row.is_greedy else row.temperature for row in rules),
-        top_k_B=torch.tensor([row.top_k for row in rules], device=logits_BV.device),
-        top_p_B=numbers(top_p_at(row, step) for row, step in zip(rules, steps, strict=True)),
-        min_p_B=numbers(row.min_p for row in rules),
+        temperature_B=on_device(1.0 if row.is_greedy else row.temperature for row in rules),
+        top_k_B=on_device((row.top_k for row in rules), torch.int64),
+        top_p_B=on_device(top_p_at(row, step) for row, step in zip(rules, steps, strict=True)),
+        min_p_B=on_device(row.min_p for row in rules),
     )
-    greedy_B = torch.tensor([row.is_greedy for row in rules], device=logits_BV.device)
+    greedy_B = on_device((row.is_greedy for row in rules), torch.bool)
     is_bad_B = best_B == logits_BV.shape[-1]
-    return torch.where(greedy_B | is_bad_B, best_B, drawn(*heads, uniform_B=numbers(uniforms)))
+    return torch.where(greedy_B | is_bad_B, best_B, drawn(*heads, uniform_B=on_device(uniforms)))
 
 
 def top_log_probs(log_probs_V: Tensor, n: int) -> list[tuple[int, float]]:

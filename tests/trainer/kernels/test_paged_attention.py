@@ -1,0 +1,74 @@
+"""Paged attention: the gather against attention of whole rows; the Triton kernels against the gather, on a GPU.
+
+TRITON_INTERPRET=1 runs the kernels on a CPU, where Triton is installed.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from trainer.kernels import paged_attention, plain
+from trainer.kernels.plain import ScoreTensors
+from trainer.kernels.scores import ScoreShape, alibi_slopes
+
+PAGE = 4
+LENGTHS = (1, 9, 70, 133)
+CASES = {
+    "ordinary": (8, 2, 16, {}),
+    "one head a group": (4, 4, 16, {}),
+    "one group": (4, 1, 24, {"scale": 0.3}),
+    "window": (8, 2, 16, {"window": 67}),
+    "cap": (4, 2, 16, {"softcap": 2.0}),
+    "alibi": (4, 2, 16, {"alibi": True}),
+    "sinks": (8, 2, 16, {"sinks": "learned", "window": 5}),
+}
+
+
+def _case(name, device, dtype):
+    """(arguments of paged attention, keys and values of each row)."""
+    heads, groups, width, options = CASES[name]
+    generator = torch.Generator().manual_seed(3)
+    pages = [-(-length // PAGE) for length in LENGTHS]
+    order = (torch.randperm(sum(pages), generator=generator) + 1).to(torch.int32)
+    table = torch.zeros(len(LENGTHS), max(pages), dtype=torch.int32)
+    for row, part in enumerate(order.split(pages)):
+        table[row, : len(part)] = part
+    shape = (sum(pages) + 1, PAGE, groups, width)
+    q, key, value = (
+        torch.randn(*size, generator=generator).to(device, dtype)
+        for size in ((len(LENGTHS), heads, width), shape, shape)
+    )
+    sink = torch.randn(heads, generator=generator).to(device) if options.get("sinks") else None
+    slope = torch.tensor(alibi_slopes(heads), device=device) if options.get("alibi") else None
+    tensors = ScoreTensors(sink_H=sink, slope_H=slope)
+    length = torch.tensor(LENGTHS, dtype=torch.int32, device=device)
+    return q, key, value, table.to(device), length, ScoreShape(**options), tensors
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_gather_is_the_attention_of_the_last_token(name):
+    q, key, value, table, _, scores, tensors = _case(name, "cpu", torch.float64)
+    found = plain.paged_attention(q, key, value, table, torch.tensor(LENGTHS), scores, tensors)
+    for row, length in enumerate(LENGTHS):
+        k, v = (pool[table[row]].flatten(0, 1)[None, :length] for pool in (key, value))
+        last = tensors._replace(column_S=torch.tensor([length - 1]))
+        whole = plain.scored_attention(q[row][None, None], k, v, scores, last)
+        torch.testing.assert_close(found[row], whole[0, 0], rtol=0, atol=1e-6)
+
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs a GPU")
+# The interpreter multiplies bf16 as integers.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16 if INTERPRETED else torch.bfloat16])
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernels_are_the_gather(name, dtype):
+    arguments = _case(name, "cpu" if INTERPRETED else "cuda", dtype)
+    found, wanted = paged_attention.launch(*arguments), plain.paged_attention(*arguments)
+    limit = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found, wanted, rtol=0, atol=limit)
+    assert not torch.equal(found, torch.zeros_like(found))
