@@ -1,0 +1,309 @@
+"""Decoding speed on one GPU for published shapes with random weights, ours beside its peers and beside the bound.
+
+    python benchmarks/decode.py [--shapes llama1b llama7b] [--rows ours gpt-fast transformers] [--batches 1 64]
+    python benchmarks/decode.py --row ours --shape llama1b --batch 1 --profile kernels.txt
+
+Rows: `ours`, the engine of `mtrain generate` (its scheduler, sampling and texts' bookkeeping are in the time);
+`gather`, the same without the Triton kernel; `gpt-fast`, the loop of that project in short (decode_peer.py);
+`transformers` with a static cache, which it compiles itself. Batch 1 begins with 10 tokens and goes on to 1,000;
+other batches have prompts of 1,000 tokens. The bound is the bytes of weights and cache over the bandwidth of a copy
+that is measured in the same process. Each row is a process of its own with a time limit; a line of JSON for each, and
+a table last. bf16, greedy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.decode_peer import GptFast, transformers_loop
+from trainer.config.sections import DataSection, ModelSection, OptimizerSection, RunConfig, RunSection, TrainSection
+from trainer.kernels import paged_attention, plain
+from trainer.models.gpt.model import GPT, build_gpt
+from trainer.models.gpt.shape import GPTShape, gpt_shape
+from trainer.models.stage import only_tokens
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.params import Place
+from trainer.parallel.world import Placement, World, join_world
+from trainer.tasks.engine import Engine, Request
+from trainer.tasks.loaded_model import Model
+from trainer.tasks.sampling import Sampling
+
+LLAMA = {"norm": "rmsnorm", "activation": "swiglu", "position": "rope", "tie_embeddings": False}
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": LLAMA | {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 300},
+    "llama1b": LLAMA
+    | {"num_layers": 16, "hidden_size": 2048, "num_heads": 32, "num_kv_heads": 8, "ffn_hidden_size": 8192}
+    | {"vocab_size": 128256, "rope_theta": 500000.0, "tie_embeddings": True},
+    "llama7b": LLAMA
+    | {"num_layers": 32, "hidden_size": 4096, "num_heads": 32, "ffn_hidden_size": 11008, "vocab_size": 32000},
+}
+ROWS = ("ours", "gather", "gpt-fast", "transformers")
+SHORT, LONG = 10, 1000  # tokens of a prompt, at batch 1 and at others
+STEPS = 96  # of other batches, and of each measured part at batch 1
+LIMIT_S = 240  # of one process
+
+
+def random_model(shape: str, world: World, *, dtype: torch.dtype) -> tuple[Model, GPTShape]:
+    """A model whose weights are drawn on the device."""
+    config = RunConfig(
+        run=RunSection(folder="unused"),
+        model=ModelSection(**SHAPES[shape]),
+        data=DataSection(blend="unused"),
+        train=TrainSection(sequence_length=2048, global_batch=1, micro_batch=1, steps=1),
+        optimizer=OptimizerSection(lr=1e-4),
+    )
+    sizes = gpt_shape(config, SHAPES[shape]["vocab_size"])
+    module = build_gpt(sizes, Place(), groups={"tp": world.groups["tp"]}, dtype=dtype, device=world.device).eval()
+    generator = torch.Generator(world.device).manual_seed(1)
+    for name, parameter in module.named_parameters():
+        if "norm" in name:
+            parameter.data.fill_(1.0)
+        else:
+            parameter.data.normal_(0.0, 0.02, generator=generator)
+    vocab = sizes.vocab_size
+    return Model(module=module, world=world, vocab_size=vocab, rows=vocab, context=2048, name=shape), sizes
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes a second that a copy reads and writes together."""
+    size = 1 << (31 if device.type == "cuda" else 24)
+    source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
+    return 2 * size / best_seconds(lambda: target.copy_(source), device)
+
+
+def best_seconds(call: Callable[[], Any], device: torch.device, *, rounds: int = 5) -> float:
+    """The shortest of some rounds, after one to warm up."""
+    times = []
+    for _ in range(rounds + 1):
+        wait(device)
+        start = time.perf_counter()
+        call()
+        wait(device)
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done all."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def weight_bytes(model: Model, sizes: GPTShape) -> int:
+    """Bytes of the weights that every token reads: all but an embedding that is not the head as well."""
+    numbers = sum(p.numel() * p.element_size() for p in model.module.parameters())
+    element = next(model.module.parameters()).element_size()
+    return numbers - (0 if sizes.tie_embeddings else sizes.padded_vocab_size * sizes.hidden_size * element)
+
+
+def cache_bytes(sizes: GPTShape, tokens: float, element: int = 2) -> float:
+    """Bytes of keys and values of so many tokens."""
+    return 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * element * tokens
+
+
+def prompts(batch: int, vocab: int) -> list[list[int]]:
+    """Random ones, of equal length."""
+    generator = torch.Generator().manual_seed(2)
+    length = SHORT if batch == 1 else LONG
+    return torch.randint(0, vocab, (batch, length), generator=generator).tolist()
+
+
+def our_row(row: str, shape: str, batch: int, profile: str | None) -> dict[str, Any]:
+    """The engine; tokens/s of its steps."""
+    world = join_world(Mesh(1), placement=Placement())
+    device = world.device
+    model, sizes = random_model(shape, world, dtype=torch.bfloat16)
+    if row == "gather":
+        use_gather(model.module)
+    new = LONG + 4 - SHORT if batch == 1 else STEPS + 16
+    engine = Engine(model, max_batch=batch, prefill_chunk=2048, longest=2048)
+    rules, texts = Sampling(greedy=True), prompts(batch, sizes.vocab_size)
+
+    def begin(tokens: int) -> None:
+        for number, text in enumerate(texts):
+            engine.add(Request(str(number), text, rules, max_tokens=tokens))
+
+    def finish() -> None:
+        while engine.busy:
+            engine.step()
+        wait(device)
+
+    begin(8)
+    finish()  # compiles and records
+    begin(8)
+    wait(device)
+    start = time.perf_counter()
+    while (
+        any(len(row.tokens) == len(row.request.prompt) and not row.ahead for row in engine._running) or engine._waiting
+    ):
+        engine.step()
+    wait(device)
+    prefill_s = time.perf_counter() - start
+    finish()
+    begin(new)
+    found: dict[str, list[int]] = {}
+    log_probs, ends = list[float](), list[float]()
+    wait(device)
+    while engine.busy:
+        for token in engine.step():
+            found.setdefault(token.id, []).append(token.token)
+            log_probs += [token.logprob] if token.id == "0" else []
+        ends.append(time.perf_counter())
+    steps = [after - before for before, after in itertools.pairwise(ends)][-(new - 4) : -2]
+    facts: dict[str, Any] = {
+        "kernel": device.type == "cuda"
+        and paged_attention.works(
+            device,
+            torch.bfloat16,
+            heads=sizes.num_heads,
+            groups=sizes.num_kv_heads,
+            width=sizes.head_dim,
+        ),
+        "graphs": engine._decoder.records,
+        "cache_gib": round(engine._decoder.cache_bytes / 2**30, 1),
+        "prefill_tokens_per_s": round(batch * len(texts[0]) / prefill_s),
+        "forward_tokens_per_s": round(forward_rate(model)),
+        "log_prob_difference": log_prob_difference(model, texts[0], found["0"], log_probs),
+    }
+    if batch == 1:
+        early, late = steps[:STEPS], steps[-STEPS:]
+        facts["ms_early_late"] = [round(1e3 * statistics.median(part), 3) for part in (early, late)]
+        facts["late_over_early"] = round(statistics.median(late) / statistics.median(early), 3)
+    facts |= rates(sizes, weight_bytes(model, sizes), batch, len(texts[0]) + new / 2, statistics.fmean(steps), device)
+    if profile:
+        begin(24)
+        for _ in range(max(8, -(-batch * len(texts[0]) // 2048) + 4)):
+            engine.step()
+        Path(profile).write_text(kernel_table(lambda: [engine.step() for _ in range(8)]))
+    return facts
+
+
+def rates(
+    sizes: GPTShape, weights: int, batch: int, context: float, step_s: float, device: torch.device
+) -> dict[str, Any]:
+    """Tokens/s, and those that the bandwidth of a copy allows."""
+    speed = bandwidth(device)
+    bound = batch * speed / (weights + batch * cache_bytes(sizes, context))
+    return {
+        "tokens_per_s": round(batch / step_s, 1),
+        "ms_per_step": round(step_s * 1e3, 3),
+        "copy_gb_per_s": round(speed / 1e9),
+        "bound_tokens_per_s": round(bound, 1),
+        "of_bound": round(batch / step_s / bound, 3),
+    }
+
+
+def use_gather(module: GPT) -> None:
+    """Let attention to pages be the plain twin."""
+    for block in module.blocks.values():
+        block.attention.kernels = dataclasses.replace(block.attention.kernels, paged_attention=plain.paged_attention)
+
+
+@torch.no_grad()
+def forward_rate(model: Model) -> float:
+    """Tokens/s of training's forward pass through the blocks, of one row of 1,000 tokens after the other."""
+    device = model.world.device
+    tokens = torch.zeros(2, LONG, dtype=torch.int64, device=device)
+    seconds = best_seconds(lambda: model.module._through_blocks((), only_tokens(tokens)), device, rounds=10)
+    return tokens.numel() / seconds
+
+
+def log_prob_difference(model: Model, prompt: list[int], new: list[int], log_probs: list[float]) -> float:
+    """The largest difference between the engine's log probabilities and those of a pass over the whole row."""
+    whole = [*prompt, *new]
+    scores = model.score([whole]).log_prob_BS[0, len(prompt) - 1 :].tolist()
+    return round(max(abs(a - b) for a, b in zip(scores, log_probs, strict=True)), 4)
+
+
+def kernel_table(call: Callable[[], Any]) -> str:
+    """Where the time of the device goes."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+        call()
+        torch.cuda.synchronize()
+    return str(found.key_averages().table(sort_by="cuda_time_total", row_limit=40))
+
+
+def peer_row(row: str, shape: str, batch: int) -> dict[str, Any]:
+    """Seconds a step of a peer: the difference between a long and a short generation."""
+    world = join_world(Mesh(1), placement=Placement())
+    device = world.device
+    model, sizes = random_model(shape, world, dtype=torch.bfloat16)
+    weights = weight_bytes(model, sizes)
+    ids = torch.tensor(prompts(batch, sizes.vocab_size), device=device)
+    if row == "gpt-fast":
+        run = GptFast(model.module, sizes, batch=batch, length=2048).run
+    else:
+        del model
+        torch.cuda.empty_cache()
+        run = transformers_loop(sizes, device)
+    few, many = 8, 8 + (3 * STEPS if batch == 1 else STEPS)
+    run(ids, few)  # compiles
+    run(ids, few)
+    short, long = (best_seconds(lambda count=count: run(ids, count), device, rounds=2) for count in (few, many))
+    return rates(sizes, weights, batch, ids.shape[1] + many / 2, (long - short) / (many - few), device)
+
+
+def in_process(row: str, shape: str, batch: int) -> dict[str, Any]:
+    """A row in a process of its own."""
+    command = [sys.executable, __file__, "--row", row, "--shape", shape, "--batch", str(batch)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"longer than {LIMIT_S} s"}
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        return {"failed": (done.stderr or done.stdout)[-1500:]}
+    return dict(json.loads(lines[-1]))
+
+
+def main() -> int:
+    """See the top."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=["llama1b", "llama7b"], choices=SHAPES)
+    parser.add_argument("--rows", nargs="+", default=["ours", "gpt-fast", "transformers"], choices=ROWS)
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 64])
+    parser.add_argument("--row", choices=ROWS, help="only this one, in this process")
+    parser.add_argument("--shape", default="llama1b", choices=SHAPES)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--profile", help="with --row ours: write the table of kernels here")
+    arguments = parser.parse_args()
+    if arguments.row:
+        ours = arguments.row in ("ours", "gather")
+        call = (arguments.row, arguments.shape, arguments.batch)
+        print(json.dumps(our_row(*call, arguments.profile) if ours else peer_row(*call)))
+        return 0
+    if torch.cuda.is_available():
+        print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
+    table = []
+    for shape in arguments.shapes:
+        for batch in arguments.batches:
+            for row in arguments.rows:
+                facts = in_process(row, shape, batch)
+                print(json.dumps({"shape": shape, "batch": batch, "row": row, **facts}), flush=True)
+                told = facts.get("tokens_per_s", "failed"), facts.get("of_bound", "")
+                table.append(
+                    f"| {shape} | {batch} | {row} | {told[0]} | {facts.get('bound_tokens_per_s', '')} | {told[1]} |"
+                )
+    print("| shape | batch | row | tokens/s | bound | of the bound |\n|---|---|---|---|---|---|")
+    print("\n".join(table))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
