@@ -93,7 +93,7 @@ def transformers_loop(shape: GPTShape, device: torch.device) -> Run:
         tie_word_embeddings=shape.tie_embeddings,
     )
     with torch.device(device):
-        model = transformers.LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
     @torch.no_grad()
     def run(ids: Tensor, count: int) -> Tensor:
