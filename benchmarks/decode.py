@@ -54,6 +54,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 ROWS = ("ours", "gather", "gpt-fast", "transformers")
 SHORT, LONG = 10, 1000  # tokens of a prompt, at batch 1 and at others
 STEPS = 96  # of other batches, and of each measured part at batch 1
+CHUNK = 2048  # tokens of a prefill
 LIMIT_S = 240  # of one process
 
 
@@ -129,8 +130,10 @@ def our_row(row: str, shape: str, batch: int, profile: str | None) -> dict[str, 
     model, sizes = random_model(shape, world, dtype=torch.bfloat16)
     if row == "gather":
         use_gather(model.module)
-    new = LONG + 4 - SHORT if batch == 1 else STEPS + 16
-    engine = Engine(model, max_batch=batch, prefill_chunk=2048, longest=2048)
+    new = (
+        LONG + 4 - SHORT if batch == 1 else STEPS + 16 + batch * LONG // CHUNK
+    )  # all rows run in more than STEPS steps
+    engine = Engine(model, max_batch=batch, prefill_chunk=CHUNK, longest=2048)
     rules, texts = Sampling(greedy=True), prompts(batch, sizes.vocab_size)
 
     def begin(tokens: int) -> None:
@@ -156,14 +159,20 @@ def our_row(row: str, shape: str, batch: int, profile: str | None) -> dict[str, 
     finish()
     begin(new)
     found: dict[str, list[int]] = {}
-    log_probs, ends = list[float](), list[float]()
+    log_probs, ends, counts = list[float](), list[float](), list[int]()
     wait(device)
     while engine.busy:
-        for token in engine.step():
+        told = engine.step()
+        for token in told:
             found.setdefault(token.id, []).append(token.token)
             log_probs += [token.logprob] if token.id == "0" else []
         ends.append(time.perf_counter())
-    steps = [after - before for before, after in itertools.pairwise(ends)][-(new - 4) : -2]
+        counts.append(len(told))
+    # Of a step that is told by the next one, and with no prompt in either.
+    full = [all(count == batch for count in part) for part in zip(counts, counts[1:], counts[2:], strict=False)]
+    steps = [
+        after - before for (before, after), is_full in zip(itertools.pairwise(ends), full, strict=False) if is_full
+    ]
     facts: dict[str, Any] = {
         "kernel": device.type == "cuda"
         and paged_attention.works(
@@ -186,7 +195,7 @@ def our_row(row: str, shape: str, batch: int, profile: str | None) -> dict[str, 
     facts |= rates(sizes, weight_bytes(model, sizes), batch, len(texts[0]) + new / 2, statistics.fmean(steps), device)
     if profile:
         begin(24)
-        for _ in range(max(8, -(-batch * len(texts[0]) // 2048) + 4)):
+        for _ in range(max(8, -(-batch * len(texts[0]) // CHUNK) + 4)):
             engine.step()
         Path(profile).write_text(kernel_table(lambda: [engine.step() for _ in range(8)]))
     return facts
