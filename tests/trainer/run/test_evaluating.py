@@ -99,7 +99,7 @@ def test_scores_are_those_of_one_rank(name: str, alone: list[dict[str, float]], 
 
 def test_tasks_that_cannot_be_read_are_named_before_the_run_starts(corpora: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no JSON\n")
-    with pytest.raises(UsageError, match="evaluate.tasks has 'squad=x'"):
+    with pytest.raises(UsageError, match="has 'squad=x'"):
         read_tasks(["squad=x"], tokenizer=True)
     with pytest.raises(UsageError, match="has lambada twice"):
         read_tasks([f"lambada={corpora / 'lambada.jsonl'}"] * 2, tokenizer=True)
