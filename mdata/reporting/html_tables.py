@@ -34,7 +34,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     lines = list(rows)
     texts = [any(_is_text(line[i]) for line in lines) for i in range(len(header))]
     kinds = [' class="text"' if is_text else "" for is_text in texts]
-    head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(header, kinds, strict=True))
+    names = [escape(name).replace("_", "_<wbr>") for name in header]  # a long name need not widen its column
+    head = "".join(f'<th scope="col"{kind}>{name}</th>' for name, kind in zip(names, kinds, strict=True))
     body = "".join(f"<tr>{_row(line)}</tr>" for line in lines)
     box = "scroll long" if len(lines) > _LONG else "scroll"
     return f'<div class="{box}" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
