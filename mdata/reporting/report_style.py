@@ -62,6 +62,7 @@ thead th:not(:first-child):not(.text), td.number, td.good, td.bad {{ text-align:
 td.good {{ color: var(--c2); }} td.bad {{ color: var(--c1); }}
 th.group {{ font-weight: 600; }} th.member {{ padding-left: 1.1rem; }}
 code {{ background: var(--card); padding: .05rem .3rem; border-radius: 4px; font-size: 13px; margin-right: .25rem; }}
-@media (max-width: 40rem) {{ body {{ padding: 0 .8rem; }} table {{ font-size: 12px; }} th, td {{ padding-right: .5rem; }} }}
+@media (max-width: 40rem) {{ body {{ padding: 0 .8rem; }} table {{ font-size: 12px; }}
+  th, td {{ padding-right: .5rem; }} }}
 details summary {{ cursor: pointer; color: var(--quiet); }}
 """
