@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -54,6 +55,13 @@ class _Content:
 
     block_hashes: bytes
     largest_id: int | None
+
+
+class _BlockFacts(NamedTuple):
+    hash: bytes
+    smallest_id: int
+    largest_id: int
+    num_bytes: int
 
 
 def adopt(
@@ -155,16 +163,16 @@ def _read_content(prefix: Path, reader: IndexedReader, *, threads: int | None, p
         before = path.stat()
         with BlockFile(path, before.st_size) as file:
 
-            def look(number: int) -> tuple[bytes, int, int, int]:
+            def block_facts(number: int) -> _BlockFacts:
                 block = file.read(number)
                 ids = np.frombuffer(block, reader.dtype)
-                return blake3(block).digest(), int(ids.min()), int(ids.max()), len(block)
+                return _BlockFacts(blake3(block).digest(), int(ids.min()), int(ids.max()), len(block))
 
             progress.begin(f"reading {path.name}", before.st_size, unit="B")
-            for digest, smallest, largest, num_bytes in file.each(look, threads=threads):
-                hashes.append(digest)
-                extremes.append((smallest, largest))
-                progress.advance(num_bytes)
+            for facts in file.each(block_facts, threads=threads):
+                hashes.append(facts.hash)
+                extremes.append((facts.smallest_id, facts.largest_id))
+                progress.advance(facts.num_bytes)
             progress.end()
         after = path.stat()
     if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):

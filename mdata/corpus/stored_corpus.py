@@ -27,7 +27,7 @@ from mdata.corpus.corpus import Corpus
 from mdata.corpus.fetch import CorpusCopy, manifest_address, manifest_text
 from mdata.corpus.shard_readers import MOST_MAPPED, MOST_OPENED
 from mdata.errors import UsageError, os_errors_named
-from mdata.indexed.mapped_files import look_at
+from mdata.indexed.mapped_files import Identity, look_at
 from mdata.indexed.pair_format import bin_path, dtype_code, idx_path
 from mdata.indexed.reader import Described, Mode, PairFacts
 from mdata.manifest.contained_paths import path_inside
@@ -176,7 +176,7 @@ def _open(
 
 def _facts(prefix: Path, shard: Shard, dtype: str) -> PairFacts:
     """The facts of a pair whose .idx was compared by the first user of the cache."""
-    index, tokens = look_at(idx_path(prefix)), (0, 0, shard.bytes, 0)
+    index, tokens = look_at(idx_path(prefix)), Identity(0, 0, shard.bytes, 0)
     sizes = shard.sequences, shard.documents
     return PairFacts(dtype_code(np.dtype(dtype)), *sizes, shard.contiguous, index, tokens, compared=True)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,15 @@ class Blocks:
 
     core: BlockShuffle
     key: tuple[int, int]
+
+
+class BlockPieces(NamedTuple):
+    """The runs of row i end at ends[i]: first token and number of tokens of each; `cuts`: where they begin in a row."""
+
+    ends: Int64s
+    first: Int64s
+    counts: Int64s
+    cuts: Cuts
 
 
 @dataclass(frozen=True)
@@ -165,8 +174,8 @@ class Gatherer:
 
     def block_pieces(
         self, blocks: Blocks, starts: Int64s, *, counts: Int64s, inputs: int, threads: int = 1
-    ) -> tuple[Int64s, Int64s, Int64s, Cuts]:
-        """Runs of rows of the permuted stream and where they begin in a row: (ends, first, count, cuts).
+    ) -> BlockPieces:
+        """Runs of rows of the permuted stream and where they begin in a row.
 
         Raises:
             IndexError: tokens outside the range. DamageError: an impossible entry in an .idx.
@@ -174,7 +183,7 @@ class Gatherer:
         with self._faults:
             pieces = blocks.core.pieces(*blocks.key, starts, counts, inputs, threads)
         ends, first, count, cut_ends, cut_places = pieces
-        return ends, first, count, (cut_ends, cut_places)
+        return BlockPieces(ends, first, count, (cut_ends, cut_places))
 
     def block_place(self, blocks: Blocks, sequence: int) -> tuple[int, int]:
         """The first token of a sequence in the permuted stream, and how many it has.

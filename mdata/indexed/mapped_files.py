@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from blake3 import blake3
@@ -19,17 +20,24 @@ from mdata import _core
 from mdata.errors import DamageError, MdataError, ResourceError, explain_os_error
 from mdata.util.regular_files import regular_file
 
-Identity = tuple[int, int, int, int]
-
 _HASHED_AT_ONCE = 1 << 20  # larger reads are no faster, and this fits the caches
 
 POOL = _core.FilePool()
 """Of this process, as the limit of descriptors is: at most a quarter of them."""
 
 
+class Identity(NamedTuple):
+    """Tells whether a file is still the same one."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+
 def identity_of(facts: os.stat_result) -> Identity:
-    """(device, inode, size, time of change in ns)."""
-    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
+    """Of the file with these facts."""
+    return Identity(facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
 
 
 def look_at(path: Path) -> Identity:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,16 +70,24 @@ def tokenize_chats(column: Column, tokenizer: Tokenizer, *, chat: ChatSpec, eod:
         spans += turns
         ends.append(len(spans))
         first = end
-    ids, lengths, text_ids, num_texts = _joined(spans, tokenizer)
+    encoded = _encode_spans(spans, tokenizer)
     if chat.template.spells_tokens:
         special = _spelled(column.sentences[1::2], tuple(tokenizer.special_ids))
     else:
-        special = tokenizer.special_in_text(text_ids, num_texts)
-    return Tokenized(ids, lengths, np.array(ends, np.int64), special)
+        special = tokenizer.special_in_text(encoded.text_ids, encoded.num_texts)
+    return Tokenized(encoded.ids, encoded.lengths, np.array(ends, np.int64), special)
 
 
-def _joined(spans: Sequence[Span], tokenizer: Tokenizer) -> tuple[IdArray, LengthArray, IdArray, int]:
-    """Ids and lengths of spans; the ids of the texts only, and their number."""
+class _EncodedSpans(NamedTuple):
+    """Ids and lengths of spans; the ids of their texts alone, and how many texts there are."""
+
+    ids: IdArray
+    lengths: LengthArray
+    text_ids: IdArray
+    num_texts: int
+
+
+def _encode_spans(spans: Sequence[Span], tokenizer: Tokenizer) -> _EncodedSpans:
     parts = [part for span in spans for part in span]
     texts = [part for part in parts if isinstance(part, str)]
     text_ids, text_lengths = tokenizer.encode_batch(texts)
@@ -93,7 +102,7 @@ def _joined(spans: Sequence[Span], tokenizer: Tokenizer) -> tuple[IdArray, Lengt
     ids[from_text] = text_ids
     ids[positions] = [part for part in parts if isinstance(part, int)]
     parts_before = running_sums(np.fromiter(map(len, spans), np.int64, len(spans)))
-    return ids, np.diff(before[parts_before]), text_ids, len(texts)
+    return _EncodedSpans(ids, np.diff(before[parts_before]), text_ids, len(texts))
 
 
 def _spelled(contents: Sequence[str], names: tuple[str, ...]) -> int:

@@ -31,6 +31,15 @@ _STREAM_BYTES = 16 << 20
 _WORKER_START_S = 0.5
 
 
+class InputFile(NamedTuple):
+    """A file that would be read; `path` is printable."""
+
+    path: str
+    size_bytes: int
+    format: str
+    compression: str
+
+
 @dataclass(frozen=True)
 class Estimate:
     """The expected size and time of a run.
@@ -44,7 +53,7 @@ class Estimate:
         wall_s: expected time with `workers` workers.
         workers: as in the options.
         best_workers: more than these would not help on this machine.
-        files: the inputs, in the order in which they would be read: path, bytes, format, compression.
+        files: the inputs, in the order in which they would be read.
         left_out: the number of names in folders that would be skipped, by reason.
     """
 
@@ -59,7 +68,7 @@ class Estimate:
     workers: int
     best_workers: int
     filtered_rows: int = 0
-    files: tuple[tuple[str, int, str, str], ...] = ()
+    files: tuple[InputFile, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -91,7 +100,9 @@ def estimate(options: PreprocessOptions, progress: Progress = SILENT) -> Estimat
         if time.monotonic() - begun > _SAMPLE_S:
             break
     progress.end()
-    listed = tuple((printable_path(file.path), file.size_bytes, file.format, file.compression) for file in files)
+    listed = tuple(
+        InputFile(printable_path(file.path), file.size_bytes, file.format, file.compression) for file in files
+    )
     return replace(
         _scaled(job, sampled),
         files=listed,

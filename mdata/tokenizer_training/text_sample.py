@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mdata.errors import BadInputError
 from mdata.progress import SILENT, Progress
@@ -111,6 +111,15 @@ def take_sample(
     return Sample(chosen.in_order(), chosen.bytes, input_bytes, chunk_bytes, spec)
 
 
+class _Candidate(NamedTuple):
+    """A chunk in a heap that gives the largest priority first, and of equal ones the earliest."""
+
+    minus_priority: int
+    number: int
+    chunk: Chunk
+    rows_before: int | None
+
+
 class _Chosen:
     """The chunks of smallest priority that fit together, of those offered so far; at least one."""
 
@@ -118,23 +127,23 @@ class _Chosen:
         self.bytes = 0
         self._most_bytes = most_bytes
         self._limit: int | None = None
-        self._heap: list[tuple[int, int, Chunk, int | None]] = []
-        self._tie = count()
+        self._heap: list[_Candidate] = []
+        self._numbers = count()
 
     def offer(self, priority: int, chunk: Chunk, rows_before: int | None) -> None:
         """Add a chunk, and drop others to make room."""
         if self._limit is not None and priority >= self._limit:
             return  # an earlier chunk did not fit any more
-        heapq.heappush(self._heap, (-priority, next(self._tie), chunk, rows_before))
+        heapq.heappush(self._heap, _Candidate(-priority, next(self._numbers), chunk, rows_before))
         self.bytes += _size(chunk)
         while self.bytes > self._most_bytes and len(self._heap) > 1:
-            largest, _, dropped, _ = heapq.heappop(self._heap)
-            self._limit = -largest
-            self.bytes -= _size(dropped)
+            dropped = heapq.heappop(self._heap)
+            self._limit = -dropped.minus_priority
+            self.bytes -= _size(dropped.chunk)
 
     def in_order(self) -> tuple[tuple[Chunk, int | None], ...]:
         """The chunks in the order of the input."""
-        chosen = [(chunk, rows) for _, _, chunk, rows in self._heap]
+        chosen = [(candidate.chunk, candidate.rows_before) for candidate in self._heap]
         return tuple(sorted(chosen, key=lambda item: (item[0].file_number, item[0].number)))
 
 

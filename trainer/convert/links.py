@@ -239,11 +239,11 @@ def _block(side: Side, ranges: Ranges, source: Source) -> tuple[Tensor, list[str
     inner: list[slice | int] = []
     names = []
     for dim in side.dims:
-        low, count, sizes, cuts = _aligned(dim, ranges)
-        start.append(low)
-        size.append(count)
-        shape += sizes
-        for factor, cut in zip(dim, cuts, strict=True):
+        run = _shortest_run(dim, ranges)
+        start.append(run.start)
+        size.append(run.length)
+        shape += run.sizes
+        for factor, cut in zip(dim, run.cuts, strict=True):
             single = factor.axis not in ranges
             inner.append(cut.start if single else cut)
             names += [] if single else [factor.axis]
@@ -251,8 +251,17 @@ def _block(side: Side, ranges: Ranges, source: Source) -> tuple[Tensor, list[str
     return block.reshape(shape)[tuple(inner)], names
 
 
-def _aligned(dim: tuple[Factor, ...], ranges: Ranges) -> tuple[int, int, list[int], list[slice]]:
-    """(first element, their number, sizes by axis, what to take of each) of the shortest run that holds the ranges."""
+class _Run(NamedTuple):
+    """Elements of a dim: their size on each axis, and what to take of it."""
+
+    start: int
+    length: int
+    sizes: list[int]
+    cuts: list[slice]
+
+
+def _shortest_run(dim: tuple[Factor, ...], ranges: Ranges) -> _Run:
+    """The shortest run that holds the ranges."""
     low, count = 0, math.prod(factor.extent for factor in dim)
     sizes, cuts, narrow = [], [], True
     for factor in dim:
@@ -268,4 +277,4 @@ def _aligned(dim: tuple[Factor, ...], ranges: Ranges) -> tuple[int, int, list[in
             continue
         sizes.append(factor.extent)
         cuts.append(slice(first, first + length))
-    return low, count, sizes, cuts
+    return _Run(low, count, sizes, cuts)

@@ -10,7 +10,7 @@ Shapes: N tokens, C of a chunk, D hidden, V local vocabulary rows, padding inclu
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,9 +49,16 @@ def head_loss(
     The forward pass adds to the main gradient of W, for a loss with factor 1: a caller that multiplies the loss before
     backward has to use a model without main gradients.
     """
-    how = (kernels, torch.is_grad_enabled(), chunk_tokens, softcap)
-    loss, losses_N = _HeadLoss.apply(x_ND, rows.weight, labels_N, weight_N, rows, how)
+    options = _Options(kernels, torch.is_grad_enabled(), chunk_tokens, softcap)
+    loss, losses_N = _HeadLoss.apply(x_ND, rows.weight, labels_N, weight_N, rows, options)
     return loss, losses_N
+
+
+class _Options(NamedTuple):
+    kernels: Kernels
+    train: bool
+    chunk_tokens: int
+    softcap: float
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -63,9 +70,9 @@ class _HeadLoss(torch.autograd.Function):
         labels_N: Tensor,
         weight_N: Tensor,
         rows: VocabularyEmbedding,
-        how: tuple[Kernels, bool, int, float],
+        options: _Options,
     ) -> tuple[Tensor, Tensor]:
-        kernels, train, chunk, cap = how
+        kernels, train, chunk, cap = options
         x_ND = rows.parallel.gather(x_ND)
         column_N = torch.where(rows.local(labels_N), labels_N - rows.first, -1)
         loss, losses = torch.zeros((), dtype=torch.float64, device=x_ND.device), []

@@ -33,6 +33,15 @@ class OwnedSlice(NamedTuple):
     first: int
 
 
+class OwnedParameter(NamedTuple):
+    """Elements [start, stop) of a parameter; they begin at `first` in the optimizer's state."""
+
+    slot: Slot
+    start: int
+    stop: int
+    first: int
+
+
 @dataclass(frozen=True, slots=True)
 class Ownership:
     """The runs of the buffers that one rank owns, or those of some of its parameters, in the order of a state."""
@@ -85,19 +94,19 @@ class Ownership:
                 if low < high:
                     yield run, RuleRange(low, high, segment.rules)
 
-    def parameters(self) -> Iterator[tuple[Slot, int, int, int]]:
-        """(slot, first and last + 1 of its elements, their position in the state) of each parameter in each run."""
+    def parameters(self) -> Iterator[OwnedParameter]:
+        """The parameters of each run."""
         for run in self.runs:
             for slot in run.bucket.slots:
                 low, high = max(slot.start, run.start), min(slot.start + slot.spec.numel, run.stop)
                 if low < high:
-                    yield slot, low - slot.start, high - slot.start, run.first + low - run.start
+                    yield OwnedParameter(slot, low - slot.start, high - slot.start, run.first + low - run.start)
 
     def slices(self) -> Iterator[OwnedSlice]:
         """The logical rectangles of everything owned."""
-        for slot, first, stop, at in self.parameters():
-            for part in slices(slot.spec, first=first, stop=stop):
-                yield OwnedSlice(slot.spec, part, at + part.flat - first)
+        for slot, start, stop, first in self.parameters():
+            for part in slices(slot.spec, first=start, stop=stop):
+                yield OwnedSlice(slot.spec, part, first + part.flat - start)
 
 
 def owned_by(layout: BufferLayout, index: Mapping[str, int]) -> Ownership:

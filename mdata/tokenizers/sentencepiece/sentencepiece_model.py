@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
+from typing import NamedTuple
 
 from mdata.errors import UsageError
 
@@ -103,8 +104,16 @@ def read_model(content: bytes, name: str) -> SentencePieceModel:
         raise UsageError(f"{name}: a SentencePiece model that cannot be used", found=str(error)) from error
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
-    """The fields of a message: number, wire type, and its whole number or its bytes."""
+class _Field(NamedTuple):
+    """A field of a protobuf message, with an integer or with bytes, by its wire type."""
+
+    number: int
+    wire_type: int
+    integer: int
+    content: memoryview
+
+
+def _fields(data: memoryview) -> Iterator[_Field]:
     at, end = 0, len(data)
     nothing = data[:0]
     while at < end:
@@ -115,7 +124,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
             raise _BrokenError(f"field number {number} at byte {start}")
         if wire == _VARINT:
             integer, at = _varint(data, at, longest=10)
-            yield number, wire, integer, nothing
+            yield _Field(number, wire, integer, nothing)
             continue
         if wire == _BYTES:
             size, at = _varint(data, at, longest=5)
@@ -125,7 +134,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
             raise _BrokenError(f"wire type {wire} at byte {start}")
         if size > end - at:
             raise _BrokenError(f"it ends inside field {number}, {size - (end - at):,} bytes early")
-        yield number, wire, 0, data[at : at + size]
+        yield _Field(number, wire, 0, data[at : at + size])
         at += size
 
 

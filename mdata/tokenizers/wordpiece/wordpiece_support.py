@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mdata.tokenizers.base.tokenizer_json import (
     Definition,
@@ -23,6 +24,15 @@ from mdata.tokenizers.base.tokenizer_json import (
 _FLAGS = ("clean_text", "handle_chinese_chars", "lowercase")
 
 
+class BertNormalization(NamedTuple):
+    """What happens to texts before they are split, in the order of `_core.WordPiece`."""
+
+    clean_text: bool
+    separate_cjk: bool
+    strip_accents: bool
+    lowercase: bool
+
+
 @dataclass(frozen=True)
 class WordPieceSettings:
     """The settings on which ids depend besides the vocabulary and the added tokens.
@@ -31,13 +41,12 @@ class WordPieceSettings:
         prefix: of entries that continue a word.
         max_chars: of a word; longer words are unknown.
         unknown: the id of words that entries cannot cover.
-        normalization: whether texts are cleaned, CJK characters separated, accents dropped, letters lowercased.
     """
 
     prefix: str
     max_chars: int
     unknown: int
-    normalization: tuple[bool, bool, bool, bool]
+    normalization: BertNormalization
 
 
 def wordpiece_settings(definition: Definition) -> WordPieceSettings:
@@ -52,7 +61,7 @@ def wordpiece_settings(definition: Definition) -> WordPieceSettings:
         prefix=model.get("continuing_subword_prefix", "##"),
         max_chars=model.get("max_input_chars_per_word", 100),
         unknown=unknown,
-        normalization=(clean, cjk, lower if strip is None else bool(strip), lower),
+        normalization=BertNormalization(clean, cjk, lower if strip is None else bool(strip), lower),
     )
 
 
