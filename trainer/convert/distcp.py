@@ -23,7 +23,7 @@ from mdata.util.gc_pause import gc_paused
 from trainer.checkpoint.tiling import Rectangle, tiles_exactly
 from trainer.convert.links import Source, TensorInfo
 from trainer.convert.pickles import Made, Name, unpickle
-from trainer.convert.torch_file import Part, StoredTensor, faults_named, load_part, mapped, unread
+from trainer.convert.torch_file import FileRange, StoredTensor, faults_named, load_range, mapped, unread
 
 METADATA = ".metadata"
 _FILE = re.compile(r"[^/\\\x00]+\.distcp")
@@ -233,7 +233,7 @@ class ChunkSource:
         file, begin, size, _ = self._records[name, start]
         path = self.folder / file
         with mapped(path) as data:
-            return load_part(data, Part(path, f"{name} in {path}", begin, size, None))
+            return load_range(data, FileRange(path, f"{name} in {path}", begin, size, None))
 
     def _check_files(self) -> None:
         """Check that every chunk has its own place, large enough, inside a file of this folder.

@@ -199,7 +199,7 @@ def _fill_(out: Tensor, one: Link, *, source: Source, start: Sequence[int]) -> N
         target.copy_(block.permute(order))
 
 
-class _Part(NamedTuple):
+class _DimBox(NamedTuple):
     """A box inside one dim: elements [low, low + prod(sizes)) of it, and of those the ranges of each axis."""
 
     low: int
@@ -208,7 +208,7 @@ class _Part(NamedTuple):
     ranges: Ranges
 
 
-def _parts(dim: tuple[Factor, ...], low: int, high: int) -> Iterator[_Part]:
+def _parts(dim: tuple[Factor, ...], low: int, high: int) -> Iterator[_DimBox]:
     """Elements [low, high) of a dim as boxes of its axes, cut to what the link is about."""
     for start, size, flat in rectangles(tuple(factor.extent for factor in dim), low, high=high):
         ranges, skipped = {}, []
@@ -217,10 +217,10 @@ def _parts(dim: tuple[Factor, ...], low: int, high: int) -> Iterator[_Part]:
             ranges[factor.axis] = (begin - factor.first, min(first + count, factor.first + factor.length) - begin)
             skipped.append(begin - first)
         if all(count > 0 for _, count in ranges.values()):
-            yield _Part(flat, size, tuple(skipped), ranges)
+            yield _DimBox(flat, size, tuple(skipped), ranges)
 
 
-def _target(out: Tensor, chosen: Sequence[_Part], side: Side, *, shared: set[str], start: Sequence[int]) -> Tensor:
+def _target(out: Tensor, chosen: Sequence[_DimBox], side: Side, *, shared: set[str], start: Sequence[int]) -> Tensor:
     """The view of `out` with one dim for each shared axis."""
     shape: list[int] = []
     inner: list[slice | int] = []
@@ -251,7 +251,7 @@ def _block(side: Side, ranges: Ranges, source: Source) -> tuple[Tensor, list[str
     return block.reshape(shape)[tuple(inner)], names
 
 
-class _Run(NamedTuple):
+class _DimRun(NamedTuple):
     """Elements of a dim: their size on each axis, and what to take of it."""
 
     start: int
@@ -260,7 +260,7 @@ class _Run(NamedTuple):
     cuts: list[slice]
 
 
-def _shortest_run(dim: tuple[Factor, ...], ranges: Ranges) -> _Run:
+def _shortest_run(dim: tuple[Factor, ...], ranges: Ranges) -> _DimRun:
     """The shortest run that holds the ranges."""
     low, count = 0, math.prod(factor.extent for factor in dim)
     sizes, cuts, narrow = [], [], True
@@ -277,4 +277,4 @@ def _shortest_run(dim: tuple[Factor, ...], ranges: Ranges) -> _Run:
             continue
         sizes.append(factor.extent)
         cuts.append(slice(first, first + length))
-    return _Run(low, count, sizes, cuts)
+    return _DimRun(low, count, sizes, cuts)

@@ -39,7 +39,7 @@ IGNORED = ("_extra_state", "rotary_pos_emb.inv_freq", "rng_state", "rerun_state_
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
+class StateDictLayout:
     """What one set of Megatron's names is about.
 
     Args:
@@ -103,7 +103,9 @@ def megatron_model(config: RunConfig) -> Megatron:
     return megatron
 
 
-def megatron_links(shape: ModelShape, shard: Shard, *, state: str = "weight/", copies: bool = True) -> Iterator[Link]:
+def megatron_links(
+    shape: ModelShape, shard: StateDictLayout, *, state: str = "weight/", copies: bool = True
+) -> Iterator[Link]:
     """Links between our tensors and those of a shard.
 
     Args:
@@ -127,7 +129,7 @@ def megatron_links(shape: ModelShape, shard: Shard, *, state: str = "weight/", c
         yield _cut(state + name, form, number=None, shard=shard)
 
 
-def _cut(ours: str, form: Form, *, number: int | None, shard: Shard) -> Link:
+def _cut(ours: str, form: Form, *, number: int | None, shard: StateDictLayout) -> Link:
     """The link of a form for one shard: its layer, its part of the axis that tp cuts, and padding."""
     lengths, theirs_in, ours_in = dict(form.lengths), dict(form.theirs_in), {}
     theirs, dims = shard.prefix + form.tensor, form.theirs

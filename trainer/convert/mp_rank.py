@@ -39,7 +39,7 @@ from trainer.convert.megatron_folder import (
     layer_number,
     training_of,
 )
-from trainer.convert.megatron_names import Shard, is_ignored, megatron_links, modern_name, num_rows
+from trainer.convert.megatron_names import StateDictLayout, is_ignored, megatron_links, modern_name, num_rows
 from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, equal_tensors, num_bytes
 from trainer.convert.model_keys import effective
 from trainer.convert.mp_rank_moments import NamedMoments, named_moments
@@ -57,7 +57,7 @@ _LONGEST_NAME = 500
 _VOCABULARY_MULTIPLE = 128  # as --make-vocab-size-divisible-by
 
 
-class _Chunk(NamedTuple):
+class _ModelChunk(NamedTuple):
     """The tensors of one chunk of layers on one rank."""
 
     tp: int
@@ -88,7 +88,7 @@ class _Ranks(NamedTuple):
         chunks: by tp, stage and chunk. trainings: of each file. moments: of each file, by state and name.
     """
 
-    chunks: list[_Chunk]
+    chunks: list[_ModelChunk]
     trainings: list[Training]
     moments: list[NamedMoments]
 
@@ -185,7 +185,7 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     )  # fmt: skip
 
 
-def _differing_copies(source: _StoredSource, shape: ModelShape, shards: Sequence[Shard]) -> list[str]:
+def _differing_copies(source: _StoredSource, shape: ModelShape, shards: Sequence[StateDictLayout]) -> list[str]:
     """Copies of tensors that other files hold as well (norms, a tied embedding), where the values are not the same."""
     read = {one.ours: one.theirs for shard in shards for one in megatron_links(shape, shard, copies=False)}
     used = set(read.values())
@@ -197,7 +197,7 @@ def _differing_copies(source: _StoredSource, shape: ModelShape, shards: Sequence
     ]
 
 
-def _of_state(shard: Shard, state: str, *, within: tuple[str, ...]) -> Shard:
+def _of_state(shard: StateDictLayout, state: str, *, within: tuple[str, ...]) -> StateDictLayout:
     """The shard of a tensor of the optimizer; of the model's own weights where it has no main weights."""
     return dataclasses.replace(shard, prefix=f"{state}/{shard.prefix}") if state in within else shard
 
@@ -243,18 +243,18 @@ def _padded_rows(model: ModelFolder, tp: int) -> int:
     return round_up(model.shape.vocab_size, _VOCABULARY_MULTIPLE * tp)
 
 
-def _target_shard(model: ModelFolder, *, rows: int, rank: tuple[int, int], stage: tuple[int, int]) -> Shard:
+def _target_shard(model: ModelFolder, *, rows: int, rank: tuple[int, int], stage: tuple[int, int]) -> StateDictLayout:
     """What one file holds; rank and stage are (its number, how many there are)."""
     first, last = stage[0] == 0, stage[0] == stage[1] - 1
     layers = Place(stage=stage[0], num_stages=stage[1]).blocks(model.shape.num_layers)
-    return Shard(
+    return StateDictLayout(
         family=model.family,
         layers=layers, padded_rows=rows, has_embedding=first, has_head=last, tied_copy=last and not first,
         tp_rank=rank[0], tp_size=rank[1],
     )  # fmt: skip
 
 
-def _of_shard(model: ModelFolder, shard: Shard) -> Linked:
+def _of_shard(model: ModelFolder, shard: StateDictLayout) -> Linked:
     return Linked(model.source, [one.flipped() for one in megatron_links(model.shape, shard)])
 
 
@@ -320,7 +320,7 @@ def _load(folder: Path) -> _Ranks:
     missing = [f"mp_rank_{t:02d}_{p:03d}" for t in range(tp) for p in range(pp) if (t, p) not in ranks]
     if missing:
         raise DamageError(f"{folder} is not whole", found=f"no {few(missing, 4)}", fix="restore the folders")
-    chunks: list[_Chunk] = []
+    chunks: list[_ModelChunk] = []
     trainings, moments = [], []
     for (t, p), path in sorted(ranks.items()):
         state = load_torch(path)
@@ -329,7 +329,7 @@ def _load(folder: Path) -> _Ranks:
         keys = [key for key in ("model", *(f"model{number}" for number in range(64))) if key in state]
         if not keys:
             raise DamageError(f"{path} has no model", found=few([str(key) for key in state], 4), fix="restore it")
-        here = [_Chunk(t, p, number, _tensors(state[key], key, where=path)) for number, key in enumerate(keys)]
+        here = [_ModelChunk(t, p, number, _tensors(state[key], key, where=path)) for number, key in enumerate(keys)]
         parameters = {one.prefix + name: x for one in here for name, x in one.tensors.items() if not is_ignored(name)}
         moments.append(named_moments(state.get("optimizer"), parameters))
         chunks += here
@@ -415,7 +415,7 @@ def _flattened(value: dict[Any, Any], before: str = "") -> Iterator[tuple[str, S
             yield from _flattened(inner, f"{before}{name}.")
 
 
-def _shards(chunks: Sequence[_Chunk], family: Family, *, version: float) -> Iterator[Shard]:
+def _shards(chunks: Sequence[_ModelChunk], family: Family, *, version: float) -> Iterator[StateDictLayout]:
     """What each chunk is about; layers go on from chunk to chunk, over all stages in each."""
     tp = 1 + max(chunk.tp for chunk in chunks)
     stages, numbers = ([*sorted({getattr(chunk, key) for chunk in chunks})] for key in ("stage", "chunk"))
@@ -437,7 +437,7 @@ def _shards(chunks: Sequence[_Chunk], family: Family, *, version: float) -> Iter
             ),
         )
         low = start[chunk.stage, chunk.chunk]
-        yield Shard(
+        yield StateDictLayout(
             family=family,
             layers=range(low, low + chunk.num_layers), padded_rows=rows * tp, has_embedding=first, has_head=last,
             tied_copy=last and not first, tp_rank=chunk.tp, tp_size=tp, version=version, fused=fused,

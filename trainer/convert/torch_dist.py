@@ -32,7 +32,7 @@ from trainer.convert.megatron_folder import (
     layer_number,
     training_of,
 )
-from trainer.convert.megatron_names import Shard, is_ignored, megatron_links, num_rows
+from trainer.convert.megatron_names import StateDictLayout, is_ignored, megatron_links, num_rows
 from trainer.convert.model_folder import ModelFolder, check_tensors
 from trainer.convert.torch_file import load_torch
 from trainer.models.family import ModelShape, family_of
@@ -66,7 +66,7 @@ class _States(NamedTuple):
     """
 
     source: Source
-    shards: Mapping[str, Shard]
+    shards: Mapping[str, StateDictLayout]
     steps: int | None = None
     notes: tuple[str, ...] = ()
 
@@ -96,7 +96,7 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     rows = num_rows(model)
     check_rows(config, rows, where=folder)
     check_layers(config, _layers(model), where=folder)
-    shard = Shard(
+    shard = StateDictLayout(
         family=family_of(config),
         layers=range(config.model.num_layers),
         padded_rows=rows,
@@ -133,7 +133,7 @@ def _layers(model: Mapping[str, TensorInfo]) -> set[int]:
     return set(range(min(max(sizes, default=0), _MOST_LAYERS)))
 
 
-def _states(source: ChunkSource, shape: ModelShape, shard: Shard, *, training: Training) -> _States:
+def _states(source: ChunkSource, shape: ModelShape, shard: StateDictLayout, *, training: Training) -> _States:
     """Which tensors are the weights and the moments; main weights of fp32 where the optimizer has them."""
     if any(name.startswith(_FLAT) for name in source.tensors):
         sizes = [training.arguments.get(f"{kind}_model_parallel_size", 1) for kind in ("tensor", "pipeline")]
@@ -155,7 +155,7 @@ def _states(source: ChunkSource, shape: ModelShape, shard: Shard, *, training: T
     return _States(source, shards)
 
 
-def _flat_states(source: ChunkSource, shape: ModelShape, shard: Shard) -> _States:
+def _flat_states(source: ChunkSource, shape: ModelShape, shard: StateDictLayout) -> _States:
     """Moments and main weights in the flat buffers of a distributed optimizer on one model-parallel rank.
 
     Raises:
@@ -188,7 +188,7 @@ def _flat_states(source: ChunkSource, shape: ModelShape, shard: Shard) -> _State
     )
 
 
-def _registered(shape: ModelShape, form: Shard) -> dict[str, tuple[int, ...]]:
+def _registered(shape: ModelShape, form: StateDictLayout) -> dict[str, tuple[int, ...]]:
     """Their parameters with shapes, in the order in which their modules register them."""
     sizes = {one.theirs.tensor: one.theirs.shape for one in megatron_links(shape, form)}
 

@@ -34,7 +34,7 @@ from trainer.convert.distcp import METADATA
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.megatron_args import to_arguments
 from trainer.convert.megatron_folder import LATEST
-from trainer.convert.megatron_names import Shard, megatron_links
+from trainer.convert.megatron_names import StateDictLayout, megatron_links
 from trainer.convert.model_folder import ModelFolder, Report, boxes
 from trainer.convert.torch_dist import COMMON
 from trainer.models.arithmetic import round_up
@@ -142,7 +142,9 @@ def _parts(
 ) -> Iterator[tuple[str, Linked, torch.dtype]]:
     """(what stands before the names, tensors, their dtype) of the model and of each state."""
     shape = model.shape
-    shard = Shard(family=model.family, layers=range(shape.num_layers), padded_rows=rows, stacked=True, fused=True)
+    shard = StateDictLayout(
+        family=model.family, layers=range(shape.num_layers), padded_rows=rows, stacked=True, fused=True
+    )
 
     def of(state: str) -> Linked:
         links = megatron_links(shape, shard, state=f"{state}/")

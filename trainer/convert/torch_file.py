@@ -47,7 +47,7 @@ _MOST_ELEMENTS = 1 << 48  # of a tensor, and of its stride and offset: numpy ref
 _RESTORE = "restore the file from a copy"
 
 
-class Part(NamedTuple):
+class FileRange(NamedTuple):
     """Bytes [begin, begin + size) of a file, their name in messages, and their CRC32 if the file has one."""
 
     path: Path
@@ -61,11 +61,11 @@ class Storage:
     """The elements that tensors are views of.
 
     Args:
-        key: its name in the file. dtype: of its elements. count: of them. part: its bytes; None: not known yet.
+        key: its name in the file. dtype: of its elements. count: of them. file_range: its bytes; None: not known yet.
     """
 
-    def __init__(self, key: str, dtype: torch.dtype, count: int, part: Part | None) -> None:
-        self.key, self.dtype, self.count, self.part = key, dtype, count, part
+    def __init__(self, key: str, dtype: torch.dtype, count: int, file_range: FileRange | None) -> None:
+        self.key, self.dtype, self.count, self.file_range = key, dtype, count, file_range
         self._checked = False
 
     @contextmanager
@@ -75,8 +75,8 @@ class Storage:
         Raises:
             DamageError: they do not match, or the file has become shorter.
         """
-        assert self.part is not None, f"the place of storage {self.key} is known"
-        path, name, begin, size, crc = self.part
+        assert self.file_range is not None, f"the place of storage {self.key} is known"
+        path, name, begin, size, crc = self.file_range
         with mapped(path) as data:
             found = data[begin : begin + size]
             if len(found) != size:
@@ -129,21 +129,21 @@ def load_torch(path: Path) -> Any:
             write it.
     """
     with mapped(path) as data:
-        return load_part(data, Part(path, str(path), 0, len(data), None))
+        return load_range(data, FileRange(path, str(path), 0, len(data), None))
 
 
-def load_part(data: memoryview, part: Part) -> Any:
-    """What torch.save wrote into a part of a file.
+def load_range(data: memoryview, file_range: FileRange) -> Any:
+    """What torch.save wrote into a range of a file.
 
     Args:
-        data: of the whole file. part: the part to read; its name is for messages.
+        data: of the whole file. file_range: what to read; its name is for messages.
 
     Raises:
         UsageError: it holds a type that is not on the list. DamageError: it was not written by torch.save.
     """
-    with faults_named(part.name):
-        own = data[part.begin : part.begin + part.size]
-        return _from_zip(own, part) if bytes(own[:4]) == b"PK\3\4" else _from_stream(own, part)
+    with faults_named(file_range.name):
+        own = data[file_range.begin : file_range.begin + file_range.size]
+        return _from_zip(own, file_range) if bytes(own[:4]) == b"PK\3\4" else _from_stream(own, file_range)
 
 
 @contextmanager
@@ -199,7 +199,7 @@ class _Member(NamedTuple):
     crc: int | None  # None: the archive was written without
 
 
-def _from_zip(data: memoryview, part: Part) -> Any:
+def _from_zip(data: memoryview, file_range: FileRange) -> Any:
     members = zip_members(data)
     pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickles) != 1:
@@ -209,7 +209,7 @@ def _from_zip(data: memoryview, part: Part) -> Any:
     def checked(name: str) -> memoryview:
         begin, size, crc = members[name]
         if crc is not None:
-            check_crc(data[begin : begin + size], crc, where=f"{part.name} at {name}")
+            check_crc(data[begin : begin + size], crc, where=f"{file_range.name} at {name}")
         return data[begin : begin + size]
 
     order = f"{prefix}byteorder"
@@ -221,7 +221,12 @@ def _from_zip(data: memoryview, part: Part) -> Any:
         if name not in members:
             raise PickleFault(f"a tensor is in {name}, which the archive does not have")
         begin, size, crc = members[name]
-        return Storage(key, dtype, count, Part(part.path, f"{part.name} at {name}", part.begin + begin, size, crc))
+        return Storage(
+            key,
+            dtype,
+            count,
+            FileRange(file_range.path, f"{file_range.name} at {name}", file_range.begin + begin, size, crc),
+        )
 
     value, _ = unpickle(checked(pickles[0]), construct=_construct, persistent=_Storages(storage))
     return value
@@ -313,7 +318,7 @@ def _wide(extra: memoryview, *values: int) -> tuple[int, ...]:
 # ---- the format before zip archives ----
 
 
-def _from_stream(data: memoryview, part: Part) -> Any:
+def _from_stream(data: memoryview, file_range: FileRange) -> Any:
     """Five pickles, then each storage: its number of elements and its bytes."""
     storages: dict[str, Storage] = {}
 
@@ -337,7 +342,9 @@ def _from_stream(data: memoryview, part: Part) -> Any:
         size = own.count * own.dtype.itemsize
         if len(data) - at < 8 + size or int.from_bytes(data[at : at + 8], "little") != own.count:
             raise PickleFault(f"storage {key} has another size than its tensors need, or is truncated")
-        own.part = Part(part.path, f"{part.name} at storage {key}", part.begin + at + 8, size, None)
+        own.file_range = FileRange(
+            file_range.path, f"{file_range.name} at storage {key}", file_range.begin + at + 8, size, None
+        )
         at += 8 + size
     return value
 
@@ -366,7 +373,7 @@ class _Storages:
         if key not in self._made:
             self._made[key] = self._make(key, dtype, count)
         storage = self._made[key]
-        size = None if storage.part is None else storage.part.size
+        size = None if storage.file_range is None else storage.file_range.size
         if (storage.dtype, storage.count) != (dtype, count) or size not in (None, count * dtype.itemsize):
             known = f"{storage.count} elements of {storage.dtype}" if size is None else f"{size} bytes"
             raise PickleFault(f"storage {key} has {known}, but its tensors say {count} elements of {dtype}")

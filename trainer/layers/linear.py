@@ -125,11 +125,11 @@ def float8_linear(
     scaling: LayerScaling,
 ) -> Tensor:
     """x W^T + b of one rank; see `Linear` for column and row."""
-    how = _How(main, parallel, column, scaling, record=torch.is_grad_enabled())
-    return _Float8Linear.apply(x_NI, weight_OI, bias_O, how)
+    options = _Float8Options(main, parallel, column, scaling, record=torch.is_grad_enabled())
+    return _Float8Linear.apply(x_NI, weight_OI, bias_O, options)
 
 
-class _How(NamedTuple):
+class _Float8Options(NamedTuple):
     """`record`: whether the largest values of this pass count."""
 
     main: MainGradients
@@ -141,8 +141,8 @@ class _How(NamedTuple):
 
 class _Float8Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, how: _How) -> Tensor:
-        _, parallel, column, scaling, record = how
+    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, options: _Float8Options) -> Tensor:
+        _, parallel, column, scaling, record = options
         product = scaling.model.kernels.product
         # Rounded again if that needs no memory: another layer keeps the input, or only a part of it is held.
         again = scaling.model.recipe.input_again or (column and parallel.sequence_parallel)
@@ -158,7 +158,7 @@ class _Float8Linear(torch.autograd.Function):
         )
         kept = (x_NI, None) if again else (x8.columns_CR, x8.inverse_1)
         ctx.save_for_backward(*kept, w8.columns_CR, w8.inverse_1)
-        ctx.how, ctx.bias, ctx.dtype = how, bias_O is not None, weight_OI.dtype
+        ctx.options, ctx.bias, ctx.dtype = options, bias_O is not None, weight_OI.dtype
         if alone:
             return y_NO
         y_NO = parallel.reduce(y_NO)
@@ -167,7 +167,7 @@ class _Float8Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy_NO: Tensor) -> tuple[Tensor | None, ...]:
         kept, kept_inverse_1, columns_IO, inverse_1 = ctx.saved_tensors
-        main, parallel, column, scaling, _ = ctx.how
+        main, parallel, column, scaling, _ = ctx.options
         product, again = scaling.model.kernels.product, kept_inverse_1 is None
         gathered = parallel.start_gather(kept) if again and column else None
         dbias = add_bias_gradient(main, dy_NO) if ctx.bias else None

@@ -23,7 +23,7 @@ from trainer.convert.convert import Options, convert, open_model
 from trainer.convert.distcp import ChunkSource
 from trainer.convert.links import Linked, covers_exactly
 from trainer.convert.megatron_args import from_arguments, to_arguments
-from trainer.convert.megatron_names import Shard, megatron_links
+from trainer.convert.megatron_names import StateDictLayout, megatron_links
 from trainer.convert.model_keys import effective, model_config
 from trainer.convert.mp_rank import FILE, write_mp_rank
 from trainer.convert.torch_dist_write import write_torch_dist
@@ -62,7 +62,7 @@ def reference(folder, shape):
     out = {}
     for ours, theirs in STATES.items():
         held = Held({name.split("/", 1)[1]: t for name, t in found.items() if name.startswith(f"{theirs}/")})
-        shard = Shard(family=GPT, layers=range(shape.num_layers), padded_rows=shape.vocab_size)
+        shard = StateDictLayout(family=GPT, layers=range(shape.num_layers), padded_rows=shape.vocab_size)
         out |= everything(Linked(held, megatron_links(shape, shard, state=f"{ours}/")))
     return out
 
@@ -315,7 +315,7 @@ def _numbered(shape, state="weight/"):
 def _shards(shape, tp, cuts, **more):
     for index, (low, high) in enumerate(itertools.pairwise(cuts)):
         for rank in range(tp):
-            yield Shard(
+            yield StateDictLayout(
                 family=GPT,
                 layers=range(low, high),
                 padded_rows=16,
@@ -348,7 +348,7 @@ def test_shards_of_any_layout_there_and_back(shape, tp, version, data):
 @settings(max_examples=20)
 @given(SHAPES)
 def test_stacked_layers_there_and_back(shape):
-    shard = Shard(family=GPT, layers=range(shape.num_layers), padded_rows=16, stacked=True, fused=True)
+    shard = StateDictLayout(family=GPT, layers=range(shape.num_layers), padded_rows=16, stacked=True, fused=True)
     ours = _numbered(shape)
     there = Linked(Held(ours), [one.flipped() for one in megatron_links(shape, shard)])
     assert there.tensors["decoder.layers.mlp.linear_fc2.weight"].shape[0] == shape.num_layers
@@ -365,7 +365,7 @@ def test_rows_of_versions_0_and_1_are_those_of_the_old_reshaping():
     old = {0: now.transpose(0, 1), 1: now.transpose(1, 2), 2: now}
     found = []
     for version, rows in old.items():
-        shard = Shard(family=GPT, layers=range(1), padded_rows=16, version=float(version))
+        shard = StateDictLayout(family=GPT, layers=range(1), padded_rows=16, version=float(version))
         name = "decoder.layers.0.self_attention.linear_qkv.weight"
         links = [one for one in megatron_links(shape, shard) if one.theirs.tensor == name]
         found.append(everything(Linked(Held({name: rows.reshape(24, 8)}), links)))
