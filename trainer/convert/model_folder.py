@@ -48,6 +48,7 @@ class ModelFolder:
         source: our logical tensors, by state and name.
         run: where training was; step 1 and no data where the format does not say.
         tokenizer: None where the folder has none.
+        record: data.json, what the run has read; None: the format or the checkpoint has none.
         notes: what the user should know of it, a line each.
     """
 
@@ -57,6 +58,7 @@ class ModelFolder:
     source: Source
     run: RunState
     tokenizer: TokenizerConfig | None = None
+    record: bytes | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -1,8 +1,9 @@
 """Our own checkpoints as model folders: read from any layout, and written as a run folder with one checkpoint.
 
     config.toml, tokenizer/, tokenizer_facts.json   as `mtrain train` leaves them, so that `mtrain generate` reads them
+    data.json                                       of a checkpoint of ours: what it has read
     checkpoints/step-N/rank-*.safetensors           whole logical tensors, split at --max-shard-size
-    checkpoints/step-N/tokenizer/, index.json ..., checkpoints/latest
+    checkpoints/step-N/tokenizer/, data.json, index.json ..., checkpoints/latest
 
 Reading goes by the index, with the hashes that it has. Writing streams each tensor and hashes it on its way.
 """
@@ -24,6 +25,7 @@ from mdata import DamageError, UsageError
 from mdata.errors import os_errors_named
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from mdata.tokenizers.registry import build_tokenizer
+from mdata.tracing.run_record import RECORD
 from mdata.util import atomic_io
 from mdata.util.config_text import load_toml
 from trainer.checkpoint.folder import checkpoint_at, folder_name, instead, point_to, read_index
@@ -156,7 +158,8 @@ def open_native(path: Location, *, checkpoint: str = "latest") -> ModelFolder:
     if (folder := found.folder) is None:
         raise UsageError(f"there is no checkpoint in {path}", fix="train first (mtrain train)")
     source = CheckpointSource(folder) if isinstance(folder, Path) else ObjectSource(folder)
-    tokenizer = _tokenizer_in(source.extras(), folder)
+    extras = source.extras()
+    tokenizer = _tokenizer_in(extras, folder)
     if tokenizer is None and isinstance(folder, Path):
         tokenizer = _tokenizer_of_run(folder.parent.parent)  # checkpoints of version 1 carry none
     config, problems = parse_config(load_toml(source.run.config))
@@ -176,6 +179,7 @@ def open_native(path: Location, *, checkpoint: str = "latest") -> ModelFolder:
         source=source,
         run=source.run,
         tokenizer=tokenizer,
+        record=extras.get(RECORD),
         notes=(found.warning,) if found.warning else (),
     )
 
@@ -203,6 +207,7 @@ def write_native(
         atomic_io.atomic_write(folder / name, content)
         parts[name] = _hashed(content)
     extras = {} if model.tokenizer is None else _tokenizer_files(model.tokenizer)
+    extras |= {} if model.record is None else {RECORD: model.record}  # a run that goes on from here can be traced
     for root in (folder, target):
         for name, content in extras.items():
             (root / name).parent.mkdir(exist_ok=True)

@@ -127,6 +127,15 @@ def test_a_switch_survives_a_restart(corpora, before, tmp_path):
     assert (first.steps_before, other.steps_before, later) == (0, 0, []), "its data goes on, so its steps are traced"
 
 
+def test_a_run_that_goes_on_from_a_converted_checkpoint_is_traced_from_step_1(corpora, before, tmp_path):
+    convert(before, tmp_path / "again", options=Options(to="mtrain", check=False))
+    config = beginning(config_of(corpora, tmp_path / "run"), tmp_path / "again", *SWITCHES)
+    told = trained(config, exit_interval=5)
+    assert [span.steps_before for span in read_record(config.run.folder).spans] == [0]
+    assert not [line for line in told if "cannot be traced" in line]
+    assert (tmp_path / "again" / "data.json").read_bytes() == (before / "data.json").read_bytes()
+
+
 def test_steps_that_changed_nothing_are_not_counted_twice(corpora, before, tmp_path):
     """A run of 4 steps of which one was skipped: a schedule that stands still in such steps goes on after 3 of them."""
     config = beginning(config_of(corpora, tmp_path / "run"), before, *SWITCHES)
