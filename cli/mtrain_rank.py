@@ -18,7 +18,7 @@ from functools import partial  # noqa: E402
 from pathlib import Path  # noqa: E402
 from types import FrameType  # noqa: E402
 
-from mdata.errors import MdataError, ResourceError, StoppedError  # noqa: E402
+from mdata.errors import ResourceError, StoppedError  # noqa: E402
 from mdata.util.stop_signals import stop_requests  # noqa: E402
 
 from .start import ProcessEnd  # noqa: E402
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _end(folder: Path, error: MdataError, *, rank: int) -> None:
+def _end(folder: Path, error: BaseException, *, rank: int) -> None:
     """End this process at once, from a thread, with an error of the watchdog; also where no report can be written."""
     from trainer.run.launch import write_report
 

@@ -113,7 +113,7 @@ def _where_it_goes_on(config: RunConfig) -> str:
     return "no checkpoint was written yet; the same command starts at step 1"
 
 
-def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError], None] | None = None) -> None:
+def train_here(config: RunConfig, console: Console, *, end: Callable[[BaseException], None] | None = None) -> None:
     """Train as one rank of the world that the environment names; rank 0 shows progress and the result.
 
     Other ranks only show notes: only the rank itself knows that its disk stalls.
@@ -173,13 +173,16 @@ def _ending_for_good() -> Iterator[None]:
         raise
 
 
-def _end(console: Console, error: MdataError) -> None:
+def _end(console: Console, error: BaseException) -> None:
     """End this process at once, from a thread, with an error of the watchdog; also where it cannot be printed."""
+    from trainer.run.launch import explained_end
+
+    _, code, message = explained_end(error, rank=_rank())
     try:
-        record_end(os.environ, code=error.exit_code, who=_who(), message=str(error))
-        console.error(str(error))
+        record_end(os.environ, code=code, who=_who(), message=message)
+        console.error(message)
     finally:
-        os._exit(error.exit_code)
+        os._exit(code)
 
 
 def result_text(result: TrainResult, folder: str, *, unit: str = "steps") -> str:

@@ -3,12 +3,14 @@
 A step is a transaction and a checkpoint is written by all ranks at once, so a signal must not end one rank in the
 middle of either. What is unusual: repeated signals of one kind within a second count once, because a scheduler and the
 launcher below it both send theirs; a second Ctrl-C after that ends the process at once, as it would without this
-module, while another SIGTERM changes nothing. Signals that the process ignores (nohup) stay ignored.
+module, while another SIGTERM changes nothing. Signals that the process ignores (nohup) stay ignored. Before the first
+step there is no transaction, and a signal need not wait for other ranks: `ArrivedSignals` shows it to the watchdog.
 """
 
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -82,6 +84,37 @@ class StopRequests:
         if number == signal.SIGINT and self._clock() - first > SAME_REQUEST_S:
             signal.signal(number, self._before[number])
             signal.raise_signal(number)
+
+
+class ArrivedSignals:
+    """A context in which another thread can see signals that the main thread has not handled yet.
+
+    Python calls handlers between two instructions of the main thread, which may wait inside a library for as long as
+    the library's own time limit.
+    """
+
+    def __enter__(self) -> ArrivedSignals:
+        self._read, self._write = socket.socketpair()
+        for end in (self._read, self._write):
+            end.setblocking(False)
+        self._is_main = threading.current_thread() is threading.main_thread()
+        if self._is_main:
+            self._before = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_main:
+            signal.set_wakeup_fd(self._before)
+        self._read.close()
+        self._write.close()
+
+    def newest(self) -> int | None:
+        """The last request to stop that has arrived since the call before; None: there was none."""
+        try:
+            numbers = self._read.recv(4096)
+        except OSError:  # nothing has arrived, or the block has ended
+            return None
+        return next((number for number in reversed(numbers) if number in HEARD), None)
 
 
 def stop(votes: StopVotes, *, where: str, clock: str = "") -> NoReturn:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
 import threading
 from collections import deque
@@ -29,7 +30,7 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import Store
 
-from mdata import ResourceError
+from mdata import StoppedError
 from trainer.parallel.world import JOIN_S, Placement, World, another_connection
 from trainer.pipeline.actions import Action
 from trainer.run.heartbeats import (
@@ -50,6 +51,7 @@ from trainer.run.heartbeats import (
     verdict,
     without_store,
 )
+from trainer.run.signals import ArrivedSignals
 
 TICK_S = 4.0
 HEARD_TICKS = 1.5  # after which all ranks have read a verdict
@@ -61,7 +63,7 @@ def watching(
     place: Placement,
     store: Store,
     *,
-    end: Callable[[ResourceError], None],
+    end: Callable[[BaseException], None],
     tell: Callable[[str], None],
     join_s: float = JOIN_S,
 ) -> Iterator[Watchdog]:
@@ -77,7 +79,12 @@ def watching(
     ranks = ranks_of(place, os.environ)
     start_ticks = math.ceil(join_s / TICK_S)
     own = another_connection(store)
-    with Watchdog(ranks, store=own, end=end, tell=tell, device=device, start_ticks=start_ticks) as watchdog:
+    with (
+        ArrivedSignals() as signals,
+        Watchdog(
+            ranks, store=own, end=end, tell=tell, device=device, start_ticks=start_ticks, asked=signals.newest
+        ) as watchdog,
+    ):
         yield watchdog
 
 
@@ -102,6 +109,8 @@ class Watchdog:
         tell: prints a line; a verdict is printed only by the rank that found it first.
         device: on which the main thread works.
         start_ticks: for how many a rank may be silent before its first heartbeat.
+        asked: the number of a signal to stop that has arrived; None: none has. Before the first action of a step it
+            ends a rank whose main thread does not handle it, because it waits for a rank that never comes.
     """
 
     def __init__(
@@ -109,16 +118,19 @@ class Watchdog:
         ranks: Ranks,
         *,
         store: Store,
-        end: Callable[[ResourceError], None],
+        end: Callable[[BaseException], None],
         tell: Callable[[str], None] = lambda text: None,
         device: str = "cpu",
         tick_s: float = TICK_S,
         start_ticks: int = START_TICKS,
+        asked: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.ranks, self.store, self.tick_s, self.start_ticks = ranks, store, tick_s, start_ticks
         self.end, self.tell, self.on_gpu = end, tell, device == "cuda"
         self._main, self._left, self._wake = threading.get_ident(), threading.Event(), threading.Event()
         self._begun = False  # whether a first action was noted
+        self._asked = asked
+        self._stop: int | None = None  # a signal that the main thread has to handle
         self._action, self._actions = "", 0  # that the main thread is at, and its number
         self._events: deque[tuple[Any, str]] = deque()  # of actions that the device has not come to
         self._unused: list[Any] = []  # events that it has passed: destroying one may wait for the device
@@ -171,6 +183,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._rest():
             self._look()
+            self._end_if_asked()
             if self._exchange is None or not self._exchange.is_alive():
                 self._unanswered = 0
                 self._exchange = threading.Thread(target=self._exchange_heartbeats, name="heartbeats", daemon=True)
@@ -191,6 +204,16 @@ class Watchdog:
             self._hear()
             self._look(left=True)
             self._give()
+
+    def _end_if_asked(self) -> None:
+        """End this rank if it was asked to while it joins, and its main thread stands where it stood at two looks."""
+        self._stop = self._asked() or self._stop
+        if self._stop is None or self._begun or self._heartbeat.still < 1:
+            return
+        if self._stop == signal.SIGINT:
+            self.end(KeyboardInterrupt())
+        text = f"rank {self.ranks.rank} was stopped by SIGTERM before all ranks had joined"
+        self.end(StoppedError(text, fix="run the same command again"))
 
     def _rest(self) -> bool:
         """Wait for the next tick, or for the first action; returns whether this rank has left."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mdata import ResourceError
+from mdata import StoppedError
 from tests.helpers.ranks import RankError, run_ranks, stop_ranks
 from trainer.parallel import world as world_module
 from trainer.parallel.mesh import Mesh
@@ -24,12 +25,16 @@ from trainer.run.watchdog import Watchdog, watching
 TICK_S = 0.1
 
 
+def _stop(number: int, frame: Any) -> None:
+    raise StoppedError("in the main thread")
+
+
 def _join(context: Any, case: str, folder: str, method: str = "") -> list[str]:
     """What is told on this rank until all have joined; an error ends the process, as in a run."""
     place = Placement(rank=context.rank, world_size=context.world, init_method=method or context.init_method)
     told: list[str] = []
 
-    def end(error: ResourceError) -> None:
+    def end(error: BaseException) -> None:
         Path(folder, f"rank-{context.rank}").write_text(str(error))
         os._exit(5)
 
@@ -41,8 +46,11 @@ def _join(context: Any, case: str, folder: str, method: str = "") -> list[str]:
         patch.setattr(watchdog_module, "Watchdog", partial(Watchdog, tick_s=TICK_S))
         if context.rank == 1 and case == "late":
             time.sleep(2.5 * STILL_TICKS * TICK_S)
-        if context.rank == 1 and case == "never":
+        if context.rank == 1 and case in ("never", "asked to stop"):
             return told
+        if case == "asked to stop":
+            signal.signal(signal.SIGTERM, _stop)
+            threading.Timer(10 * TICK_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
         if context.rank == 1 and case == "stopped":
             patch.setattr(world_module, "_groups", stop)
         store = open_store(place)
@@ -76,6 +84,20 @@ def test_a_rank_that_never_comes_ends_the_others_after_the_time_of_the_run(tmp_p
     assert found and {path.name for path in found} <= {"rank-0", "rank-2"}
     for path in found:
         assert path.read_text().startswith("rank 1 of 3 did not start\n  found: nothing was heard of rank 1")
+
+
+def test_a_signal_ends_ranks_that_wait_inside_a_library_for_one_that_never_comes(tmp_path: Path) -> None:
+    """The handler of the main thread would be called once torch gives up."""
+    began = time.monotonic()
+    with pytest.raises(RankError):
+        run_ranks(_join, 3, "asked to stop", str(tmp_path), timeout_s=60)
+    stop_ranks()
+    assert time.monotonic() - began < 60
+    found = sorted(tmp_path.glob("rank-*"))
+    assert found and {path.name for path in found} <= {"rank-0", "rank-2"}
+    for path in found:
+        rank = path.name.removeprefix("rank-")
+        assert path.read_text().startswith(f"rank {rank} was stopped by SIGTERM before all ranks had joined\n")
 
 
 @pytest.mark.parametrize("method", ["file", "tcp"])
