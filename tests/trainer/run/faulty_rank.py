@@ -1,0 +1,81 @@
+"""One rank of a run in which something goes wrong; test_faults.py starts it through `trainer.run.launch.launch`.
+
+    python -m tests.trainer.run.faulty_rank FOLDER KIND RANK STEP TICK_S
+
+Everything else is as in `mtrain train --nproc`. The faulty rank writes the time of its fault to FOLDER/fault.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+
+def main(argv: list[str]) -> int:
+    """Train as this rank, with a fault if it is the faulty one."""
+    folder, kind, faulty, step, tick_s = Path(argv[0]), argv[1], int(argv[2]), int(argv[3]), float(argv[4])
+    from cli import mtrain_rank
+    from trainer.run import train as train_module
+    from trainer.run import watchdog as watchdog_module
+
+    watchdog_module.Watchdog = partial(watchdog_module.Watchdog, tick_s=tick_s)  # type: ignore[assignment,misc]
+    watchdog_module.TICK_S = tick_s
+    fault = Fault(folder, kind, is_here=int(os.environ["RANK"]) == faulty, step=step, tick_s=tick_s)
+    if kind == "never" and fault.is_here:
+        fault.mark()
+        time.sleep(600)
+    train_module.train = partial(train_module.train, callbacks=[fault])
+    return mtrain_rank.main([str(folder)])
+
+
+class Fault:
+    """A callback of `train`, called on each rank after each step."""
+
+    def __init__(self, folder: Path, kind: str, *, is_here: bool, step: int, tick_s: float) -> None:
+        self.folder, self.kind, self.is_here, self.step, self.tick_s = folder, kind, is_here, step, tick_s
+        self._group: Any = None
+
+    def mark(self) -> None:
+        (self.folder / "fault").write_text(str(time.time()))
+
+    def __call__(self, finished: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        from trainer.parallel.collectives import Group, all_reduce_
+
+        if self.kind == "hang" and finished.step == 1:
+            self._group = Group("other", dist.get_world_size(), dist.get_rank(), dist.new_group())
+        if not self.is_here or finished.step != self.step:
+            return
+        self.mark()
+        if self.kind in ("kill", "stop"):  # somewhere in the next steps
+            number = signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP
+            threading.Timer(finished.step % 7 / 100, os.kill, (os.getpid(), number)).start()
+        elif self.kind == "hang":
+            all_reduce_(torch.ones(1), self._group)
+        elif self.kind == "slow":
+            time.sleep(14 * self.tick_s)
+        elif self.kind == "disk":
+            from mdata.util import atomic_io
+
+            atomic_io.write = partial(_full, atomic_io.write)
+
+
+def _full(write: Callable[[int, Any], int], fd: int, data: Any) -> int:
+    """The disk of the run folder has no space left."""
+    if "/run/" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return write(fd, data)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,90 @@
+"""Seeded faults of ranks in real runs: each is named, ends the run within a minute or not at all, and leaves nothing.
+
+Drawn: what goes wrong, on which of two or three ranks, and after which step. Most have ticks of 0.2 s in place of 4 s.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mdata import ResourceError
+from tests.trainer.run.test_end_time import run_in
+from trainer.config.parse import dump_config
+from trainer.config.sections import CheckpointSection
+from trainer.run.launch import launch
+from trainer.run.metrics import read_metrics
+
+KINDS = ("kill", "stop", "hang", "slow", "never", "disk")
+MESSAGES = {
+    "kill": r"rank {rank} (was killed by SIGKILL|of {world} does not respond)",
+    "stop": r"rank {rank} of {world} does not respond",
+    "hang": r"all ranks wait for each other",
+    "never": r"rank {rank} of {world} did not start",
+    "disk": r"No space left on device",
+}
+pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With a folder for the temporary files of the ranks."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    return tmp_path
+
+
+def _left_behind(folder: Path) -> list[str]:
+    """Ranks and temporary files; what a killed rank was writing of a checkpoint is removed by the next start."""
+    found = [str(path) for path in (folder / "temporary").iterdir()]
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            words = path.read_bytes().split(b"\0")
+            if b"tests.trainer.run.faulty_rank" in words and str(folder / "reports").encode() in words:
+                found.append(str(path))
+    return found
+
+
+def _run(folder: Path, seed: int, tick_s: float, capfd: pytest.CaptureFixture[str]) -> None:
+    draw = random.Random(seed)
+    kind, world = KINDS[seed % len(KINDS)], draw.choice([2, 3])
+    rank, step = draw.randrange(world), draw.randint(2, 40)
+    config = run_in(folder / "run", join_minutes=12 * tick_s / 60)
+    steps = step + 20 if kind == "slow" else 10**6
+    config = replace(config, train=replace(config.train, steps=steps, micro_batch=1, global_batch=6))
+    config = replace(config, checkpoint=CheckpointSection(interval=7, minutes=0.0))
+    reports = folder / "reports"
+    reports.mkdir()
+    (reports / "config.toml").write_text(dump_config(config))
+    words = [sys.executable, "-m", "tests.trainer.run.faulty_rank", str(reports), kind, str(rank), str(step)]
+    if kind == "slow":
+        launch([*words, str(tick_s)], nproc=world, reports=reports)
+        assert read_metrics(folder / "run")[-1]["step"] == steps
+        # The first rank watches: nobody says that all wait for it.
+        assert rank == 0 or f"the other ranks wait for rank {rank}" in capfd.readouterr().err
+    else:
+        with pytest.raises(ResourceError) as error:
+            launch([*words, str(tick_s)], nproc=world, reports=reports)
+        assert (reports / "fault").exists(), f"{kind} on {rank} of {world} at {step}, before it: {error.value}"
+        took_s = time.time() - float((reports / "fault").read_text())
+        message = MESSAGES[kind].format(rank=rank, world=world)
+        assert re.search(message, str(error.value)), f"{kind} on {rank} of {world} at {step}: {error.value}"
+        assert took_s <= 60, f"{kind} on {rank} of {world} at {step}"
+    assert not _left_behind(folder)
+
+
+@pytest.mark.parametrize("seed", range(240))
+def test_a_fault_is_named_and_leaves_nothing(seed: int, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    _run(folder, seed, 0.2, capfd)
+
+
+@pytest.mark.parametrize("seed", range(1000, 1060))
+def test_a_fault_is_named_within_a_minute(seed: int, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    _run(folder, seed, 4.0, capfd)
