@@ -1,13 +1,16 @@
-"""torchrun with two "nodes" of two ranks on this machine: ranks that are killed, and a run that ends on purpose."""
+"""torchrun with two "nodes" of two ranks on this machine: ranks, launchers and nodes that are killed; planned ends."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,26 +45,30 @@ def torchrun(tmp_path: Path):
         port = free.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
-    def start(config: RunConfig, *, restarts: int, nodes: str = str(NODES)) -> list[subprocess.Popen[bytes]]:
+    def start(
+        config: RunConfig, *, restarts: int, nodes: str = str(NODES), which: Sequence[int] = range(NODES)
+    ) -> list[subprocess.Popen[bytes]]:
         path = tmp_path / "run.toml"
         path.write_text(dump_config(config))
-        for node in range(NODES):
+        for node in which:
             words = ["--nnodes", nodes, "--nproc-per-node", str(RANKS), "--max-restarts", str(restarts)]
             words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job"]
             words += ["--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", "127.0.0.1"]
             words += ["-m", "cli.mtrain", "train", str(path), "--quiet"]
-            with (tmp_path / f"node-{node}.log").open("wb") as log:
+            with (tmp_path / f"node-{node}.log").open("ab") as log:
                 command = [sys.executable, "-m", "torch.distributed.run", *words]
                 started.append(
                     subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log, process_group=0)
                 )
-        return started
+        return started[-len(which) :]
 
     yield start
     for process in started:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    for pid in _ranks_of(tmp_path):  # that outlived their launcher
+        os.kill(pid, signal.SIGKILL)
 
 
 def _undisturbed(context, config: RunConfig) -> None:
@@ -102,8 +109,62 @@ def test_a_run_whose_ranks_are_killed_is_that_of_an_undisturbed_one(tmp_path, to
     starts = _starts(config)
     assert [start["attempt"] for start in starts] == [1, 2, 3]
     assert all(start["step"] % 5 == 0 for start in starts) and starts[2]["step"] >= starts[1]["step"] > 0
-    run_ranks(_undisturbed, NODES * RANKS, straight)
+    run_ranks(_undisturbed, NODES * RANKS, straight, timeout_s=900)
     assert _curve(config) == _curve(straight)
+
+
+def _ranks_of(folder: Path) -> list[int]:
+    """All ranks of the run in this folder, also those whose launcher is gone."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if str(folder / "run.toml").encode() in words and b"torch.distributed.run" not in words:
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ten_kills_of_ranks_and_launchers_leave_the_run_of_an_undisturbed_one(tmp_path, torchrun, seed) -> None:
+    """A launcher that has ended is started again, as a person or a service would do it."""
+    straight, config = run_in(tmp_path / "straight", steps=1500), run_in(tmp_path / "run", steps=1500)
+    draw, agents, kills, starts = random.Random(seed), torchrun(config, restarts=20), [], 0
+    end = time.monotonic() + 1500
+    while any(agent.poll() != 0 for agent in agents):
+        assert time.monotonic() < end, (kills, (tmp_path / "node-0.log").read_text()[-3000:])
+        for node, agent in enumerate(agents):
+            if agent.poll() not in (None, 0):
+                (agents[node],) = torchrun(config, restarts=20, which=[node])
+        time.sleep(0.05)
+        begun = _starts(config)
+        curve = _curve(config) if len(kills) < 10 and len(begun) > starts else []
+        if curve and curve[-1][0] > begun[-1]["step"] + 5:
+            node, starts = draw.randrange(NODES), len(begun)
+            victims = [*_ranks(agents[node]), agents[node].pid]
+            kills.append((node, number := draw.randrange(len(victims)), curve[-1][0]))
+            with suppress(ProcessLookupError):
+                os.kill(victims[number], signal.SIGKILL)
+    assert len(kills) == 10, "the run was done before"
+    run_ranks(_undisturbed, NODES * RANKS, straight, timeout_s=900)
+    assert _curve(config) == _curve(straight)
+    _wait([], lambda: not _ranks_of(tmp_path), 60)
+
+
+@pytest.mark.soak
+def test_of_one_to_two_nodes_the_one_that_is_left_goes_on(tmp_path, torchrun) -> None:
+    straight, config = run_in(tmp_path / "straight", steps=1000), run_in(tmp_path / "run", steps=1000)
+    config = replace(config, run=replace(config.run, on_lost_node="shrink"))
+    nodes = torchrun(config, restarts=3, nodes="1:2")
+    _wait(nodes, lambda: len(_starts(config)) == 1 and len(_curve(config)) >= 7)
+    for pid in (nodes[1].pid, *_ranks(nodes[1])):
+        os.kill(pid, signal.SIGKILL)
+    assert nodes[0].wait(300) == 0, (tmp_path / "node-0.log").read_text()[-3000:]
+    first, *_, last = _starts(config)
+    assert (first["world_size"], last["world_size"]) == (4, 2) and last["step"] > 0
+    run_ranks(_undisturbed, NODES * RANKS, straight, timeout_s=900)
+    for line, expected in zip(_curve(config), _curve(straight), strict=True):
+        assert line == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.slow
