@@ -487,6 +487,8 @@ def _expectation(hint: Any) -> str:
         return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
     if origin in (Union, types.UnionType):
         return " or ".join(_expectation(member) for member in get_args(hint) if member is not types.NoneType)
+    if origin is tuple and get_origin(get_args(hint)[0]) is Literal:
+        return f"a list of {', '.join(repr(choice) for choice in get_args(get_args(hint)[0]))}"
     if origin is tuple:
         item = get_args(hint)[0]
         return {str: 'a list of strings, such as ["a", "b"]', float: "a list of numbers, as [1.0, 1.5]"}.get(

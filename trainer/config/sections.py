@@ -457,6 +457,32 @@ class CheckpointSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrackSection:
+    """Trackers that get the curves and events of a run, from a process of their own: howto/watch.md."""
+
+    to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio", "prometheus", "webhook"], ...] = ()  # where to send
+    project: str = "mtrain"  # project of W&B and trackio, experiment of MLflow
+    name: str | None = None  # of the run there; not set: the last part of run.folder
+    entity: str | None = None  # W&B: user or team; not set: the one that W&B takes
+    id: str | None = None  # of the run there; not set: drawn, and kept in tracking.json
+    tensorboard_dir: str | None = None  # folder of event files; not set: tensorboard in run.folder
+    wandb_dir: str | None = None  # folder of W&B's files; not set: run.folder
+    mlflow_uri: str | None = None  # tracking server or store; not set: MLFLOW_TRACKING_URI, or mlflow.db in run.folder
+    prometheus_file: str | None = None  # for a textfile collector; not set: metrics.prom in run.folder
+    webhook_url: str | None = None  # gets a POST for each alert; not set: the one in MTRAIN_WEBHOOK_URL
+    webhook_form: Literal["json", "slack"] = "json"  # slack: a message as Slack's incoming webhooks take it
+    webhook_on: tuple[Literal["start", "stop", "crash", "hang", "spike", "finish"], ...] = (
+        "start",
+        "stop",
+        "crash",
+        "hang",
+        "spike",
+        "finish",
+    )  # alerts that are sent
+    hang_minutes: PositiveAmount = 10.0  # without a step or another sign of life, after which a run counts as hung
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """The whole run."""
 
@@ -471,3 +497,4 @@ class RunConfig:
     recompute: RecomputeSection = dataclasses.field(default_factory=RecomputeSection)
     kernels: KernelsSection = dataclasses.field(default_factory=KernelsSection)
     checkpoint: CheckpointSection = dataclasses.field(default_factory=CheckpointSection)
+    track: TrackSection = dataclasses.field(default_factory=TrackSection)

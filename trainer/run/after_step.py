@@ -37,6 +37,7 @@ from trainer.run.signals import StopRequests, StopVotes, stop
 from trainer.run.skipped_steps import SkippedSteps, diverged
 from trainer.run.step_report import FinishedStep, StepReport, Votes
 from trainer.tasks.in_training import score_tasks
+from trainer.tracking.files import tracking_file
 
 Callback = Callable[[FinishedStep], bool | None]
 
@@ -75,7 +76,8 @@ class AfterStep:
         self.measuring = Measuring(self.plan, engine, dtype=config.precision.dtype, components=names)
         self.schedule = SaveSchedule(config.checkpoint, keeps_time=engine.world.is_main)
         # Rank 0 writes them.
-        extras = {} if log is None else tokenizer_files(data) | record_file(Path(config.run.folder))
+        folder = Path(config.run.folder)
+        extras = {} if log is None else tokenizer_files(data) | record_file(folder) | tracking_file(folder)
         self.saver = Saver(config, engine, extras=extras, tell=self._tell, check_owner=owner.check_checkpoints)
 
     def votes(self, stops: StopRequests) -> Sequence[float]:

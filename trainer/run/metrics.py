@@ -14,11 +14,12 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mdata import DamageError
+from mdata import DamageError, MdataError, StoppedError
 from mdata.util import atomic_io
 from mdata.util.regular_files import regular_file
 from trainer.optim.optimizer import Optimizer
@@ -26,6 +27,7 @@ from trainer.run.goodput import Tally
 from trainer.run.log_text import event_text, losses_text
 
 METRICS, EVENTS, RANKS = "metrics.jsonl", "events.jsonl", "ranks.json"
+ENDS = ("finished", "stopped", "failed")  # events that end a start of a run
 ALIVE_S = 10.0  # seconds between signs of life
 
 
@@ -42,6 +44,7 @@ class MetricsWriter:
 
     Attributes:
         put_aside: the file with lines that do not belong to this run's curve; None: there were none.
+        after_line: called after each line of metrics.jsonl.
 
     Raises:
         OSError: from the file system. DamageError: an earlier curve cannot be read.
@@ -57,7 +60,8 @@ class MetricsWriter:
         check_owner: Callable[[], None] = lambda: None,
     ) -> None:
         self._tell, self._check_owner, self.tally = tell, check_owner, tally
-        self._alive_s = 0.0
+        self._alive_s, self._has_ended = 0.0, False
+        self.after_line: Callable[[], None] = lambda: None
         self.put_aside = _keep_until(folder, resumed_step)
         _drop_torn_end(folder / EVENTS)
         self._metrics = _open_append(folder / METRICS)
@@ -71,6 +75,7 @@ class MetricsWriter:
             self.tally.line(line)
             line["goodput"] = round(self.tally.goodput().share, 4)
         atomic_io.write_all(self._metrics, _line(line))
+        self.after_line()
         for text in losses_text(step, values):
             self._tell(text)
 
@@ -81,6 +86,7 @@ class MetricsWriter:
         if self.tally is not None:
             self.tally.event(line)
         atomic_io.write_all(self._events, _line(line))
+        self._has_ended |= kind in ENDS
         if text := event_text(kind, facts):
             self._tell(text)
 
@@ -108,7 +114,18 @@ class MetricsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if error is not None and not self._has_ended:
+                self._record_end(error)
+        finally:
+            self.close()
+
+    def _record_end(self, error: BaseException) -> None:
+        """How the run ends, for trackers; nothing where a newer attempt has taken the folder, or the disk is full."""
+        stopped = isinstance(error, KeyboardInterrupt | StoppedError)
+        text = next(iter(str(error).splitlines()), "") or type(error).__name__
+        with suppress(OSError, MdataError):
+            self.event("stopped" if stopped else "failed", {"saved": False} if stopped else {"error": text})
 
 
 def write_ranks(folder: Path, ranks: Sequence[Mapping[str, Any]]) -> None:

@@ -16,7 +16,7 @@ from mdata import UsageError
 from trainer.checkpoint.folder import folder_name
 from trainer.checkpoint.format import Index
 from trainer.checkpoint.load import verify_checkpoint
-from trainer.config.sections import RunConfig
+from trainer.config.sections import RunConfig, TrackSection
 from trainer.plan.lengths import given_lengths
 from trainer.run.metrics import read_metrics
 
@@ -104,7 +104,7 @@ def _shortened(config: RunConfig, folder: Path, steps: int) -> RunConfig:
         config.checkpoint, interval=None, minutes=0.0, keep_best=0, folder=None, load="latest"
     )
     run = dataclasses.replace(config.run, folder=str(folder), log_interval=1)
-    return dataclasses.replace(config, run=run, train=train, checkpoint=checkpoint)
+    return dataclasses.replace(config, run=run, train=train, checkpoint=checkpoint, track=TrackSection())
 
 
 def _state_differences(straight: Index, other: Index) -> Iterator[Difference]:

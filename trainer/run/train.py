@@ -18,8 +18,9 @@ from pathlib import Path
 
 from mdata import Batch, DamageError
 from mdata.progress import SILENT, Progress
-from trainer.checkpoint.folder import folder_name
+from trainer.checkpoint.folder import folder_name, read_index
 from trainer.checkpoint.format import RunState
+from trainer.checkpoint.load import read_extras
 from trainer.checkpoint.location import Location, checkpoints_folder
 from trainer.checkpoint.save import check_target, together
 from trainer.config.sections import RunConfig
@@ -46,6 +47,8 @@ from trainer.run.run_folder import Owner, owned_folder, write_run_files
 from trainer.run.saving import checkpoint_bytes, prune_finished
 from trainer.run.signals import StopRequests
 from trainer.run.step_report import PendingReport, StepReport, reports_behind
+from trainer.tracking.files import TRACKING, run_id
+from trainer.tracking.follower import Follower
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,21 +190,40 @@ def _go_on(
     write_ranks(folder, ranks)
     for line in header(config, plan, start=start, device=device_text(world.device)):
         progress.note(line)
+    if config.track.to:
+        run_id(folder, wanted=config.track.id, stored=_stored_id(newest))
+    follower: Follower | None = None
     resumed = done.steps if newest else None
     tally = _tally_so_far(config, tell=progress.note)
-    with MetricsWriter(
-        folder, resumed_step=resumed, tell=progress.note, tally=tally, check_owner=owner.check_folder
-    ) as log:
-        log.event(
-            "start", {**start.facts(), **owner.facts(), "world_size": world.world_size, "device": str(world.device)}
-        )
-        for text in start.notes:
-            log.event("note", {"text": text})
-        if log.put_aside:
-            text = f"metrics of later steps were moved to {log.put_aside}"
-            log.event("note", {"text": text})
-            progress.note(text)
-        return loop(log=log).run(unrecorded)
+    try:
+        with MetricsWriter(
+            folder, resumed_step=resumed, tell=progress.note, tally=tally, check_owner=owner.check_folder
+        ) as log:
+            log.event(
+                "start", {**start.facts(), **owner.facts(), "world_size": world.world_size, "device": str(world.device)}
+            )
+            for text in start.notes:
+                log.event("note", {"text": text})
+            if log.put_aside:
+                text = f"metrics of later steps were moved to {log.put_aside}"
+                log.event("note", {"text": text})
+                progress.note(text)
+            if config.track.to:  # after the start is written, and waited for after the end is
+                follower = Follower(folder, note=progress.note)
+                log.after_line = follower.poll
+            result = loop(log=log).run(unrecorded)
+            log.event("finished" if result.step == plan.steps else "stopped", {"step": result.step})
+            return result
+    finally:
+        if follower is not None:
+            follower.close()
+
+
+def _stored_id(checkpoint: Location | None) -> bytes | None:
+    """tracking.json of the checkpoint from which a run goes on, which may be all that is left of it."""
+    if checkpoint is None:
+        return None
+    return read_extras(checkpoint, read_index(checkpoint), names=[TRACKING]).get(TRACKING)
 
 
 def _tally_so_far(config: RunConfig, *, tell: Callable[[str], None]) -> Tally:

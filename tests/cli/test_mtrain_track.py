@@ -1,0 +1,133 @@
+"""Trackers of a real run: its follower outlives a killed rank 0, and `mtrain track` sends afterwards."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.mtrain import main
+from trainer.run.metrics import read_metrics
+
+RUN = """
+[run]
+folder = "{folder}"
+[model]
+num_layers = 1
+hidden_size = 16
+num_heads = 2
+vocab_size = 64
+[data]
+blend = "mock"
+[train]
+sequence_length = 16
+global_batch = 4
+micro_batch = 2
+steps = {steps}
+[optimizer]
+lr = 0.01
+[track]
+to = ["prometheus", "webhook"]
+"""
+
+
+@pytest.fixture
+def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, object]]]:
+    got: list[dict[str, object]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
+        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setenv("MTRAIN_WEBHOOK_URL", f"http://127.0.0.1:{made.server_address[1]}/")
+        yield got
+        made.shutdown()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it did not happen in a minute")
+
+
+@pytest.mark.slow
+def test_a_webhook_hears_of_a_killed_rank_0(tmp_path: Path, webhook: list[dict[str, object]]) -> None:
+    folder = tmp_path / "run"
+    (tmp_path / "run.toml").write_text(RUN.format(folder=folder, steps=100_000))
+    command = [sys.executable, "-m", "cli.mtrain", "train", str(tmp_path / "run.toml"), "--nproc", "1"]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: bool(webhook) and (folder / "metrics.prom").exists())
+        os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: len(webhook) == 2)
+    assert [body["event"] for body in webhook] == ["start", "crash"]
+    assert "its process is gone without a word" in str(webhook[1]["text"])
+    wait_until(lambda: "mtrain_running{" in (folder / "metrics.prom").read_text())
+    wait_until(lambda: not list(folder.glob(".track-*.lock")))
+    gauges = (folder / "metrics.prom").read_text()
+    assert f" {float(read_metrics(folder)[-1]['step'])}\n" in gauges.split("mtrain_step{")[1]
+
+
+@pytest.mark.slow
+def test_a_run_waits_for_its_trackers(
+    tmp_path: Path, webhook: list[dict[str, object]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    (tmp_path / "run.toml").write_text(RUN.format(folder=folder, steps=5))
+    assert main(["train", str(tmp_path / "run.toml"), "--nproc", "1", "checkpoint.interval=3"]) == 0
+    assert [body["event"] for body in webhook] == ["start", "finish"]
+    assert " 5.0\n" in (folder / "metrics.prom").read_text().split("mtrain_step{")[1]
+    for stored in folder.glob("checkpoints/step-*"):
+        assert (stored / "tracking.json").read_bytes() == (folder / "tracking.json").read_bytes()
+    # The run goes on in another folder, from its checkpoint alone.
+    capsys.readouterr()
+    moved = tmp_path / "moved"
+    settings = [f"run.folder={moved}", f"checkpoint.folder={folder}/checkpoints", "train.steps=6"]
+    assert main(["train", str(tmp_path / "run.toml"), "--nproc", "1", "optimizer.decay_steps=6", *settings]) == 0
+    assert (moved / "tracking.json").read_bytes() == (folder / "tracking.json").read_bytes()
+    assert {body["run"]["id"] for body in webhook} == {json.loads((moved / "tracking.json").read_bytes())["id"]}
+    # And is sent again by hand.
+    (folder / "metrics.prom").unlink()
+    capsys.readouterr()
+    assert main(["track", str(folder), "--to", "prometheus", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["to"] == ["prometheus"]
+    assert " 5.0\n" in (folder / "metrics.prom").read_text().split("mtrain_step{")[1]
+
+
+@pytest.mark.slow
+def test_a_tracker_that_cannot_work_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MTRAIN_WEBHOOK_URL", raising=False)
+    (tmp_path / "run.toml").write_text(RUN.format(folder=tmp_path / "run", steps=5))
+    assert main(["train", str(tmp_path / "run.toml"), "--nproc", "1"]) == 0
+    error = capsys.readouterr().err
+    assert error.count("the webhook has no address") == 1 and "the run goes on without it" in error
+    assert main(["track", str(tmp_path / "run"), "--to", "webhook"]) == 5
+    assert "not everything was sent" in capsys.readouterr().err
+
+
+def test_what_cannot_be_tracked_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["track", str(tmp_path)]) == 2
+    assert "is not a run folder" in capsys.readouterr().err
+    (tmp_path / "config.toml").write_text(RUN.format(folder=tmp_path, steps=5).partition("[track]")[0])
+    assert main(["track", str(tmp_path)]) == 2
+    assert "no tracker is named" in capsys.readouterr().err

@@ -1,0 +1,310 @@
+"""The follower: each step once whatever fails, alerts of a killed run, a tracker that hangs, and who may send."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdata import UsageError
+from mdata.util import file_lock
+from tests.trainer.plan.test_plan import config as sound
+from trainer.config.parse import dump_config
+from trainer.config.sections import TrackSection
+from trainer.tracking import follower
+from trainer.tracking.files import Alert, AlertKind
+from trainer.tracking.follower import POSITION, Sending, Times, send, told_lines, tracked_run
+from trainer.tracking.trackers import OtherRunError, TrackedRun, Tracker, Webhook, prometheus_text, webhook_body
+
+FAST = Times(poll_s=0.005, patience_s=0.3, pauses_s=(0.005,))
+
+
+class Store:
+    """What a tracker's server has, and how often it fails."""
+
+    def __init__(self, *, fails: int = 0) -> None:
+        self.steps: list[int] = []
+        self.values: dict[int, Mapping[str, float]] = {}
+        self.alerts: list[str] = []
+        self.closed: list[AlertKind | None] = []
+        self.fails = fails
+
+
+class Recording(Tracker):
+    """Keeps steps only when it is flushed, and fails now and then, sometimes when a part is stored already."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.taken = store, list[tuple[int, Mapping[str, float]]]()
+
+    def open(self, run: TrackedRun) -> None:
+        self.taken = []
+
+    def last_step(self) -> int:
+        return max(self.store.steps, default=0)
+
+    def log(self, step: int, values: Mapping[str, float], time_s: float) -> None:
+        self.taken.append((step, values))
+
+    def event(self, alert: Alert) -> None:
+        self.store.alerts.append(alert.kind)
+
+    def flush(self) -> None:
+        fails, self.store.fails = self.store.fails > 0, self.store.fails - 1
+        stored = self.taken[: len(self.taken) // 2] if fails else self.taken
+        for step, values in stored:
+            self.store.steps.append(step)
+            self.store.values[step] = values
+        self.taken = []
+        if fails:
+            raise RuntimeError("the server is away")
+
+    def close(self, ended: AlertKind | None) -> None:
+        self.store.closed.append(ended)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> TrackedRun:
+    config = sound()
+    (tmp_path / "config.toml").write_text(dump_config(config))
+    return tracked_run(tmp_path, config)
+
+
+def write(run: TrackedRun, name: str, *lines: dict[str, object]) -> None:
+    with (run.folder / f"{name}.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def steps(first: int, last: int) -> list[dict[str, object]]:
+    return [{"step": step, "loss": 1.0 / step, "time_s": float(step)} for step in range(first, last + 1)]
+
+
+def sending(run: TrackedRun, tracker: Tracker, *, name: str = "made", alive: bool = False, **options) -> Sending:
+    told: list[str] = options.pop("told", [])
+    return Sending(name, tracker, run, alive=lambda: alive, tell=told.append, times=FAST, **options)
+
+
+def test_a_finished_run_is_sent_whole(run: TrackedRun) -> None:
+    write(run, "events", {"event": "start", "step": 0}, {"event": "finished", "step": 30})
+    write(run, "metrics", *steps(1, 30))
+    store = Store()
+    sent = sending(run, Recording(store))
+    sent.run()
+    assert store.steps == list(range(1, 31)) and store.values[4] == {"loss": 0.25}
+    assert store.alerts == ["start", "finish"] and store.closed == ["finish"] and sent.lacks is None
+
+
+def test_a_tracker_that_fails_gets_each_step_once_and_is_named_once(run: TrackedRun) -> None:
+    write(run, "events", {"event": "start", "step": 0}, {"event": "finished", "step": 2500})
+    write(run, "metrics", *steps(1, 2500))
+    store, told = Store(fails=4), []
+    sent = sending(run, Recording(store), alive=True, told=told)
+    sent.run()
+    assert store.steps == list(range(1, 2501)) and sent.lacks is None
+    (text,) = told
+    assert text.startswith("made: the server is away\n  the run goes on") and "mtrain track" in text
+    assert store.alerts == ["start", "finish"]
+
+
+def test_it_gives_up_after_the_run_and_says_so(run: TrackedRun) -> None:
+    write(run, "events", {"event": "start", "step": 0})
+    write(run, "metrics", *steps(1, 4))
+    sent = sending(run, Recording(Store(fails=10**6)))
+    sent.run()
+    assert sent.lacks == "made: the server is away"
+
+
+def test_a_run_that_goes_back_continues_its_curve(run: TrackedRun) -> None:
+    """Killed at step 9, it goes on from step 5: the tracker has 6 to 9 already."""
+    write(run, "events", {"event": "start", "step": 0})
+    write(run, "metrics", *steps(1, 9))
+    store = Store()
+    sending(run, Recording(store)).run()
+    (run.folder / "metrics.jsonl").unlink()
+    write(run, "events", {"event": "start", "step": 5}, {"event": "finished", "step": 12})
+    write(run, "metrics", *steps(1, 12))
+    sending(run, Recording(store)).run()
+    assert store.steps == list(range(1, 13))
+    assert store.alerts == ["start", "crash", "start", "finish"] and store.closed == ["crash", "finish"]
+
+
+def test_it_follows_a_run_until_its_process_is_gone(run: TrackedRun) -> None:
+    write(run, "events", {"event": "start", "step": 0})
+    store, alive = Store(), [True]
+    sent = Sending("made", Recording(store), run, alive=lambda: alive[0], tell=lambda text: None, times=FAST)
+    thread = threading.Thread(target=sent.run)
+    thread.start()
+    for step in range(1, 6):
+        write(run, "metrics", *steps(step, step))
+        wait_until(lambda step=step: store.steps[-1:] == [step])
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')  # killed while it wrote
+    alive[0] = False
+    thread.join(10)
+    assert store.steps == [1, 2, 3, 4, 5] and store.alerts == ["start", "crash"] and store.closed == ["crash"]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it did not happen in 10 s")
+
+
+def test_a_run_without_a_sign_of_life_is_told_of_once(run: TrackedRun) -> None:
+    write(run, "events", {"event": "start", "step": 0})
+    write(run, "metrics", *steps(1, 3))
+    store, now, rounds = Store(), [0.0], [0]
+
+    def alive() -> bool:
+        rounds[0] += 1
+        now[0] += 400.0
+        return rounds[0] < 9
+
+    Sending("made", Recording(store), run, alive=alive, tell=lambda text: None, times=FAST, clock=lambda: now[0]).run()
+    assert store.alerts == ["start", "hang", "crash"]
+
+
+def test_another_runs_id_is_named_and_nothing_is_sent(run: TrackedRun) -> None:
+    class Foreign(Recording):
+        def open(self, run: TrackedRun) -> None:
+            run.check_origin("W&B", "someone")
+
+    write(run, "metrics", *steps(1, 3))
+    store, told = Store(), []
+    sending(run, Foreign(store), alive=True, told=told).run()
+    assert store.steps == [] and "belongs to another run" in told[0] and "the run goes on without it" in told[0]
+    with pytest.raises(OtherRunError, match=r"set another track\.id"):
+        run.check_origin("W&B", "someone")
+    run.check_origin("W&B", run.id.origin)
+
+
+def test_damaged_lines_are_named(run: TrackedRun) -> None:
+    write(run, "metrics", *steps(1, 2))
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": {"step": 3}\n')
+    write(run, "metrics", *steps(4, 4))
+    store, told = Store(), []
+    sending(run, Recording(store), told=told).run()
+    assert store.steps == [1, 2, 4] and "lines that are not JSON objects, at byte" in told[0] and len(told) == 1
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[dict[str, object]], list[float]]]:
+    """A webhook: its address, what it got, and for how long it hangs before it answers."""
+    got: list[dict[str, object]] = []
+    hangs: list[float] = []
+    release = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if hangs:
+                release.wait(hangs.pop(0))
+                return
+            got.append(body)
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
+        made.daemon_threads = True
+        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{made.server_address[1]}/hook", got, hangs
+        release.set()
+        made.shutdown()
+
+
+def with_webhook(run: TrackedRun, **track: object) -> TrackedRun:
+    settings: Any = {"to": ("webhook",), **track}
+    config = replace(sound(run={"folder": str(run.folder)}), track=TrackSection(**settings))
+    (run.folder / "config.toml").write_text(dump_config(config))
+    return tracked_run(run.folder, config)
+
+
+def test_a_webhook_is_told_at_least_once_and_not_again(run: TrackedRun, server) -> None:
+    address, got, _ = server
+    run = with_webhook(run, webhook_url=address)
+    write(run, "events", {"event": "start", "step": 0}, {"event": "spike", "step": 3})
+    for _ in range(2):
+        sending(run, Webhook(), name="webhook").run()
+    assert [body["event"] for body in got] == ["start", "spike", "crash"]
+    write(run, "events", {"event": "start", "step": 3}, {"event": "stopped", "step": 4})
+    sending(run, Webhook(), name="webhook").run()
+    assert [body["event"] for body in got] == ["start", "spike", "crash", "start", "stop"]
+    assert got[0]["run"]["id"] == run.id.id and got[1]["facts"] == {"event": "spike", "step": 3}
+    assert json.loads((run.folder / POSITION).read_bytes()) == {"events": 4, "running": False}
+
+
+def test_a_webhook_that_hangs_delays_no_other_tracker(run: TrackedRun, server, monkeypatch) -> None:
+    address, got, hangs = server
+    hangs += [60.0] * 100
+    monkeypatch.setattr("trainer.tracking.trackers.WEBHOOK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(follower, "WEBHOOK_TIMEOUT_S", 0.05)
+    run = with_webhook(run, webhook_url=address)
+    write(run, "events", {"event": "start", "step": 0}, {"event": "finished", "step": 9})
+    write(run, "metrics", *steps(1, 9))
+    told: list[str] = []
+    lacks = send(run, ["webhook", "prometheus"], alive=lambda: False, tell=told.append, follow=True, times=FAST)
+    assert lacks == ["webhook: timed out"] and not got
+    assert 'mtrain_step{run="' in (run.folder / "metrics.prom").read_text()
+    assert len(told) == 1 and address not in told[0]
+
+
+def test_alerts_that_nobody_wants_are_not_sent(run: TrackedRun, server) -> None:
+    address, got, _ = server
+    run = with_webhook(run, webhook_url=address, webhook_on=("crash",), webhook_form="slack")
+    write(run, "events", {"event": "start", "step": 0}, {"event": "failed", "error": "out of memory"})
+    sending(run, Webhook(), name="webhook").run()
+    (body,) = got
+    assert list(body) == ["text"] and "failed: out of memory" in body["text"] and run.name in body["text"]
+
+
+def test_a_webhook_without_an_address_is_named(run: TrackedRun, monkeypatch) -> None:
+    monkeypatch.delenv("MTRAIN_WEBHOOK_URL", raising=False)
+    told: list[str] = []
+    sending(with_webhook(run), Webhook(), name="webhook", told=told).run()
+    assert told[0].startswith("webhook: the webhook has no address")
+    alert = Alert(kind="hang", text="x", step=None, time_s=0.0, facts={})
+    assert set(webhook_body(run, alert)) == {"event", "text", "step", "time", "run", "facts"}
+
+
+def test_one_process_sends_to_a_tracker(run: TrackedRun) -> None:
+    write(run, "metrics", *steps(1, 3))
+    with file_lock.hold(run.folder / ".track-prometheus.lock"):
+        (lacks,) = send(run, ["prometheus"], alive=lambda: False, tell=print, follow=False, times=FAST)
+        assert lacks.startswith("another process sends this run to prometheus")
+    assert send(run, ["prometheus"], alive=lambda: False, tell=print, follow=False, times=FAST) == []
+
+
+def test_secrets_stay_here(run: TrackedRun) -> None:
+    run = with_webhook(run, webhook_url="http://h/secret")
+    assert "track.webhook_url" not in run.config and run.config["train.steps"] == 100
+    assert run.name == run.folder.name
+
+
+def test_lines_for_the_user_are_told_from_those_of_libraries() -> None:
+    text = "wandb: syncing\nmtrain: track: wandb: no key\n  the run goes on\n* Trackio\nmtrain: track: done\n"
+    assert list(told_lines(text)) == ["track: wandb: no key\n  the run goes on", "track: done"]
+
+
+def test_gauges_have_labels() -> None:
+    text = prometheus_text({"loss": 2.5, 'valid/a"b': 1.0, "valid/c": 2.0}, {"run": "r"}).decode()
+    assert text == (
+        '# TYPE mtrain_loss gauge\nmtrain_loss{run="r"} 2.5\n'
+        '# TYPE mtrain_valid gauge\nmtrain_valid{run="r",name="a\\"b"} 1.0\nmtrain_valid{run="r",name="c"} 2.0\n'
+    )
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        tracked_run(tmp_path)

@@ -1,0 +1,383 @@
+"""The follower of a run: a process beside rank 0 that sends new lines of the run folder to trackers, and outlives it.
+
+Not a thread of a rank: imports and uploads would hold Python's lock where the host is the bottleneck. It has a session
+of its own, so that what ends the ranks leaves it; it ends by itself a minute after the run at most. Each tracker has a
+thread: one that hangs delays no other. A tracker that fails is opened again, asked for its last step, and sent what
+follows; its error is said once. What could not be sent in time stays in the run folder: `mtrain track RUN --to NAME`.
+
+    track.log       what the follower and the trackers' libraries print
+    webhook.json    {"events": 12, "running": true}: how many events the webhook was told of; it cannot be asked
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mdata import UsageError
+from mdata.errors import hide_secrets
+from mdata.util import atomic_io, file_lock
+from mdata.util.commands import command_line
+from mdata.util.stop_signals import LibraryError, library_errors
+from trainer.config.parse import load_config, section_types
+from trainer.config.sections import RunConfig
+from trainer.tracking.files import EVENTS, METRICS, Alert, Alerts, Tail, numbers, run_id
+from trainer.tracking.trackers import TRACKERS, WEBHOOK_TIMEOUT_S, TrackedRun, Tracker
+
+LOG, POSITION = "track.log", "webhook.json"
+SAID = "mtrain: track: "  # begins the lines of track.log that are for the user
+POLL_S = 1.0
+PATIENCE_S = 60.0  # after the end of the run
+PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # between attempts; the last one from then on
+SLOW_S = 3.0  # after which a run that waits for its trackers says so
+_NOT_SENT = frozenset({"track.webhook_url"})
+
+
+def tracked_run(folder: Path, config: RunConfig | None = None) -> TrackedRun:
+    """The run in a folder, for trackers.
+
+    Raises:
+        UsageError: there is no run in the folder. DamageError: tracking.json cannot be read.
+    """
+    config = config or load_config(folder / "config.toml")
+    settings = config.track
+    flat = {
+        f"{name}.{key}": value
+        for name in section_types()
+        if "." not in name
+        for key, value in _fields(getattr(config, name))
+        if value is not None and f"{name}.{key}" not in _NOT_SENT
+    }
+    name = settings.name or folder.absolute().name
+    known = run_id(folder, wanted=settings.id)
+    return TrackedRun(folder=folder, name=name, id=known, settings=settings, config=MappingProxyType(flat))
+
+
+def _fields(section: Any) -> Iterator[tuple[str, Any]]:
+    for key in section.__dataclass_fields__:
+        value = getattr(section, key)
+        if isinstance(value, str | int | float | None):
+            yield key, value
+        elif isinstance(value, tuple):
+            yield key, ", ".join(map(str, value))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Times:
+    """When a follower looks, tries again and gives up, in seconds; see the constants of this file."""
+
+    poll_s: float = POLL_S
+    patience_s: float = PATIENCE_S
+    pauses_s: Sequence[float] = PAUSES_S
+
+
+class Sending:
+    """Sends the lines and events of a run to one tracker.
+
+    Args:
+        name, tracker: of TRACKERS. run: which.
+        alive: whether the process that writes the files still runs.
+        follow: whether to go on until the run ends; otherwise only what is there is sent.
+        tell: prints a line for the user.
+
+    Attributes:
+        lacks: why something could not be sent; None: everything is there.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tracker: Tracker,
+        run: TrackedRun,
+        *,
+        alive: Callable[[], bool],
+        tell: Callable[[str], None],
+        follow: bool = True,
+        times: Times = Times(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.lacks: str | None = f"{name}: nothing was sent yet"
+        self._tracker, self._run, self._alive, self._follow, self._tell = tracker, run, alive, follow, tell
+        self._times, self._clock = times, clock
+        self._has_position = name == "webhook"
+        self._told, self._crash_told = self._position()  # events that the tracker was told of
+        self._is_open = self._said = self._hung = False
+        self._ended_s: float | None = None  # when it was seen that the run has ended
+        self._sign: tuple[Any, ...] = ()  # of life
+        self._sign_s = clock()
+        self._rewind()
+
+    def _rewind(self) -> None:
+        """Read the files from their beginnings."""
+        self._metrics, self._events = (Tail(self._run.folder / file) for file in (METRICS, EVENTS))
+        self._alerts, self._num_events, self._last = Alerts(), 0, 0
+
+    def run(self) -> None:
+        """Send until the run has ended, or the tracker can never work."""
+        failures = 0
+        while True:
+            alive = self._alive()  # before the files are read: what it wrote last is read then
+            try:
+                if self._round(alive):
+                    return
+                failures = 0
+            except UsageError as error:
+                self.lacks = f"{self.name}: {error}"
+                self._tell(f"{self.lacks}\n  the run goes on without it")
+                return
+            except LibraryError as error:
+                self._fail(hide_secrets(str(error)))
+                pause = self._times.pauses_s[min(failures, len(self._times.pauses_s) - 1)]
+                failures += 1
+                if self._gives_up(alive, pause):
+                    return
+                time.sleep(pause)
+
+    def _fail(self, text: str) -> None:
+        self.lacks = f"{self.name}: {text}"
+        if not self._said:
+            self._said = True
+            again = f"mtrain track {self._run.folder} --to {self.name}"
+            self._tell(f"{self.lacks}\n  the run goes on, and it is tried again; afterwards: {again}")
+
+    def _gives_up(self, alive: bool, pause: float) -> bool:
+        if alive and self._follow and self._alerts.ended is None:
+            self._ended_s = None
+            return False
+        self._ended_s = self._clock() if self._ended_s is None else self._ended_s
+        return not self._follow or self._clock() + pause - self._ended_s > self._times.patience_s
+
+    def _round(self, alive: bool) -> bool:
+        """Send what is new, and wait if that is nothing; returns whether the run has ended, and everything is sent.
+
+        Raises:
+            LibraryError: the tracker failed; the next round begins anew. UsageError: it can never work.
+        """
+        try:
+            with library_errors(passed=(UsageError,)):
+                if not self._is_open:
+                    self._rewind()
+                    self._tracker.open(self._run)
+                    self._last, self._is_open = self._tracker.last_step(), True
+                sent = self._send_events() | self._send_lines()
+                self._tracker.flush()
+                if self._alerts.running and alive:
+                    self._look_for_hang()
+                self.lacks = None if not sent else self.lacks
+                over = not sent and not (alive and self._follow and self._alerts.ended is None)
+                if over:
+                    self._end(alive)
+        except (LibraryError, UsageError):
+            with suppress(LibraryError, UsageError), library_errors():
+                self._tracker.close(None)
+            self._is_open = False
+            raise
+        self._name_damage()
+        if not sent and not over:
+            time.sleep(self._times.poll_s)
+        return over
+
+    def _send_lines(self) -> bool:
+        """Send some lines; those of steps that the tracker has are skipped."""
+        lines = self._metrics.read()
+        for line in lines:
+            step = line.get("step")
+            if type(step) is int and step > self._last:
+                self._tracker.log(step, numbers(line), float(line.get("time_s") or 0.0))
+                self._last = step
+        return bool(lines)
+
+    def _send_events(self) -> bool:
+        """Send some alerts; those of earlier starts are for nobody who was not told at the time."""
+        events = self._events.read()
+        for event in events:
+            self._num_events += 1
+            is_new = self._num_events > self._told
+            for alert in self._alerts.of(event):
+                if is_new:
+                    self._tracker.event(alert)
+            if is_new:
+                self._told, self._crash_told = self._num_events, False
+                self._store_position()
+            elif self._num_events == self._told and self._crash_told:
+                self._alerts.running = False
+        return bool(events)
+
+    def _position(self) -> tuple[int, bool]:
+        """How many events the tracker was told of before, and whether of a crash after them."""
+        if self._has_position:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                facts = json.loads((self._run.folder / POSITION).read_bytes())
+                return int(facts["events"]), not facts["running"]
+        events = _all_lines(self._run.folder / EVENTS)
+        starts = [number for number, event in enumerate(events) if event.get("event") == "start"]
+        return (starts[-1] if starts else 0), True
+
+    def _store_position(self) -> None:
+        if self._has_position:
+            facts = {"events": self._told, "running": self._alerts.running}
+            atomic_io.atomic_write(self._run.folder / POSITION, json.dumps(facts).encode())
+
+    def _look_for_hang(self) -> None:
+        sign = (self._metrics.changed, self._events.changed)
+        if sign != self._sign:
+            self._sign, self._sign_s, self._hung = sign, self._clock(), False
+        silent_s = self._clock() - self._sign_s
+        if silent_s > 60 * self._run.settings.hang_minutes and not self._hung:
+            text = f"no sign of life for {silent_s / 60:.0f} minutes; the last line is of step {self._last}"
+            self._tracker.event(Alert(kind="hang", text=text, step=self._last, time_s=time.time(), facts={}))
+            self._hung = True
+
+    def _end(self, alive: bool) -> None:
+        if self._alerts.running and not alive:
+            why = f"its process is gone without a word; the last line is of step {self._last}"
+            self._tracker.event(self._alerts.crash(time.time(), step=self._last, why=why))
+            self._store_position()
+        self._tracker.close(self._alerts.ended)
+
+    def _name_damage(self) -> None:
+        for tail in (self._metrics, self._events):
+            if tail.damaged:
+                places = ", ".join(map(str, tail.damaged[:5]))
+                self._tell(f"{self.name}: {tail.path} has lines that are not JSON objects, at byte {places}; left out")
+                tail.damaged.clear()
+
+
+def _all_lines(path: Path) -> list[dict[str, Any]]:
+    tail, lines = Tail(path), list[dict[str, Any]]()
+    while more := tail.read():
+        lines += more
+    return lines
+
+
+def send(
+    run: TrackedRun,
+    names: Sequence[str],
+    *,
+    alive: Callable[[], bool],
+    tell: Callable[[str], None],
+    follow: bool,
+    times: Times = Times(),
+) -> list[str]:
+    """Send a run to trackers, each in a thread of its own; what could not be sent, by tracker.
+
+    Args:
+        names: of TRACKERS. alive, tell, follow: see `Sending`.
+    """
+    sendings = [
+        Sending(name, TRACKERS[name](), run, alive=alive, tell=tell, follow=follow, times=times) for name in names
+    ]
+    threads = [
+        threading.Thread(target=_locked, args=(sending, run, follow, times), daemon=True) for sending in sendings
+    ]
+    for thread in threads:
+        thread.start()
+    ended_s: float | None = None
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(min(0.2, times.poll_s))
+        others_ended = any(not thread.is_alive() for thread in threads)
+        ended = not follow or not alive() or (others_ended and _has_ended(run.folder))
+        ended_s = (ended_s or time.monotonic()) if ended else None
+        if ended_s is not None and time.monotonic() - ended_s > times.patience_s + WEBHOOK_TIMEOUT_S:
+            break  # a library hangs
+    stuck = {thread: sending for thread, sending in zip(threads, sendings, strict=True) if thread.is_alive()}
+    for sending in stuck.values():
+        sending.lacks = sending.lacks or f"{sending.name}: it does not answer"
+    return [sending.lacks for sending in sendings if sending.lacks]
+
+
+def _has_ended(folder: Path) -> bool:
+    alerts = Alerts()
+    for event in _all_lines(folder / EVENTS):
+        list(alerts.of(event))
+    return alerts.ended is not None
+
+
+def _locked(sending: Sending, run: TrackedRun, follow: bool, times: Times) -> None:
+    """Send while no other process sends to the same tracker: the follower of an earlier start may still be at it."""
+    held = (f"another process sends this run to {sending.name}", "wait for it; it sends everything")
+    while True:
+        try:
+            with file_lock.hold(run.folder / f".track-{sending.name}.lock", remove=True, held=held):
+                sending.run()
+            return
+        except UsageError as error:
+            sending.lacks = str(error)
+            if not follow:
+                return
+            time.sleep(times.poll_s)
+
+
+class Follower:
+    """The follower as rank 0 sees it.
+
+    Args:
+        folder: of the run, with config.toml and events.jsonl. note: prints a line for the user.
+    """
+
+    def __init__(self, folder: Path, *, note: Callable[[str], None]) -> None:
+        self._note, self._log = note, folder / LOG
+        self._process: subprocess.Popen[bytes] | None = None
+        words = [*command_line("mtrain"), "track", str(folder), "--follow", "--parent", str(os.getpid())]
+        self._said = 0
+        try:
+            log = atomic_io.open_no_link(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            try:
+                self._said = os.fstat(log).st_size
+                self._process = subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+                )
+            finally:
+                os.close(log)
+        except OSError as error:
+            note(f"the trackers cannot be started: {error}; mtrain track {folder} sends the run afterwards")
+
+    def poll(self) -> None:
+        """Print what the follower has for the user."""
+        with suppress(OSError), self._log.open("rb") as log:
+            log.seek(self._said)
+            content = log.read()
+            whole = content[: content.rfind(b"\n") + 1]
+            self._said += len(whole)
+            for text in told_lines(whole.decode(errors="replace")):
+                self._note(text)
+
+    def close(self) -> None:
+        """Wait until everything is sent, or until the follower gives up."""
+        began_s, said = time.monotonic(), False
+        while self._process is not None and self._process.poll() is None:
+            waited_s = time.monotonic() - began_s
+            if waited_s > SLOW_S and not said:
+                said = True
+                self._note(f"waiting for the trackers, at most {PATIENCE_S + WEBHOOK_TIMEOUT_S:.0f} s")
+            if waited_s > PATIENCE_S + 2 * WEBHOOK_TIMEOUT_S:
+                break
+            time.sleep(0.05)
+            self.poll()
+        self.poll()
+
+
+def told_lines(text: str) -> Iterator[str]:
+    """What the follower has for the user: its lines, each with those below it that are indented."""
+    lines, told = text.splitlines(), list[str]()
+    for line in lines:
+        if line.startswith(SAID):
+            told.append(line.removeprefix(SAID.removesuffix("track: ")))
+        elif told and line.startswith("  "):
+            told[-1] += f"\n{line}"
+    yield from told

@@ -1,0 +1,427 @@
+"""The trackers: each takes the lines of a run as numbers by step, and says which step it has got last.
+
+What is unusual: a tracker is asked for its last step when it is opened, and is sent the steps after it. So a line may
+be sent twice but is there once, whatever was killed in between. Errors of a library become a LibraryError with its
+text; follower.py tries again. Imports of libraries are inside the classes: a run needs only those that it uses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mdata import UsageError
+from mdata.errors import install_command
+from mdata.util import atomic_io
+from trainer.config.sections import TrackSection
+from trainer.tracking.files import Alert, AlertKind, RunId
+
+WEBHOOK_URL = "MTRAIN_WEBHOOK_URL"
+WEBHOOK_TIMEOUT_S = 10.0
+
+
+class OtherRunError(UsageError):
+    """The tracker's run of this id belongs to another run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackedRun:
+    """What trackers are told of a run.
+
+    Args:
+        folder: of the run. name: for people. id: in trackers.
+        config: the settings of the run by section.key.
+    """
+
+    folder: Path
+    name: str
+    id: RunId
+    settings: TrackSection
+    config: Mapping[str, Any]
+
+    def check_origin(self, tracker: str, origin: object) -> None:
+        """Refuse a tracker's run that another run has made.
+
+        Raises:
+            OtherRunError: the origin stored in the tracker is not this run's.
+        """
+        if origin is not None and origin != self.id.origin:
+            raise OtherRunError(
+                f"the run {self.id.id!r} in {tracker} belongs to another run",
+                found=f"origin {origin}",
+                expected=f"origin {self.id.origin}, of {self.folder}/tracking.json",
+                fix="set another track.id, track.project or folder, or leave track.id out",
+            )
+
+
+class Tracker:
+    """A tracker; methods that a subclass leaves out do nothing.
+
+    Methods may raise any error of their library.
+    """
+
+    def open(self, run: TrackedRun) -> None:
+        """Begin or continue the run.
+
+        Raises:
+            OtherRunError: its id is another run's.
+        """
+
+    def last_step(self) -> int:
+        """The last step that the tracker has; 0: none."""
+        return 0
+
+    def log(self, step: int, values: Mapping[str, float], time_s: float) -> None:
+        """Take the numbers of a step; steps come in order.
+
+        Args:
+            time_s: of the line, seconds since 1970.
+        """
+
+    def event(self, alert: Alert) -> None:
+        """Take an alert."""
+
+    def flush(self) -> None:
+        """Send what was taken."""
+
+    def close(self, ended: AlertKind | None) -> None:
+        """End the connection.
+
+        Args:
+            ended: how the run ended; None: it goes on.
+        """
+
+
+class TensorBoard(Tracker):
+    """Event files in a folder, one file for each start."""
+
+    def open(self, run: TrackedRun) -> None:
+        """See `Tracker`."""
+        from tensorboard.summary import Writer
+
+        self._folder = Path(run.settings.tensorboard_dir or run.folder / "tensorboard")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        owner = self._folder / "mtrain-run.json"
+        if owner.exists():
+            run.check_origin(str(self._folder), json.loads(owner.read_bytes())["origin"])
+        else:
+            atomic_io.atomic_write(owner, json.dumps({"origin": run.id.origin}).encode())
+        self._last = max(map(_last_in_event_file, self._folder.glob("*tfevents*")), default=0)
+        self._writer = Writer(str(self._folder))
+
+    def last_step(self) -> int:
+        """See `Tracker`."""
+        return self._last
+
+    def log(self, step: int, values: Mapping[str, float], time_s: float) -> None:
+        """See `Tracker`."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step, wall_time=time_s)
+
+    def flush(self) -> None:
+        """See `Tracker`."""
+        self._writer.flush()
+
+    def close(self, ended: AlertKind | None) -> None:
+        """See `Tracker`."""
+        self._writer.close()
+
+
+def _last_in_event_file(path: Path) -> int:
+    """The last step in a file, which a killed process may have left cut."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    return max((event.step for event in LegacyEventFileLoader(str(path)).Load()), default=0)
+
+
+class WandB(Tracker):
+    """Weights & Biases; WANDB_MODE and WANDB_API_KEY say how.
+
+    Offline, W&B begins a folder of its own at each start and does not continue one: the last step is that of all
+    folders of this id, which `wandb sync` sends as one run.
+    """
+
+    def open(self, run: TrackedRun) -> None:
+        """See `Tracker`."""
+        import wandb
+
+        folder = Path(run.settings.wandb_dir or run.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=run.settings.project,
+            entity=run.settings.entity,
+            name=run.name,
+            id=run.id.id,
+            dir=str(folder),
+            resume="allow",
+            settings=wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True),
+        )
+        run.check_origin("Weights & Biases", dict(self._run.config).get("mtrain_origin"))
+        self._run.config.update({"mtrain_origin": run.id.origin, **run.config}, allow_val_change=True)
+        if self._run.offline:
+            files = folder.glob(f"wandb/offline-run-*-{run.id.id}/run-{run.id.id}.wandb")
+            self._last = max(map(_last_in_offline_file, files), default=0)
+        else:
+            self._last = max(0, self._run.starting_step - 1)
+
+    def last_step(self) -> int:
+        """See `Tracker`."""
+        return self._last
+
+    def log(self, step: int, values: Mapping[str, float], time_s: float) -> None:
+        """See `Tracker`."""
+        self._run.log({**values, "_timestamp": time_s}, step=step)
+
+    def event(self, alert: Alert) -> None:
+        """See `Tracker`."""
+        if alert.kind in ("crash", "hang", "spike"):
+            self._run.alert(title=f"{alert.kind}", text=alert.text)
+
+    def close(self, ended: AlertKind | None) -> None:
+        """See `Tracker`; a crashed run is shown as one."""
+        self._run.finish(exit_code=1 if ended == "crash" else 0)
+
+
+def _last_in_offline_file(path: Path) -> int:
+    from wandb.proto import wandb_internal_pb2
+
+    last = 0
+    for content in wandb_records(path.read_bytes()):
+        record = wandb_internal_pb2.Record.FromString(content)
+        last = max(last, record.history.step.num)
+    return last
+
+
+def wandb_records(content: bytes) -> Iterator[bytes]:
+    """The whole records of a file of W&B: blocks of 32 KiB as in LevelDB's log, after a header of 7 bytes.
+
+    A part of a record: a checksum (4 bytes), a length (2), a kind (1: whole, 2: first, 3: middle, 4: last), the data.
+    """
+    at, parts = 7, list[bytes]()
+    while at + 7 <= len(content):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        length, kind = struct.unpack_from("<HB", content, at + 4)
+        if not kind or at + 7 + length > len(content):
+            return
+        parts.append(content[at + 7 : at + 7 + length])
+        at += 7 + length
+        if kind in (1, 4):
+            yield b"".join(parts)
+            parts.clear()
+
+
+class MLflow(Tracker):
+    """A run of an MLflow server or store, found by a tag: MLflow chooses the ids of its runs itself."""
+
+    def open(self, run: TrackedRun) -> None:
+        """See `Tracker`."""
+        import mlflow
+
+        uri = run.settings.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        self._client = mlflow.MlflowClient(tracking_uri=uri or f"sqlite:///{run.folder.absolute()}/mlflow.db")
+        experiment = self._client.get_experiment_by_name(run.settings.project)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(run.settings.project)
+        found = self._client.search_runs([number], filter_string=f"tags.`mtrain.id` = '{run.id.id}'")
+        tags = {"mtrain.id": run.id.id, "mtrain.origin": run.id.origin}
+        made = found[0] if found else self._client.create_run(number, run_name=run.name, tags=tags)
+        run.check_origin("MLflow", made.data.tags.get("mtrain.origin"))
+        self._id, self._taken = made.info.run_id, list[tuple[int, Any]]()
+        self._client.update_run(self._id, status="RUNNING")
+        if not found:
+            self._log_parameters(run.config)
+
+    def _log_parameters(self, config: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        params = [Param(name, str(value)[:500]) for name, value in config.items()]
+        for begin in range(0, len(params), 100):
+            self._client.log_batch(self._id, params=params[begin : begin + 100])
+
+    def last_step(self) -> int:
+        """See `Tracker`; that of the number that every line has, which is sent last."""
+        return max((metric.step for metric in self._client.get_metric_history(self._id, _LAST_SENT)), default=0)
+
+    def log(self, step: int, values: Mapping[str, float], time_s: float) -> None:
+        """See `Tracker`."""
+        from mlflow.entities import Metric
+
+        names = {re.sub(r"[^\w./ -]", "_", name): value for name, value in values.items()} | {_LAST_SENT: float(step)}
+        metrics = [Metric(name, value, int(1e3 * time_s), step) for name, value in names.items()]
+        if len(self._taken) + len(metrics) > 1000:  # MLflow's limit
+            self.flush()
+        self._taken += metrics
+
+    def flush(self) -> None:
+        """See `Tracker`."""
+        for begin in range(0, len(self._taken), 1000):
+            self._client.log_batch(self._id, metrics=self._taken[begin : begin + 1000])
+        self._taken.clear()
+
+    def close(self, ended: AlertKind | None) -> None:
+        """See `Tracker`."""
+        status = {"finish": "FINISHED", "stop": "KILLED", "crash": "FAILED"}.get(ended or "")
+        if status:
+            self._client.set_terminated(self._id, status)
+
+
+_LAST_SENT = "step"
+
+
+class Trackio(Tracker):
+    """trackio; TRACKIO_SPACE_ID, TRACKIO_SERVER_URL and TRACKIO_DIR say where."""
+
+    def open(self, run: TrackedRun) -> None:
+        """See `Tracker`."""
+        import trackio
+
+        name = f"{run.name}-{run.id.id}"  # trackio knows a run by its name
+        runs: Iterable[Any] = ()
+        with suppress(ValueError):  # there is no such project yet
+            runs = trackio.Api().runs(run.settings.project)
+        for known in runs:
+            if known.name == name:
+                run.check_origin("trackio", (known.config or {}).get("mtrain_origin"))
+        self._run = trackio.init(
+            project=run.settings.project,
+            name=name,
+            resume="allow",
+            config={"mtrain_origin": run.id.origin, **run.config},
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def last_step(self) -> int:
+        """See `Tracker`; no public name gives it for a server."""
+        return int(self._run._next_step) - 1
+
+    def log(self, step: int, values: Mapping[str, float], time_s: float) -> None:
+        """See `Tracker`."""
+        self._run.log(dict(values), step=step)
+
+    def close(self, ended: AlertKind | None) -> None:
+        """See `Tracker`."""
+        self._run.finish()
+
+
+class Prometheus(Tracker):
+    """A text file with the numbers of the last line, as the textfile collector of node_exporter reads it."""
+
+    def open(self, run: TrackedRun) -> None:
+        """See `Tracker`."""
+        self._path = Path(run.settings.prometheus_file or run.folder / "metrics.prom")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._labels = {"run": run.name, "id": run.id.id}
+        self._values: dict[str, float] = {}
+        self._changed = False
+
+    def log(self, step: int, values: Mapping[str, float], time_s: float) -> None:
+        """See `Tracker`."""
+        self._values = {**values, "step": float(step), "time_s": time_s}
+        self._changed = True
+
+    def flush(self) -> None:
+        """See `Tracker`."""
+        if self._changed:
+            self._write(running=True)
+
+    def close(self, ended: AlertKind | None) -> None:
+        """See `Tracker`."""
+        self._write(running=ended is None)
+
+    def _write(self, *, running: bool) -> None:
+        self._changed = False
+        atomic_io.atomic_write(self._path, prometheus_text({**self._values, "running": float(running)}, self._labels))
+
+
+def prometheus_text(values: Mapping[str, float], labels: Mapping[str, str]) -> bytes:
+    """Gauges in Prometheus's text format; what follows the first "/" of a name becomes a label."""
+    samples: dict[str, list[str]] = {}
+    for name, value in values.items():
+        first, slash, rest = name.partition("/")
+        gauge = "mtrain_" + re.sub(r"\W", "_", first, flags=re.ASCII)
+        given = {**labels, **({"name": rest} if slash else {})}
+        text = ",".join(f'{key}="{_escaped(text)}"' for key, text in given.items())
+        samples.setdefault(gauge, []).append(f"{gauge}{{{text}}} {value!r}\n")
+    return "".join(f"# TYPE {gauge} gauge\n{''.join(lines)}" for gauge, lines in samples.items()).encode()
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+class Webhook(Tracker):
+    """A POST for each alert of `track.webhook_on`. An address is often a secret: no message shows it."""
+
+    def open(self, run: TrackedRun) -> None:
+        """See `Tracker`."""
+        address = run.settings.webhook_url or os.environ.get(WEBHOOK_URL)
+        if not address or not address.startswith(("http://", "https://")):
+            found = "neither track.webhook_url nor MTRAIN_WEBHOOK_URL" if not address else "another kind of address"
+            raise UsageError("the webhook has no address", found=found, expected="http:// or https://")
+        self._address, self._run = address, run
+
+    def event(self, alert: Alert) -> None:
+        """See `Tracker`."""
+        if alert.kind not in self._run.settings.webhook_on:
+            return
+        request = urllib.request.Request(
+            self._address,
+            data=json.dumps(webhook_body(self._run, alert)).encode(),
+            headers={"Content-Type": "application/json", "User-Agent": "mtrain"},
+        )
+        with urllib.request.urlopen(request, timeout=WEBHOOK_TIMEOUT_S) as answer:
+            answer.read(1)
+
+
+def webhook_body(run: TrackedRun, alert: Alert) -> dict[str, Any]:
+    """What is posted: for Slack a text, otherwise the alert as it is."""
+    when = datetime.fromtimestamp(alert.time_s or time.time(), UTC).isoformat(timespec="seconds")
+    if run.settings.webhook_form == "slack":
+        return {"text": f"*{run.name}* {alert.text} ({os.uname().nodename}:{run.folder.absolute()}, {when})"}
+    return {
+        "event": alert.kind,
+        "text": alert.text,
+        "step": alert.step,
+        "time": when,
+        "run": {"name": run.name, "id": run.id.id, "folder": str(run.folder.absolute()), "host": os.uname().nodename},
+        "facts": dict(alert.facts),
+    }
+
+
+TRACKERS: Mapping[str, Callable[[], Tracker]] = MappingProxyType(
+    {
+        "tensorboard": TensorBoard,
+        "wandb": WandB,
+        "mlflow": MLflow,
+        "trackio": Trackio,
+        "prometheus": Prometheus,
+        "webhook": Webhook,
+    }
+)
+_LIBRARIES = ("tensorboard", "wandb", "mlflow", "trackio")
+
+
+def missing_libraries(names: Iterable[str]) -> dict[str, str]:
+    """A problem for each tracker whose library is not installed, by its name."""
+    return {
+        name: f"the tracker {name!r} needs its library, which is not installed; {install_command('track')}"
+        for name in names
+        if name in _LIBRARIES and name not in sys.modules and find_spec(name) is None
+    }
