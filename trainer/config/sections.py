@@ -114,6 +114,10 @@ class RunSection:
     )
     log_interval: Positive = 1  # steps between lines of metrics.jsonl and of the log
     log_format: Literal["text", "json"] = "text"  # of the log, where there is no terminal
+    log_params_norm: bool = False  # lines of metrics.jsonl have the norm of all parameters after the step
+    log_num_zeros: bool = False  # and how many gradients of the step are zero
+    profile: tuple[int, ...] = ()  # [first, last] of the steps that PyTorch's profiler records, into profile/
+    profile_ranks: tuple[int, ...] = (0,)  # ranks that it records, a file for each
     health: Literal["warn", "stop", "off"] = (
         "warn"  # a look at every rank before the first step: devices, rates, clocks, versions; stop: ends the run
     )

@@ -14,6 +14,7 @@ changes. All of this is decided on the device: nothing here waits for the host.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,7 @@ from trainer.optim.layout import Bucket, BufferLayout, RuleRange
 from trainer.optim.muon import MatrixUpdate
 from trainer.optim.ownership import Ownership, everything, owned_by
 from trainer.parallel.collectives import Group, all_reduce_
-from trainer.parallel.params import is_first_copy
+from trainer.parallel.params import is_first_copy, slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +218,23 @@ class Optimizer:
             if is_first_copy(segment.rules.copies, lambda axis: self.groups[axis].rank)
         ]
         return sum_of_squares(counted) if counted else self._steps.new_zeros(())
+
+    @torch.no_grad()
+    def norm_and_zeros(self) -> Tensor:
+        """fp64 [2] over all ranks, after a step: the norm of the parameters, and how many gradients were zero."""
+        weights, gradients = [], []
+        for slot, low, high, _ in self.owned.parameters():
+            if not is_first_copy(slot.spec.copies, lambda axis: self.groups[axis].rank):
+                continue
+            for part in slices(slot.spec, first=low, stop=high):  # without the rows that pad the vocabulary
+                start = slot.start + part.flat
+                weights.append(self._view("weight", start, start + math.prod(part.size)))
+                gradients.append(self.buffers.gradients.view(start, start + math.prod(part.size)))
+        none = self._steps.new_zeros(())
+        square = sum_of_squares(weights) if weights else none
+        zeros = sum(((values == 0).sum(dtype=torch.float64) for values in gradients), none)
+        square, zeros = all_reduce_(torch.stack((square, zeros)), self.groups["world"]).unbind()
+        return torch.stack((square.sqrt(), zeros))
 
     def _update(self, factor: Tensor, rates: Sequence[Tensor], applied: Tensor) -> None:
         settings, dtype, (rate, embedding_rate, scheduled_decay) = self.settings, self.buffers.main_dtype, rates

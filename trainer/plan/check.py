@@ -25,6 +25,7 @@ from trainer.config.sections import (
     PrecisionSection,
     RecomputeSection,
     RunConfig,
+    RunSection,
     TrainSection,
 )
 from trainer.models.arithmetic import common_divisors, listed, round_up
@@ -86,6 +87,7 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
         return problems
     if not config.run.folder.strip():
         problems.append("run.folder is empty; set it to a folder for the run, such as runs/first")
+    problems += _profile_problems(config.run, world_size)
     problems += [*layout_problems(config, world_size), *(of_model := list(_model_problems(config)))]
     problems += _recompute_problems(config.recompute, config.model.num_layers)
     problems += [
@@ -99,6 +101,14 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
         return problems + list(_mock_problems(config.data, config.model.vocab_size))
     problems += _order_problems(config.data)
     return problems + list(_data_problems(config, facts) if facts else ())
+
+
+def _profile_problems(run: RunSection, world_size: int) -> Iterator[str]:
+    steps = run.profile
+    if steps and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
+        yield f"run.profile={list(steps)} is not [first, last]; write two steps, such as [10, 12]"
+    if steps and (outside := [rank for rank in run.profile_ranks if not 0 <= rank < world_size]):
+        yield f"run.profile_ranks={list(run.profile_ranks)} has rank {outside[0]}, and the run has {world_size} ranks"
 
 
 def _first_state_problems(settings: CheckpointSection) -> Iterator[str]:

@@ -89,6 +89,15 @@ class AfterStep:
         # The rounding of sums over ranks depends on how many there are: a run without callbacks keeps its four.
         return votes if self.callbacks else votes[:-1]
 
+    def records(self, step: int) -> bool:
+        """Whether a step has a line."""
+        return evaluates(step, self.config, last=self.plan.steps) or is_due(step, self.config.run.log_interval)
+
+    def measures(self, step: int) -> bool:
+        """Whether a step's line needs what only the step itself can measure."""
+        run = self.config.run
+        return (run.log_params_norm or run.log_num_zeros) and self.records(step)
+
     def end_after(self, step: int) -> None:
         """A callback ends the run; this step has begun."""
         if step < self.last:
@@ -125,7 +134,7 @@ class AfterStep:
             self.log.event("skipped", {"step": step, **numbers})
         self.skipped.add(step, report)
         evaluated = evaluates(step, self.config, last=self.plan.steps)
-        records = evaluated or is_due(step, self.config.run.log_interval)
+        records = self.records(step)
         measured = self.measuring.line(now.samples, report) if records else {}
         # Before the lines of its checkpoint and evaluation, so that the log is in the order of steps.
         self.progress.advance(1, **self.measuring.shown(step, report), tokens=tokens)

@@ -185,6 +185,7 @@ class Engine:
         weight_decay: float | None = None,
         votes: Callable[[], Sequence[float]] = tuple,
         num_components: int = 0,
+        measure: bool = False,
     ) -> PendingReport:
         """Train on this rank's microbatches of one global batch; does not wait for the device.
 
@@ -194,6 +195,8 @@ class Engine:
             votes: gives the first of this rank's `Votes`, or all; asked late, summed with the loss.
             num_components: of the blend, where the microbatches say of which one each row is: the report then has the
                 loss of each.
+            measure: whether the report has the norm of the parameters and the number of zero gradients, which takes
+                one more sum over all ranks.
         """
         own_means = self.loss_average == "megatron"
         scale, gradient_scale = self._scales(len(microbatches), own_means=own_means)
@@ -222,7 +225,15 @@ class Engine:
             self.scaler.update_(~result.applied, counts=result.totals[2] > 0)
         done = torch.stack((result.grad_norm, result.applied.double(), scale))
         numbers = torch.cat((done, result.totals[1:]))
-        return PendingReport(numbers, (learning_rate, decay), num_components=num_components, loss_names=self.loss_names)
+        if measure:
+            numbers = torch.cat((numbers, self.optimizer.norm_and_zeros()))
+        return PendingReport(
+            numbers,
+            (learning_rate, decay),
+            num_components=num_components,
+            loss_names=self.loss_names,
+            measured=measure,
+        )
 
     @out_of_memory_in("the forward and backward passes", fix=FEWER_TOKENS)
     def add_gradients(

@@ -51,7 +51,7 @@ class Measuring:
         tokens_per_s, data_wait, step_time_s = self.rate.take()
         mfu, memory = self._usage.mfu(tokens_per_s), self._usage.memory_bytes()
         self._used = ({} if mfu is None else {"mfu": mfu}) | {"memory": memory}
-        by_component = self._losses(report)
+        by_component, run = self._losses(report), self._engine.config.run
         named = {name: loss for name, loss in report.named_losses.items() if not math.isnan(loss)}
         return {
             "consumed_samples": consumed_samples,
@@ -63,6 +63,8 @@ class Measuring:
             "weight_decay": report.weight_decay,
             **({"loss_scale": report.loss_scale} if self._engine.scaler else {}),
             **({"named_losses": named} if named else {}),
+            **({"params_norm": report.params_norm} if run.log_params_norm else {}),
+            **({"num_zeros": report.num_zeros} if run.log_num_zeros else {}),
             "step_time_s": step_time_s,
             "tokens_per_s": tokens_per_s,
             "tflops": self._usage.tflops(tokens_per_s),

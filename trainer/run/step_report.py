@@ -46,6 +46,7 @@ class StepReport:
         component_losses: for each component of the blend, like loss; empty if not requested.
         named_losses: of losses beside that of the labels, their means by name; they are not part of `loss`.
         learning_rate, weight_decay, loss_scale: used in the step.
+        params_norm, num_zeros: of all parameters after the step, and of its gradients; None: not measured.
     """
 
     loss: float
@@ -58,6 +59,8 @@ class StepReport:
     loss_scale: float = 1.0
     component_losses: tuple[float, ...] = ()
     named_losses: Mapping[str, float] = field(default_factory=dict)
+    params_norm: float | None = None
+    num_zeros: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class PendingReport:
         numbers: fp64 on the device: norm, applied, loss scale, totals of the microbatches, votes.
         rates: learning rate and weight decay of the step.
         num_components: number of components with losses in the totals. loss_names: of named losses in them.
+        measured: whether the norm of the parameters and the number of zero gradients are behind them.
     """
 
     def __init__(
@@ -96,8 +100,9 @@ class PendingReport:
         *,
         num_components: int = 0,
         loss_names: tuple[str, ...] = (),
+        measured: bool = False,
     ) -> None:
-        self._loss_names = loss_names
+        self._loss_names, self._measured = loss_names, measured
         self._event, self._rates, self._num_components = None, rates, num_components
         self._numbers = numbers
         if numbers.is_cuda:
@@ -112,13 +117,17 @@ class PendingReport:
         if self._event is not None:
             self._event.synchronize()
         grad_norm, applied, scale, loss_sum, num_tokens, *rest = self._numbers.tolist()
+        *rest, norm, zeros = rest if self._measured else (*rest, 0.0, 0.0)
         count = self._num_components
         losses = tuple(map(mean, rest[:count], rest[count : 2 * count]))
         end = 2 * count + 2 * len(self._loss_names)
         named = zip(self._loss_names, rest[2 * count : end : 2], rest[2 * count + 1 : end : 2], strict=True)
         means = {name: mean(total, weight) for name, total, weight in named}
         loss, votes = mean(loss_sum, num_tokens), Votes(*rest[end:])
-        return StepReport(loss, int(num_tokens), grad_norm, bool(applied), votes, *self._rates, scale, losses, means)
+        measured = (norm, int(zeros)) if self._measured else (None, None)
+        return StepReport(
+            loss, int(num_tokens), grad_norm, bool(applied), votes, *self._rates, scale, losses, means, *measured
+        )
 
 
 def mean(total: float, count: float) -> float:

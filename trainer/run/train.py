@@ -42,6 +42,7 @@ from trainer.run.goodput import Goodput, Tally
 from trainer.run.health import check_health
 from trainer.run.log_text import device_text, header
 from trainer.run.metrics import MetricsWriter, held_parameters, tally_of, write_ranks
+from trainer.run.profiling import Profiling
 from trainer.run.resume import Done, Start, check_agreed, find_start, found_by_all
 from trainer.run.run_folder import Owner, owned_folder, write_run_files
 from trainer.run.saving import checkpoint_bytes, prune_finished
@@ -291,6 +292,7 @@ class _Loop:
         if done.steps == plan.steps:
             return
         running: deque[tuple[Done, int, PendingReport]] = deque()
+        profiling = Profiling(self.config.run, engine.world)
 
         def waits() -> bool:
             return after.is_due_after([now.steps for now, *_ in running])
@@ -298,6 +300,7 @@ class _Loop:
         while done.steps < after.last or running:
             with rate:
                 if done.steps < after.last and not waits():
+                    profiling.before(done.steps + 1)
                     read = rate.wait_for(self.batches)
                     microbatches = [self._moved(batch) for batch in read]
                     size = sizes.at(done.samples)
@@ -310,6 +313,7 @@ class _Loop:
                         weight_decay=rate_of.weight_decay,
                         votes=lambda: after.votes(stops),
                         num_components=len(after.measuring.components),
+                        measure=after.measures(done.steps + 1),
                     )
                     rate.tokens += size * plan.sequence_length
                     rate.steps += 1
@@ -325,6 +329,7 @@ class _Loop:
                     now, done = now.skipping(size), done.skipping(size)
                     running = deque((later.skipping(size), n, of_it) for later, n, of_it in running)
             yield now, report, not running
+        profiling.end()
 
     def _moved(self, batch: Batch) -> Microbatch:
         """A batch on the device, with what the losses by component need to know of its rows."""
