@@ -111,6 +111,18 @@ _TABLE = """
 --eval-global-batch-size | int | | train.eval_samples | with --eval-iters
 --full-validation | switch | | train.eval_samples | 0
 --log-interval | int | 100 | = run.log_interval |
+--log-params-norm | switch | | run.log_params_norm |
+--log-num-zeros-in-grad | switch | | run.log_num_zeros |
+--profile | switch | | run.profile | with PyTorch's profiler
+--use-pytorch-profiler | switch | | run.profile | always; with --profile
+--profile-step-start | int | 10 | run.profile | with --profile
+--profile-step-end | int | 12 | run.profile | with --profile
+--profile-ranks | texts | | run.profile_ranks | with --profile
+--tensorboard-dir | text | | track.tensorboard_dir | track.to has "tensorboard"
+--wandb-project | text | | track.project | track.to has "wandb"
+--wandb-exp-name | text | | track.name | with --wandb-project, like the next two
+--wandb-entity | text | | track.entity |
+--wandb-save-dir | text | | track.wandb_dir |
 --optimizer | text | adam | optimizer.name | adam: adamw; sgd; muon, dist_muon: muon
 --lr | float | | = optimizer.lr |
 --min-lr | float | 0.0 | = optimizer.min_lr |

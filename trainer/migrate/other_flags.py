@@ -231,17 +231,15 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
     ),
     (
         "it only observes the run; metrics.jsonl and report.html have losses, norms, rates and memory",
-        """--profile --profile-step-start=10 --profile-step-end=12 --use-pytorch-profiler --profile-ranks=*0
-        --record-memory-history --memory-snapshot-path=snapshot.pickle --tensorboard-dir= --log-params-norm
-        --log-num-zeros-in-grad --log-throughput --log-progress --timing-log-level=0
-        --no-barrier-with-level-1-timing --timing-log-option=minmax --tensorboard-log-interval=1
+        """--record-memory-history --memory-snapshot-path=snapshot.pickle --log-throughput --log-progress
+        --timing-log-level=0 --no-barrier-with-level-1-timing --timing-log-option=minmax --tensorboard-log-interval=1
         --tensorboard-queue-size=1000 --log-timers-to-tensorboard --no-log-loss-scale-to-tensorboard
         --log-validation-ppl-to-tensorboard --log-memory-to-tensorboard --log-world-size-to-tensorboard
-        --wandb-project= --wandb-exp-name= --wandb-save-dir= --logging-level= --log-straggler
+        --logging-level= --log-straggler
         --disable-straggler-on-startup --straggler-ctrlr-port=65535 --straggler-minmax-count=1
         --run-workload-inspector-server --no-one-logger --one-logger-project=megatron-lm --one-logger-run-name=
         --one-logger-async --app-tag-run-name= --app-tag-run-version=0.0.0 --config-logger-dir= --log-energy
-        --wandb-entity= --dump-param-to-param-group-map= --save-wgrads-interval= --save-dgrads-interval=
+        --dump-param-to-param-group-map= --save-wgrads-interval= --save-dgrads-interval=
         --disable-log-loss-scale-to-tensorboard --log-memory-interval= --log-device-memory-used
         --log-max-attention-logit --inference-wandb-logging --no-inference-wandb-logging
         --pytorch-profiler-collect-shapes --pytorch-profiler-collect-callstack --pytorch-profiler-collect-chakra

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from mdata import UsageError
 from mdata.loader.batch_sizes import by_steps
 from trainer.migrate.arguments import Given
-from trainer.migrate.settings import Refusal, Setting
+from trainer.migrate.settings import Refusal, Setting, is_count
 
 _SCHEDULES = {
     "constant": "constant",
@@ -43,6 +43,7 @@ def run_rules(a: Given, world_size: int | None) -> Iterator[Setting | Refusal]:
     yield from _sharding(a)
     yield from _precision(a)
     yield from _recompute(a)
+    yield from _watching(a)
 
 
 def _folder(a: Given) -> Iterator[Setting | Refusal]:
@@ -53,6 +54,40 @@ def _folder(a: Given) -> Iterator[Setting | Refusal]:
         yield Setting("run.exit_after", float(a["--exit-duration-in-mins"]), ("--exit-duration-in-mins",))
     if a["--verify-integrity"]:
         yield Setting("checkpoint.load", "latest-valid", ("--verify-integrity",))
+
+
+def _watching(a: Given) -> Iterator[Setting | Refusal]:
+    """Measurements, profiles and trackers; Megatron-LM counts the steps of a profile from 0, up to the last."""
+    if a["--log-params-norm"]:
+        yield Setting("run.log_params_norm", True, ("--log-params-norm",))
+    if a["--log-num-zeros-in-grad"]:
+        yield Setting("run.log_num_zeros", True, ("--log-num-zeros-in-grad",))
+    if a["--profile"]:
+        first, last = a["--profile-step-start"] + 1, a["--profile-step-end"]
+        if 1 <= first <= last:
+            names = ("--profile", "--use-pytorch-profiler", "--profile-step-start", "--profile-step-end")
+            yield Setting("run.profile", (first, last), names)
+        else:
+            yield Refusal("--profile-step-end", f"--profile-step-start is {first - 1}; give a later end")
+        ranks = a["--profile-ranks"]
+        if ranks and all(map(is_count, ranks)):
+            yield Setting("run.profile_ranks", tuple(map(int, ranks)), ("--profile-ranks",))
+        elif ranks:
+            yield Refusal("--profile-ranks", "ranks are whole numbers")
+    to = [name for name, flag in (("tensorboard", "--tensorboard-dir"), ("wandb", "--wandb-project")) if a[flag]]
+    if to:
+        yield Setting("track.to", tuple(to), ("--tensorboard-dir", "--wandb-project"))
+    if a["--tensorboard-dir"]:
+        yield Setting("track.tensorboard_dir", a["--tensorboard-dir"], ("--tensorboard-dir",))
+    if a["--wandb-project"]:
+        for key, flag in (
+            ("project", "--wandb-project"),
+            ("name", "--wandb-exp-name"),
+            ("entity", "--wandb-entity"),
+            ("wandb_dir", "--wandb-save-dir"),
+        ):
+            if a[flag]:
+                yield Setting(f"track.{key}", a[flag], (flag,))
 
 
 def _saving(a: Given) -> Iterator[Setting | Refusal]:

@@ -39,7 +39,6 @@ from trainer.plan.lengths import given_lengths
 from trainer.plan.nearest_layout import nearest_layout, nearest_layout_text
 from trainer.run.end_time import time_problems
 from trainer.run.signals import HEARD, SAME_REQUEST_S
-from trainer.tracking.trackers import missing_libraries
 
 if TYPE_CHECKING:
     from trainer.run.resume import Start
@@ -161,7 +160,6 @@ def survey(
         *anywhere,
         *addresses,
         *time_problems(config.run, time.time()),
-        *missing_libraries(config.track.to).values(),
     ]
     facts, start, errors = None, None, list[MdataError]()
     try:

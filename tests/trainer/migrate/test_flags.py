@@ -136,6 +136,18 @@ EXAMPLES = f"""
 --eval-global-batch-size | | 4 | 400
 --full-validation | | | 0
 --log-interval | | 10 | 10
+--log-params-norm | | | true
+--log-num-zeros-in-grad | | | true
+--profile | | | [11, 12]
+--use-pytorch-profiler | --profile | | [11, 12]
+--profile-step-start | --profile | 5 | [6, 12]
+--profile-step-end | --profile | 20 | [11, 20]
+--profile-ranks | --profile | 0 3 | [0, 3]
+--tensorboard-dir | | tb | "tb"
+--wandb-project | | p | "p"
+--wandb-exp-name | --wandb-project p | r1 | "r1"
+--wandb-entity | --wandb-project p | e | "e"
+--wandb-save-dir | --wandb-project p | d | "d"
 --optimizer | | sgd | "sgd"
 --lr | | 2e-3 | 2e-3
 --min-lr | | 1e-4 | 1e-4
@@ -274,6 +286,7 @@ def test_a_mapped_argument_sets_its_key(name: str) -> None:
         "--yarn-correction-range-round-to-int",  # the only values that yarn has here
         "--mscale",
         "--mscale-all-dim",
+        "--use-pytorch-profiler",  # the only one here
     )
     if name in ARGUMENTS and not without.refused:
         assert (ARGUMENTS[name][2] == "written") == (flag.key in _settings(without)), (name, before)
