@@ -1,4 +1,4 @@
-"""Write a run.toml from the answers to at most eight questions.
+"""Write a run.toml from the answers to at most nine questions.
 
 Asks in the terminal; every answer is also an option, and --yes takes the defaults for the rest. Defaults follow from
 the answers before: batch, learning rate and length from the size of the model, the layout from the GPUs (the fastest
@@ -45,7 +45,9 @@ QUESTIONS = {  # by option
     "length": "tokens of the run, such as 20B, or steps, such as '5000 steps'",
     "precision": "bf16, fp8, fp16 or fp32",
     "folder": "folder of the run",
+    "tracker": "trackers: tensorboard, wandb, mlflow, trackio, prometheus, several with commas, or none",
 }
+ASKED_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio", "prometheus")  # a webhook also needs an address
 PRECISIONS: Mapping[str, Mapping[str, str]] = {
     "bf16": {"dtype": "bf16"},
     "fp8": {"dtype": "bf16", "fp8": "delayed"},
@@ -172,6 +174,7 @@ def ask_all(ask: _Questions) -> Draft:
     length = ask("length", short(min(wanted, available)), _length)
     precision = ask("precision", "bf16" if gpus else "fp32", _precision)
     folder = ask("folder", "runs/first", str)
+    trackers = ask("tracker", "none", _trackers)
     tables: Tables = {
         "run": {"folder": folder},
         "model": model,
@@ -181,6 +184,7 @@ def ask_all(ask: _Questions) -> Draft:
         "optimizer": {"lr": recipe.lr, "min_lr": float(f"{recipe.lr / 10:.3g}"), "warmup_fraction": 0.01},
         "precision": dict(precision),
         "recompute": {},
+        "track": {"to": trackers} if trackers else {},
     }
     if facts is not None and not facts.has_valid:
         tables["data"]["split"] = "99,1,0"
@@ -279,6 +283,13 @@ def _precision(answer: str) -> Mapping[str, str]:
     if answer not in PRECISIONS:
         raise UsageError(f"--precision is {answer!r}", expected=" or ".join(PRECISIONS))
     return PRECISIONS[answer]
+
+
+def _trackers(answer: str) -> list[str]:
+    names = [] if answer == "none" else [name.strip() for name in answer.split(",")]
+    if unknown := [name for name in names if name not in ASKED_TRACKERS]:
+        raise UsageError(f"--tracker is {unknown[0]!r}", expected=f"{', '.join(ASKED_TRACKERS)}, or none")
+    return list(dict.fromkeys(names))
 
 
 def _data_nearby() -> str:

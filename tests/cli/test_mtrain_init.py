@@ -45,6 +45,7 @@ def test_random_answers_make_files_that_pass_the_check(here: Path, capsys: pytes
         words += ["--batch-tokens", drawn.choice(["4096", "0.1M", "1M", "3e5"])]
         words += ["--length", drawn.choice(["100 steps", "1B", "123456789"])]
         words += ["--precision", "fp32" if gpus == 0 else drawn.choice(["bf16", "fp16", "fp32", "fp8"])]
+        words += ["--tracker", drawn.choice(["none", "wandb", "tensorboard,mlflow"])]
         code = main(["init", "--yes", "--overwrite", "--quiet", *words])
         if code:
             refused += 1
@@ -59,14 +60,15 @@ def test_answers_from_a_pipe_and_defaults_from_the_data(
 ) -> None:
     make_mix(here, ["a", "b"])
     (here / "mix.json").rename(here / "blend.json")
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n1M\n0\n32\n256\n20 steps\n\nruns/x\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n1M\n0\n32\n256\n20 steps\n\nruns/x\nwandb, tensorboard\n"))
     assert main(["init"]) == 0
     out, err = capsys.readouterr()
-    assert "[blend.json]" in err and err.count("\n") == 8 and out.startswith("wrote run.toml: ")
+    assert "[blend.json]" in err and err.count("\n") == 9 and out.startswith("wrote run.toml: ")
     config = load_config(here / "run.toml")
     assert (config.data.blend, config.train.global_batch, config.train.steps) == ("blend.json", 8, 20)
     assert config.model.vocab_size is None, "it is that of the data's tokenizer"
     assert (config.run.folder, config.precision.dtype) == ("runs/x", "fp32")
+    assert config.track.to == ("wandb", "tensorboard")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +82,7 @@ def test_answers_from_a_pipe_and_defaults_from_the_data(
         (["--batch-tokens", "0"], "--batch-tokens is '0'"),
         (["--precision", "fp4"], "--precision is 'fp4'"),
         (["--data", "none.json"], "none.json"),
+        (["--tracker", "wandb,aim"], "--tracker is 'aim'"),
         (["--model", "gpt2", "--sequence-length", "9999"], "model.max_position"),
         (["--model", "gpt2", "--sequence-length", "9999", "--gpus", "2"], "model.max_position"),
         (["--gpus", "1", "--model", "400B"], "no layout of 1 x H100 works"),
@@ -109,7 +112,7 @@ def test_a_terminal_is_asked_again(
         def isatty(self) -> bool:
             return True
 
-    monkeypatch.setattr("sys.stdin", Terminal("\n12Q\n1M\n0\n64\n\n5 steps\n\n\n"))
+    monkeypatch.setattr("sys.stdin", Terminal("\n12Q\n1M\n0\n64\n\n5 steps\n\n\n\n"))
     assert main(["init"]) == 0
     assert "the model '12Q' is not known" in capsys.readouterr().err
 
