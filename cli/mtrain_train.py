@@ -126,6 +126,7 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[BaseExcept
     from trainer.plan.lengths import given_lengths
     from trainer.run.determinism import make_deterministic
     from trainer.run.metrics import plain
+    from trainer.run.rank_times import RankTimes
     from trainer.run.train import train
     from trainer.run.watchdog import watching
 
@@ -142,10 +143,11 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[BaseExcept
             result = train(config, world, progress=listener)
         else:
             store, ended = open_store(place, join_s=join_s, tell=listener.note), end or partial(_end, console)
-            with watching(place, store, end=ended, tell=listener.note, join_s=join_s) as watchdog:
+            times = RankTimes()
+            with watching(place, store, end=ended, tell=listener.note, join_s=join_s, times=times) as watchdog:
                 world = join_world(mesh, placement=place, store=store, join_s=join_s, overlap_passes=overlap)
                 watchdog.joined(world)
-                result = train(config, world, progress=listener, watch=watchdog.note)
+                result = train(config, world, progress=listener, watch=watchdog.note, ranks=times)
     if world.is_main:
         facts = plain({**dataclasses.asdict(result), "checkpoint": str(result.checkpoint)})
         (unit,) = given_lengths(config.train)

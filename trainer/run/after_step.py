@@ -30,6 +30,7 @@ from trainer.run.engine import Engine
 from trainer.run.evaluating import RunScorer, evaluate_sets
 from trainer.run.measuring import Measuring
 from trainer.run.metrics import MetricsWriter, plain, read_metrics
+from trainer.run.rank_times import RankTimes
 from trainer.run.resume import Done
 from trainer.run.run_folder import Owner, record_file, tokenizer_files, versions
 from trainer.run.saving import Saver, SaveSchedule
@@ -48,7 +49,7 @@ class AfterStep:
     Args:
         log: of rank 0; None on the others.
         last: the step after which this start of the run ends; later if no checkpoint can be written there.
-        callbacks: see `train`.
+        callbacks: see `train`. times: of all ranks.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class AfterStep:
         progress: Progress,
         last: int,
         callbacks: Sequence[Callback] = (),
+        times: RankTimes | None = None,
     ) -> None:
         self.config, self.plan, self.data, self.engine = config, engine.plan, data, engine
         self.log, self.progress, self.last = log, progress, last
@@ -73,7 +75,7 @@ class AfterStep:
         self.end_time = EndTime(deadlines(config.run, os.environ, began_s=began_s))
         self.asked, self.time_up = StopVotes(), 0.0  # requests to stop that no step was ended for yet
         names = [component.name for component in data.train.components]
-        self.measuring = Measuring(self.plan, engine, dtype=config.precision.dtype, components=names)
+        self.measuring = Measuring(self.plan, engine, dtype=config.precision.dtype, components=names, ranks=times)
         self.schedule = SaveSchedule(config.checkpoint, keeps_time=engine.world.is_main)
         # Rank 0 writes them.
         folder = Path(config.run.folder)

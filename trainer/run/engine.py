@@ -12,6 +12,7 @@ import itertools
 import math
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import cast
@@ -54,7 +55,7 @@ from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_buffers, rank_parameters
 from trainer.run.data import to_device
 from trainer.run.run_folder import versions
-from trainer.run.step_report import PendingReport, mean, numbers_beside
+from trainer.run.step_report import Moment, PendingReport, mean, numbers_beside
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 EVALUATED_PER_RANK = 4  # microbatches of an evaluation that go through a pipeline together, for each of its ranks
@@ -212,9 +213,11 @@ class Engine:
         totals = torch.cat((sums, numbers_beside(votes(), sums)))
         decay = self.optimizer.settings.weight_decay if weight_decay is None else weight_decay
         self.copies.before_update()
+        began = self._moment()
         result = self.optimizer.step(
             learning_rate, totals, embedding_rate=embedding_rate, weight_decay=decay, scale=gradient_scale
         )
+        sync = (began, self._moment())
         if self.float8 is not None:
             self.float8.update(result.applied, self.everyone)
         if self.model_buffers is not None:
@@ -233,7 +236,18 @@ class Engine:
             num_components=num_components,
             loss_names=self.loss_names,
             measured=measure,
+            sync=sync,
         )
+
+    def _moment(self) -> Moment:
+        """A moment of this rank's device; None where there are no other ranks to wait for."""
+        if self.world.world_size == 1:
+            return None
+        if self.world.device.type == "cpu":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     @out_of_memory_in("the forward and backward passes", fix=FEWER_TOKENS)
     def add_gradients(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.config.sections import RunConfig
 from trainer.plan.plan import Plan
+from trainer.run.rank_times import held_up_text
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +70,7 @@ def step_text(values: Mapping[str, Any], *, eta_s: float | None = None) -> str:
         ("consumed_tokens", lambda count: f"{short_count(count)} tokens"),
         ("memory_bytes", lambda count: f"{count / 1e9:.1f} GB"),
         ("data_wait", lambda share: f"data wait {share:.0%}" if share >= 0.01 else ""),
+        ("ranks", held_up_text),
     )
     texts = [text(values[key]) for key, text in formats if values.get(key) is not None]
     place = f"step {values['step']}/{values['steps']}"

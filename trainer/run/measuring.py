@@ -26,6 +26,7 @@ import mdata
 from trainer.plan.devices import device_named
 from trainer.plan.plan import Plan
 from trainer.run.engine import Engine
+from trainer.run.rank_times import RankTimes, Times, summary
 from trainer.run.step_report import StepReport
 
 
@@ -34,13 +35,17 @@ class Measuring:
 
     Args:
         plan: of the run. engine: of the rank. dtype: precision.dtype. components: names of the blend's components.
+        ranks: of all ranks, where a watchdog exchanges them.
 
     Attributes:
         rate: of the steps; the loop marks their beginnings and ends.
         components: those whose losses are measured; empty if there is only one.
     """
 
-    def __init__(self, plan: Plan, engine: Engine, *, dtype: str, components: Sequence[str]) -> None:
+    def __init__(
+        self, plan: Plan, engine: Engine, *, dtype: str, components: Sequence[str], ranks: RankTimes | None = None
+    ) -> None:
+        self._ranks = ranks or RankTimes()
         self.rate, self._engine, self._plan = Rate(), engine, plan
         self._usage = DeviceUse(plan, dtype, device=engine.world.device)
         self._used: dict[str, float] = {}  # of the last line
@@ -48,7 +53,8 @@ class Measuring:
 
     def line(self, consumed_samples: int, report: StepReport) -> dict[str, Any]:
         """The line of metrics.jsonl, without evaluation losses."""
-        tokens_per_s, data_wait, step_time_s = self.rate.take()
+        tokens_per_s, data_wait, times = self.rate.take()
+        self._ranks.mine = times
         mfu, memory = self._usage.mfu(tokens_per_s), self._usage.memory_bytes()
         self._used = ({} if mfu is None else {"mfu": mfu}) | {"memory": memory}
         by_component, run = self._losses(report), self._engine.config.run
@@ -65,12 +71,13 @@ class Measuring:
             **({"named_losses": named} if named else {}),
             **({"params_norm": report.params_norm} if run.log_params_norm else {}),
             **({"num_zeros": report.num_zeros} if run.log_num_zeros else {}),
-            "step_time_s": step_time_s,
+            "step_time_s": times.step_time_s,
             "tokens_per_s": tokens_per_s,
             "tflops": self._usage.tflops(tokens_per_s),
             "mfu": mfu,
             "memory_bytes": memory,
             "data_wait": data_wait,
+            **({"ranks": summary(self._ranks.ranks)} if len(self._ranks.ranks) > 1 else {}),
             "time_s": time.time(),
         }
 
@@ -93,6 +100,7 @@ class Rate:
 
     def __init__(self) -> None:
         self.tokens, self.steps, self._seconds, self._waited, self._began = 0, 0, 0.0, 0.0, 0.0
+        self.sync_s = 0.0  # of the steps whose reports were read
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
@@ -107,12 +115,12 @@ class Rate:
         self._waited += time.perf_counter() - began
         return batch
 
-    def take(self) -> tuple[float, float, float]:
-        """(tokens per second, share of waiting, seconds of a step); resets the counters."""
+    def take(self) -> tuple[float, float, Times]:
+        """(tokens per second, share of waiting, times of a step); resets the counters."""
         rates = (self.tokens / self._seconds, self._waited / self._seconds) if self._seconds else (0.0, 0.0)
-        seconds = self._seconds / self.steps if self.steps else 0.0
-        self.tokens, self.steps, self._seconds, self._waited = 0, 0, 0.0, 0.0
-        return *rates, seconds
+        times = Times(*(total / max(self.steps, 1) for total in (self._seconds, self._waited, self.sync_s)))
+        self.tokens, self.steps, self._seconds, self._waited, self.sync_s = 0, 0, 0.0, 0.0, 0.0
+        return *rates, times
 
 
 HALF = ("bf16", "fp16")

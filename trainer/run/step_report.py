@@ -83,14 +83,21 @@ def reports_behind(device: torch.device) -> int:
     return 1 if device.type == "cuda" else 0
 
 
+Moment = float | torch.cuda.Event | None
+
+
 class PendingReport:
     """The report of a step that may still be running.
+
+    Attributes:
+        sync_s: see `Times` in rank_times.py; known when the report is read, and 0.0 on a single rank.
 
     Args:
         numbers: fp64 on the device: norm, applied, loss scale, totals of the microbatches, votes.
         rates: learning rate and weight decay of the step.
         num_components: number of components with losses in the totals. loss_names: of named losses in them.
         measured: whether the norm of the parameters and the number of zero gradients are behind them.
+        sync: the moments between which the rank waited for others.
     """
 
     def __init__(
@@ -101,8 +108,9 @@ class PendingReport:
         num_components: int = 0,
         loss_names: tuple[str, ...] = (),
         measured: bool = False,
+        sync: tuple[Moment, Moment] = (None, None),
     ) -> None:
-        self._loss_names, self._measured = loss_names, measured
+        self._loss_names, self._measured, self._sync, self.sync_s = loss_names, measured, sync, 0.0
         self._event, self._rates, self._num_components = None, rates, num_components
         self._numbers = numbers
         if numbers.is_cuda:
@@ -116,6 +124,11 @@ class PendingReport:
         """Wait for the step and return its report."""
         if self._event is not None:
             self._event.synchronize()
+        began, ended = self._sync
+        if isinstance(began, float) and isinstance(ended, float):
+            self.sync_s = ended - began
+        elif isinstance(began, torch.cuda.Event) and isinstance(ended, torch.cuda.Event):
+            self.sync_s = began.elapsed_time(ended) / 1e3
         grad_norm, applied, scale, loss_sum, num_tokens, *rest = self._numbers.tolist()
         *rest, norm, zeros = rest if self._measured else (*rest, 0.0, 0.0)
         count = self._num_components

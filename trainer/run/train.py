@@ -43,6 +43,7 @@ from trainer.run.health import check_health
 from trainer.run.log_text import device_text, header
 from trainer.run.metrics import MetricsWriter, held_parameters, tally_of, write_ranks
 from trainer.run.profiling import Profiling
+from trainer.run.rank_times import RankTimes
 from trainer.run.resume import Done, Start, check_agreed, find_start, found_by_all
 from trainer.run.run_folder import Owner, owned_folder, write_run_files
 from trainer.run.saving import checkpoint_bytes, prune_finished
@@ -77,6 +78,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     progress: Progress = SILENT,
     watch: Callable[[Action | None], None] | None = None,
+    ranks: RankTimes | None = None,
 ) -> TrainResult:
     """Train until the length of config.train is done, from the newest checkpoint in the run folder or from the start.
 
@@ -90,6 +92,7 @@ def train(
             train.exit_interval does: after the steps that have begun by the next report, with a checkpoint.
         progress: receives the steps and notes.
         watch: is called with each action of a step before it is done, and with None behind the last (watchdog.py).
+        ranks: times that the watchdogs of all ranks exchange.
 
     Raises:
         UsageError: the configuration does not fit the ranks, the data or the checkpoint; or the run has diverged.
@@ -99,7 +102,7 @@ def train(
         StoppedError, KeyboardInterrupt: SIGTERM or Ctrl-C; a checkpoint of the last step was written before.
     """
     with _joined(config, world) as world, owned_folder(config, world) as owner, lost_ranks_named(world):
-        return _train(config, world, owner, loss, callbacks, progress, watch)
+        return _train(config, world, owner, loss, callbacks, progress, watch, ranks)
 
 
 @contextmanager
@@ -124,6 +127,7 @@ def _train(
     callbacks: Sequence[Callback],
     progress: Progress,
     watch: Callable[[Action | None], None] | None,
+    ranks: RankTimes | None,
 ) -> TrainResult:
     data = open_data(config, progress=progress)
     start = find_start(config, data, found=found_by_all(config, world))
@@ -157,6 +161,7 @@ def _train(
             engine=engine,
             callbacks=callbacks,
             progress=progress,
+            times=ranks,
         )
 
 
@@ -176,6 +181,7 @@ def _go_on(
     engine: Engine,
     callbacks: Sequence[Callback],
     progress: Progress,
+    times: RankTimes | None,
 ) -> TrainResult:
     config, done, newest, plan, world = start.config, start.done, start.folder, engine.plan, engine.world
     held = {
@@ -184,7 +190,9 @@ def _go_on(
         **held_parameters(engine.optimizer, engine.executor.stages),
     }
     ranks = gather_objects(held, world.groups["world"])
-    loop = partial(_Loop, start, data, batches, engine, owner=owner, callbacks=callbacks, progress=progress)
+    loop = partial(
+        _Loop, start, data, batches, engine, owner=owner, callbacks=callbacks, progress=progress, times=times
+    )
     if not world.is_main:
         return loop(log=None).run(unrecorded)
     folder = write_run_files(config, plan, data=data, start=start, note=progress.note)
@@ -255,13 +263,22 @@ class _Loop:
         log: MetricsWriter | None,
         callbacks: Sequence[Callback],
         progress: Progress,
+        times: RankTimes | None,
     ) -> None:
         self.batches = batches
         self.config, self.done, self.data, self.engine, self.progress = start.config, start.done, data, engine, progress
         self.plan = engine.plan
         last = _last_step(self.done.steps, self.config, self.plan)
         self.after = AfterStep(
-            self.config, engine, data=data, owner=owner, log=log, progress=progress, last=last, callbacks=callbacks
+            self.config,
+            engine,
+            data=data,
+            owner=owner,
+            log=log,
+            progress=progress,
+            last=last,
+            callbacks=callbacks,
+            times=times,
         )
         # Whether the last step counts decides the learning rate of the next.
         self.behind = reports_behind(engine.world.device) if self.config.optimizer.count_skipped else 0
@@ -323,6 +340,7 @@ class _Loop:
                         continue
                 now, size, pending = running.popleft()
                 report = pending.read()
+                rate.sync_s += pending.sync_s
                 if report.votes.end:
                     after.end_after(done.steps)
                 if not report.applied:

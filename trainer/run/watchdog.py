@@ -51,6 +51,7 @@ from trainer.run.heartbeats import (
     verdict,
     without_store,
 )
+from trainer.run.rank_times import RankTime, RankTimes, Times
 from trainer.run.signals import ArrivedSignals
 
 TICK_S = 4.0
@@ -66,12 +67,14 @@ def watching(
     end: Callable[[BaseException], None],
     tell: Callable[[str], None],
     join_s: float = JOIN_S,
+    times: RankTimes | None = None,
 ) -> Iterator[Watchdog]:
     """Run a watchdog during the block, in which the ranks join and train.
 
     Args:
         store: of all ranks. end: ends this process with an error; does not return. tell: prints a line for the user.
         join_s: how long the ranks wait for one that has not started.
+        times: of this rank, which are sent, and on rank 0 of all ranks, which are received.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
@@ -82,7 +85,14 @@ def watching(
     with (
         ArrivedSignals() as signals,
         Watchdog(
-            ranks, store=own, end=end, tell=tell, device=device, start_ticks=start_ticks, asked=signals.newest
+            ranks,
+            store=own,
+            end=end,
+            tell=tell,
+            device=device,
+            start_ticks=start_ticks,
+            asked=signals.newest,
+            times=times,
         ) as watchdog,
     ):
         yield watchdog
@@ -124,7 +134,9 @@ class Watchdog:
         tick_s: float = TICK_S,
         start_ticks: int = START_TICKS,
         asked: Callable[[], int | None] = lambda: None,
+        times: RankTimes | None = None,
     ) -> None:
+        self._times, self._host = times or RankTimes(), os.uname().nodename
         self.ranks, self.store, self.tick_s, self.start_ticks = ranks, store, tick_s, start_ticks
         self.end, self.tell, self.on_gpu = end, tell, device == "cuda"
         self._main, self._left, self._wake = threading.get_ident(), threading.Event(), threading.Event()
@@ -254,7 +266,13 @@ class Watchdog:
         self._stood = stood
         now = stands(frame, self.ranks.members, still=still)
         self._heartbeat = replace(
-            now, number=self._heartbeat.number + 1, still=still, where=self._action + now.where, left=left
+            now,
+            number=self._heartbeat.number + 1,
+            still=still,
+            where=self._action + now.where,
+            left=left,
+            host=self._host,
+            times=self._times.mine or (),
         )
 
     def _give(self) -> None:
@@ -273,6 +291,9 @@ class Watchdog:
             self._silent[rank] = self._silent[rank] + 1 if now.number == self._heartbeats[rank].number else 0
         self._heartbeats = heartbeats
         if self.ranks.rank == 0:
+            self._times.ranks = {
+                rank: RankTime(known.host, Times(*known.times)) for rank, known in heartbeats.items() if known.times
+            }
             self._tell_who_holds_up()
         return verdict(heartbeats, self._silent, ranks=self.ranks, start_ticks=self.start_ticks)
 

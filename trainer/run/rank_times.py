@@ -1,0 +1,75 @@
+"""How the ranks of a run differ: step time, waiting for other ranks, waiting for data; and who is slowest.
+
+Each rank's times travel with its heartbeats (watchdog.py), so that no step waits for them; rank 0's lines of
+metrics.jsonl sum up the last ones. Step times are nearly equal, since ranks wait for each other: a slow rank shows by
+waiting least. Pure, but for `RankTimes`, through which the two threads of a rank meet.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+SHOWN = 3  # slowest ranks that are named
+WORTH_NAMING = 0.1  # of a step's time that the others wait for one rank
+
+
+class Times(NamedTuple):
+    """Mean times of a rank's last steps, in seconds.
+
+    Args:
+        step_time_s: of a step. data_wait_s: waiting for data in it.
+        sync_s: from the end of its own backward passes to the end of the update: waiting for slower ranks, summing
+            gradients, and the update, which takes the same everywhere.
+    """
+
+    step_time_s: float
+    data_wait_s: float
+    sync_s: float
+
+
+class RankTime(NamedTuple):
+    """The times of a rank, and where it runs."""
+
+    host: str
+    times: Times
+
+
+@dataclass(slots=True)
+class RankTimes:
+    """Times that a rank's main thread and its watchdog exchange: each only replaces a value of its own.
+
+    Args:
+        mine: of this rank; None: no line was due yet. ranks: of all ranks, as far as known; on rank 0 only.
+    """
+
+    mine: Times | None = None
+    ranks: Mapping[int, RankTime] = field(default_factory=dict)
+
+
+def summary(ranks: Mapping[int, RankTime]) -> dict[str, Any]:
+    """Smallest, median and largest of each time, and the slowest ranks, the worst first."""
+    found: dict[str, Any] = {}
+    for name in Times._fields:
+        values = {rank: getattr(known.times, name) for rank, known in ranks.items()}
+        # A rank that is waited for waits least itself.
+        worst = sorted(values, key=lambda rank: (values[rank] if name == "sync_s" else -values[rank], rank))
+        found[name] = {
+            "min": min(values.values()),
+            "median": statistics.median(values.values()),
+            "max": max(values.values()),
+            "slowest": [{"rank": rank, "host": ranks[rank].host, "value": values[rank]} for rank in worst[:SHOWN]],
+        }
+    return found
+
+
+def held_up_text(ranks: Mapping[str, Any]) -> str:
+    """ "rank 5 on gpu003 holds up 120 ms", from a summary; empty where nobody is worth naming."""
+    sync, step = ranks["sync_s"], ranks["step_time_s"]
+    lost_s = sync["median"] - sync["min"]
+    if lost_s < WORTH_NAMING * step["median"] or not lost_s:
+        return ""
+    first = sync["slowest"][0]
+    return f"rank {first['rank']} on {first['host']} holds up {1e3 * lost_s:.0f} ms"
