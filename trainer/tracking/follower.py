@@ -85,7 +85,7 @@ class Sending:
 
     Args:
         name, tracker: of TRACKERS. run: which.
-        alive: whether the process that writes the files still runs.
+        alive: whether the process that writes the files still runs. over: set once it does not, or the run has ended.
         follow: whether to go on until the run ends; otherwise only what is there is sent.
         tell: prints a line for the user.
 
@@ -101,6 +101,7 @@ class Sending:
         *,
         alive: Callable[[], bool],
         tell: Callable[[str], None],
+        over: threading.Event | None = None,
         follow: bool = True,
         times: Times = Times(),
         clock: Callable[[], float] = time.monotonic,
@@ -108,10 +109,10 @@ class Sending:
         self.name = name
         self.lacks: str | None = f"{name}: nothing was sent yet"
         self._tracker, self._run, self._alive, self._follow, self._tell = tracker, run, alive, follow, tell
-        self._times, self._clock = times, clock
+        self._times, self._clock, self._over = times, clock, over or threading.Event()
         self._has_position = name == "webhook"
         self._told, self._crash_told = self._position()  # events that the tracker was told of
-        self._is_open = self._said = self._hung = False
+        self._is_open = self._worked = self._said = self._hung = False
         self._ended_s: float | None = None  # when it was seen that the run has ended
         self._sign: tuple[Any, ...] = ()  # of life
         self._sign_s = clock()
@@ -126,7 +127,7 @@ class Sending:
         """Send until the run has ended, or the tracker can never work."""
         failures = 0
         while True:
-            alive = self._alive()  # before the files are read: what it wrote last is read then
+            alive = self._alive() and not self._over.is_set()  # first: what it wrote last is read after this
             try:
                 if self._round(alive):
                     return
@@ -141,7 +142,10 @@ class Sending:
                 failures += 1
                 if self._gives_up(alive, pause):
                     return
-                time.sleep(pause)
+                if self._over.is_set():
+                    time.sleep(pause)
+                else:
+                    self._over.wait(pause)
 
     def _fail(self, text: str) -> None:
         self.lacks = f"{self.name}: {text}"
@@ -155,7 +159,8 @@ class Sending:
             self._ended_s = None
             return False
         self._ended_s = self._clock() if self._ended_s is None else self._ended_s
-        return not self._follow or self._clock() + pause - self._ended_s > self._times.patience_s
+        patience_s = self._times.patience_s if self._worked else 0.0  # one without credentials is not waited for
+        return not self._follow or self._clock() + pause - self._ended_s > patience_s
 
     def _round(self, alive: bool) -> bool:
         """Send what is new, and wait if that is nothing; returns whether the run has ended, and everything is sent.
@@ -169,6 +174,7 @@ class Sending:
                     self._rewind()
                     self._tracker.open(self._run)
                     self._last, self._is_open = self._tracker.last_step(), True
+                    self._worked = True
                 sent = self._send_events() | self._send_lines()
                 self._tracker.flush()
                 if self._alerts.running and alive:
@@ -184,7 +190,7 @@ class Sending:
             raise
         self._name_damage()
         if not sent and not over:
-            time.sleep(self._times.poll_s)
+            self._over.wait(self._times.poll_s)
         return over
 
     def _send_lines(self) -> bool:
@@ -239,7 +245,9 @@ class Sending:
             self._hung = True
 
     def _end(self, alive: bool) -> None:
-        if self._alerts.running and not alive:
+        if self._alerts.running and not alive and self._last == _planned_steps(self._run.folder):
+            self._alerts.running, self._alerts.ended = False, "finish"  # versions before 0.1 do not say so
+        elif self._alerts.running and not alive:
             why = f"its process is gone without a word; the last line is of step {self._last}"
             self._tracker.event(self._alerts.crash(time.time(), step=self._last, why=why))
             self._store_position()
@@ -251,6 +259,12 @@ class Sending:
                 places = ", ".join(map(str, tail.damaged[:5]))
                 self._tell(f"{self.name}: {tail.path} has lines that are not JSON objects, at byte {places}; left out")
                 tail.damaged.clear()
+
+
+def _planned_steps(folder: Path) -> int | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return int(json.loads((folder / "plan.json").read_bytes())["steps"])
+    return None
 
 
 def _all_lines(path: Path) -> list[dict[str, Any]]:
@@ -274,8 +288,10 @@ def send(
     Args:
         names: of TRACKERS. alive, tell, follow: see `Sending`.
     """
+    over = threading.Event()
     sendings = [
-        Sending(name, TRACKERS[name](), run, alive=alive, tell=tell, follow=follow, times=times) for name in names
+        Sending(name, TRACKERS[name](), run, alive=alive, over=over, tell=tell, follow=follow, times=times)
+        for name in names
     ]
     threads = [
         threading.Thread(target=_locked, args=(sending, run, follow, times), daemon=True) for sending in sendings
@@ -283,24 +299,21 @@ def send(
     for thread in threads:
         thread.start()
     ended_s: float | None = None
+    events, alerts = Tail(run.folder / EVENTS), Alerts()
     while any(thread.is_alive() for thread in threads):
         time.sleep(min(0.2, times.poll_s))
-        others_ended = any(not thread.is_alive() for thread in threads)
-        ended = not follow or not alive() or (others_ended and _has_ended(run.folder))
+        for event in events.read():
+            list(alerts.of(event))
+        ended = not follow or not alive() or alerts.ended is not None
         ended_s = (ended_s or time.monotonic()) if ended else None
+        if ended and follow:
+            over.set()
         if ended_s is not None and time.monotonic() - ended_s > times.patience_s + WEBHOOK_TIMEOUT_S:
             break  # a library hangs
     stuck = {thread: sending for thread, sending in zip(threads, sendings, strict=True) if thread.is_alive()}
     for sending in stuck.values():
         sending.lacks = sending.lacks or f"{sending.name}: it does not answer"
     return [sending.lacks for sending in sendings if sending.lacks]
-
-
-def _has_ended(folder: Path) -> bool:
-    alerts = Alerts()
-    for event in _all_lines(folder / EVENTS):
-        list(alerts.of(event))
-    return alerts.ended is not None
 
 
 def _locked(sending: Sending, run: TrackedRun, follow: bool, times: Times) -> None:

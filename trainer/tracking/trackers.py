@@ -231,6 +231,7 @@ class MLflow(Tracker):
 
     def open(self, run: TrackedRun) -> None:
         """See `Tracker`."""
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the follower tries again, and says why
         import mlflow
 
         uri = run.settings.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")

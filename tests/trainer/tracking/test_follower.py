@@ -120,6 +120,20 @@ def test_it_gives_up_after_the_run_and_says_so(run: TrackedRun) -> None:
     assert sent.lacks == "made: the server is away"
 
 
+def test_a_tracker_that_never_worked_is_not_waited_for(run: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoKey(Recording):
+        def open(self, run: TrackedRun) -> None:
+            raise RuntimeError("no key")
+
+    store = Store()
+    monkeypatch.setattr(follower, "TRACKERS", {"bad": lambda: NoKey(Store()), "good": lambda: Recording(store)})
+    write(run, "events", {"event": "start", "step": 0}, {"event": "finished", "step": 3})
+    write(run, "metrics", *steps(1, 3))
+    patient = Times(poll_s=0.005, patience_s=1e6, pauses_s=(1e6,))  # rank 0 waits for the follower meanwhile
+    lacks = send(run, ["bad", "good"], alive=lambda: True, tell=lambda text: None, follow=True, times=patient)
+    assert lacks == ["bad: no key"] and store.steps == [1, 2, 3]
+
+
 def test_a_run_that_goes_back_continues_its_curve(run: TrackedRun) -> None:
     """Killed at step 9, it goes on from step 5: the tracker has 6 to 9 already."""
     write(run, "events", {"event": "start", "step": 0})
@@ -132,6 +146,15 @@ def test_a_run_that_goes_back_continues_its_curve(run: TrackedRun) -> None:
     sending(run, Recording(store)).run()
     assert store.steps == list(range(1, 13))
     assert store.alerts == ["start", "crash", "start", "finish"] and store.closed == ["crash", "finish"]
+
+
+def test_an_older_run_that_has_done_all_its_steps_is_no_crash(run: TrackedRun) -> None:
+    write(run, "events", {"event": "start", "step": 0})
+    write(run, "metrics", *steps(1, 4))
+    (run.folder / "plan.json").write_text('{"steps": 4}')
+    store = Store()
+    sending(run, Recording(store)).run()
+    assert store.alerts == ["start"] and store.closed == ["finish"]
 
 
 def test_it_follows_a_run_until_its_process_is_gone(run: TrackedRun) -> None:
