@@ -373,6 +373,15 @@ class Dataset:
         with part.damage_check:
             return kind.gather(inside, text, out_rows=out_rows, threads=self.options.threads)
 
+    def mixture_changes(self, least: float) -> tuple[int, ...]:
+        """First samples from which the shares of components differ by at least `least`; the first is 0.
+
+        A ramp has one whenever its shares have moved that far.
+        """
+        from mdata.mixing.phased_blend import PhasedBlend
+
+        return self.selection.changes(least) if isinstance(self.selection, PhasedBlend) else (0,)
+
     @property
     def continues(self) -> tuple[str, int] | None:
         """(id of the blend that this one continues, first sample that differs); None if it continues none."""

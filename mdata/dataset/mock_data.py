@@ -73,6 +73,10 @@ class MockDataset(Dataset):
         self._check_range(numbers)
         return np.zeros_like(numbers), numbers
 
+    def mixture_changes(self, least: float) -> tuple[int, ...]:
+        """See `Dataset.mixture_changes`: there is no mixture."""
+        return (0,)
+
     def __getitem__(self, sample: int | slice) -> Any:
         """See `Dataset.__getitem__`."""
         numbers = chosen(sample, None) if isinstance(sample, slice) else [from_start(sample, None)]

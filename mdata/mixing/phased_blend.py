@@ -118,6 +118,20 @@ class PhasedBlend(PickledByArguments):
         in_segment = self._given(number, num_samples - int(self.starts[number]))
         return tuple((self.cursors[number] + in_segment).tolist())
 
+    def changes(self, least: float) -> tuple[int, ...]:
+        """First samples of the stretches whose shares differ by at least `least` from those where the one before began.
+
+        The first is 0. The difference of two mixtures is the share of samples that one reads from other components;
+        shares are rounded, so 1e-9 less is enough.
+        """
+        starts, before = [], None
+        for start, segment in zip(self.starts.tolist(), self.segments, strict=False):
+            shares = segment.weights / segment.weights.sum()
+            if before is None or np.abs(shares - before).sum() / 2 >= least - 1e-9:
+                starts.append(start)
+                before = shares
+        return tuple(starts)
+
     def _segments_of(self, numbers: Int64s) -> Int64s:
         segments = np.searchsorted(self.starts[1:-1], numbers, side="right")
         return np.asarray(segments, np.int64)

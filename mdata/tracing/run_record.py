@@ -3,7 +3,8 @@
 It knows nothing of the trainer's configuration: it has the options of the dataset as `DatasetOptions.from_keys` takes
 them, and spans of steps with their batch sizes and data-parallel ranks. A blend that continues another one gives the
 samples of that one as well, so the blend of the last span gives every sample of the run. As in a manifest, unknown
-fields are refused except under `notes`: a field that decides what is read raises the version.
+fields are refused except under `notes`: a field that decides what is read raises the version. A record with skipped
+samples has version 2, any other version 1.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from mdata.corpus.open_part import is_stored
 from mdata.dataset.run_paths import StartedIn
@@ -27,7 +30,10 @@ from mdata.util.regular_files import regular_file
 
 RECORD = "data.json"
 FORMAT: Literal["mdata-run"] = "mdata-run"
-VERSION: Literal[1] = 1
+Version = Literal[1, 2]
+VERSION: Version = 1
+SKIPPING: Version = 2
+_LARGEST_SAMPLE = 1 << 62
 _WRITE_AGAIN = "restore it from a copy; a run that is started again writes it anew"
 
 
@@ -98,11 +104,12 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         corpora: id of each corpus by the name of its component; empty: unknown.
         valid, test: sets; None: nothing is evaluated.
         started_in: where relative paths start.
+        skip: pairs (first, last) of samples that are not trained on, ascending, apart from each other.
         notes: for people and other programs; never decides what is read.
     """
 
     format: Literal["mdata-run"] = FORMAT
-    version: Literal[1] = VERSION
+    version: Version = VERSION
     num_steps: int
     spans: tuple[RecordedSpan, ...]
     options: dict[str, Any]
@@ -111,6 +118,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     valid: RecordedSets | None = None
     test: RecordedSets | None = None
     started_in: StartedIn = StartedIn()
+    skip: tuple[tuple[int, int], ...] = ()
     notes: dict[str, Any] = {}
 
     @property
@@ -166,13 +174,39 @@ def samples_until(spans: Sequence[RecordedSpan], step: int) -> int:
     return sum(Steps([span.steps for span in spans], seed=0).bounds(step))
 
 
+SampleRanges = Sequence[tuple[int, int]]
+"""Pairs (first, last) of samples."""
+
+
+def merged_ranges(*lists: SampleRanges) -> tuple[tuple[int, int], ...]:
+    """All samples of some lists of ranges as ascending ranges that are apart from each other."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(pair for ranges in lists for pair in ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(last, merged[-1][1])
+        else:
+            merged.append((first, last))
+    return tuple(merged)
+
+
+def in_ranges(samples: npt.ArrayLike, ranges: SampleRanges) -> npt.NDArray[np.bool_]:
+    """Which of these samples are in merged ranges."""
+    bounds = np.array([(first, last + 1) for first, last in ranges], np.int64).reshape(-1)
+    places: npt.NDArray[np.intp] = np.searchsorted(bounds, np.asarray(samples), side="right")
+    inside: npt.NDArray[np.bool_] = places % 2 == 1
+    return inside
+
+
 def write_record(folder: Path, record: RunRecord) -> None:
     """Write data.json in one piece.
 
     Raises:
         OSError: from the file system; an older file stays as it was.
     """
-    text = json.dumps(msgspec.to_builtins(record), indent=1, ensure_ascii=False) + "\n"
+    value = msgspec.to_builtins(msgspec.structs.replace(record, version=SKIPPING if record.skip else VERSION))
+    if not record.skip:
+        del value["skip"]
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     atomic_io.atomic_write(folder / RECORD, text.encode())
 
 
@@ -209,11 +243,11 @@ def parse_record(content: bytes, name: str) -> RunRecord:
         raise DamageError(f"{name} is not JSON", found=str(error), fix=_WRITE_AGAIN) from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise DamageError(f"{name} is not the record of a run", expected=f'"format": "{FORMAT}"', fix=_WRITE_AGAIN)
-    if value.get("version") != VERSION:
+    if value.get("version") not in (VERSION, SKIPPING):
         raise UsageError(
             f"{name}: this mdata cannot read its version",
             found=f"version {json.dumps(value.get('version'))}",
-            expected=f"version {VERSION}",
+            expected=f"version {VERSION} or {SKIPPING}",
             fix="use the mdata that trained the run, or a later one",
         )
     try:
@@ -244,6 +278,11 @@ def _problem(record: RunRecord) -> str | None:
             return f"span {number + 1} does not begin behind the one before"
         if samples_until(spans[:number], span.steps_before) != span.samples_before:
             return f"the spans before step {span.steps_before} do not end at sample {span.samples_before}"
+    wrong = any(not 0 <= first <= last < _LARGEST_SAMPLE for first, last in record.skip)
+    if wrong or record.skip != merged_ranges(record.skip):
+        return "the skipped ranges of samples are not ascending and apart"
+    if bool(record.skip) != (record.version == SKIPPING):
+        return f"version {record.version} with{'out' * (not record.skip)} skipped samples"
     try:
         data_id = hash_of(record.identity)
     except TypeError:  # a float

@@ -46,6 +46,8 @@ _PART = re.compile(r"rank-[0-9]{5,9}\.json")
 _EXTRA = re.compile(r"(tokenizer/)?[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _SCALER = {"scale", "good_steps", "hysteresis"}  # see optim/scaler.py
+_SPIKES = {"window": 2, "waiting": 5}  # numbers of a row; see run/spike_detector.py
+_SPIKE_COUNTS = {"mixture", "in_a_row", "last_above"}
 _EMPTY_CHECKSUM = b'"checksum": ""'
 
 
@@ -111,6 +113,7 @@ class RunState:
         versions: of the programs that wrote it, and the layout; for humans.
         skipped_samples: samples of the steps that were not applied.
         float8: the largest values of each FP8 layer (layers/float8_scaling.py); empty without delayed scaling.
+        spikes: the state of the spike detector (run/spike_detector.py); empty without one.
         schedule_steps, schedule_samples, moment_steps: offsets that schedules and updates add to the run's steps and
             samples; may be negative; 0 without checkpoint.init_from.
     """
@@ -129,6 +132,7 @@ class RunState:
     schedule_steps: int = 0
     schedule_samples: int = 0
     moment_steps: int = 0
+    spikes: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,8 +411,21 @@ def _run(value: Any) -> RunState:
         raise IndexFault("run/scaler", run.scaler, f"numbers {', '.join(sorted(_SCALER))}")
     if wrong := [name for name, rows in run.float8.items() if not is_history(rows)]:
         raise IndexFault(f"run/float8/{wrong[0]}", run.float8[wrong[0]], "rows of 3 numbers from 0 on")
+    if run.spikes:
+        _check_spikes(run.spikes)
     try:
         load_toml(run.config)
     except ValueError as error:  # not TOML, a number of 5,000 digits, nested too deep
         raise IndexFault("run/config", str(error), "TOML") from error
     return run
+
+
+def _check_spikes(spikes: dict[str, Any]) -> None:
+    check_keys(spikes, {*_SPIKES, *_SPIKE_COUNTS}, place="run/spikes")
+    for name, length in _SPIKES.items():
+        for row in list_of(spikes[name], f"run/spikes/{name}"):
+            numbers = type(row) is list and len(row) == length and all(type(x) in (int, float, bool) for x in row)
+            if not numbers or not all(map(math.isfinite, row)):
+                raise IndexFault(f"run/spikes/{name}", row, f"{length} finite numbers")
+    for name in _SPIKE_COUNTS:
+        whole_number(spikes[name], f"run/spikes/{name}", low=-1000)

@@ -287,6 +287,7 @@ class DataSection:
         # beside the corpus
     )
     cache_size: str | None = None  # limit on these blocks, such as "500 GiB"; not set: until the disk is nearly full
+    skip: tuple[str, ...] = ()  # samples that are not trained on, as ranges "FIRST-LAST" of the run's order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -487,6 +488,24 @@ class TrackSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SpikesSection:
+    """What counts as a spike of the loss or of the gradient norm, and what a run does about it."""
+
+    action: Literal["off", "report", "skip", "roll_back"] = (
+        "report"  # report: an event and a page; skip: also without an update; roll_back: also back to the newest
+        # checkpoint before it, and on without its samples
+    )
+    window: Annotated[int, Range(16)] = 128  # earlier steps that a step is compared with; half of them are enough
+    threshold: PositiveAmount = 8.0  # robust z-score of a spike: distance from the window's median, in deviations
+    warmup_steps: Count | None = (
+        None  # first steps of the run that raise no alarm; not set: those of the learning rate's warmup
+    )
+    skip_before: Count = 0  # roll_back: steps before that of the spike whose samples are skipped, too
+    skip_after: Count = 0  # roll_back: steps after that of the spike whose samples are skipped, too
+    max_rollbacks: Positive = 3  # roll_back: how often a run may return to one checkpoint; after that it ends
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """The whole run."""
 
@@ -502,3 +521,4 @@ class RunConfig:
     kernels: KernelsSection = dataclasses.field(default_factory=KernelsSection)
     checkpoint: CheckpointSection = dataclasses.field(default_factory=CheckpointSection)
     track: TrackSection = dataclasses.field(default_factory=TrackSection)
+    spikes: SpikesSection = dataclasses.field(default_factory=SpikesSection)

@@ -43,13 +43,15 @@ class StepResult:
 
     Args:
         grad_norm: fp64 scalar, global L2 norm before clipping, of the mean loss's gradient.
-        applied: bool scalar, False if the norm was not finite and nothing was changed.
+        applied: bool scalar, False if the norm was not finite or a limit was exceeded, and nothing was changed.
         totals: fp64, the totals given by the ranks, summed over all of them.
+        squares: fp64, this rank's part of the squared norm of each of `norm_groups`; not summed over ranks.
     """
 
     grad_norm: Tensor
     applied: Tensor
     totals: Tensor
+    squares: Tensor
 
 
 class Optimizer:
@@ -61,6 +63,7 @@ class Optimizer:
         groups: axis -> ranks along it, for the shard axes, those of copies, and "world".
         kernels: the implementation of the update.
         recorder: records the update of a rank that shares its parameters with no other; None: not recorded.
+        norm_groups: names of groups of parameters (`norm_group`) whose squared norms each step gives.
 
     Attributes:
         holds: name -> the runs of the buffers that this rank updates, and where they lie in a tensor of the state: of
@@ -79,6 +82,7 @@ class Optimizer:
         groups: Mapping[str, Group],
         kernels: Kernels,
         recorder: Recorder | None = None,
+        norm_groups: Sequence[str] = (),
     ) -> None:
         self.buffers, self.settings, self.groups, self.kernels = buffers, settings, groups, kernels
         unsharded = buffers.sharding == "none"
@@ -115,6 +119,11 @@ class Optimizer:
             buffers, groups, held=held, overlap=settings.overlap_grad_reduce, shrink=self._shrunk
         )
         self.hooks = DataParallelHooks(self.gathers, self.reducer)
+        self._norm_groups = [list[tuple[int, int]]() for _ in norm_groups]  # elements of each in the buffers
+        for slot, low, high, _ in self.owned.parameters() if norm_groups else ():
+            if is_first_copy(slot.spec.copies, lambda axis: self.groups[axis].rank):
+                place = norm_groups.index(norm_group(slot.spec.name))
+                self._norm_groups[place].append((slot.start + low, slot.start + high))
         alone = groups["data"].size == 1 and self._matrices is None
         self._recorder = recorder if alone else None
         self._recordings: dict[Any, RecordedFunction | None] = {}
@@ -144,6 +153,7 @@ class Optimizer:
         embedding_rate: float | None = None,
         weight_decay: float | None = None,
         scale: Tensor | None = None,
+        limits: tuple[float, float] | None = None,
     ) -> StepResult:
         """Reduce, update, gather.
 
@@ -154,16 +164,18 @@ class Optimizer:
             totals: fp64 [1 + any], this rank's part of sums over all ranks; the gradient is divided by the first: its
                 number of loss tokens, or of microbatches for a mean of their means.
             scale: fp64 scalar by which gradients were multiplied; None: 1.
+            limits: largest quotient of the second and third total (the loss), and largest norm; above one of them
+                nothing is changed. None, in all steps: there are no limits.
         """
         self.gathers.release()
         self.reducer.finish()
         decay = self.settings.weight_decay if weight_decay is None else weight_decay
         embedding_rate = learning_rate if embedding_rate is None else embedding_rate
-        rates = torch.tensor((learning_rate, embedding_rate, decay), dtype=torch.float64)
+        rates = torch.tensor((learning_rate, embedding_rate, decay, *(limits or ())), dtype=torch.float64)
         numbers = (rates.to(totals.device, non_blocking=True), totals, scale)
-        norm, applied, sums = self._recorded(numbers) or self._reduce_and_update(*numbers)
+        norm, applied, sums, squares = self._recorded(numbers) or self._reduce_and_update(*numbers)
         self.buffers.forget()
-        return StepResult(norm, applied, sums)
+        return StepResult(norm, applied, sums, squares)
 
     def _recorded(self, numbers: tuple[Tensor, Tensor, Tensor | None]) -> Sequence[Any]:
         """The results of a recorded `_reduce_and_update`; nothing where it has to be computed."""
@@ -178,18 +190,21 @@ class Optimizer:
             self._recordings[key] = recorded
         return recorded(*numbers)
 
-    def _reduce_and_update(self, rates_3: Tensor, totals: Tensor, scale: Tensor | None) -> tuple[Tensor, ...]:
+    def _reduce_and_update(self, numbers_R: Tensor, totals: Tensor, scale: Tensor | None) -> tuple[Tensor, ...]:
         """The tensor operations of a step, and nothing else, so that they can be recorded."""
         self.reducer.sum_copies()
         sums = all_reduce_(torch.cat((self._square().view(1), totals)), self.groups["world"])
         divisor = (sums[1] if scale is None else sums[1] * scale) / self._shrunk
         norm = sums[0].sqrt() / divisor
-        applied = norm.isfinite()
+        applied, rates_3, limits = norm.isfinite(), numbers_R[:3], numbers_R[3:]
+        if len(limits):
+            applied &= (norm <= limits[1]) & ~(sums[2] / sums[3] > limits[0])
+        squares = self._squares_by_group() / divisor.square()
         clip = self.settings.clip_norm
         factor = (clip / norm.clamp(min=clip) if clip else 1.0) / divisor
         self._steps += applied
         self._update(factor, rates_3.unbind(), applied)
-        return norm, applied, sums[1:]
+        return norm, applied, sums[1:], squares
 
     def loaded(self, steps: int) -> None:
         """Continue from the values in `state`, after this many updates; parameters become the rounded weights."""
@@ -235,6 +250,19 @@ class Optimizer:
         zeros = sum(((values == 0).sum(dtype=torch.float64) for values in gradients), none)
         square, zeros = all_reduce_(torch.stack((square, zeros)), self.groups["world"]).unbind()
         return torch.stack((square.sqrt(), zeros))
+
+    def _squares_by_group(self) -> Tensor:
+        """This rank's part of the squared norm of each of the norm groups, fp64; precise enough for people."""
+        spans = [span for group in self._norm_groups for span in group]
+        if not spans:
+            return self._steps.new_zeros(len(self._norm_groups))
+        views = [self.buffers.gradients.view(*span) for span in spans]
+        norms = torch._foreach_norm(views, 2, torch.promote_types(views[0].dtype, torch.float32))
+        squares, first, sums = torch.stack(norms).double().square(), 0, []
+        for group in self._norm_groups:
+            sums.append(squares[first : first + len(group)].sum())
+            first += len(group)
+        return torch.stack(sums)
 
     def _update(self, factor: Tensor, rates: Sequence[Tensor], applied: Tensor) -> None:
         settings, dtype, (rate, embedding_rate, scheduled_decay) = self.settings, self.buffers.main_dtype, rates
@@ -298,6 +326,11 @@ def _by_rate(segment: RuleRange, bucket: Bucket, *, apart: bool) -> Iterator[tup
 def owned_runs(layout: BufferLayout, groups: Mapping[str, Group]) -> Ownership:
     """The runs owned by the rank with these groups."""
     return owned_by(layout, {axis: groups[axis].rank for axis in ("data", "edp")})
+
+
+def norm_group(name: str) -> str:
+    """The group of a parameter in which its gradient is measured: its name without the number of its layer."""
+    return ".".join(part for part in name.split(".") if not part.isdecimal())
 
 
 NORM_BLOCK = 1024  # elements whose squares are summed in the gradient's own precision; the blocks are summed in fp64

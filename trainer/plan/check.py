@@ -40,6 +40,7 @@ from trainer.plan.lengths import (
     run_length,
     schedule_lengths,
     sizes_setting,
+    skipped_ranges,
     training_samples,
 )
 from trainer.plan.stages import num_chunks
@@ -96,6 +97,7 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
         *precision_problems(config),
     ]
     problems += [*_first_state_problems(config.checkpoint), *_keep_best_problems(config, facts)]
+    problems += _spike_problems(config)
     problems += [] if of_model else kernel_problems(config, world_size)  # these build the model's shape
     if config.data.blend == MOCK:
         return problems + list(_mock_problems(config.data, config.model.vocab_size))
@@ -130,6 +132,19 @@ def _keep_best_problems(config: RunConfig, facts: DataFacts | None) -> Iterator[
     if best and lacks:
         why, keys = " and ".join(lacks.values()), "" if mock else f"{' and '.join(lacks)}, or "
         yield f"checkpoint.keep_best={best} would keep nothing: {why}; set {keys}checkpoint.keep_best=0"
+
+
+def _spike_problems(config: RunConfig) -> Iterator[str]:
+    try:
+        skipped_ranges(config.data.skip)
+    except UsageError as error:
+        yield " ".join(str(error).split())
+    saves = config.checkpoint.interval or config.checkpoint.minutes
+    if config.spikes.action == "roll_back" and not saves:
+        yield (
+            'spikes.action="roll_back" has no checkpoint to return to: checkpoint.interval is not set and '
+            'checkpoint.minutes=0; set one of them, or spikes.action="skip"'
+        )
 
 
 def _model_problems(config: RunConfig) -> Iterator[str]:

@@ -9,6 +9,8 @@ Pure.
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Sequence
 from typing import Literal
 
 from mdata import UsageError
@@ -111,6 +113,24 @@ def training_samples(train: TrainSection) -> int:
     if train.steps:
         return train.steps * max(batch_sizes(train).sizes)
     return train.samples or (train.tokens or 0) // train.sequence_length
+
+
+def skipped_ranges(skip: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """data.skip as (first, last) samples, in its order.
+
+    Raises:
+        UsageError: an entry that is no range.
+    """
+    ranges = []
+    for text in skip:
+        match = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", text.strip())
+        if match is None or int(match[1]) > int(match[2]):
+            raise UsageError(
+                f"data.skip={text!r} is no range of samples",
+                expected='"FIRST-LAST", both counted from 0 in the run\'s order, such as "76800-77055"',
+            )
+        ranges.append((int(match[1]), int(match[2])))
+    return tuple(ranges)
 
 
 def order_samples(config: RunConfig) -> int:

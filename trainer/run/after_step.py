@@ -36,6 +36,7 @@ from trainer.run.run_folder import Owner, record_file, tokenizer_files, versions
 from trainer.run.saving import Saver, SaveSchedule
 from trainer.run.signals import StopRequests, StopVotes, stop
 from trainer.run.skipped_steps import SkippedSteps, diverged
+from trainer.run.spikes import Spikes
 from trainer.run.step_report import FinishedStep, StepReport, Votes
 from trainer.tasks.in_training import score_tasks
 from trainer.tracking.files import tracking_file
@@ -49,7 +50,7 @@ class AfterStep:
     Args:
         log: of rank 0; None on the others.
         last: the step after which this start of the run ends; later if no checkpoint can be written there.
-        callbacks: see `train`. times: of all ranks.
+        callbacks: see `train`. times: of all ranks. spikes: the state of the spike detector, from a checkpoint.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class AfterStep:
         last: int,
         callbacks: Sequence[Callback] = (),
         times: RankTimes | None = None,
+        spikes: Mapping[str, Any],
     ) -> None:
         self.config, self.plan, self.data, self.engine = config, engine.plan, data, engine
         self.log, self.progress, self.last = log, progress, last
@@ -81,6 +83,16 @@ class AfterStep:
         folder = Path(config.run.folder)
         extras = {} if log is None else tokenizer_files(data) | record_file(folder) | tracking_file(folder)
         self.saver = Saver(config, engine, extras=extras, tell=self._tell, check_owner=owner.check_checkpoints)
+        self.spikes = Spikes(
+            config,
+            engine,
+            data=data,
+            saver=self.saver,
+            components=self.measuring.components,
+            log=log,
+            tell=progress.note,
+            state=spikes,
+        )
 
     def votes(self, stops: StopRequests) -> Sequence[float]:
         """This rank's `Votes`; `settle` is given the sums."""
@@ -128,12 +140,13 @@ class AfterStep:
         Args:
             is_newest: the state is that of this step; otherwise a later step has begun; requests then apply after it.
             tokens: read since the run was started, for the progress display.
+
+        Raises:
+            RollBackError: the run starts again from a checkpoint before this step.
         """
         step = now.steps
         self.saver.poll()  # the checkpoint of an earlier step, before any line of this one
-        if self.log is not None and not report.applied:
-            numbers = {"loss": report.loss, "grad_norm": report.grad_norm, "loss_tokens": report.num_tokens}
-            self.log.event("skipped", {"step": step, **numbers})
+        spike = self.spikes.add(step, report)
         self.skipped.add(step, report)
         evaluated = evaluates(step, self.config, last=self.plan.steps)
         records = self.records(step)
@@ -147,6 +160,9 @@ class AfterStep:
             self.log.alive()
         if records and not evaluated:
             self._record(step, measured, {})
+        self.spikes.write_pages(step)
+        if spike is not None and report.applied and self.config.spikes.action == "roll_back":
+            self.spikes.roll_back(spike, until=now.samples)
         votes = report.votes
         self.schedule.add_votes((votes.save, votes.sigterm, votes.ctrl_c))
         if votes.save_failed:
@@ -237,6 +253,7 @@ class AfterStep:
             schedule_steps=now.schedule_steps,
             schedule_samples=now.schedule_samples,
             moment_steps=now.moment_steps,
+            spikes=self.spikes.to_numbers(),
         )
         if self.log is not None:
             self.log.sync()  # a curve never ends before the checkpoint that continues it

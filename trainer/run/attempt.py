@@ -150,7 +150,8 @@ def check_restarts(settings: RunSection, step: int) -> None:
     """
     if settings.max_restarts is None:
         return
-    starts = [event.get("step") for event in read_events(Path(settings.folder)) if event["event"] == "start"]
+    events = read_events(Path(settings.folder))
+    starts = [event.get("step") for event in events if event["event"] == "start" and not event.get("rolled_back")]
     in_vain = len(list(itertools.takewhile(lambda start: start == step, reversed(starts))))
     if in_vain > settings.max_restarts:
         raise TooManyRestartsError(

@@ -22,12 +22,12 @@ from mdata.dataset.mock_data import MOCK, MockDataset
 from mdata.dataset.run_paths import StartedIn
 from mdata.loader.loader import BatchPlan, collate
 from mdata.progress import SILENT, Progress
-from mdata.tracing.run_record import RecordedSets, RecordedSpan, RunRecord, continued_spans, span_of
+from mdata.tracing.run_record import RecordedSets, RecordedSpan, RunRecord, continued_spans, merged_ranges, span_of
 from trainer.config.sections import RunConfig, TrainSection
 from trainer.models.stage import Microbatch
 from trainer.parallel.collectives import Group
 from trainer.plan.check import DataFacts
-from trainer.plan.lengths import batch_sizes, order_samples, run_length
+from trainer.plan.lengths import batch_sizes, order_samples, run_length, skipped_ranges
 from trainer.plan.plan import Plan
 from trainer.tasks.in_training import FixedTask, read_tasks, task_problems
 
@@ -168,12 +168,14 @@ def to_device(
     numbered: bool = False,
     cp: Group | None = None,
     components: np.ndarray | None = None,
+    skipped: np.ndarray | None = None,
 ) -> Microbatch:
     """Check the ids and move one microbatch to the device.
 
     Args:
         numbered: the microbatch with its sample numbers. cp: the ranks that share its rows; None: rows are whole.
         components: int64[B], the component of each row, if the microbatch should have them.
+        skipped: bool[B], rows whose tokens do not count in the loss; None: all count.
 
     Raises:
         UsageError: an id is outside the model's vocabulary (possible only in a foreign corpus).
@@ -190,6 +192,8 @@ def to_device(
     moved = _moved(text, device)
     tokens, labels = moved[:, :-1], moved[:, 1:]
     mask = torch.ones(tokens.shape, device=device) if batch.rows.unmasked else _moved(batch.loss_mask, device)
+    if skipped is not None and skipped.any():
+        mask = mask * _moved(np.float32(1) - skipped.astype(np.float32), device)[:, None]
     samples = _moved(np.asarray(batch.samples, np.int64), device) if numbered else None
     places = None if components is None else _moved(components, device)
     microbatch = Microbatch(
@@ -301,6 +305,7 @@ def record_of(
         valid=valid if config.train.evaluate else None,
         test=_recorded_sets(config.data.test, data.test, config.train) if config.train.evaluate else None,
         started_in=started_in,
+        skip=merged_ranges(skipped_ranges(config.data.skip)),
     )
 
 

@@ -42,7 +42,7 @@ from trainer.models.symmetric_layers import use_symmetric_products
 from trainer.optim.buffers import Buffers
 from trainer.optim.layout import make_layout
 from trainer.optim.model_buffers import STATE, ModelBuffers
-from trainer.optim.optimizer import Optimizer, owned_runs
+from trainer.optim.optimizer import Optimizer, norm_group, owned_runs
 from trainer.optim.ownership import Ownership
 from trainer.optim.scaler import LossScaler, scale_rule
 from trainer.parallel.collectives import all_reduce_, gather_objects
@@ -55,7 +55,7 @@ from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_buffers, rank_parameters
 from trainer.run.data import to_device
 from trainer.run.run_folder import versions
-from trainer.run.step_report import Moment, PendingReport, mean, numbers_beside
+from trainer.run.step_report import NO_LIMITS, Limits, Moment, PendingReport, mean, numbers_beside
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 EVALUATED_PER_RANK = 4  # microbatches of an evaluation that go through a pipeline together, for each of its ranks
@@ -124,8 +124,15 @@ class Engine:
             sharding=config.optimizer.sharding,
             in_params_dtype=config.precision.gradients == "params",
         )
+        named = {norm_group(spec.name) for spec in family.parameters(plan.shape, Place(tp_size=tp.size))}
+        self.norm_groups = () if config.spikes.action == "off" else tuple(sorted(named))
         self.optimizer = Optimizer(
-            self.buffers, config.optimizer, groups=world.groups, kernels=stages[0].kernels, recorder=recorder
+            self.buffers,
+            config.optimizer,
+            groups=world.groups,
+            kernels=stages[0].kernels,
+            recorder=recorder,
+            norm_groups=self.norm_groups,
         )
         for stage in stages:
             stage.hooks, stage.loss_function = self.optimizer.hooks, loss
@@ -151,11 +158,14 @@ class Engine:
         """Steps in a row that may be skipped while the loss scale is on its way down."""
         return self.scaler.rule.most_overflows if self.scaler is not None else 0
 
-    def microbatch(self, batch: Batch, *, components: np.ndarray | None = None) -> Microbatch:
+    def microbatch(
+        self, batch: Batch, *, components: np.ndarray | None = None, skipped: np.ndarray | None = None
+    ) -> Microbatch:
         """A batch of a loader on this rank's device.
 
         Args:
             components: int64[B], the blend component of each row, if the report of the step should have their losses.
+            skipped: bool[B], rows that do not count in the loss; None: all count.
 
         Raises:
             UsageError: an id is outside the model's vocabulary (possible only in a foreign corpus).
@@ -168,6 +178,7 @@ class Engine:
             numbered=bool(model.hidden_dropout or model.attention_dropout),
             cp=self.cp,
             components=components,
+            skipped=skipped,
         )
 
     def whole_logits(self, batch: Microbatch) -> Tensor:
@@ -187,6 +198,7 @@ class Engine:
         votes: Callable[[], Sequence[float]] = tuple,
         num_components: int = 0,
         measure: bool = False,
+        limits: Limits = NO_LIMITS,
     ) -> PendingReport:
         """Train on this rank's microbatches of one global batch; does not wait for the device.
 
@@ -198,6 +210,7 @@ class Engine:
                 loss of each.
             measure: whether the report has the norm of the parameters and the number of zero gradients, which takes
                 one more sum over all ranks.
+            limits: of the loss and the norm; under spikes.action = "skip" a step above them changes nothing.
         """
         own_means = self.loss_average == "megatron"
         scale, gradient_scale = self._scales(len(microbatches), own_means=own_means)
@@ -215,7 +228,12 @@ class Engine:
         self.copies.before_update()
         began = self._moment()
         result = self.optimizer.step(
-            learning_rate, totals, embedding_rate=embedding_rate, weight_decay=decay, scale=gradient_scale
+            learning_rate,
+            totals,
+            embedding_rate=embedding_rate,
+            weight_decay=decay,
+            scale=gradient_scale,
+            limits=limits if self.config.spikes.action == "skip" else None,
         )
         sync = (began, self._moment())
         if self.float8 is not None:
@@ -225,9 +243,9 @@ class Engine:
                 new = cast(BufferedStage, stage).next_buffers(self.world.groups["data"])
                 self.model_buffers.update(new, applied=result.applied)
         if self.scaler is not None:  # without loss tokens there was nothing that could overflow
-            self.scaler.update_(~result.applied, counts=result.totals[2] > 0)
+            self.scaler.update_(~result.grad_norm.isfinite(), counts=result.totals[2] > 0)
         done = torch.stack((result.grad_norm, result.applied.double(), scale))
-        numbers = torch.cat((done, result.totals[1:]))
+        numbers = torch.cat((done, result.totals[1:], result.squares))
         if measure:
             numbers = torch.cat((numbers, self.optimizer.norm_and_zeros()))
         return PendingReport(
@@ -237,6 +255,8 @@ class Engine:
             loss_names=self.loss_names,
             measured=measure,
             sync=sync,
+            limits=limits,
+            num_groups=len(self.norm_groups),
         )
 
     def _moment(self) -> Moment:
@@ -248,6 +268,11 @@ class Engine:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+    def norms_by_group(self, squares: Sequence[float]) -> dict[str, float]:
+        """The gradient norm of each group of parameters, from the squares of a report; a collective, which waits."""
+        sums = torch.tensor(squares, dtype=torch.float64, device=self.world.device)
+        return dict(zip(self.norm_groups, all_reduce_(sums, self.everyone).sqrt().tolist(), strict=True))
 
     @out_of_memory_in("the forward and backward passes", fix=FEWER_TOKENS)
     def add_gradients(

@@ -122,6 +122,18 @@ def event_text(kind: str, facts: Mapping[str, Any]) -> str | None:
         return f"step {facts['step']:,}: checkpoint {facts['checkpoint']} written in {facts['seconds']:.1f} s"
     if kind == "skipped" and facts.get("loss_tokens") == 0:
         return f"step {facts['step']:,}: skipped, none of its tokens counts in the loss"
+    if kind == "spike":
+        limits = f"limits {facts['loss_limit']:.4f} and {facts['grad_norm_limit']:.4g}"
+        numbers = f"loss {facts['loss']:.4f}, gradient norm {facts['grad_norm']:.4g} ({limits})"
+        return f"step {facts['step']:,}: spike, {numbers}; {facts['page']}"
+    if kind == "rollback":
+        first, last = facts["samples"]
+        skipped = f"samples {first:,} to {last:,} are skipped"
+        return f"step {facts['step']:,}: rolling back to {facts['checkpoint']}; {skipped} from now on"
+    if kind == "skip" and facts.get("why") == "spike":
+        return f"step {facts['step']:,}: skipped as a spike, loss {facts['loss']:.4f}, norm {facts['grad_norm']:.4g}"
+    if kind == "skip" and facts.get("why") == "data.skip":
+        return f"step {facts['step']:,}: skipped, its samples are in data.skip"
     if kind == "skipped":
         return f"step {facts['step']:,}: skipped, gradient norm {facts['grad_norm']}, loss {facts['loss']:.4f}"
     return None

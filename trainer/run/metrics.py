@@ -150,6 +150,20 @@ def read_metrics(folder: Path, *, name: str = METRICS) -> list[dict[str, Any]]:
     return lines
 
 
+def last_metrics(folder: Path, num_bytes: int = 1 << 19) -> list[dict[str, Any]]:
+    """The last lines of metrics.jsonl, as many as fit into so many bytes, so that it takes as long for any run.
+
+    Raises:
+        DamageError: as `read_metrics`.
+    """
+    path = folder / METRICS
+    with regular_file(path).open("rb") as file:
+        first = max(0, file.seek(0, os.SEEK_END) - num_bytes)
+        file.seek(first)
+        lines = file.read().split(b"\n")[1 if first else 0 : -1]
+    return [_parsed(line, path, 0) for line in lines if line]
+
+
 def read_events(folder: Path) -> list[dict[str, Any]]:
     """The lines of events.jsonl; see read_metrics."""
     return _read_lines(folder / EVENTS)

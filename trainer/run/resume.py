@@ -102,6 +102,7 @@ class Start:
         changes: settings that differ from the checkpoint: name -> (before, now).
         notes: the changes and their consequences as text, a line each.
         first: the folder of a new run's first state, which may be one of several in checkpoint.init_from; None: drawn.
+        spikes: the state of the spike detector; empty: none.
     """
 
     done: Done
@@ -110,6 +111,7 @@ class Start:
     changes: Mapping[str, tuple[Any, Any]]
     notes: tuple[str, ...]
     first: Location | None = None
+    spikes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
         """The start for events.jsonl: its position, and the settings that differ from the checkpoint."""
@@ -144,13 +146,19 @@ def find_start(config: RunConfig, data: RunData, *, found: ResumePoint | None = 
     if stored is None:
         note = f"{folder.name} has settings that this version does not know, so changed settings are not reported"
         return Start(
-            done=done, folder=folder, config=with_horizon(config, None), changes={}, notes=(*checkpoint_notes, note)
+            done=done,
+            folder=folder,
+            config=with_horizon(config, None),
+            changes={},
+            notes=(*checkpoint_notes, note),
+            spikes=run.spikes,
         )
     before = with_horizon(stored, None)
     now = with_horizon(config, before)
     changes = changed_settings(before, now)
     notes = tuple(_notes(changes, before=before, now=now, asked=config, folder=folder, done=done))
-    return Start(done=done, folder=folder, config=now, changes=changes, notes=(*checkpoint_notes, *notes))
+    notes = (*checkpoint_notes, *notes)
+    return Start(done=done, folder=folder, config=now, changes=changes, notes=notes, spikes=run.spikes)
 
 
 def conflicts_without_data(config: RunConfig, resume_point: ResumePoint) -> list[UsageError]:

@@ -12,10 +12,11 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from mdata import __version__
@@ -23,7 +24,16 @@ from mdata.dataset.run_paths import StartedIn
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.object_storage.address import address_of, is_address
 from mdata.tracing.run_folder import find_record, is_run
-from mdata.tracing.run_record import RECORD, RecordedSpan, RunRecord, parse_record, write_record
+from mdata.tracing.run_record import (
+    RECORD,
+    RecordedSpan,
+    RunRecord,
+    SampleRanges,
+    merged_ranges,
+    parse_record,
+    read_record,
+    write_record,
+)
 from mdata.util import atomic_io, file_lock
 from trainer.checkpoint.folder import read_index
 from trainer.checkpoint.load import read_extras
@@ -33,6 +43,7 @@ from trainer.config.sections import RunConfig
 from trainer.convert.megatron_folder import LATEST as MEGATRON_LATEST
 from trainer.parallel.world import World
 from trainer.plan.facts import plan_facts
+from trainer.plan.lengths import skipped_ranges
 from trainer.plan.plan import Plan
 from trainer.run.attempt import Attempt, claim, newest_attempt, this_attempt
 from trainer.run.data import RunData, record_of
@@ -189,7 +200,12 @@ def write_run_files(config: RunConfig, plan: Plan, *, data: RunData, start: Star
         checkpoint = dataclasses.replace(checkpoint, folder=str(Path(checkpoint.folder).absolute()))
     (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
     # First, because the earlier spans of a run without data.json are read from its config.toml.
-    write_record(folder, _record(config, plan, data=data, start=start, note=note))
+    with _record_locked(folder):
+        record = _record(config, plan, data=data, start=start, note=note)
+        with suppress(UsageError, DamageError):  # what was recorded while this start began
+            meanwhile = _recorded_skip(folder, data, resumes=start.folder is not None) or ()
+            record = msgspec.structs.replace(record, skip=merged_ranges(record.skip, meanwhile))
+        write_record(folder, record)
     files = {
         "config.toml": dump_config(dataclasses.replace(config, checkpoint=checkpoint)).encode(),
         "plan.json": _json({**plan_facts(config, plan), "data_id": data.train.data_id}),
@@ -198,6 +214,66 @@ def write_run_files(config: RunConfig, plan: Plan, *, data: RunData, start: Star
     for name, content in files.items():
         atomic_io.atomic_write(folder / name, content)
     return folder
+
+
+def with_recorded_skip(
+    config: RunConfig, data: RunData, *, newest: Location | None, tell: Callable[[str], None]
+) -> RunConfig:
+    """The configuration with the samples, too, that data.json records as skipped; on rank 0.
+
+    Args:
+        newest: the checkpoint that the run continues from; without data.json its copy counts.
+        tell: is told if data.json cannot be read, so that the copy counts, too.
+    """
+    folder = Path(config.run.folder)
+    try:
+        recorded = _recorded_skip(folder, data, resumes=newest is not None)
+    except (UsageError, DamageError) as error:
+        recorded = None
+        tell(f"skipped samples are not read from data.json: {str(error).splitlines()[0]}")
+    if recorded is None:
+        recorded = () if newest is None else _checkpoint_skip(newest)
+    if not recorded:
+        return config
+    ranges = merged_ranges(skipped_ranges(config.data.skip), recorded)
+    skip = tuple(f"{first}-{last}" for first, last in ranges)
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, skip=skip))
+
+
+def record_skip(folder: Path, ranges: SampleRanges) -> None:
+    """Add samples to those that data.json records as skipped; the next start of the run does not train on them.
+
+    Raises:
+        UsageError: no data.json there, or written by a later version. DamageError: it cannot be read.
+    """
+    with _record_locked(folder):
+        record = read_record(folder)
+        if record is None:
+            fix = "start the run once more: it writes one"
+            raise UsageError(f"{folder} has no {RECORD} that could record skipped samples", fix=fix)
+        write_record(folder, msgspec.structs.replace(record, skip=merged_ranges(record.skip, ranges)))
+
+
+def _record_locked(folder: Path) -> AbstractContextManager[None]:
+    """Alone among those who change data.json: the run as it starts, and `mtrain skip`."""
+    return file_lock.wait_for(folder / f".{RECORD}.lock")
+
+
+def _recorded_skip(folder: Path, data: RunData, *, resumes: bool) -> SampleRanges | None:
+    """The skipped samples of data.json; None: there is no such file, or one of another order of data.
+
+    Args:
+        resumes: the run continues from a checkpoint, whose order is compared elsewhere.
+    """
+    record = read_record(folder)
+    if record is None or not (resumes or record.now.data_id == data.train.data_id):
+        return None
+    return record.skip
+
+
+def _checkpoint_skip(checkpoint: Location) -> SampleRanges:
+    extras = read_extras(checkpoint, read_index(checkpoint), names=[RECORD])
+    return parse_record(extras[RECORD], f"{checkpoint}/{RECORD}").skip if RECORD in extras else ()
 
 
 def _record(config: RunConfig, plan: Plan, *, data: RunData, start: Start, note: Callable[[str], None]) -> RunRecord:

@@ -1,7 +1,8 @@
 """Counts steps that changed nothing: too many in a row end a run.
 
 A step is skipped if its gradient norm is not finite, or if none of its tokens has loss. The first may mean that the run
-has diverged; after the second the state is as good as before.
+has diverged; after the second the state is as good as before. Steps that are skipped on purpose (data.skip, spikes) do
+not count.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ class SkippedSteps:
         Raises:
             UsageError: too many steps in a row were skipped.
         """
+        if report.excluded:
+            return
         if report.num_tokens:
-            self.not_finite = 0 if report.applied else self.not_finite + 1
+            self.not_finite = 0 if math.isfinite(report.grad_norm) else self.not_finite + 1
         self.without_loss = 0 if report.num_tokens else self.without_loss + 1
         if self.not_finite >= MAX_SKIPPED + self._more:
             text = f"the gradient was not finite in {self.not_finite} steps in a row; the last was step {step}"
@@ -58,7 +61,7 @@ class SkippedSteps:
         if report.num_tokens == 0:
             return self.not_finite == 0
         scale_falls = self._more > 0 and report.loss_scale > self._smallest_scale
-        return report.applied or (scale_falls and math.isfinite(report.loss))
+        return math.isfinite(report.grad_norm) or (scale_falls and math.isfinite(report.loss))
 
 
 class DivergedError(UsageError):

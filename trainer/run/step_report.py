@@ -31,7 +31,15 @@ class Votes(NamedTuple):
     end: float = 0.0
 
 
+class Limits(NamedTuple):
+    """Loss and gradient norm above which a step is a spike (spike_detector.py)."""
+
+    loss: float = math.inf
+    grad_norm: float = math.inf
+
+
 _NO_VOTES = Votes()
+NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +48,16 @@ class StepReport:
 
     Args:
         loss: mean over the step's loss tokens, nats per token; NaN without any. num_tokens: those tokens.
-        grad_norm: before clipping. applied: False if the step was skipped because the norm is not finite (as it is
-            without loss tokens).
+        grad_norm: before clipping.
+        applied: False if the step was skipped: the norm is not finite (as it is without loss tokens), or under
+            spikes.action = "skip" a number is above its limit.
+        limits: of the loss and the norm. excluded: all samples are in data.skip, so that nothing was computed.
         votes: sums over all ranks of what they ask for.
         component_losses: for each component of the blend, like loss; empty if not requested.
         named_losses: of losses beside that of the labels, their means by name; they are not part of `loss`.
         learning_rate, weight_decay, loss_scale: used in the step.
         params_norm, num_zeros: of all parameters after the step, and of its gradients; None: not measured.
+        group_squares: this rank's part of the squared gradient norm by group of parameters; empty if not asked for.
     """
 
     loss: float
@@ -61,6 +72,14 @@ class StepReport:
     named_losses: Mapping[str, float] = field(default_factory=dict)
     params_norm: float | None = None
     num_zeros: int | None = None
+    limits: Limits = NO_LIMITS
+    group_squares: tuple[float, ...] = ()
+    excluded: bool = False
+
+    @property
+    def above_limits(self) -> bool:
+        """Whether it is a spike; under spikes.action = "skip" the device decides by the same comparison."""
+        return self.loss > self.limits.loss or self.grad_norm > self.limits.grad_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +112,12 @@ class PendingReport:
         sync_s: see `Times` in rank_times.py; known when the report is read, and 0.0 on a single rank.
 
     Args:
-        numbers: fp64 on the device: norm, applied, loss scale, totals of the microbatches, votes.
-        rates: learning rate and weight decay of the step.
+        numbers: fp64 on the device: norm, applied, loss scale, totals of the microbatches, votes, squares.
+        rates: learning rate and weight decay of the step. limits: of the step.
         num_components: number of components with losses in the totals. loss_names: of named losses in them.
         measured: whether the norm of the parameters and the number of zero gradients are behind them.
         sync: the moments between which the rank waited for others.
+        num_groups: groups of parameters whose squares are behind the votes.
     """
 
     def __init__(
@@ -109,8 +129,11 @@ class PendingReport:
         loss_names: tuple[str, ...] = (),
         measured: bool = False,
         sync: tuple[Moment, Moment] = (None, None),
+        limits: Limits = NO_LIMITS,
+        num_groups: int = 0,
     ) -> None:
         self._loss_names, self._measured, self._sync, self.sync_s = loss_names, measured, sync, 0.0
+        self._limits, self._num_groups = limits, num_groups
         self._event, self._rates, self._num_components = None, rates, num_components
         self._numbers = numbers
         if numbers.is_cuda:
@@ -136,11 +159,43 @@ class PendingReport:
         end = 2 * count + 2 * len(self._loss_names)
         named = zip(self._loss_names, rest[2 * count : end : 2], rest[2 * count + 1 : end : 2], strict=True)
         means = {name: mean(total, weight) for name, total, weight in named}
-        loss, votes = mean(loss_sum, num_tokens), Votes(*rest[end:])
-        measured = (norm, int(zeros)) if self._measured else (None, None)
+        first_square = len(rest) - self._num_groups
+        loss, votes = mean(loss_sum, num_tokens), Votes(*rest[end:first_square])
         return StepReport(
-            loss, int(num_tokens), grad_norm, bool(applied), votes, *self._rates, scale, losses, means, *measured
+            loss,
+            int(num_tokens),
+            grad_norm,
+            bool(applied),
+            votes,
+            *self._rates,
+            scale,
+            losses,
+            means,
+            params_norm=norm if self._measured else None,
+            num_zeros=int(zeros) if self._measured else None,
+            limits=self._limits,
+            group_squares=tuple(rest[first_square:]),
         )
+
+
+class ExcludedStep:
+    """A step whose samples are all in data.skip: nothing is computed, and nothing changes.
+
+    Args:
+        rates: learning rate and weight decay of the step. num_components: of the blend, where losses of each are
+            measured.
+    """
+
+    sync_s = 0.0
+
+    def __init__(self, rates: tuple[float, float], *, num_components: int = 0) -> None:
+        self._report = StepReport(
+            math.nan, 0, math.nan, False, _NO_VOTES, *rates, 1.0, (math.nan,) * num_components, excluded=True
+        )
+
+    def read(self) -> StepReport:
+        """The report of a step without loss tokens."""
+        return self._report
 
 
 def mean(total: float, count: float) -> float:

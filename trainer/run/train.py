@@ -1,23 +1,28 @@
 """The loop: read a global batch, step, measure, validate, save; the same on one rank and on many.
 
 `train` is called by every rank. It continues from the run folder's newest checkpoint if there is one: the counter of
-consumed samples says where the data stream goes on, so the rest of the run is what it would have been. Only rank 0
-writes the folder's files, but for checkpoints, which are written by all. What is done between two steps is in
-after_step.py.
+consumed samples says where the data stream goes on, so the rest of the run is what it would have been. A spike may send
+it back to an older checkpoint (spikes.py): it then starts again in the same process. Only rank 0 writes the folder's
+files, but for checkpoints, which are written by all. What is done between two steps is in after_step.py.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from mdata import Batch, DamageError
 from mdata.progress import SILENT, Progress
+from mdata.tracing.run_record import in_ranges, merged_ranges
 from trainer.checkpoint.folder import folder_name, read_index
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import read_extras
@@ -30,7 +35,7 @@ from trainer.parallel.collectives import gather_objects
 from trainer.parallel.mesh import mesh_of
 from trainer.parallel.world import Placement, World, find_placement, join_world, leave_world, lost_ranks_named
 from trainer.pipeline.actions import Action
-from trainer.plan.lengths import batch_sizes
+from trainer.plan.lengths import batch_sizes, skipped_ranges
 from trainer.plan.memory import explained
 from trainer.plan.plan import Plan, make_plan
 from trainer.run.after_step import AfterStep, Callback, unrecorded_step
@@ -45,10 +50,11 @@ from trainer.run.metrics import MetricsWriter, held_parameters, tally_of, write_
 from trainer.run.profiling import Profiling
 from trainer.run.rank_times import RankTimes
 from trainer.run.resume import Done, Start, check_agreed, find_start, found_by_all
-from trainer.run.run_folder import Owner, owned_folder, write_run_files
+from trainer.run.run_folder import Owner, owned_folder, with_recorded_skip, write_run_files
 from trainer.run.saving import checkpoint_bytes, prune_finished
 from trainer.run.signals import StopRequests
-from trainer.run.step_report import PendingReport, StepReport, reports_behind
+from trainer.run.spikes import RollBackError
+from trainer.run.step_report import ExcludedStep, PendingReport, StepReport, reports_behind
 from trainer.tracking.files import TRACKING, run_id
 from trainer.tracking.follower import Follower
 
@@ -102,7 +108,14 @@ def train(
         StoppedError, KeyboardInterrupt: SIGTERM or Ctrl-C; a checkpoint of the last step was written before.
     """
     with _joined(config, world) as world, owned_folder(config, world) as owner, lost_ranks_named(world):
-        return _train(config, world, owner, loss, callbacks, progress, watch, ranks)
+        start_again = False
+        while True:
+            with suppress(RollBackError):
+                return _train(config, world, owner, loss, callbacks, progress, watch, ranks, rolled_back=start_again)
+            start_again = True
+            gc.collect()  # the model, whose memory the next one needs
+            if world.device.type == "cuda":
+                torch.cuda.empty_cache()
 
 
 @contextmanager
@@ -128,9 +141,17 @@ def _train(
     progress: Progress,
     watch: Callable[[Action | None], None] | None,
     ranks: RankTimes | None,
+    *,
+    rolled_back: bool,
 ) -> TrainResult:
     data = open_data(config, progress=progress)
-    start = find_start(config, data, found=found_by_all(config, world))
+    found = found_by_all(config, world)
+    config = together(
+        world.groups["world"],
+        lambda: with_recorded_skip(config, data, newest=found.folder, tell=progress.note) if world.is_main else config,
+        doing="reading data.json",
+    )[0]
+    start = find_start(config, data, found=found)
     config, done, newest = start.config, start.done, start.folder
     plan = make_plan(config, world.world_size, facts=data.facts, done_steps=done.steps, done_samples=done.samples)
     check_agreed(start, world=world)
@@ -140,7 +161,7 @@ def _train(
             prune_finished(config)
         return TrainResult(done.steps, None, {}, {}, newest)
     together(world.groups["world"], lambda: _check_folders(config, plan, done) if world.is_main else None)
-    ill = check_health(config, world, data_id=data.train.data_id)
+    ill = () if rolled_back else check_health(config, world, data_id=data.train.data_id)
     start = replace(start, notes=(*start.notes, *ill))
     # Reading starts here, so that the first steps are ready when the engine is.
     batches = iter(
@@ -162,6 +183,7 @@ def _train(
             callbacks=callbacks,
             progress=progress,
             times=ranks,
+            rolled_back=rolled_back,
         )
 
 
@@ -182,6 +204,7 @@ def _go_on(
     callbacks: Sequence[Callback],
     progress: Progress,
     times: RankTimes | None,
+    rolled_back: bool,
 ) -> TrainResult:
     config, done, newest, plan, world = start.config, start.done, start.folder, engine.plan, engine.world
     held = {
@@ -208,9 +231,8 @@ def _go_on(
         with MetricsWriter(
             folder, resumed_step=resumed, tell=progress.note, tally=tally, check_owner=owner.check_folder
         ) as log:
-            log.event(
-                "start", {**start.facts(), **owner.facts(), "world_size": world.world_size, "device": str(world.device)}
-            )
+            facts = {**start.facts(), **owner.facts(), "world_size": world.world_size, "device": str(world.device)}
+            log.event("start", facts | ({"rolled_back": True} if rolled_back else {}))
             for text in start.notes:
                 log.event("note", {"text": text})
             if log.put_aside:
@@ -279,8 +301,10 @@ class _Loop:
             last=last,
             callbacks=callbacks,
             times=times,
+            spikes=start.spikes,
         )
         # Whether the last step counts decides the learning rate of the next.
+        self.skip = merged_ranges(skipped_ranges(self.config.data.skip))
         self.behind = reports_behind(engine.world.device) if self.config.optimizer.count_skipped else 0
 
     def run(self, unrecorded: RunState | None) -> TrainResult:
@@ -292,7 +316,11 @@ class _Loop:
         with StopRequests() as stops, after.saver:
             for now, report, is_newest in self._reports(stops):
                 tokens = (now.samples - self.done.samples) * self.plan.sequence_length
-                losses = after.settle(now, report, stops=stops, is_newest=is_newest, tokens=tokens)
+                try:
+                    losses = after.settle(now, report, stops=stops, is_newest=is_newest, tokens=tokens)
+                except RollBackError:
+                    with stops.at_once():  # a request to stop, which the steps after this would have obeyed
+                        raise
                 loss = report.loss
         progress.end()
         newest = checkpoints_folder(self.config) / folder_name(after.last)
@@ -308,7 +336,7 @@ class _Loop:
         done, sizes, optimizer = self.done, batch_sizes(self.config.train), self.config.optimizer
         if done.steps == plan.steps:
             return
-        running: deque[tuple[Done, int, PendingReport]] = deque()
+        running: deque[tuple[Done, int, PendingReport | ExcludedStep]] = deque()
         profiling = Profiling(self.config.run, engine.world)
 
         def waits() -> bool:
@@ -319,21 +347,27 @@ class _Loop:
                 if done.steps < after.last and not waits():
                     profiling.before(done.steps + 1)
                     read = rate.wait_for(self.batches)
-                    microbatches = [self._moved(batch) for batch in read]
                     size = sizes.at(done.samples)
                     at = done.scheduled(optimizer)
                     rate_of = rates(optimizer, plan.schedule, steps=at.steps, samples=at.samples, batch=size)
-                    pending = engine.step(
-                        microbatches,
-                        rate_of.learning_rate,
-                        embedding_rate=rate_of.embedding_learning_rate,
-                        weight_decay=rate_of.weight_decay,
-                        votes=lambda: after.votes(stops),
-                        num_components=len(after.measuring.components),
-                        measure=after.measures(done.steps + 1),
-                    )
-                    rate.tokens += size * plan.sequence_length
-                    rate.steps += 1
+                    limits = after.spikes.limits(done, at)
+                    pending: PendingReport | ExcludedStep
+                    if self.skip and in_ranges(np.arange(done.samples, done.samples + size), self.skip).all():
+                        of_step = rate_of.learning_rate, rate_of.weight_decay
+                        pending = ExcludedStep(of_step, num_components=len(after.measuring.components))
+                    else:
+                        pending = engine.step(
+                            [self._moved(batch) for batch in read],
+                            rate_of.learning_rate,
+                            embedding_rate=rate_of.embedding_learning_rate,
+                            weight_decay=rate_of.weight_decay,
+                            votes=lambda: after.votes(stops),
+                            num_components=len(after.measuring.components),
+                            measure=after.measures(done.steps + 1),
+                            limits=limits,
+                        )
+                        rate.tokens += size * plan.sequence_length
+                        rate.steps += 1
                     done = done.after(size)
                     running.append((done, size, pending))
                     if len(running) <= self.behind and not waits():
@@ -350,10 +384,12 @@ class _Loop:
         profiling.end()
 
     def _moved(self, batch: Batch) -> Microbatch:
-        """A batch on the device, with what the losses by component need to know of its rows."""
+        """A batch on the device, with what the losses by component and data.skip need to know of its rows."""
         by_component = bool(self.after.measuring.components)
         return self.engine.microbatch(
-            batch, components=self.data.train.locate(batch.samples)[0] if by_component else None
+            batch,
+            components=self.data.train.locate(batch.samples)[0] if by_component else None,
+            skipped=in_ranges(batch.samples, self.skip) if self.skip else None,
         )
 
 

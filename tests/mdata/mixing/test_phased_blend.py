@@ -142,3 +142,12 @@ def test_pickled_it_stays_the_same():
     again = pickle.loads(pickle.dumps(PhasedBlend(blend.segments, 20)))
     assert again.num_samples == 20
     assert (again.locate(range(20))[0] == blend.locate(range(20))[0]).all()
+
+
+def test_where_the_mixture_changes():
+    """A ramp counts whenever its shares have moved that far, however short its segments are."""
+    shares = [(50, 50)] * 2 + [(50 - k, 50 + k) for k in range(1, 31)] + [(20, 80)]
+    blend = PhasedBlend([Segment(np.array(pair, np.int64), 100) for pair in shares])
+    assert blend.changes(0.1) == (0, 1100, 2100, 3100)
+    assert blend.changes(0.5) == (0,)
+    assert blend.changes(0.001) == (0, *range(200, 3200, 100)), "the last segment has the shares of the one before"

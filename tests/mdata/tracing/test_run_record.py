@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from mdata import DamageError, UsageError
@@ -17,6 +18,8 @@ from mdata.tracing.run_record import (
     RunRecord,
     continued_spans,
     has_record,
+    in_ranges,
+    merged_ranges,
     parse_record,
     read_record,
     span_of,
@@ -63,7 +66,12 @@ def test_what_is_written_is_read(tmp_path, sizes):
         (b"[" * 100_000, DamageError, "nested more than"),
         (b"[]", DamageError, "not the record of a run"),
         (b'{"format": "mdata-manifest"}', DamageError, 'expected: "format": "mdata-run"'),
-        (changed(version=2), UsageError, "cannot read its version\n  found: version 2\n  expected: version 1"),
+        (changed(version=3), UsageError, "cannot read its version\n  found: version 3\n  expected: version 1 or 2"),
+        (changed(version=2), DamageError, "version 2 without skipped samples"),
+        (changed(skip=[[4, 7]]), DamageError, "version 1 with skipped samples"),
+        (changed(version=2, skip=[[4, 3]]), DamageError, "skipped ranges of samples are not ascending"),
+        (changed(version=2, skip=[[8, 9], [4, 5]]), DamageError, "skipped ranges of samples are not ascending"),
+        (changed(version=2, skip=[[4, 1 << 62]]), DamageError, "skipped ranges of samples are not ascending"),
         (changed(skipped=[[1, 2]]), DamageError, "unknown field `skipped`"),
         (of_span(skipped=[[1, 2]]), DamageError, r"unknown field `skipped` - at `\$.spans"),
         (changed(num_steps="9"), DamageError, r"Expected `int`, got `str` - at `\$.num_steps`"),
@@ -84,6 +92,24 @@ def test_what_is_written_is_read(tmp_path, sizes):
 def test_other_content_is_refused(text, error, message):
     with pytest.raises(error, match=message):
         parse_record(text, "data.json")
+
+
+def test_skipped_samples_raise_the_version(tmp_path):
+    """An older mdata would take them for samples that were trained on."""
+    write_record(tmp_path, made := record(skip=((4, 7), (9, 9))))
+    assert json.loads((tmp_path / "data.json").read_text())["version"] == 2
+    assert read_record(tmp_path).skip == made.skip
+    write_record(tmp_path, record())
+    written = json.loads((tmp_path / "data.json").read_text())
+    assert written["version"] == 1 and "skip" not in written, "older versions read what they know"
+
+
+def test_ranges_are_merged_and_looked_up():
+    assert merged_ranges([(8, 9), (0, 1)], [(2, 3), (3, 5)], []) == ((0, 5), (8, 9))
+    samples = np.arange(12)
+    inside = [bool({*range(0, 6), 8, 9} & {sample}) for sample in samples.tolist()]
+    assert in_ranges(samples, ((0, 5), (8, 9))).tolist() == inside
+    assert not in_ranges(samples, ()).any()
 
 
 def test_a_file_of_another_kind_is_no_record(tmp_path):

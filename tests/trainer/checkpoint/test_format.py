@@ -124,7 +124,7 @@ def changed(path: tuple[Any, ...], other: Any) -> Any:
 
 COUNTERS = ("step", "consumed_samples", "skipped_samples", "optimizer_steps")
 BEFORE = ("schedule_steps", "schedule_samples", "moment_steps")  # of checkpoint.init_from
-MAY_VARY = {("run", key) for key in (*COUNTERS, *BEFORE, "data_id", "config", "data", "float8")}
+MAY_VARY = {("run", key) for key in (*COUNTERS, *BEFORE, "data_id", "config", "data", "float8", "spikes")}
 
 
 @pytest.mark.parametrize("path", places(OLD), ids=lambda path: "/".join(map(str, path)) or "all")
@@ -398,3 +398,19 @@ def test_the_history_of_fp8_has_three_numbers_a_step(rows: Any) -> None:
         parse_1(json.dumps(value).encode())
     value["run"]["float8"]["0.mlp.down"] = []
     assert parse_1(json.dumps(value).encode()).run.float8["0.mlp.up"] == [[1.0, 0.0, 2.0]]
+
+
+SPIKES = {"window": [[2.5, 1]], "waiting": [[7, 2.5, 1.0, False, 0]], "mixture": 0, "in_a_row": 1, "last_above": -16}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("window", [[2.5]]), ("window", [[2.5, None]]), ("waiting", [[7, 2.5]]), ("waiting", 1), ("mixture", 0.5)],
+)
+def test_the_state_of_the_spike_detector_is_what_it_writes(name: str, wrong: Any) -> None:
+    value = json.loads(json.dumps(OLD))
+    value["run"]["spikes"] = SPIKES
+    assert parse_1(json.dumps(value).encode()).run.spikes == SPIKES
+    value["run"]["spikes"] = SPIKES | {name: wrong}
+    with pytest.raises(IndexFault, match=f"run/spikes/{name}"):
+        parse_1(json.dumps(value).encode())

@@ -1,0 +1,296 @@
+"""A planted spike in real runs: found, shown, skipped or rolled back, exactly as with these samples in data.skip.
+
+The fault: from step FAULTY on, the documents of one corpus are shuffled bytes. Megatron's order depends on the lengths
+of documents alone, so shuffling their bytes does not change it, and a trace of the sound corpus says which to shuffle.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import random
+import re
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import mdata
+from mdata.tracing.run_folder import trace_run
+from mdata.tracing.run_record import read_record
+from tests.helpers.ranks import run_ranks
+from tests.helpers.runs import WORDS
+from tests.trainer.run.one_rank import alone, curve, events
+from trainer.config.parse import parse_config
+from trainer.config.sections import RunConfig, SpikesSection
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import Placement, join_world
+from trainer.plan.check import check
+from trainer.run.data import open_data
+from trainer.run.skipped_steps import DivergedError
+from trainer.run.train import train
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+BATCH, LENGTH, FAULTY, FAULTS, STEPS, SAVED = 16, 32, 120, 3, 132, 110
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """One thread, which is faster for a model so small, many times so on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Corpora:
+    """A blend of two corpora with equal shares, and the documents of the second that are shuffled."""
+
+    blend: Path
+    shuffled: dict[int, str]
+
+
+def config_of(folder: Path, blend: Path, **spikes) -> RunConfig:
+    tables = {
+        "run": {"folder": str(folder), "seed": 7},
+        "model": {"num_layers": 1, "hidden_size": 32, "num_heads": 2, "tie_embeddings": False},
+        "data": {"blend": str(blend), "order": "megatron"},
+        "train": {"sequence_length": LENGTH, "global_batch": BATCH, "micro_batch": 8, "steps": STEPS},
+        "optimizer": {"lr": 1e-2, "warmup_steps": 10},
+        "checkpoint": {"interval": SAVED, "keep": 9},
+        "spikes": {"window": 64, **spikes},
+    }
+    config, problems = parse_config(tables)
+    assert config is not None, problems
+    return config
+
+
+def write_corpus(folder: Path, name: str, texts: list[str]) -> Path:
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    options = mdata.PreprocessOptions(
+        input=(str(folder / f"{name}.jsonl"),),
+        output_prefix=str(folder / name),
+        tokenizer_type="ByteTokenizer",
+        append_eod=True,
+    )
+    mdata.preprocess(options)
+    return folder / f"{name}_text_document.json"
+
+
+def texts(seed: int) -> list[str]:
+    """Sentences whose words follow each other by a rule: 100 bytes and more, enough for one epoch of the run."""
+    draw, rows = random.Random(seed), []
+    for _ in range(480):
+        start = draw.randrange(len(WORDS))
+        rows.append(" ".join(WORDS[(start + 5 * i) % len(WORDS)] for i in range(draw.randint(16, 22))))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def corpora(quick, tmp_path_factory) -> Corpora:
+    sound, folder = (tmp_path_factory.mktemp(name) for name in ("sound", "faulty"))
+    rows = {"good": texts(1), "bad": texts(2)}
+    made = {name: write_corpus(sound, name, lines) for name, lines in rows.items()}
+    mdata.make_blend(["0.5", str(made["good"]), "0.5", str(made["bad"])], sound / "mix.json")
+    config = config_of(sound / "run", sound / "mix.json")
+    tracer = mdata.Tracer(open_data(config).train)
+    read: dict[bool, set[int]] = {True: set(), False: set()}
+    for sample in range(STEPS * BATCH):
+        traced = tracer.sample(sample)
+        if traced.name.startswith("bad"):
+            faulty = 0 <= sample // BATCH + 1 - FAULTY < FAULTS
+            read[faulty] |= {part.document for part in traced.parts}
+    draw, shuffled = random.Random(3), {}
+    for document in sorted(read[True]):
+        text = rows["bad"][document]
+        shuffled[document] = rows["bad"][document] = "".join(draw.sample(text, len(text)))
+    made = {name: write_corpus(folder, name, lines) for name, lines in rows.items()}
+    mdata.make_blend(["0.5", str(made["good"]), "0.5", str(made["bad"])], folder / "mix.json")
+    return Corpora(folder / "mix.json", shuffled)
+
+
+@pytest.fixture(scope="module")
+def reported(corpora, tmp_path_factory) -> RunConfig:
+    """A run that only reports, with checkpoints at SAVED and at the end."""
+    config = config_of(tmp_path_factory.mktemp("reported") / "run", corpora.blend)
+    alone(config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def skipping(corpora, tmp_path_factory) -> RunConfig:
+    """A run that skips on the device."""
+    config = config_of(tmp_path_factory.mktemp("skipping") / "run", corpora.blend, action="skip")
+    alone(config)
+    return config
+
+
+def from_checkpoint(reported: RunConfig, folder: Path, skip: tuple[str, ...]) -> RunConfig:
+    """A run that goes on from the checkpoint at SAVED without some samples."""
+    shutil.copytree(reported.run.folder, folder)
+    (folder / "checkpoints" / "latest").write_text(f"step-{SAVED}")
+    config = replace(reported, run=replace(reported.run, folder=str(folder)))
+    return replace(config, data=replace(config.data, skip=skip))
+
+
+def skipped_samples(first_step: int, last_step: int) -> str:
+    return f"{(first_step - 1) * BATCH}-{last_step * BATCH - 1}"
+
+
+def losses(config: RunConfig) -> dict[int, float]:
+    return {step: loss for step, loss, _ in curve(config)}
+
+
+def test_a_planted_spike_is_found_and_its_page_shows_the_documents(corpora, reported):
+    (spike,) = events(reported, "spike")
+    assert FAULTY <= spike["step"] <= FAULTY + 2
+    assert spike["loss"] > spike["loss_limit"] and spike["losses"]["bad"] > 3 > spike["losses"]["good"]
+    assert sum(norm**2 for norm in spike["norms"].values()) == pytest.approx(spike["grad_norm"] ** 2, rel=1e-5)
+    assert {"embedding.weight", "blocks.mlp.up.weight"} <= spike["norms"].keys()
+
+    page = (Path(reported.run.folder) / spike["page"]).read_text()
+    assert not re.search(r"<script|<img|<link|src=|href=|@import|url\(", page)
+    text = html.unescape(re.sub("<[^>]*>", "\n", page))
+    by_corpus = text[text.index("Loss by corpus") : text.index("Gradient norm by group")]
+    assert 0 < by_corpus.index("bad") < by_corpus.index("good"), "what stands out comes first"
+    documents = text[text.index("Documents") : text.index("Steps around it")]
+    tracer = trace_run(reported.run.folder)
+    rows = [tracer.sample(sample) for sample in range(*spike_range(spike))]
+    faulty = [part for row in rows if row.name == "bad" for part in row.parts]
+    assert {part.document for part in faulty} <= corpora.shuffled.keys() and len(faulty) >= 4
+    for part in faulty:
+        assert corpora.shuffled[part.document][part.in_document :][: part.count] in documents
+        assert f"bad.jsonl:{part.document + 1}" in documents
+    around = text[text.index("Steps around it") :]
+    assert f"{spike['step']} (spike)" in around and f"\n{spike['step'] + 10}\n" in around, (
+        "written again ten steps later"
+    )
+
+
+def spike_range(spike) -> tuple[int, int]:
+    first, last = spike["samples"]
+    return first, last + 1
+
+
+def test_rolling_back_is_the_run_from_that_checkpoint_without_these_samples(corpora, reported, tmp_path):
+    config = config_of(tmp_path / "back", corpora.blend, action="roll_back", skip_before=1, skip_after=FAULTS - 1)
+    notes = alone(config)
+    (rollback,) = events(config, "rollback")
+    first, last = FAULTY - 1, FAULTY + FAULTS - 1
+    samples = skipped_samples(first, last)
+    assert (rollback["step"], rollback["checkpoint"]) == (FAULTY, f"step-{SAVED}")
+    assert rollback["samples"] == list(map(int, samples.split("-")))
+    assert any(f"rolling back to step-{SAVED}" in line for line in notes.lines)
+    assert read_record(config.run.folder).skip == (tuple(rollback["samples"]),)
+    checkpoint = Path(config.run.folder) / "checkpoints" / f"step-{STEPS}"
+    assert read_record(checkpoint).skip == (tuple(rollback["samples"]),), "each later checkpoint knows them"
+    assert [event["step"] for event in events(config, "skip")] == list(range(first, last + 1))
+    assert [event["step"] for event in events(config, "start")] == [0, SAVED]
+
+    other = from_checkpoint(reported, tmp_path / "other", (samples,))
+    alone(other)
+    assert losses(config) == losses(other) and list(losses(config)) == list(range(1, STEPS + 1))
+    assert all(losses(config)[step] is None for step in range(first, last + 1))
+    assert losses(config)[STEPS] != losses(reported)[STEPS]
+
+
+def test_skipping_on_the_device_is_the_run_without_these_samples(reported, skipping, tmp_path):
+    steps = [event["step"] for event in events(skipping, "skip")]
+    assert steps == list(range(FAULTY, FAULTY + FAULTS)) and len(events(skipping, "spike")) == 1
+    other = from_checkpoint(reported, tmp_path / "other", tuple(skipped_samples(step, step) for step in steps))
+    alone(other)
+    left_out, trained = losses(other), losses(skipping)
+    assert [step for step, loss in left_out.items() if loss is None] == steps
+    assert {step: trained[step] for step in trained if step not in steps} == {
+        step: left_out[step] for step in left_out if step not in steps
+    }
+
+
+@pytest.mark.parametrize(
+    "stop", [FAULTY, *(pytest.param(step, marks=pytest.mark.soak) for step in (FAULTY - 1, FAULTY + 1, FAULTY + 2))]
+)
+def test_a_run_that_resumes_decides_the_same(stop, corpora, skipping, tmp_path):
+    """Also between the steps of a spike."""
+    config = config_of(tmp_path / "run", corpora.blend, action="skip")
+    alone(replace(config, train=replace(config.train, exit_interval=stop)))
+    alone(config)
+    assert curve(config) == curve(skipping)
+    whole, parts = ([event | {"time_s": 0} for event in events(c, "spike")] for c in (skipping, config))
+    assert whole == parts and len(parts) == 1
+
+
+def test_a_run_that_returns_too_often_ends(corpora, tmp_path):
+    config = config_of(tmp_path / "run", corpora.blend, action="roll_back", max_rollbacks=1)
+    with pytest.raises(DivergedError, match=f"may not return to step-{SAVED} again"):
+        alone(config)
+    assert [event["step"] for event in events(config, "rollback")] == [FAULTY]
+    assert all(event.get("rolled_back") for event in events(config, "start")[1:]), "no restarts without progress"
+
+
+def test_without_an_earlier_checkpoint_the_run_goes_on(corpora, tmp_path):
+    config = config_of(tmp_path / "run", corpora.blend, action="roll_back")
+    config = replace(config, checkpoint=replace(config.checkpoint, interval=None))
+    notes = alone(config)
+    assert any("no checkpoint before" in line for line in notes.lines)
+    assert len(curve(config)) == STEPS and not events(config, "rollback")
+
+
+def _train(context, config):
+    train(config, context.join(Mesh(context.world, config.mesh.tp)))
+
+
+def test_two_ranks_roll_back_together(corpora, tmp_path):
+    config = config_of(tmp_path / "run", corpora.blend, action="roll_back", skip_after=FAULTS - 1)
+    run_ranks(_train, 2, config)
+    (rollback,) = events(config, "rollback")
+    assert rollback["checkpoint"] == f"step-{SAVED}"
+    assert [step for step, loss in losses(config).items() if loss is None] == list(range(FAULTY, FAULTY + FAULTS))
+    (spike,) = events(config, "spike")
+    assert sum(norm**2 for norm in spike["norms"].values()) == pytest.approx(spike["grad_norm"] ** 2, rel=1e-5)
+
+
+def test_some_rows_of_a_step_are_left_out_of_its_loss(corpora, reported, tmp_path):
+    """A step whose samples are skipped in part trains on the others."""
+    step = FAULTY - 5
+    first = (step - 1) * BATCH
+    config = from_checkpoint(reported, tmp_path / "run", (f"{first}-{first + 2}", f"{first + 5}-{first + 5}"))
+    reports = []
+    train(config, join_world(Mesh(1), placement=Placement()), callbacks=[reports.append])
+    tokens = {finished.step: finished.report.num_tokens for finished in reports}
+    assert (tokens[step - 1], tokens[step], tokens[step + 1]) == (BATCH * LENGTH, (BATCH - 4) * LENGTH, BATCH * LENGTH)
+    assert losses(config)[step - 1] == losses(reported)[step - 1] and losses(config)[step] != losses(reported)[step]
+
+
+def test_what_is_no_range_is_refused(corpora, tmp_path):
+    config = config_of(tmp_path / "run", corpora.blend)
+    for text in ("9", "9-8", "a-b", "-1-5"):
+        problems = check(replace(config, data=replace(config.data, skip=(text,))), 1, facts=None)
+        assert len(problems) == 1 and problems[0].startswith(f"data.skip={text!r} is no range of samples")
+    back = config_of(tmp_path / "run", corpora.blend, action="roll_back")
+    back = replace(back, checkpoint=replace(back.checkpoint, interval=None, minutes=0.0))
+    assert "has no checkpoint to return to" in check(back, 1, facts=None)[0]
+
+
+@pytest.mark.soak
+def test_an_ordinary_run_raises_no_alarm(tmp_path):
+    """2,000 steps with a warmup, a mixture that changes at a step, and a ramp."""
+    rows = {"plain": texts(1), "other": [text[::-1] for text in texts(2)]}
+    made = {name: write_corpus(tmp_path, name, lines) for name, lines in rows.items()}
+    shares = [(800, 0.9, ""), (500, 0.3, ""), (400, 0.8, "ramp = true"), (None, 0.8, "")]
+    spec = [f"[[component]]\nname = '{name}'\npath = '{path}'" for name, path in made.items()]
+    for steps, share, more in shares:
+        length = f"samples = {steps * BATCH}" if steps else ""
+        spec.append(f"[[phase]]\n{length}\n{more}\nshares = {{ plain = {share}, other = {1 - share:.1f} }}")
+    (tmp_path / "mix.toml").write_text("\n".join(spec))
+    mdata.make_blend(tmp_path / "mix.toml", tmp_path / "mix.json")
+    config = config_of(tmp_path / "run", tmp_path / "mix.json", window=128)
+    data, of_run = replace(config.data, order="native"), replace(config.train, steps=2000)
+    optimizer = replace(config.optimizer, warmup_steps=100)
+    config = replace(config, data=data, train=of_run, optimizer=optimizer, spikes=SpikesSection())
+    alone(config)
+    assert len(curve(config)) == 2000
+    assert not events(config, "spike")

@@ -1,0 +1,187 @@
+"""What a run does about a spike: says it, writes its page, and under spikes.action = "roll_back" returns before it.
+
+The detector decides (spike_detector.py), alike on all ranks. Under "skip" the device has left out the update already.
+To roll back, all ranks finish a save in flight; rank 0 records the samples to skip in data.json and lets `latest` name
+the newest checkpoint before the spike; and each rank raises a RollBackError: the run then starts from there as after a
+crash. So it is the run that a user would get with these ranges in data.skip.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mdata import MdataError
+from mdata.errors import explain_os_error
+from trainer.checkpoint.folder import find_checkpoint, point_to, step_of, whole_checkpoints
+from trainer.checkpoint.location import checkpoints_folder
+from trainer.checkpoint.save import together
+from trainer.config.sections import RunConfig
+from trainer.plan.lengths import batch_sizes
+from trainer.run.data import RunData
+from trainer.run.engine import Engine
+from trainer.run.metrics import MetricsWriter, read_events
+from trainer.run.resume import Counted, Done
+from trainer.run.run_folder import record_skip
+from trainer.run.saving import Saver
+from trainer.run.skipped_steps import DivergedError
+from trainer.run.spike_detector import MIXTURE_CHANGE, NEIGHBOURS, Spike, SpikeDetector, SpikeStep
+from trainer.run.step_report import Limits, StepReport
+
+
+class RollBackError(Exception):
+    """The run starts again from an older checkpoint, in this process."""
+
+
+class Spikes:
+    """The spikes of a run on one rank; every rank has one and calls it at the same steps.
+
+    Args:
+        config: of the run. engine, data, saver: of the run. components: names of those whose losses are measured.
+        log: of rank 0; None on the others. tell: a note for the user.
+        state: of the detector, from a checkpoint; empty: none.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        engine: Engine,
+        *,
+        data: RunData,
+        saver: Saver,
+        components: Sequence[str],
+        log: MetricsWriter | None,
+        tell: Callable[[str], None],
+        state: Mapping[str, Any],
+    ) -> None:
+        self._config, self._engine, self._data, self._saver = config, engine, data, saver
+        self._components, self._log, self._tell = components, log, tell
+        self._sizes, self._firsts = batch_sizes(config.train), dict[int, int]()
+        self._pages: deque[SpikeStep] = deque()
+        self._detector = SpikeDetector(config.spikes, data.train.mixture_changes(MIXTURE_CHANGE))
+        if state:
+            self._detector.load(state)
+
+    def limits(self, done: Done, counted: Counted) -> Limits:
+        """The limits of the step after what is done, which the schedules count as `counted`."""
+        lengths, first_steps = self._engine.plan.schedule, self._config.spikes.warmup_steps
+        before = counted.steps if lengths.counter == "steps" else counted.samples
+        warmup = before < lengths.warmup if first_steps is None else done.steps < first_steps
+        self._firsts[done.steps + 1] = done.samples
+        return self._detector.limits(done.steps + 1, done.samples, warmup=warmup)
+
+    def to_numbers(self) -> dict[str, Any]:
+        """The state for a checkpoint; empty if nothing is watched."""
+        return {} if self._config.spikes.action == "off" else self._detector.to_numbers()
+
+    def add(self, step: int, report: StepReport) -> Spike | None:
+        """Take a report; the spike if it is one."""
+        first = self._firsts.pop(step)
+        size = self._sizes.at(first)
+        spike = self._detector.add(step, first, report)
+        if self._log is not None and not report.applied:
+            self._say_skipped(step, report, samples=[first, first + size - 1])
+        if spike is None or not spike.begins:
+            return None
+        norms = self._engine.norms_by_group(report.group_squares)
+        if self._log is not None:
+            named = zip(self._components, report.component_losses, strict=True)
+            losses = {name: loss for name, loss in named if loss == loss}
+            action = self._config.spikes.action
+            facts = {**spike.facts(), "action": action, "samples": [first, first + size - 1]}
+            self._log.event("spike", {**facts, "losses": losses, "norms": norms, "page": _page_name(step)})
+            self._pages.append(
+                SpikeStep(
+                    spike=spike,
+                    first_sample=first,
+                    num_samples=size,
+                    losses=losses,
+                    norms=norms,
+                    action=action,
+                )
+            )
+        return spike
+
+    def write_pages(self, step: int) -> None:
+        """Write the page of a spike, which was this step, and again those of which the steps after are known now."""
+        if self._log is None:
+            return
+        for page in self._pages:
+            if page.spike.step in (step, step - NEIGHBOURS):
+                self._write(page)
+        while self._pages and self._pages[0].spike.step <= step - NEIGHBOURS:
+            self._pages.popleft()
+
+    def roll_back(self, spike: Spike, *, until: int) -> None:
+        """Return before a spike; does nothing but say so if there is no checkpoint before it.
+
+        Args:
+            until: the last sample of the spike's step, and one more.
+
+        Raises:
+            RollBackError: the run starts again from the checkpoint.
+            DivergedError: it has returned to that checkpoint spikes.max_rollbacks times already.
+        """
+        self._saver.finish()
+        main = self._engine.world.is_main
+        back = together(
+            self._engine.everyone, lambda: self._prepare(spike, until) if main else None, doing="rolling back"
+        )[0]
+        if back:
+            raise RollBackError
+
+    def _prepare(self, spike: Spike, until: int) -> bool:
+        """On rank 0: choose the checkpoint, record the samples, and let `latest` name it."""
+        assert self._log is not None, "rank 0 writes the log"
+        root, settings = checkpoints_folder(self._config), self._config.spikes
+        newest = find_checkpoint(root).folder
+        last = min(spike.step - 1, step_of(newest) if newest else 0)
+        folder = next((folder for folder in whole_checkpoints(root) if step_of(folder) <= last), None)
+        if folder is None:
+            text = f"step {spike.step:,}: there is no checkpoint before the spike; the run goes on"
+            self._log.event("note", {"text": text})
+            self._tell(text)
+            return False
+        events = [event for event in read_events(Path(self._config.run.folder)) if event["event"] == "rollback"]
+        before = sum(event.get("checkpoint") == folder.name for event in events)
+        if before >= settings.max_rollbacks:
+            raise DivergedError(
+                f"step {spike.step:,} is a spike, and the run may not return to {folder.name} again",
+                found=f"loss {spike.loss:.4f}, gradient norm {spike.grad_norm:.4g}; it has returned there {before} x",
+                expected=f"at most spikes.max_rollbacks={settings.max_rollbacks}",
+                fix=f"look at {_page_name(spike.step)}; then a larger spikes.skip_after, mtrain skip, or a lower "
+                "optimizer.lr",
+            )
+        first = max(0, until - self._sizes.last_steps(settings.skip_before + 1, end=until))
+        last_sample = self._sizes.after(settings.skip_after, consumed=until) - 1
+        record_skip(Path(self._config.run.folder), [(first, last_sample)])
+        point_to(folder)
+        self._log.event("rollback", {"step": spike.step, "checkpoint": folder.name, "samples": [first, last_sample]})
+        return True
+
+    def _say_skipped(self, step: int, report: StepReport, *, samples: list[int]) -> None:
+        """The event of a step that changed nothing; on rank 0."""
+        assert self._log is not None, "rank 0 writes the log"
+        numbers = {"loss": report.loss, "grad_norm": report.grad_norm, "loss_tokens": report.num_tokens}
+        if report.excluded:
+            self._log.event("skip", {"step": step, "samples": samples, "why": "data.skip"})
+        elif report.above_limits and report.grad_norm < float("inf"):
+            self._log.event("skip", {"step": step, "samples": samples, "why": "spike", **numbers})
+        else:
+            self._log.event("skipped", {"step": step, **numbers})
+
+    def _write(self, page: SpikeStep) -> None:
+        from trainer.run.spike_page import write_page  # only for a spike
+
+        folder = Path(self._config.run.folder)
+        try:
+            write_page(folder / _page_name(page.spike.step), self._config, self._data.train, step=page)
+        except (MdataError, OSError) as error:
+            shown = error if isinstance(error, MdataError) else explain_os_error(error, "writing the page of a spike")
+            self._tell(f"no page of the spike of step {page.spike.step:,}: {str(shown).splitlines()[0]}")
+
+
+def _page_name(step: int) -> str:
+    return f"spikes/step-{step}.html"
