@@ -32,6 +32,7 @@ COMMANDS = (
     Command("status", "show how a run stands", module=".mtrain_status", group=_RUN),
     Command("tail", "print the last lines of a run's log", module=".mtrain_tail", group=_RUN),
     Command("stop", "ask a run to save and end", module=".mtrain_stop", group=_RUN),
+    Command("skip", "leave samples out of a run", module=".mtrain_skip", group=_RUN),
     Command("prove", "train twice, once interrupted, and compare every bit", module=".mtrain_prove", group=_RUN),
     Command("track", "send a run to trackers: TensorBoard, W&B, MLflow, ...", module=".mtrain_track", group=_RUN),
     Command("report", "write report.html of a run", module=".mtrain_report", group=_RUN),

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import mdata
 from mdata.errors import few
 from mdata.tracing.cyclic_steps import CyclicSteps
+from mdata.tracing.run_record import in_ranges
 from mdata.tracing.run_steps import Steps
 from mdata.tracing.tracer import TracedPart, TracedSample
 
@@ -79,7 +80,9 @@ def step_table(
         samples_text = f"samples {first:,} to {first + size - 1:,}"
     else:
         samples_text = f"{len(steps.rows(step)):,} samples"
-    lines = [f"{steps.verb} {step:,}: {samples_text}{whose}"]
+    skipped = int(in_ranges(samples, tracer.skip).sum())
+    without = f"; the run does not train on {skipped:,} of them" if skipped else ""
+    lines = [f"{steps.verb} {step:,}: {samples_text}{whose}{without}"]
     lines.append(table(["component", "samples", "share"], [[n, c, c / len(samples)] for n, c in counts.items()]))
     if traced:
         header = ["row", "sample", "rank", "microbatch", "component", "its sample", "epoch", "documents", "origin"]
@@ -130,6 +133,7 @@ def _head_facts(traced: TracedSample) -> dict[str, Any]:
         "component": traced.name,
         "inside": traced.inside,
         "epoch": traced.epoch,
+        "skipped": traced.skipped,
     }
 
 
@@ -164,6 +168,8 @@ def _sentence(tracer: mdata.Tracer, traced: TracedSample) -> str:
         words.append("not read in the epochs that were searched" if shuffled else "no evaluation reads it")
     if traced.again:
         words.append(f"again {steps.verb if steps else ''} {few([f'{place.step:,}' for place in traced.again])}")
+    if traced.skipped:
+        words.append("skipped: the run does not train on it")
     return ", ".join(words)
 
 

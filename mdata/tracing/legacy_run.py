@@ -30,7 +30,7 @@ from mdata.util.regular_files import regular_file
 
 _RESTORE = "restore the file from a copy of the run folder"
 # Keys that this version knows: those of [data] that are not options of a dataset, and those of [train].
-_OTHER_DATA = ("blend", "split", "valid", "test", "allow_overlap", "prefetch", "order_samples")
+_OTHER_DATA = ("blend", "split", "valid", "test", "allow_overlap", "prefetch", "order_samples", "skip")
 _STEPS = ("sequence_length", "global_batch", "batch_ramp", "batch_schedule", "micro_batch")
 _LENGTHS = ("steps", "samples", "tokens")
 _EVALUATION = ("evaluate", "eval_interval", "eval_samples")

@@ -81,7 +81,7 @@ def trace_run(
         return _trace_set(folder, record, dataset, steps, split="valid", name=validation, progress=progress)
     if test is not None:
         return _trace_set(folder, record, dataset, steps, split="test", name=test, progress=progress)
-    return Tracer(dataset, steps)
+    return Tracer(dataset, steps, skip=record.skip)
 
 
 def _open_training(folder: str | Path, record: RunRecord, *, blend: str | None, progress: Progress) -> Dataset:

@@ -25,6 +25,7 @@ from mdata.samples.base import SamplePiece
 from mdata.samples.sample_options import Gpt, TextKind
 from mdata.tokenizers.base.tokenizer import Tokenizer
 from mdata.tracing.eval_steps import EvaluationSteps
+from mdata.tracing.run_record import SampleRanges, in_ranges
 from mdata.tracing.run_steps import StepPlace, Steps
 from mdata.util.option_synonyms import nearest
 
@@ -63,6 +64,7 @@ class TracedSample:
         parts: in the order of the sample.
         place: step, row and rank, if the steps are known and one reads it.
         again: later places, if a sampler or an evaluation reads a sample more than once.
+        skipped: whether the run does not train on it.
     """
 
     sample: int
@@ -73,6 +75,7 @@ class TracedSample:
     parts: tuple[TracedPart, ...]
     place: StepPlace | None = None
     again: tuple[StepPlace, ...] = ()
+    skipped: bool = False
 
     def part_at(self, place: int) -> TracedPart | None:
         """The part that contains the token at a position of the sample; None for padding."""
@@ -85,10 +88,13 @@ class Tracer:
     Args:
         dataset: the training data.
         steps: when samples are read; None: samples have no steps.
+        skip: samples that are not trained on, see `RunRecord`.
     """
 
-    def __init__(self, dataset: Dataset, steps: Steps | EvaluationSteps | None = None) -> None:
-        self.dataset, self.steps = dataset, steps
+    def __init__(
+        self, dataset: Dataset, steps: Steps | EvaluationSteps | None = None, *, skip: SampleRanges = ()
+    ) -> None:
+        self.dataset, self.steps, self.skip = dataset, steps, skip
         self.documents = lru_cache(maxsize=64)(self._open_documents)
         self._tokenizers: dict[str, Tokenizer | None] = {}
 
@@ -277,6 +283,7 @@ class Tracer:
                 inside=inside,
                 epoch=self._epoch(part, inside),
                 parts=tuple(self._parts(component, part.samples.pieces(inside), sequences)),
+                skipped=bool(in_ranges(number, self.skip)),
             )
 
     def _check(self, number: int) -> None:

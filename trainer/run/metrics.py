@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from mdata import DamageError, MdataError, StoppedError
-from mdata.util import atomic_io
+from mdata.util import atomic_io, file_lock
 from mdata.util.regular_files import regular_file
 from trainer.optim.optimizer import Optimizer
 from trainer.run.goodput import Tally
@@ -126,6 +126,18 @@ class MetricsWriter:
         text = next(iter(str(error).splitlines()), "") or type(error).__name__
         with suppress(OSError, MdataError):
             self.event("stopped" if stopped else "failed", {"saved": False} if stopped else {"error": text})
+
+
+def append_event(folder: Path, line: Mapping[str, Any]) -> None:
+    """Add a line to the events of a run that this process does not train; it may be active."""
+    if file_lock.held_by(folder / ".lock") is None:
+        _drop_torn_end(folder / EVENTS)
+    events = _open_append(folder / EVENTS)
+    try:
+        atomic_io.write_all(events, _line(line))
+        atomic_io.sync(events)
+    finally:
+        os.close(events)
 
 
 def write_ranks(folder: Path, ranks: Sequence[Mapping[str, Any]]) -> None:

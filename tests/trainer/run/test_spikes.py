@@ -18,6 +18,8 @@ import pytest
 import torch
 
 import mdata
+from cli.mdata import main as mdata_command
+from cli.mtrain import main as mtrain
 from mdata.tracing.run_folder import trace_run
 from mdata.tracing.run_record import read_record
 from tests.helpers.ranks import run_ranks
@@ -294,3 +296,38 @@ def test_an_ordinary_run_raises_no_alarm(tmp_path):
     alone(config)
     assert len(curve(config)) == 2000
     assert not events(config, "spike")
+
+
+def test_a_humans_decision_is_recorded_and_kept(reported, tmp_path, capsys):
+    """`mtrain skip` while the run rests; it applies from the next start on, and `mdata trace` knows it."""
+    folder = tmp_path / "run"
+    config = from_checkpoint(reported, folder, ())
+    samples = skipped_samples(FAULTY, FAULTY + FAULTS - 1)
+    assert mtrain(["skip", str(folder), "--steps", f"{FAULTY}-{FAULTY + FAULTS - 1}"]) == 0
+    assert capsys.readouterr().out.endswith("are skipped from the next start on\n")
+    assert mtrain(["skip", str(folder), "--samples", "5", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["steps"], said["trained_already"], said["continue_from"]) == ([1, 1], True, None)
+    alone(config)
+    assert [step for step, loss in losses(config).items() if loss is None] == list(range(FAULTY, FAULTY + FAULTS))
+    other = from_checkpoint(reported, tmp_path / "other", (samples,))
+    alone(other)
+    assert losses(config) == losses(other)
+    assert read_record(folder).skip == ((5, 5), tuple(map(int, samples.split("-"))))
+    decisions = [event["samples"] for event in events(config, "skip") if event["why"] == "mtrain skip"]
+    assert decisions == [list(map(int, samples.split("-"))), [5, 5]]
+
+    assert mtrain(["skip", str(folder), "--steps", str(FAULTY - 2)]) == 0
+    said = capsys.readouterr().out
+    assert f"step-{STEPS}, has trained on all of them already" in said and f"write step-{SAVED} into" in said
+    assert mdata_command(["trace", str(folder), "--step", str(FAULTY), "--rows", "1"]) == 0
+    assert f"; the run does not train on {BATCH} of them" in capsys.readouterr().out
+    assert mdata_command(["trace", str(folder), "--sample", "5"]) == 0
+    assert "skipped: the run does not train on it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--steps", "9-8"], ["--steps", "x"], ["--samples", "99999999"], ["--steps", "999"]])
+def test_a_decision_that_cannot_be_meant_is_refused(words, reported, tmp_path, capsys):
+    before = (Path(reported.run.folder) / "data.json").read_bytes()
+    assert mtrain(["skip", reported.run.folder, *words]) == 2
+    assert (Path(reported.run.folder) / "data.json").read_bytes() == before
