@@ -103,6 +103,7 @@ _TABLE = """
 --train-iters | int | | train.steps |
 --train-samples | int | | train.samples |
 --calculate-per-token-loss | switch | | train.loss_average | token; without it megatron
+--iterations-to-skip | texts | | data.skip | iteration k is step k + 1; a constant batch only
 --exit-interval | int | 0 | = train.exit_interval |
 --exit-duration-in-mins | int | | run.exit_after | minutes; the run ends with exit code 75
 --deterministic-mode | switch | | run.deterministic |

@@ -179,7 +179,11 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
     ),
     (
         "a step with a gradient that is not finite is skipped here, and a run with too many of them is stopped",
-        "--no-check-for-nan-in-loss-and-grad --check-for-spiky-loss --check-for-large-grads",
+        "--no-check-for-nan-in-loss-and-grad",
+    ),
+    (
+        "[spikes] compares every loss and gradient norm with earlier ones, and by default reports what stands out",
+        "--check-for-spiky-loss --check-for-large-grads",
     ),
     (
         "SIGTERM and Ctrl-C end a run with a checkpoint here",
@@ -466,10 +470,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
     (
         "a batch that the ranks cannot divide is refused here; leave it out",
         "--decrease-batch-size-if-needed",
-    ),
-    (
-        "every step is trained here",
-        "--iterations-to-skip=*",
     ),
     (
         "validation begins with the first train.eval_interval; leave it out",

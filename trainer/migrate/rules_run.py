@@ -38,6 +38,7 @@ def run_rules(a: Given, world_size: int | None) -> Iterator[Setting | Refusal]:
     yield from _data(a)
     yield from _mesh(a)
     yield from _train(a, world_size)
+    yield from _skipped(a, batch_of(a, world_size))
     yield from _evaluation(a, batch_of(a, world_size))
     yield from _optimizer(a, batch_of(a, world_size))
     yield from _sharding(a)
@@ -177,6 +178,21 @@ def _data(a: Given) -> Iterator[Setting | Refusal]:
         yield Setting("data.document_masks", True, masks)
     elif a[masks[0]] or a[masks[1]]:
         yield Refusal(masks[0] if a[masks[0]] else masks[1], f"only {masks[0]} and {masks[1]} together are supported")
+
+
+def _skipped(a: Given, batch: int | None) -> Iterator[Setting | Refusal]:
+    """Iterations that are read and left out; Megatron-LM counts those done before them."""
+    name, words = "--iterations-to-skip", a["--iterations-to-skip"]
+    if not words:
+        return
+    if not all(map(is_count, words)):
+        yield Refusal(name, "expected whole numbers, the iterations to skip")
+    elif a["--rampup-batch-size"] or a["--step-batch-size-schedule"] or not batch:
+        yield Refusal(name, "its samples are known for a constant batch only; use `mtrain skip RUN --steps A-B`")
+    else:
+        skip = tuple(f"{int(word) * batch}-{(int(word) + 1) * batch - 1}" for word in words)
+        note = "iteration k is step k + 1, because Megatron-LM counts the iterations that are done"
+        yield Setting("data.skip", skip, (name,), note=note)
 
 
 def _is_number(word: str) -> bool:

@@ -130,6 +130,7 @@ EXAMPLES = f"""
 --calculate-per-token-loss | | | "token"
 --exit-interval | | 5 | 5
 --exit-duration-in-mins | | 235 | 235.0
+--iterations-to-skip | | 0 299 | ["0-7", "2392-2399"]
 --deterministic-mode | | | true
 --eval-interval | | 5 | 5
 --eval-iters | | 5 | 40

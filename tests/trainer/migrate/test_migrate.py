@@ -175,6 +175,15 @@ def test_rules(words: str, expected: dict[str, Any], every_key: None) -> None:
     assert {key: values[key] for key in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [("--iterations-to-skip x", "whole numbers"), ("--iterations-to-skip 3 --rampup-batch-size 2 2 16", "mtrain skip")],
+)
+def test_iterations_to_skip_are_known_for_a_constant_batch(more: str, reason: str) -> None:
+    refused = [line for line in migrate([*BASE, *shlex.split(more)], 1).refused if line.startswith("--iterations")]
+    assert len(refused) == 1 and reason in refused[0]
+
+
 def test_muon_on_shards_of_matrices_is_refused() -> None:
     (line,) = migrate([*BASE, *shlex.split("--optimizer muon --tensor-model-parallel-size 2")], 2).refused
     assert line.startswith("--muon-tp-mode: blockwise is not supported") and line.endswith("choose duplicated")
