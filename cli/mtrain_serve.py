@@ -26,6 +26,7 @@ from .mtrain_model import add_folder_arguments
 
 if TYPE_CHECKING:
     from trainer.serve.openai_api import Served
+    from trainer.tasks.loaded_model import Model
 
 KEY = "MTRAIN_API_KEY"
 
@@ -48,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max-batch", type=int, default=16, metavar="N", help="texts that are computed together (default: 16)"
+    )
+    limits.add_argument(
+        "--cache-tokens", type=int, metavar="N", help="of all texts together (default: as fit into the free memory)"
     )
     limits.add_argument(
         "--max-queue", type=int, default=1024, metavar="N", help="texts that may be open; more get 429 (default: 1024)"
@@ -79,7 +83,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         "tokenizer": arguments.tokenizer,
         "set": arguments.set,
         "dtype": arguments.dtype,
-        "max_rows": arguments.max_batch,
+        "max_batch": arguments.max_batch,
+        "cache_tokens": arguments.cache_tokens,
         **mesh,
     }
     with (
@@ -95,12 +100,9 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _served(arguments: argparse.Namespace, console: Console) -> Served:
-    from mdata.chat.prompt import answer_ends
-    from mdata.chat.templates import choose_template
     from trainer.checkpoint.location import location_of
     from trainer.parallel.mesh import Mesh
     from trainer.parallel.world import Placement, join_world
-    from trainer.serve.openai_api import Served
     from trainer.tasks.loaded_model import Model
 
     with console.progress() as progress:
@@ -113,20 +115,41 @@ def _served(arguments: argparse.Namespace, console: Console) -> Served:
             forward=False,
             progress=progress,
         )
-    if model.tokenizer is None:
-        raise UsageError(f"{arguments.model} has no tokenizer", fix="name a folder with one: --tokenizer FOLDER")
-    facts: dict[str, Any] = {"model": model, "strict": arguments.strict, "created": int(time.time())}
-    facts["most_tokens"] = arguments.max_request_tokens
-    try:
-        template = choose_template(arguments.chat_template, model.tokenizer)
-    except UsageError as error:
-        if arguments.chat_template is not None:
-            raise
-        return Served(**facts, no_template=f"{str(error).splitlines()[0]} (mtrain serve --chat-template)")
     if model.recommended:
         shown = ", ".join(f"{name} {value}" for name, value in model.recommended.items())
         console.note(f"where a request does not say, from the model's generation_config.json: {shown}")
-    return Served(**facts, template=template, turn_ends=answer_ends(template, model.tokenizer))
+    return served_model(
+        model,
+        arguments.model,
+        template=arguments.chat_template,
+        strict=arguments.strict,
+        most_tokens=arguments.max_request_tokens,
+        created=int(time.time()),
+    )
+
+
+def served_model(model: Model, name: str, *, template: str | None, **facts: Any) -> Served:
+    """A model with its template.
+
+    Args:
+        name: as the user gave it. template: see --chat-template; None: there may be none. facts: see `Served`.
+
+    Raises:
+        UsageError: the model has no tokenizer, or the template that is named cannot be used.
+    """
+    from mdata.chat.prompt import answer_ends
+    from mdata.chat.templates import choose_template
+    from trainer.serve.openai_api import Served
+
+    if model.tokenizer is None:
+        raise UsageError(f"{name} has no tokenizer", fix="name a folder with one: --tokenizer FOLDER")
+    try:
+        chosen = choose_template(template, model.tokenizer)
+    except UsageError as error:
+        if template is not None:
+            raise
+        return Served(model=model, no_template=f"{str(error).splitlines()[0]} (--chat-template)", **facts)
+    return Served(model=model, template=chosen, turn_ends=answer_ends(chosen, model.tokenizer), **facts)
 
 
 def _mesh(words: list[str]) -> dict[str, int]:
@@ -142,7 +165,8 @@ def _mesh(words: list[str]) -> dict[str, int]:
 
 def _check(arguments: argparse.Namespace) -> None:
     counts = {name: getattr(arguments, name.replace("-", "_")) for name in ("max-batch", "max-queue", "max-body")}
-    counts["max-request-tokens"] = arguments.max_request_tokens or 1
+    optional = {"max-request-tokens": arguments.max_request_tokens, "cache-tokens": arguments.cache_tokens}
+    counts |= {name: value for name, value in optional.items() if value is not None}
     if problems := [f"--{name} {value} is below 1" for name, value in counts.items() if value < 1]:
         raise UsageError("cannot serve: " + "; ".join(problems))
     if not 0 <= arguments.port < 2**16:

@@ -16,10 +16,10 @@ import uvicorn
 
 from trainer.serve.app import Server
 from trainer.serve.openai_api import Served
-from trainer.serve.plain_engine import PlainEngine
-from trainer.serve.rank import Engine, Link, Ready, serve_rank
+from trainer.serve.rank import Link, Ready, serve_rank
 from trainer.serve.service import Service
 from trainer.serve.serving import bound_socket
+from trainer.tasks.engine import Engine
 
 
 class Reply(NamedTuple):
@@ -73,13 +73,13 @@ def running(
         model: with weights; None: that of `served`. limits: see `Server`.
     """
     model = model or served.model
-    engine = engine or PlainEngine(model)
+    engine = engine or Engine(model)
     here, there = multiprocessing.Pipe()
     started, holder = threading.Event(), dict[str, Any]()
 
     def answer() -> None:
         link = Link(server=there)
-        link.reply(Ready(model.step))
+        link.reply(Ready(engine.capacity))
         serve_rank(engine, model, link)
 
     async def listen() -> None:

@@ -29,9 +29,9 @@ from trainer.serve import megatron_api
 from trainer.serve.errors import ApiError
 from trainer.serve.openai_api import Served, completion
 from trainer.serve.openai_api import answer_of as openai_answer
-from trainer.serve.plain_engine import PlainEngine
 from trainer.serve.rows import Piece, Row
 from trainer.tasks.beam import Finished
+from trainer.tasks.engine import Engine
 from trainer.tasks.generate import Answer, Request, continue_rows, search_beams
 from trainer.tasks.lambada import lambada, passage
 from trainer.tasks.loaded_model import Model
@@ -534,7 +534,7 @@ def _openai(folder: Folder, case: Mapping[str, Any]) -> str:
     """The whole answer of the server but for its name and time, from the functions that it calls."""
     body, model = case["request"], folder.model(case["request"]["model"])
     asked = completion(Served(model=model), body)
-    ((row, pieces),) = answered(PlainEngine(model), asked.rows)
+    ((row, pieces),) = answered(Engine(model), asked.rows)
     answer = openai_answer(asked, [pieces])
     (choice,) = answer["choices"]
     # What scores a prompt alone makes no tokens.
@@ -556,7 +556,7 @@ def _openai(folder: Folder, case: Mapping[str, Any]) -> str:
     return _unlike(said["token_logprobs"], theirs["token_logprobs"]) or _unlike_top(tops, theirs["top"])
 
 
-def answered(engine: PlainEngine, rows: Sequence[Row]) -> list[tuple[Row, list[Piece]]]:
+def answered(engine: Engine, rows: Sequence[Row]) -> list[tuple[Row, list[Piece]]]:
     """Rows with their pieces, from an engine without a server."""
     by_id = {row.request.id: (row, list[Piece]()) for row in rows}
     for row in rows:

@@ -12,7 +12,7 @@ import hmac
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,8 @@ class Server:
 
     async def _answered(self, request: Request, parse: Callable[[Served, Mapping[str, Any]], Completion]) -> Response:
         self.service.check()
-        asked = parse(self.served, parsed_body(await self._body(request)))
+        served = replace(self.served, capacity=self.service.capacity)
+        asked = parse(served, parsed_body(await self._body(request)))
         headers = _ignored(asked.options.ignored)
         run = self.service.begin([row.request for row in asked.rows])
         if asked.options.stream:

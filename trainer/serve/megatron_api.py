@@ -234,7 +234,7 @@ def job_of(model: Model, body: Mapping[str, Any], *, most_tokens: int | None, st
             ids,
             rules,
             most=asked.tokens_to_generate,
-            sample=number,
+            number=number,
             top=0 if asked.logprobs else None,
             echo="" if asked.logprobs else None,
             ends=ends,

@@ -35,7 +35,7 @@ class Served:
         model: without weights. template: of chats; None: there is none, for the reason `no_template`.
         turn_ends: ids that end an answer in a chat besides those of the model.
         strict: refuse unknown fields. most_tokens: rows x (prompt + new tokens) of a request; None: any.
-        created: when the server started.
+        created: when the server started. capacity: tokens that a row can have; 0: those of the context.
     """
 
     model: Model
@@ -45,6 +45,7 @@ class Served:
     strict: bool = False
     most_tokens: int | None = None
     created: int = 0
+    capacity: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def completion(served: Served, body: Mapping[str, Any]) -> Completion:
             ids,
             options.rules,
             most=most,
+            number=number,
             sample=sample,
             top=top,
             echo=text if echo else None,
@@ -129,7 +131,7 @@ def chat_completion(served: Served, body: Mapping[str, Any]) -> Completion:
     ids = _chat_prompt(served, messages)
     asked = fields.take("max_completion_tokens"), fields.take("max_tokens")
     given = Fields({"max_tokens": asked[1] if asked[0] is None else asked[0]})
-    room = model.context - len(ids)
+    room = min(model.context, served.capacity or model.context) - len(ids)
     most = given.whole("max_tokens", max(1, room), least=1, most=2**31)
     report, count = fields.flag("logprobs"), fields.whole("top_logprobs", 0, least=0, most=MOST_TOP)
     if count and not report:

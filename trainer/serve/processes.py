@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mdata import BadInputError, DamageError, MdataError, ResourceError, UsageError
+from mdata.util import atomic_io
 from trainer.run.launch import RankFault, first_cause, rank_environment, read_reports
 from trainer.serve.rank import SETTINGS
 from trainer.serve.service import hang_up
@@ -50,7 +51,7 @@ class Ranks:
         pairs = [os.pipe() for _ in range(nproc - 1)]
         to_others = [write for _, write in pairs]
         pipes: list[list[int | None]] = [[there.fileno(), *to_others], *([None, read] for read, _ in pairs)]
-        (folder / SETTINGS).write_text(json.dumps({**settings, "pipes": pipes}))
+        atomic_io.atomic_write(folder / SETTINGS, json.dumps({**settings, "pipes": pipes}).encode())
         try:
             for rank in range(nproc):
                 self._processes.append(

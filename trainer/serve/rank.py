@@ -1,9 +1,10 @@
 """One rank of a server: it runs the engine on arrivals and cancellations, which all ranks get for the same step.
 
 Rank 0 has them from the server's process, and hands them on with the number of the step at which they count; nothing
-else travels between the ranks but what the model's layers exchange. An idle rank waits for the next arrival. When the
-server's process is gone, rank 0 reads the end of its pipe and so do the others. Beam search is one step of its state
-machine beside each step of the engine, so that rows go on meanwhile; it computes whole contexts.
+else travels between the ranks but what the model's layers exchange and the tokens that they choose. An idle rank waits
+for the next arrival. When the server's process is gone, rank 0 reads the end of its pipe, and so do the others. A beam
+search makes one step of its state machine beside each step of the engine, so that rows go on meanwhile; it has a cache
+of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,8 +24,9 @@ from trainer.checkpoint.location import location_of
 from trainer.errors import LostRankError
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import find_placement, join_world, leave_world
-from trainer.serve.plain_engine import PlainEngine, Request, Token
 from trainer.tasks.beam import Beam, Beams
+from trainer.tasks.decoder import BeamCache
+from trainer.tasks.engine import Engine, Request, Token
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling, biased
 
@@ -66,33 +68,13 @@ class Refused(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The model is loaded. name, step: of the model."""
+    """The model is loaded. capacity: tokens that a row can have."""
 
-    step: int
+    capacity: int
 
 
 Event = Request | Search | Cancel
 Reply = Token | Found | Refused
-
-
-class Engine(Protocol):
-    """What a rank runs; see plain_engine.py."""
-
-    def add(self, request: Request) -> None:
-        """Let a row join."""
-
-    def cancel(self, id: str) -> None:
-        """Let a row leave."""
-
-    def step(self) -> list[Token]:
-        """The next token of each row."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a step has something to do."""
-
-    def load(self) -> Any:
-        """Numbers for people."""
 
 
 @dataclass
@@ -146,20 +128,22 @@ class _Searches:
     """The beam searches that are open."""
 
     model: Model
-    open: dict[str, tuple[Search, Beams]] = field(default_factory=dict)
+    open: dict[str, tuple[Search, Beams, BeamCache]] = field(default_factory=dict)
 
     def add(self, search: Search) -> None:
         if len(search.prompt) + search.max_tokens > self.model.context:
             raise UsageError("context length + tokens_to_generate too large")
         beams = Beams(search.width, search.max_tokens, search.ends, search.length_penalty)
-        self.open[search.id] = search, beams
+        cache = BeamCache(self.model, search.prompt, width=search.width, max_tokens=search.max_tokens)
+        self.open[search.id] = search, beams, cache
 
     def step(self) -> list[Found]:
         """One step of each."""
         found = list[Found]()
-        for id, (search, beams) in list(self.open.items()):
-            rows = [[*search.prompt, *row] for row in beams.rows]
-            logits_BV = torch.stack([biased(self.model.logits(row)[-1], search.rules, last=row[-1]) for row in rows])
+        for id, (search, beams, cache) in list(self.open.items()):
+            logits_BV = cache.logits(beams.rows, beams.parents)
+            lasts = [row[-1] if row else search.prompt[-1] for row in beams.rows]
+            logits_BV = torch.stack([biased(logits_BV[i], search.rules, last=last) for i, last in enumerate(lasts)])
             beams.advance(logits_BV.log_softmax(-1))
             if beams.done:
                 found.append(Found(id, beams.results(search.width)))
@@ -190,7 +174,7 @@ def serve_rank(engine: Engine, model: Model, link: Link) -> None:
             replies += engine.step()
         replies += searches.step()
         if replies or events:
-            link.reply((replies, engine.load()))
+            link.reply((replies, engine.load()._asdict()))
 
 
 def serve_here(folder: Path, *, rank: int) -> None:
@@ -217,9 +201,10 @@ def serve_here(folder: Path, *, rank: int) -> None:
         settings=settings["set"],
         dtype=settings["dtype"],
     )
-    link.reply(Ready(model.step))
+    engine = Engine(model, max_batch=settings["max_batch"], cache_tokens=settings["cache_tokens"])
+    link.reply(Ready(engine.capacity))
     try:
-        serve_rank(PlainEngine(model, max_rows=settings["max_rows"]), model, link)
+        serve_rank(engine, model, link)
     except (BrokenPipeError, ConnectionResetError) as error:
         raise LostRankError("another process of the server is gone") from error
     leave_world()

@@ -6,16 +6,16 @@ strings, so a row that one has ended is taken from them; what they computed mean
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import mdata
-from mdata.util.random_keys import derive_key
 from trainer.serve.errors import ApiError
-from trainer.serve.plain_engine import Request, Token
 from trainer.serve.rank import Found
 from trainer.serve.service import Run, Service
+from trainer.tasks.engine import Request, Token
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
 from trainer.tasks.text_stream import TextStream
@@ -44,7 +44,7 @@ class Row:
 
     Args:
         request: to the ranks. rules: with the stop strings. ends: token ids that end it.
-        most: new tokens; 0: the prompt is only scored, so the one that the ranks add is dropped.
+        most: new tokens; 0: the prompt is only scored.
         echo: of which text the answer begins with; None: the answer is the new text alone.
 
     Attributes:
@@ -65,18 +65,13 @@ class Row:
 
     def take(self, token: Token) -> Piece | None:
         """What can be given out after one more token; None: nothing."""
-        fact = TokenFact(token.token, token.logprob, token.top)
-        if token.index < 0:
+        fact = TokenFact(token.token, None if math.isnan(token.logprob) else token.logprob, token.top)
+        if token.prompt:
             self._prompt.append(fact)
-            return None
-        text, facts = "", list[TokenFact]()
-        if self.echo is not None and not self._begun:
-            text = self.echo
-            facts = [TokenFact(self.request.prompt[0], None, []), *self._prompt] if self.request.echo else []
+            self.finish_reason = token.finish or ""
+            return Piece(self.echo or "", self._prompt) if token.finish else None
+        text, facts = ("", list[TokenFact]()) if self._begun else (self.echo or "", self._prompt)
         self._begun = True
-        if not self.most:
-            self.finish_reason = "length"
-            return Piece(text, facts)
         new = self._said(token)
         self.text += new
         return Piece(text + new, [*facts, fact])
@@ -103,6 +98,7 @@ def make_row(
     rules: Sampling,
     *,
     most: int,
+    number: int = 0,
     sample: int = 0,
     top: int | None = None,
     echo: str | None = None,
@@ -111,7 +107,8 @@ def make_row(
     """A row, checked.
 
     Args:
-        sample: of the same prompt; each has draws of its own. top: see Request; None: no log probabilities.
+        number: of the prompt in its request, and sample: of that prompt; the draws depend on both.
+        top: see Request; None: no log probabilities.
         ends: ids that end it besides those of the model.
 
     Raises:
@@ -121,15 +118,15 @@ def make_row(
     assert tokenizer is not None, "a server has a tokenizer"
     check_room(model, len(prompt), most)
     asked = replace(rules, max_tokens=max(most, 1))
-    seed = rules.seed if sample == 0 else derive_key("mtrain serve v1", rules.seed, sample).below(LARGEST_SEED)
     request = Request(
         id=id,
         prompt=list(prompt),
         sampling=replace(asked, stop=()),
-        max_tokens=max(most, 1),
-        seed=seed,
+        max_tokens=most,
         top_logprobs=top or 0,
-        echo=echo is not None and top is not None,
+        echo=most == 0 or (echo is not None and top is not None),
+        first=sample,
+        number=number,
     )
     stream = TextStream(tokenizer, prompt, stop=rules.stop, keep_stop=rules.keep_stop)
     return Row(request, asked, stream, model.ends | ends, most, echo)

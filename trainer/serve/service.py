@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from trainer.serve.errors import ApiError
-from trainer.serve.plain_engine import Request, Token
 from trainer.serve.rank import Cancel, Event, Ready, Refused, Reply, Search
+from trainer.tasks.engine import Request, Token
 
 
 def hang_up(connection: Connection) -> None:
@@ -70,14 +70,14 @@ class Service:
 
     Attributes:
         ready: the model is loaded. stopping: no new run may begin. failure: why the ranks ended.
-        load: the engine's last numbers. totals: counters for /metrics.
+        load: the engine's last numbers. totals: counters for /metrics. capacity: tokens that a row can have.
     """
 
     def __init__(self, connection: Connection, *, most_rows: int) -> None:
         self.ready, self.stopping, self.failure = asyncio.Event(), False, ""
         self.load: Mapping[str, float] = {}
         self.totals = {"prompt_tokens": 0, "tokens": 0, "rows": 0, "rows_cancelled": 0}
-        self.most_rows = most_rows
+        self.most_rows, self.capacity = most_rows, 0
         self._connection, self._loop = connection, asyncio.get_running_loop()
         self._runs: dict[str, Run] = {}
         self._outgoing: queue.SimpleQueue[list[Event] | None] = queue.SimpleQueue()
@@ -102,6 +102,14 @@ class Service:
                 f"the server is full: {self.open_rows} rows are open and {len(requests)} more are asked for, "
                 f"at most {self.most_rows} may be (--max-queue)",
                 kind="rate_limit_error",
+            )
+        longest = max(len(request.prompt) + request.max_tokens for request in requests)
+        if longest > self.capacity + 1:  # the last token is never read again
+            raise ApiError(
+                400,
+                f"{longest:,} tokens of the prompt and new ones do not fit the cache, at most {self.capacity:,} do "
+                "(--cache-tokens)",
+                code="context_length_exceeded",
             )
         run = Run(self, requests)
         self._runs |= dict.fromkeys(run.open_ids, run)
@@ -150,11 +158,12 @@ class Service:
 
     def _received(self, message: Any) -> None:
         if isinstance(message, Ready):
+            self.capacity = message.capacity
             self.ready.set()
             return
         replies, self.load = message
         for reply in replies:
-            self.totals["tokens"] += isinstance(reply, Token) and reply.index >= 0
+            self.totals["tokens"] += isinstance(reply, Token) and not reply.prompt and reply.token >= 0
             if (run := self._runs.get(reply.id)) is not None:
                 run.replies.put_nowait(reply)
 

@@ -11,7 +11,7 @@ import torch
 from tests.helpers.serving import running
 from tests.trainer.convert.hf_models import save
 from trainer.serve.openai_api import Served
-from trainer.serve.plain_engine import Request, Token
+from trainer.tasks.engine import Load, Request, Token
 from trainer.tasks.loaded_model import Model
 
 pytest.importorskip("transformers")
@@ -23,6 +23,7 @@ class EndlessEngine:
 
     rows: dict[str, int] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
+    capacity = 256
 
     def add(self, request: Request) -> None:
         self.rows[request.id] = 0
@@ -36,10 +37,10 @@ class EndlessEngine:
         return bool(self.rows)
 
     def load(self):
-        return {"rows_running": len(self.rows)}
+        return Load(len(self.rows), 0, 0, 0)
 
     def step(self) -> list[Token]:
-        tokens = [Token(id, 0, 65, -1.0, []) for id, count in self.rows.items() if not count]
+        tokens = [Token(id, 0, 65, -1.0, [], None) for id, count in self.rows.items() if not count]
         self.rows = dict.fromkeys(self.rows, 1)
         time.sleep(0.005)
         return tokens

@@ -203,7 +203,7 @@ def test_models_health_and_metrics(server):
     assert float(values['mtrain_requests_total{path="/v1/completions",status="200"}']) >= 1
     assert (
         float(values["mtrain_tokens_total"]) >= 6
-        and values["mtrain_rows_open"] == "0" == values["mtrain_engine_rows_running"]
+        and values["mtrain_rows_open"] == "0" == values["mtrain_engine_running"]
     )
     names = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     assert {key.partition("{")[0] for key in values} <= names
