@@ -38,6 +38,8 @@ COMMANDS = (
     Command("report", "write report.html of a run", module=".mtrain_report", group=_RUN),
     Command("generate", "continue prompts with a trained model", module=".mtrain_generate", group=_MODEL),
     Command("serve", "serve a model over HTTP, as OpenAI and Megatron do", module=".mtrain_serve", group=_MODEL),
+    Command("chat", "talk with a model in this terminal", module=".mtrain_chat", group=_MODEL),
+    Command("client", "talk with a server in this terminal", module=".mtrain_client", group=_MODEL),
     Command("eval", "score a model: WikiText, LAMBADA, perplexity, harness tasks", module=".mtrain_eval", group=_MODEL),
     Command("logits", "write the logits of given texts", module=".mtrain_logits", group=_MODEL),
     Command(

@@ -1,0 +1,106 @@
+"""A conversation in a terminal: lines in, answers out as they come; shared by `mtrain chat` and `mtrain client`.
+
+Ctrl-C while an answer is written stops that answer alone; what was said stays part of the conversation. Not a command.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from mdata.errors import MdataError
+
+from .console import Console
+
+Turn = tuple[str, str]  # role, content
+HELP = "Ctrl-C stops an answer, Ctrl-D leaves, /clear forgets the conversation"
+
+
+class Stop:
+    """Whether Ctrl-C was pressed; `at_once` is called by it."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.at_once: Callable[[], None] = lambda: None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """A signal handler, which raises nothing: an exception in the middle of anything may be lost."""
+        self.asked = True
+        self.at_once()
+
+
+@contextmanager
+def stop_asked() -> Iterator[Stop]:
+    """While the block runs, Ctrl-C only sets a mark."""
+    stop = Stop()
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def converse(
+    console: Console,
+    answer: Callable[[Sequence[Turn], Stop], Iterator[str]],
+    *,
+    system: str = "",
+    keeps: bool = True,
+) -> None:
+    """Read lines and write answers until the end of the input.
+
+    Args:
+        answer: the pieces of an answer to a conversation; ends soon after a stop is asked for.
+        system: what the conversation begins with. keeps: the conversation grows; otherwise each line is alone.
+    """
+    begin: list[Turn] = [("system", system)] if system else []
+    turns, spoken = list(begin), list[Turn]()
+    interactive = sys.stdin.isatty()
+    if interactive:
+        with suppress(ImportError):
+            import readline  # noqa: F401 - input() then edits lines
+        console.note(HELP)
+    while (line := _line(console, interactive)) is not None:
+        if line.strip() == "/clear":
+            turns = list(begin)
+            continue
+        if not line.strip():
+            continue
+        said = ""
+        try:
+            with stop_asked() as stop:
+                for piece in answer([*turns, ("user", line)], stop):
+                    said += piece
+                    if not console.json:
+                        console.write(piece)
+                        console.flush()
+        except MdataError as error:
+            if not interactive:
+                raise
+            console.error(str(error))
+            continue
+        if not console.json:
+            console.write("\n")
+        if stop.asked:
+            console.note("(stopped)")
+        spoken += [("user", line), ("assistant", said)]
+        turns = [*turns, *spoken[-2:]] if keeps else turns
+    if console.json:
+        console.result("", {"messages": [{"role": role, "content": text} for role, text in (*begin, *spoken)]})
+    elif interactive:
+        console.write("\n")
+
+
+def _line(console: Console, interactive: bool) -> str | None:
+    """The next line of the user; None at the end of the input."""
+    if not interactive:
+        line = sys.stdin.readline()
+        return line.rstrip("\n") if line else None
+    console.flush()
+    try:
+        return input("> ")
+    except EOFError:
+        return None

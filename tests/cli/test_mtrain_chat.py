@@ -1,0 +1,157 @@
+"""`mtrain chat` and `mtrain client`: conversations from lines, Ctrl-C in an answer, a model here and one served."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.console import Console
+from cli.conversation import Stop, Turn, converse
+from cli.mtrain import main
+from tests.helpers.serving import Running, running
+from tests.trainer.convert.hf_models import save
+from tests.trainer.serve.conftest import EndlessEngine
+from trainer.serve.openai_api import Served
+from trainer.tasks.loaded_model import Model
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save("llama2", tmp_path_factory.mktemp("hf") / "tiny", max_position_embeddings=256)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Running]:
+    from cli.mtrain_serve import served_model
+
+    with running(served_model(Model.load(str(folder)), "tiny", template="plain")) as server:
+        yield server
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch):
+    return lambda text: monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[Any]:
+    found = json.loads(capsys.readouterr().out)
+    return list(found["messages"])
+
+
+def test_a_chat_here_and_with_a_server_say_the_same(folder, server, lines, capsys):
+    options = (
+        "--max-tokens",
+        "6",
+        "--seed",
+        "5",
+        "--temperature",
+        "1",
+        "--top-p",
+        "1",
+        "--system",
+        "Be brief.",
+        "--json",
+    )
+    lines("the man\n\nhello\n")
+    assert main(["chat", str(folder), "--chat-template", "plain", *options]) == 0
+    here = said(capsys)
+    assert [turn["role"] for turn in here] == ["system", "user", "assistant", "user", "assistant"]
+    lines("the man\nhello\n")
+    assert main(["client", server.url, *options]) == 0
+    assert said(capsys) == here and here[2]["content"] != here[4]["content"]
+
+
+def test_lines_are_continued(server, lines, capsys):
+    lines("the man\n")
+    assert (
+        main(["client", server.url.removeprefix("http://"), "--complete", "--max-tokens", "6", "--temperature", "0"])
+        == 0
+    )
+    out, err = capsys.readouterr()
+    body = {"prompt": "the man", "max_tokens": 6, "temperature": 0}
+    wanted = server.ask("/v1/completions", body).body["choices"][0]["text"]
+    assert (
+        out.encode(errors="backslashreplace").count(b"\n") >= 1
+        and len(out) >= len(wanted)
+        and "tiny at 127.0.0.1" in err
+    )
+
+
+def test_ctrl_c_stops_the_answer_alone(lines, capsys):
+    heard = list[Sequence[Turn]]()
+
+    def answer(turns: Sequence[Turn], stop: Stop) -> Iterator[str]:
+        heard.append(turns)
+        for word in ("one", "two", "three"):
+            if stop.asked:
+                return
+            yield word
+            if word == "two" and len(heard) == 1:
+                signal.raise_signal(signal.SIGINT)
+
+    lines("first\nsecond\n/clear\nthird")
+    converse(Console("mtrain"), answer, system="s")
+    out, err = capsys.readouterr()
+    assert out == "onetwo\nonetwothree\nonetwothree\n" and err == "(stopped)\n"
+    assert heard[1] == [("system", "s"), ("user", "first"), ("assistant", "onetwo"), ("user", "second")]
+    assert heard[2] == [("system", "s"), ("user", "third")]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_hangs_up_on_a_server_that_is_silent(folder, lines, capsys):
+    from cli.mtrain_serve import served_model
+
+    with running(served_model(Model.load(str(folder)), "tiny", template="plain"), engine=EndlessEngine()) as server:
+
+        def press() -> None:
+            while not server.engine.rows:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        presser = threading.Thread(target=press)
+        presser.start()
+        lines("hello\n")
+        assert main(["client", server.url]) == 0
+        presser.join()
+        assert "(stopped)" in capsys.readouterr().err
+        while server.engine.rows:
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("chat", "MODEL"), 2, "a chat needs a template: the tokenizer has no token <|im_start|>"),
+        (("chat", "MODEL", "--chat-template", "plain", "--temperature", "-1"), 2, "temperature=-1.0"),
+        (("chat", "MODEL", "--chat-template", "plain", "--max-tokens", "300"), 2, "the context of tiny is 256 tokens"),
+        (("client", "127.0.0.1:9"), 2, "nothing answers at 127.0.0.1:9"),
+        (("client", "http://[", "--complete"), 2, "http://[ is no host"),
+        (("client", "URL", "--model", "other"), 2, 'the model "other" is not here'),
+        (("client", "URL", "--api-key", "KEY", "--top-k", "-2"), 2, "top_k is -2"),
+    ],
+)
+def test_bad_input_is_named(words, code, text, folder, server, lines, capsys):
+    lines("hello\n")
+    given = {"MODEL": str(folder), "URL": server.url}
+    assert main([given.get(word, word) for word in words]) == code
+    assert text in capsys.readouterr().err
+
+
+def test_a_template_is_found_or_missing(folder: Path):
+    from cli.mtrain_serve import served_model
+
+    model = Model.load(str(folder), forward=False)
+    assert model.module is None
+    served = served_model(model, "tiny", template=None)
+    assert isinstance(served, Served) and served.template is None and "--chat-template" in served.no_template
