@@ -65,7 +65,9 @@ class Row:
 
     def take(self, token: Token) -> Piece | None:
         """What can be given out after one more token; None: nothing."""
-        fact = TokenFact(token.token, None if math.isnan(token.logprob) else token.logprob, token.top)
+        # lm_eval takes a token for the likeliest if its number is the largest of `top`, bit for bit.
+        log_prob = dict(token.top).get(token.token, token.logprob)
+        fact = TokenFact(token.token, None if math.isnan(log_prob) else log_prob, token.top)
         if token.prompt:
             self._prompt.append(fact)
             self.finish_reason = token.finish or ""

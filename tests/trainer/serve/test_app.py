@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shlex
 import socket
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.house_rules import ROOT
 from tests.helpers.serving import running
 from trainer.tasks.generate import search_beams
 
@@ -247,6 +251,24 @@ def test_the_ranks_end_and_open_requests_get_an_error(endless):
                 break
     assert b'"message":"rank 1 was killed by SIGKILL"' in said and b"[DONE]" not in said
     assert endless.ask("/v1/completions", PROMPT).status == 500 and endless.ask("/health").status == 503
+
+
+def test_the_lines_of_the_docs_work(server):
+    text = (ROOT / "docs/howto/serve.md").read_text(encoding="utf-8")
+    lines = [line for line in text.replace("\\\n", "").splitlines() if line.startswith("curl ")]
+    assert len(lines) == 4
+    for line in lines:
+        words = [word.replace("localhost:8000", server.url) for word in shlex.split(line)]
+        done = subprocess.run([*words, "--silent", "--fail"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, (line, done)
+        assert "text" in done.stdout or "ready" in done.stdout or done.stdout.endswith("data: [DONE]\n\n")
+
+
+def test_the_page_loads_nothing_and_may_load_nothing(server):
+    reply = server.ask("/", headers={})
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+    assert not re.findall(r"""(?:src|href|@import|url\()\s*=?\s*["']?(?!data:)(?:https?:|//)""", reply.body)
+    assert "/v1/chat/completions" in reply.body and "prefers-color-scheme: dark" in reply.body
 
 
 # ---- drawn requests
