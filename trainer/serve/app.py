@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from starlette.applications import Starlette
@@ -31,8 +32,10 @@ from trainer.serve.openai_api import Completion, Served
 from trainer.serve.rows import Piece, beams_of, pieces
 from trainer.serve.service import Run, Service
 
+T = TypeVar("T")
 PAGE = Path(__file__).parent / "page.html"
 OPEN_PATHS = ("/", "/health")  # without a key
+LONG_BODY = 1 << 16  # bytes
 CLOSED = 499  # the client left; nobody reads it, but it is counted
 # The page runs its own script and style alone, and loads nothing.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
@@ -44,16 +47,20 @@ class Server:
 
     Args:
         key: that clients must give; "": any client. most_bytes: of a body.
+        hosts: by which clients may call the server, so that a web page of somebody else cannot name this machine as its
+            own host; empty: any.
     """
 
     served: Served
     service: Service
     key: str = ""
+    hosts: frozenset[str] = frozenset()
     most_bytes: int = 8 << 20
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
     first_tokens: int = 0
     first_token_s: float = 0.0
+    _parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def app(self) -> Starlette:
         """The application."""
@@ -147,7 +154,7 @@ class Server:
     async def _answered(self, request: Request, parse: Callable[[Served, Mapping[str, Any]], Completion]) -> Response:
         self.service.check()
         served = replace(self.served, capacity=self.service.capacity)
-        asked = parse(served, parsed_body(await self._body(request)))
+        asked = await self._off_the_loop(lambda body: parse(served, parsed_body(body)), await self._body(request))
         headers = _ignored(asked.options.ignored)
         run = self.service.begin([row.request for row in asked.rows])
         if asked.options.stream:
@@ -192,8 +199,11 @@ class Server:
     async def _megatron(self, request: Request) -> Response:
         self.service.check()
         served = self.served
-        body = await self._megatron_body(request)
-        job = megatron_api.job_of(served.model, body, most_tokens=served.most_tokens, strict=served.strict)
+        most, strict = served.most_tokens, served.strict
+        job = await self._off_the_loop(
+            lambda body: megatron_api.job_of(served.model, _megatron_body(body), most_tokens=most, strict=strict),
+            await self._body(request),
+        )
         headers = _ignored(job.unknown)
         if job.search is not None:
             found = await _while_connected(request, beams_of(self.service, self.service.begin([job.search])))
@@ -202,16 +212,17 @@ class Server:
         answer = await _while_connected(request, self._gathered(run, job.rows))
         return _json(megatron_api.answer_of(served.model, job, answer), headers=headers)
 
-    async def _megatron_body(self, request: Request) -> dict[str, Any]:
-        """As `_body`, with the texts of Megatron's server."""
-        texts = {415: megatron_api.NO_JSON_TYPE, 400: megatron_api.NO_JSON}
-        try:
-            return parsed_body(await self._body(request))
-        except ApiError as error:
-            raise ApiError(error.status, texts.get(error.status, error.text), detail=error.text) from error
+    async def _off_the_loop(self, parse: Callable[[bytes], T], body: bytes) -> T:
+        """What a body asks for; the tokens of a long one take a while, in which other answers go on."""
+        if len(body) < LONG_BODY:
+            return parse(body)
+        async with self._parsing:  # templates are run one at a time
+            return await asyncio.to_thread(parse, body)
 
     async def _body(self, request: Request) -> bytes:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json" and request.url.path == "/api":
+            raise ApiError(415, megatron_api.NO_JSON_TYPE)
         if kind != "application/json":
             raise ApiError(
                 415, f"the body is {kind or 'of no type'}, expected the header Content-Type: application/json"
@@ -277,7 +288,10 @@ class _Guard:
         known = path if path in (*OPEN_PATHS, "/metrics", "/api") or path.startswith("/v1/") else "other"
         known = "/v1/models" if known.startswith("/v1/models") else known
         try:
-            if path in OPEN_PATHS or self._is_allowed(scope):
+            if not self._is_for_us(scope):
+                error = ApiError(403, "this server is for programs of its own machine (--api-key opens it to others)")
+                await self._server.refusal(path, error, {})(scope, receive, counting)
+            elif path in OPEN_PATHS or self._is_allowed(scope):
                 await self._app(scope, receive, counting)
             else:
                 error = ApiError(401, "the key is missing or wrong (Authorization: Bearer KEY)", code="invalid_api_key")
@@ -287,6 +301,12 @@ class _Guard:
             if known.startswith("/v1/") and known not in ("/v1/completions", "/v1/chat/completions", "/v1/models"):
                 known = "other"
             self._server.counted(known, status, time.monotonic() - began_s)
+
+    def _is_for_us(self, scope: Scope) -> bool:
+        if not self._server.hosts:
+            return True
+        host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
+        return re.sub(r":\d*$", "", host).strip("[]").lower() in self._server.hosts
 
     def _is_allowed(self, scope: Scope) -> bool:
         if not self._server.key:
@@ -331,6 +351,14 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> 
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _megatron_body(body: bytes) -> dict[str, Any]:
+    """As `parsed_body`, with the text of Megatron's server."""
+    try:
+        return parsed_body(body)
+    except ApiError as error:
+        raise ApiError(400, megatron_api.NO_JSON, detail=error.text) from error
 
 
 def _json(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -8,6 +8,7 @@ open requests get an error, and the server ends with the rank's.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from trainer.serve.openai_api import Served
 from trainer.serve.processes import Ranks
 from trainer.serve.service import Service
 
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 FLUSH_S = 5.0  # for the errors of open requests to be sent, once a rank has ended
 
 
@@ -80,7 +82,10 @@ async def serve(
         MdataError: what ended a rank. RankFault: the same, for a fault of ours.
     """
     service = Service(ranks.connection, most_rows=limits.rows)
-    server = Server(served, service, key=limits.key, most_bytes=limits.body_bytes)
+    host, port = listener.getsockname()[:2]
+    local = ipaddress.ip_address(host).is_loopback and not limits.key
+    hosts = frozenset((host, *LOCAL_HOSTS)) if local else frozenset[str]()
+    server = Server(served, service, key=limits.key, hosts=hosts, most_bytes=limits.body_bytes)
     config = uvicorn.Config(
         server.app(), log_config=None, access_log=False, lifespan="off", server_header=False, ws="none"
     )
@@ -96,7 +101,6 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)
-    host, port = listener.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     serving = asyncio.ensure_future(http.serve(sockets=[listener]))
     ready = asyncio.ensure_future(_announce(service, f"{served.model.name} is served at {address}", tell))

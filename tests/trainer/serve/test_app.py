@@ -10,6 +10,7 @@ import shlex
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 
 from tests.helpers.house_rules import ROOT
 from tests.helpers.serving import running
+from trainer.tasks.engine import Engine
 from trainer.tasks.generate import search_beams
 
 PROMPT = {"prompt": "the man", "max_tokens": 6, "seed": 3}
@@ -191,6 +193,12 @@ def test_a_key(served):
         )
 
 
+def test_a_local_server_is_called_by_its_own_name(served):
+    with running(served, hosts=frozenset(("127.0.0.1", "localhost", "::1"))) as server:
+        for host, status in (("localhost:80", 200), ("[::1]:80", 200), ("LOCALHOST", 200), ("evil.example:80", 403)):
+            assert server.ask("/v1/models", headers={"host": host}).status == status, host
+
+
 def test_without_a_template_a_chat_says_what_is_missing(served):
     with running(replace(served, template=None, no_template="the tokenizer has none")) as server:
         reply = server.ask("/v1/chat/completions", {"messages": MESSAGES})
@@ -269,6 +277,45 @@ def test_the_page_loads_nothing_and_may_load_nothing(server):
     assert "default-src 'none'" in reply.headers["content-security-policy"]
     assert not re.findall(r"""(?:src|href|@import|url\()\s*=?\s*["']?(?!data:)(?:https?:|//)""", reply.body)
     assert "/v1/chat/completions" in reply.body and "prefers-color-scheme: dark" in reply.body
+
+
+def test_a_long_body_is_read_beside_the_loop(server):
+    reply = server.ask("/v1/completions", {"prompt": "a" * 200_000})
+    assert reply.status == 400 and "the prompt has 200,000 tokens" in reply.body["error"]["message"]
+    reply = server.ask("/api", {"prompts": ["a" * 200_000]}, method="PUT")
+    assert reply.body["message"] == "Length of prompt + tokens_to_generate longer than allowed"
+
+
+def test_the_openai_package(server):
+    openai = pytest.importorskip("openai", reason="the openai package is not installed")
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any")
+    asked = {"model": "tiny", "prompt": "the man", "max_tokens": 4, "seed": 1}
+    whole = client.completions.create(**asked, logprobs=2, echo=True).choices[0]
+    assert len(whole.logprobs.tokens) == 11 and whole.text.startswith("the man")
+    parts = list(client.completions.create(**asked, stream=True))
+    assert "the man" + "".join(part.choices[0].text for part in parts) == whole.text
+    chat = {"model": "tiny", "messages": MESSAGES, "max_tokens": 4, "seed": 1}
+    said = client.chat.completions.create(**chat, logprobs=True, top_logprobs=2).choices[0]
+    parts = list(client.chat.completions.create(**chat, stream=True))
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == said.message.content
+    with pytest.raises(openai.BadRequestError, match=r"temperature=-1\.0"):
+        client.completions.create(**asked, temperature=-1)
+
+
+@pytest.mark.soak
+def test_a_thousand_clients_and_a_cache_too_small(served, model):
+    prompts = [f"client {i}" for i in range(1000)]
+    engine = Engine(model, cache_tokens=100, max_batch=16)
+    with running(served, engine=engine, rows=1000) as server:
+
+        def text(prompt: str) -> str:
+            body = {"prompt": prompt, "max_tokens": 20, "seed": 5}
+            return str(choices(server.ask("/v1/completions", body))[0]["text"])
+
+        with ThreadPoolExecutor(1000) as pool:
+            together = list(pool.map(text, prompts))
+    with running(served) as server:
+        assert [text(prompt) for prompt in prompts[::20]] == together[::20]
 
 
 # ---- drawn requests
