@@ -48,7 +48,7 @@ from trainer.tasks.sampling import (
 from trainer.tasks.wikitext import detokenize, detokenizer_by_path, wikitext, windows
 
 GREEDY = Sampling(greedy=True)
-LATER = 18  # the part with classification, finetuning and filters of generated texts
+LATER = 20  # the part with finetuning: classification, and filters of generated texts
 DRAWS, LEAST_P = 200_000, 1e-4
 LOG_PROB, LOSS = 1e-4, 1e-5
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError, RecursionError)
