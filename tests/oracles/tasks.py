@@ -30,8 +30,9 @@ from trainer.serve.errors import ApiError
 from trainer.serve.openai_api import Served, completion
 from trainer.serve.openai_api import answer_of as openai_answer
 from trainer.serve.rows import Piece, Row
+from trainer.tasks import engine as decoding
 from trainer.tasks.beam import Finished
-from trainer.tasks.engine import Engine
+from trainer.tasks.engine import Engine, Token
 from trainer.tasks.generate import Answer, Request, continue_rows, search_beams
 from trainer.tasks.lambada import lambada, passage
 from trainer.tasks.loaded_model import Model
@@ -231,13 +232,36 @@ def _limit(model: Callable[[], Model], case: Mapping[str, Any]) -> str:
         try:
             megatron_api.check_size(prompts, request["tokens_to_generate"], most=int(text.rpartition(" ")[2]))
         except ApiError as refused:
-            return "" if refused.text == text else f"{refused.text!r} instead of {text!r}"
+            return _little_cache(model(), request) if refused.text == text else f"{refused.text!r} instead of {text!r}"
         return "is not refused"
     try:
         continue_rows(model(), [_request(model(), request, prompt, n=i) for i, prompt in enumerate(request["prompts"])])
     except UsageError:
         return ""
     return "is not refused"
+
+
+def _little_cache(model: Model, request: Mapping[str, Any]) -> str:
+    """Difference: rows that the cache does not hold together wait, and their texts are those of rows alone."""
+    prompts, most = [model.encode(prompt) for prompt in request["prompts"]], request["tokens_to_generate"]
+    engine = Engine(model, cache_tokens=50, max_batch=len(prompts), page_tokens=2)
+    for number, prompt in enumerate(prompts):
+        engine.add(decoding.Request(str(number), prompt, GREEDY, max_tokens=most, echo=not most))
+    told: dict[str, list[Token]] = {str(number): [] for number in range(len(prompts))}
+    while engine.busy:
+        for token in engine.step():
+            told[token.id].append(token)
+    for number, prompt in enumerate(prompts):
+        found = [token.token for token in told[str(number)]]
+        if most:
+            (alone,) = continue_rows(model, [Request(ids=tuple(prompt), rules=replace(GREEDY, max_tokens=most))])
+            if found != alone.tokens:
+                return f"row {number}: {found} instead of {alone.tokens}"
+        else:
+            scores = model.score([prompt]).log_prob_BS[0].tolist() if len(prompt) > 1 else []
+            if found != prompt or (bad := _unlike([token.logprob for token in told[str(number)]][1:], scores)):
+                return f"row {number}: {bad or found}"
+    return ""
 
 
 def _request(model: Model, request: Mapping[str, Any], prompt: str, *, n: int, bias: Any = None) -> Request:
