@@ -1,14 +1,15 @@
 """Attention on a GPU in cases that PyTorch's fused kernels for whole causal rows do not cover.
 
-Documents inside rows use variable-length flash attention if the dtype allows; everything else uses FlexAttention,
-compiled once for each set of options (Dong et al. 2024). Dropout of weights is left to the plain implementation, which
-holds all scores. Each function has the signature of its plain twin.
+Documents inside rows, and prompts of several lengths, use variable-length flash attention if the dtype allows;
+everything else uses FlexAttention, compiled once for each set of options (Dong et al. 2024). Dropout of weights is left
+to the plain implementation, which holds all scores. Each function has the signature of its plain twin.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +62,35 @@ def chunk_bounds(bounds: Tensor, length: int, *, end: int, chunk: int) -> tuple[
         return bounds, bounds
     row, column = bounds // length, (bounds % length).clamp(max=end)
     return row * chunk + (column - (end - chunk)).clamp(min=0), row * end + column
+
+
+def ragged_attention(
+    q_NHK: Tensor,
+    k_MGK: Tensor,
+    v_MGK: Tensor,
+    counts: tuple[int, ...],
+    lengths: tuple[int, ...],
+    scores: ScoreShape,
+    tensors: ScoreTensors,
+) -> Tensor:
+    """See plain.ragged_attention: one call of flash attention for all rows, whatever their lengths."""
+    varlen = _varlen()
+    options = {} if varlen is None else _varlen_options(scores.scale or None, grouped=q_NHK.shape[1] != k_MGK.shape[1])
+    changed = scores.softcap or scores.alibi or scores.sinks != "none"
+    if varlen is not None and scores.window:
+        if "window_size" in inspect.signature(varlen).parameters:
+            options.pop("is_causal", None)
+            options["window_size"] = (scores.window - 1, 0)
+        else:
+            changed = True
+    if varlen is None or changed or q_NHK.dtype not in (torch.bfloat16, torch.float16):
+        return plain.ragged_attention(q_NHK, k_MGK, v_MGK, counts, lengths, scores, tensors)
+    if options.pop("repeat", False):
+        k_MGK, v_MGK = (x.repeat_interleave(q_NHK.shape[1] // x.shape[1], dim=1) for x in (k_MGK, v_MGK))
+    ends = [list(itertools.accumulate(part, initial=0)) for part in (counts, lengths)]
+    bounds = torch.tensor(ends, dtype=torch.int32).pin_memory().to(q_NHK.device, non_blocking=True)
+    y_NHK: Tensor = varlen(q_NHK, k_MGK, v_MGK, bounds[0], bounds[1], max(counts), max(lengths), **options)
+    return y_NHK
 
 
 def scored_attention(

@@ -328,6 +328,49 @@ def paged_attention(
     return y_BGRK.flatten(1, 2).to(q_BHK.dtype)
 
 
+def ragged_attention(
+    q_NHK: Tensor,
+    k_MGK: Tensor,
+    v_MGK: Tensor,
+    counts: tuple[int, ...],
+    lengths: tuple[int, ...],
+    scores: ScoreShape,
+    tensors: ScoreTensors,
+) -> Tensor:
+    """Causal attention of rows of several lengths, one after the other: [N, H, K].
+
+    Args:
+        q_NHK: the last tokens of each row, `counts` of them. k_MGK, v_MGK: of all its tokens, `lengths` of them.
+        scores: all but dropout apply.
+    """
+    rows = zip(q_NHK.split(counts), k_MGK.split(lengths), v_MGK.split(lengths), strict=True)
+    parts = [_attend_row(q[None], k[None], v[None], scores, tensors)[0] for q, k, v in rows]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_row(q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scores: ScoreShape, tensors: ScoreTensors) -> Tensor:
+    """Causal attention of the last S of T tokens with the options of scores."""
+    new, length = q_BSHK.shape[1], k_BTGK.shape[1]
+    column_S = torch.arange(length - new, length, device=q_BSHK.device)
+    if scores.softcap or scores.alibi or scores.sinks != "none":
+        return scored_attention(q_BSHK, k_BTGK, v_BTGK, scores, tensors._replace(column_S=column_S))
+    visible_ST = None
+    if scores.window or new < length:
+        distance_ST = column_S.unsqueeze(1) - torch.arange(length, device=q_BSHK.device)
+        visible_ST = (distance_ST >= 0) & (distance_ST < (scores.window or length))
+    q_BHSK, k_BGTK, v_BGTK = (x.transpose(1, 2) for x in (q_BSHK, k_BTGK, v_BTGK))
+    y_BHSK = F.scaled_dot_product_attention(
+        q_BHSK,
+        k_BGTK,
+        v_BGTK,
+        attn_mask=visible_ST,
+        is_causal=visible_ST is None,
+        scale=scores.scale or None,
+        enable_gqa=q_BSHK.shape[2] != k_BTGK.shape[2],
+    )
+    return y_BHSK.transpose(1, 2)
+
+
 def add_product(target: Tensor, dy_NO: Tensor, *, x_NI: Tensor, overwrite: bool = False) -> None:
     """dy^T x, [O, I], added to `target`, or overwriting it.
 

@@ -47,6 +47,7 @@ class Kernels:
     document_attention: Kernel = plain.document_attention
     scored_attention: Kernel = plain.scored_attention
     paged_attention: Kernel = plain.paged_attention
+    ragged_attention: Kernel = plain.ragged_attention
     dropout: Kernel = plain.dropout
     logit_statistics: Kernel = plain.logit_statistics
     logits_to_gradient_: Kernel = plain.logits_to_gradient_
@@ -119,6 +120,7 @@ def compiled() -> Kernels:
         document_attention=gpu.document_attention,
         scored_attention=gpu.scored_attention,
         paged_attention=paged_attention.paged_attention,
+        ragged_attention=gpu.ragged_attention,
         **made,
     )
 

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from trainer.kernels import plain
 from trainer.kernels.plain import ScoreTensors
 from trainer.kernels.scores import ScoreShape
 from trainer.kernels.table import Kernels
@@ -53,11 +51,16 @@ class Pages:
         self.tensors[name].flatten(0, 1).index_copy_(0, self.rows.place_N, x_NGK)
 
     def of_row(self, name: str, row: int, *, first: int) -> Tensor:
-        """All tokens of a row from `first` on, which begins a page: [1, tokens, G, K]."""
+        """All tokens of a row from `first` on, which begins a page: [tokens, G, K]."""
         pool_PTGK, length = self.tensors[name], self.rows.lengths[row]
         page = pool_PTGK.shape[1]
         table = self.rows.table_BP[row, first // page : -(-length // page)]
-        return pool_PTGK[table].flatten(0, 1)[None, : length - first]
+        return pool_PTGK[table].flatten(0, 1)[: length - first]
+
+    def first_seen(self, row: int, *, window: int) -> int:
+        """The beginning of the first page that new tokens of a row see; with a window, older ones may have gone."""
+        page, seen = self.tensors["key"].shape[1], self.rows.lengths[row] - self.rows.counts[row] - window + 1
+        return max(0, seen) // page * page if window else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,39 +87,15 @@ def attend_pages(
         pool = pages.tensors["key"], pages.tensors["value"]
         y_BHK: Tensor = kernels.paged_attention(q_NHK, *pool, rows.table_BP, rows.length_B, scores, tensors)
         return y_BHK
-    parts = []
-    news = (x.split(rows.counts) for x in (q_NHK, k_NGK, v_NGK))
-    for row, (q, k, v) in enumerate(zip(*news, strict=True)):
-        length, first = rows.lengths[row], 0
-        if len(q) < length:
-            page = pages.tensors["key"].shape[1]
-            if scores.window:  # older pages may have gone
-                first = max(0, length - len(q) - scores.window + 1) // page * page
-            k_1TGK, v_1TGK = (pages.of_row(name, row, first=first) for name in ("key", "value"))
-        else:
-            k_1TGK, v_1TGK = k[None], v[None]
-        parts.append(_prefill(q[None], k_1TGK, v_1TGK, scores=scores, tensors=tensors, kernels=kernels)[0])
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _prefill(
-    q_1SHK: Tensor, k_1TGK: Tensor, v_1TGK: Tensor, *, scores: ScoreShape, tensors: ScoreTensors, kernels: Kernels
-) -> Tensor:
-    """Attention of the last S of T tokens."""
-    new, length = q_1SHK.shape[1], k_1TGK.shape[1]
-    if scores.is_ordinary:
-        ends = None if new == length else (length,)
-        y_1SHK: Tensor = kernels.attention(q_1SHK, k_1TGK, v_1TGK, scores.scale or None, ends)
-        return y_1SHK
-    column_S = torch.arange(length - new, length, device=q_1SHK.device)
-    only_window = not (scores.softcap or scores.alibi or scores.sinks != "none")
-    if not only_window:
-        return plain.scored_attention(q_1SHK, k_1TGK, v_1TGK, scores, tensors._replace(column_S=column_S))
-    distance_ST = column_S.unsqueeze(1) - torch.arange(length, device=q_1SHK.device)
-    visible_ST = (distance_ST >= 0) & (distance_ST < scores.window)
-    q_1HSK, k_1GTK, v_1GTK = (x.transpose(1, 2) for x in (q_1SHK, k_1TGK, v_1TGK))
-    grouped = q_1SHK.shape[2] != k_1TGK.shape[2]
-    y_1HSK = F.scaled_dot_product_attention(
-        q_1HSK, k_1GTK, v_1GTK, attn_mask=visible_ST, scale=scores.scale or None, enable_gqa=grouped
-    )
-    return y_1HSK.transpose(1, 2)
+    keys, values, lengths = list[Tensor](), list[Tensor](), list[int]()
+    for row, (k, v) in enumerate(zip(k_NGK.split(rows.counts), v_NGK.split(rows.counts), strict=True)):
+        first = pages.first_seen(row, window=scores.window)
+        if len(k) < rows.lengths[row]:
+            k, v = (pages.of_row(name, row, first=first) for name in ("key", "value"))
+        keys.append(k)
+        values.append(v)
+        lengths.append(len(k))
+    whole = tuple(lengths) == rows.counts
+    k_MGK, v_MGK = (k_NGK, v_NGK) if whole else (torch.cat(keys), torch.cat(values))
+    y_NHK: Tensor = kernels.ragged_attention(q_NHK, k_MGK, v_MGK, rows.counts, tuple(lengths), scores, tensors)
+    return y_NHK

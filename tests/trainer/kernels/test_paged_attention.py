@@ -10,7 +10,7 @@ import os
 import pytest
 import torch
 
-from trainer.kernels import paged_attention, plain
+from trainer.kernels import gpu, paged_attention, plain
 from trainer.kernels.plain import ScoreTensors
 from trainer.kernels.scores import ScoreShape, alibi_slopes
 
@@ -57,6 +57,46 @@ def test_the_gather_is_the_attention_of_the_last_token(name):
         last = tensors._replace(column_S=torch.tensor([length - 1]))
         whole = plain.scored_attention(q[row][None, None], k, v, scores, last)
         torch.testing.assert_close(found[row], whole[0, 0], rtol=0, atol=1e-6)
+
+
+def _ragged(name, device, dtype):
+    """Rows of several lengths of which the last tokens are new, and each row's attention."""
+    q, key, value, table, _, scores, tensors = _case(name, device, dtype)
+    counts = tuple(min(length, 1 + 40 * row) for row, length in enumerate(LENGTHS))
+    generator = torch.Generator().manual_seed(4)
+    q = torch.randn(sum(counts), *q.shape[1:], generator=generator).to(device, dtype)
+    k, v = (
+        torch.cat([pool[table[row]].flatten(0, 1)[:length] for row, length in enumerate(LENGTHS)])
+        for pool in (key, value)
+    )
+    return q, k, v, counts, LENGTHS, scores, tensors
+
+
+def _row_by_row(q, k, v, counts, lengths, scores, tensors):
+    parts = zip(q.split(counts), k.split(lengths), v.split(lengths), strict=True)
+    return torch.cat(
+        [
+            plain.scored_attention(
+                *(x[None] for x in part),
+                scores,
+                tensors._replace(column_S=torch.arange(len(part[1]) - len(part[0]), len(part[1]), device=q.device)),
+            )[0]
+            for part in parts
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_of_several_lengths_are_rows_alone(name):
+    arguments = _ragged(name, "cpu", torch.float64)
+    torch.testing.assert_close(plain.ragged_attention(*arguments), _row_by_row(*arguments), rtol=0, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", CASES)
+def test_flash_attention_of_several_lengths(name):
+    arguments = _ragged(name, "cuda", torch.bfloat16)
+    torch.testing.assert_close(gpu.ragged_attention(*arguments), _row_by_row(*arguments), rtol=0, atol=2e-2)
 
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
