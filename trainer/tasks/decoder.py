@@ -29,7 +29,7 @@ from trainer.tasks.pages import Copy, PageTable, Pool, pages_for
 
 PAGE_TOKENS = 16
 CHUNK = 512  # tokens of a prefill
-FREE_SHARE = {True: 0.85, False: 0.5}  # on a GPU or not: of the free memory, where no size of the cache is given
+GPU_SHARE, CPU_SHARE = 0.85, 0.5  # of the free memory, where no size of the cache is given
 UNKNOWN_FREE = 4 << 30  # bytes, on systems that do not tell what is free
 
 
@@ -283,14 +283,12 @@ def _free_bytes(model: Model) -> float:
     """Bytes that the cache may take, the same on all ranks."""
     device = model.world.device
     if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
+        free = torch.cuda.mem_get_info(device)[0] * GPU_SHARE
+    elif "SC_AVPHYS_PAGES" in os.sysconf_names:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE
     else:
-        free = (
-            os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if "SC_AVPHYS_PAGES" in os.sysconf_names else 0
-        )
-    found = torch.tensor(
-        -(free or UNKNOWN_FREE) * FREE_SHARE[device.type == "cuda"], dtype=torch.float64, device=device
-    )
+        free = UNKNOWN_FREE
+    found = torch.tensor(-free, dtype=torch.float64, device=device)
     for axis in ("tp", "pp"):
         all_reduce_(found, model.world.groups[axis], op="max")
     return float(-found)
@@ -307,6 +305,7 @@ class BeamCache:
             max_rows=2 * width,
             longest=len(ids) + max_tokens,
         )
+        self._decoder.records = False  # a recording costs more than the steps of one search
         self._ids, self._slots, self._length = list(ids), list[int](), 0
 
     def logits(self, rows: Sequence[Sequence[int]], parents: Sequence[int]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from trainer.models.gpt.params import parameter_table
 from trainer.parallel.init import ElementRange, initialize_
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
+from trainer.tasks import decoder
 from trainer.tasks.engine import Engine, Load, Request
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
@@ -122,6 +124,33 @@ def _against_twin(context, name):
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_tokens_are_those_of_the_whole_context(name):
     assert run_ranks(_against_twin, 1, name)[0] == {"length", "stop"} or name != "llama"
+
+
+class Replay:
+    """A decoder's recording without a GPU: padded rows, and inputs of fixed sizes."""
+
+    def __init__(self, decoder, size, width):
+        self.decoder, self.size, self.width = decoder, size, width
+        self.tokens = torch.zeros(size, dtype=torch.int64)
+
+    def replay(self, tokens, inputs):
+        self.tokens[: len(tokens)] = tokens
+        return self.decoder._decode(self.tokens, inputs, size=self.size, width=self.width)
+
+
+def _padded(context, name):
+    model, asked = make_model(context, name), requests(7)
+    engine = Engine(model, max_batch=6, page_tokens=4)
+    engine._decoder.records = True
+    with mock.patch.object(decoder, "_Recording", Replay):
+        compare(run(engine, asked), twins(model, asked))
+    return sorted(engine._decoder._recorded)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "window and whole"])
+def test_padded_rows_change_nothing(name):
+    (sizes,) = run_ranks(_padded, 1, name)
+    assert {1, 2, 4, 6} >= set(sizes) >= {2, 4, 6}
 
 
 def _little_cache(context, name):
