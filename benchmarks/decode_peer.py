@@ -37,14 +37,16 @@ class GptFast:
         self.mask_TT = torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
         table = rotation(length, shape.head_dim, rope=shape.rope, dtype=like.dtype, device=like.device)
         self.table = tuple(part.to(like.dtype) for part in table)
+        self.grouped = shape.num_heads != shape.num_kv_heads
+        for cache in (part for pair in self.caches for part in pair):
+            torch._dynamo.mark_static_address(cache)  # otherwise what writes to it is not recorded
         self.step = torch.compile(self._step, mode="reduce-overhead", fullgraph=True)
-        self.prefill = torch.compile(self._step, dynamic=True, fullgraph=True)
 
     @torch.no_grad()
     def run(self, ids: Tensor, count: int) -> Tensor:
         """Greedy tokens after the prompts: [B, count]."""
         length, device = ids.shape[1], ids.device
-        tokens = [self.prefill(ids, torch.arange(length, device=device))]
+        tokens = [self._step(ids, torch.arange(length, device=device))]
         for at in range(length, length + count - 1):
             place = torch.tensor([at], device=device)
             torch.compiler.cudagraph_mark_step_begin()
@@ -62,8 +64,7 @@ class GptFast:
             q, k, v = heads.split(sizes, dim=1)
             q, k = (self._rotated(part, place_S) for part in (q, k))
             keys[:, :, place_S], values[:, :, place_S] = k, v
-            grouped = shape.num_heads != shape.num_kv_heads
-            y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=grouped)
+            y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=self.grouped)
             x = x + F.linear(y.transpose(1, 2).flatten(2), block.attention.out.weight)
             y = F.rms_norm(x, (shape.hidden_size,), block.mlp_norm.weight, shape.norm_epsilon)
             gate, up = F.linear(y, block.mlp.up.weight).chunk(2, dim=-1)

@@ -349,7 +349,7 @@ class Engine:
             rows += decodes
             logits += [] if local_BV is None else [self.model.gathered_vocabulary(local_BV)]
         if rows:
-            self._choose(rows, torch.cat(logits) if logits else None)
+            self._choose(rows, None if not logits else logits[0] if len(logits) == 1 else torch.cat(logits))
         return told
 
     def _inputs(self, rows: Sequence[_Row]) -> Tensor:
@@ -523,9 +523,9 @@ def chosen_tokens(rows: Sequence[_Row], logits_BV: Tensor, *, top: int, ends: It
         for row, rule in zip(rows, rules, strict=True)
     ]
     token_B = choose(penalties_BV, rules, steps=[row.num_new for row in rows], uniforms=draws)
-    place_B = token_B.clamp(max=logits_BV.shape[-1] - 1).unsqueeze(-1)
-    log_prob_B = logits_BV.gather(-1, place_B).squeeze(-1) - logits_BV.logsumexp(-1)
+    log_probs_BV = logits_BV.log_softmax(-1)
+    log_prob_B = log_probs_BV.gather(-1, token_B.clamp(max=logits_BV.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
     if not top:
         return token_B, log_prob_B
-    values, ids = logits_BV.log_softmax(-1).sort(dim=-1, descending=True, stable=True)
+    values, ids = log_probs_BV.sort(dim=-1, descending=True, stable=True)
     return token_B, log_prob_B, values[:, :top].contiguous(), ids[:, :top].contiguous()

@@ -210,10 +210,8 @@ def likeliest(logits_BV: Tensor) -> Tensor:
 
 def _likeliest(logits_BV: Tensor) -> Tensor:
     """The same, and V for a row without a number."""
-    best_B1 = logits_BV.amax(-1, keepdim=True)
-    ids_V = torch.arange(logits_BV.shape[-1], device=logits_BV.device)
-    is_best_BV = (logits_BV == best_B1) & (best_B1 > -math.inf)
-    return torch.where(is_best_BV, ids_V, logits_BV.shape[-1]).amin(-1)
+    best_B, token_B = logits_BV.max(-1)  # the first of equal ones; a row with NaN has NaN
+    return torch.where(best_B > -math.inf, token_B, logits_BV.shape[-1])
 
 
 def check_chosen(tokens: Iterable[int], vocab_size: int) -> None:
