@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,18 @@ def with_documents(batches: Sequence[Microbatch]) -> list[Microbatch]:
         places = positions[columns].expand(rows, -1).contiguous()
         out.append(replace(batch, bounds=torch.cat(ends).int(), longest=5, positions_BS=places))
     return out
+
+
+def kept_bytes(context: Any, config: RunConfig) -> int:
+    """Bytes that are held behind the blocks' forward pass and were not before it."""
+    engine = layouts(context, config)
+    batch = microbatches(engine, 0)[0]
+    x_ND = engine.model._enter(batch, None)
+    gc.collect()  # an engine of an earlier test, which would be freed meanwhile
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        out = engine.model._through_blocks((x_ND,), batch)
+    assert out[0].requires_grad
+    return sum(event.self_cpu_memory_usage for event in profile.events())
 
 
 def logical(owned: Ownership, state: torch.Tensor) -> list[tuple[str, Any, np.ndarray]]:

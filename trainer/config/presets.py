@@ -103,6 +103,20 @@ def _pythia(layers: int, hidden: int, heads: int, *, vocab: int = 50304) -> _Val
     return _sizes(layers, hidden, heads, 4 * hidden) | form
 
 
+def _stablelm(layers: int, hidden: int, ffn: int, *, vocab: int = 100352, kv_heads: int = 32) -> _Values:
+    """Bellagente et al. 2024; only the largest has a parallel residual."""
+    form: _Values = {"family": "gpt_neox", "norm": "layernorm", "rope_fraction": 0.25, "vocab_size": vocab}
+    form |= {"activation": "swiglu", "tie_embeddings": False, "gpt_neox": {"parallel_residual": False}}
+    return _sizes(layers, hidden, 32, ffn, kv_heads) | form
+
+
+def _cohere(sizes: _Values, *, theta: float, scale: float = 0.0625) -> _Values:
+    """Cohere 2024; logits are multiplied by `scale`."""
+    form: _Values = {"family": "gpt_neox", "norm": "layernorm", "norm_bias": False, "rope_interleaved": True}
+    form |= {"gpt_neox": {"parallel_residual": True, "shared_norm": True}, "logit_scale": scale}
+    return _llama(sizes, vocab=256000, theta=theta, tied=True) | form
+
+
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "gpt2": _gpt(12, 768, 12, length=1024),
@@ -154,5 +168,13 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "pythia-410m": _pythia(24, 1024, 16),
         "pythia-1.4b": _pythia(24, 2048, 16),
         "pythia-6.9b": _pythia(32, 4096, 32, vocab=50432),
+        "stablelm-3b": _stablelm(32, 2560, 6912, vocab=50304),
+        "stablelm2-1.6b": _stablelm(24, 2048, 5632) | {"bias": "qkv"},
+        "stablelm2-12b": _stablelm(40, 5120, 13824, kv_heads=8)
+        | {"qk_norm": "own_head", "gpt_neox": {"parallel_residual": True, "shared_norm": True}},
+        "aya-8b": _cohere(_sizes(32, 4096, 32, 14336, kv_heads=8), theta=10000.0),
+        "command-r": _cohere(_sizes(40, 8192, 64, 22528), theta=8e6),
+        "command-r7b": _cohere(_sizes(32, 4096, 32, 14336, kv_heads=8), theta=50000.0, scale=0.25)
+        | {"window": 4096, "window_interval": 4, "rope_interval": 4},
     }
 )

@@ -77,6 +77,12 @@ Preset = Literal[
     "pythia-410m",
     "pythia-1.4b",
     "pythia-6.9b",
+    "stablelm-3b",
+    "stablelm2-1.6b",
+    "stablelm2-12b",
+    "aya-8b",
+    "command-r",
+    "command-r7b",
 ]  # those of presets.py
 Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
@@ -128,6 +134,7 @@ class GPTNeoXSection:
     """What models of family gpt_neox have beside the keys of [model]."""
 
     parallel_residual: bool = True  # attention and MLP read the same sum; false: the MLP reads what attention added to
+    shared_norm: bool = False  # attention and MLP read the same norm of it, as in Cohere
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

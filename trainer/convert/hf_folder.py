@@ -122,8 +122,8 @@ def open_hf(path: Path) -> ModelFolder:
     rows = config.model.vocab_size or 0
     size = rows, config.model.hidden_size
     shape = family.shape(config, rows)
-    prefix, tied = face.prefixes.get(model_type, ""), face.tensor("embedding.weight", size, shape, model_type).tensor
-    head = face.tensor("head.weight", size, shape, model_type).tensor
+    prefix, tied = face.prefixes.get(model_type, ""), face.forms("embedding.weight", size, shape, model_type)[0].tensor
+    head = face.forms("head.weight", size, shape, model_type)[0].tensor
     bare = tied.removeprefix(prefix) in source.tensors
     tied = tied.removeprefix(prefix) if bare else tied
     both = config.model.tie_embeddings and {head, tied} <= source.tensors.keys()

@@ -18,6 +18,7 @@ def hf_links(
     """
     assert family.hugging_face is not None, "from_hf and to_hf refuse other families"
     for name, size in family.logical_shapes(shape).items():
-        form = family.hugging_face.tensor(name, size, shape, model_type)
-        theirs = form.tensor.removeprefix(family.hugging_face.prefixes.get(model_type, "")) if bare else form.tensor
-        yield link((state + name, form.ours), (theirs, form.theirs), lengths=form.lengths, theirs_in=form.theirs_in)
+        for form in family.hugging_face.forms(name, size, shape, model_type):
+            theirs = form.tensor.removeprefix(family.hugging_face.prefixes.get(model_type, "")) if bare else form.tensor
+            inside = {"ours_in": form.ours_in, "theirs_in": form.theirs_in}
+            yield link((state + name, form.ours), (theirs, form.theirs), lengths=form.lengths, **inside)

@@ -102,7 +102,7 @@ class Form:
 
     Args:
         tensor: its name there. ours, theirs: the dims of both sides. lengths: of the axes in them.
-        theirs_in: axes of theirs of which ours is a part: (first, whole).
+        theirs_in: axes of theirs of which ours is a part: (first, whole). ours_in: the same of ours.
         cut: the axis that tensor parallelism divides; "": none.
     """
 
@@ -112,6 +112,7 @@ class Form:
     lengths: Mapping[str, int]
     theirs_in: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     cut: str = ""
+    ours_in: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,7 @@ class HuggingFace:
         settings: (model_type, keys of [model], derived ones too) -> settings of config.json.
         free: configuration -> keys of [model] that are not settings, because `tensor` changes the weights to fit.
         notes: settings -> what a user should know of them, a line each.
-        tensor: (our tensor, its shape, shape of the model, model_type) -> where it is in theirs.
+        tensor: (our tensor, its shape, shape of the model, model_type) -> where it is in theirs, or its parts are.
         prefixes: model_type -> prefix of tensors that is left out in published folders.
         buffers: model_type -> pattern of tensors that older versions stored beside the weights.
         is_derived: (name of a buffer, its values, shape of the model) -> whether config.json gives the same values.
@@ -145,10 +146,15 @@ class HuggingFace:
     settings: Callable[[str, Json], dict[str, Any]]
     free: Callable[[RunConfig], tuple[str, ...]] = lambda _: ()
     notes: Callable[[Json], Iterator[str]] = lambda _: iter(())
-    tensor: Callable[[str, tuple[int, ...], Any, str], Form]
+    tensor: Callable[[str, tuple[int, ...], Any, str], Form | tuple[Form, ...]]
     prefixes: Mapping[str, str] = field(default_factory=dict)
     buffers: Mapping[str, str] = field(default_factory=dict)
     is_derived: Callable[[str, torch.Tensor, Any], bool] = lambda *_: True
+
+    def forms(self, name: str, size: tuple[int, ...], shape: Any, model_type: str) -> tuple[Form, ...]:
+        """Where the parts of one of our tensors are in theirs."""
+        form = self.tensor(name, size, shape, model_type)
+        return form if isinstance(form, tuple) else (form,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,12 @@ PUBLISHED = {
     "pythia-410m": 405_334_016,
     "pythia-1.4b": 1_414_647_808,
     "pythia-6.9b": 6_857_302_016,
+    "stablelm-3b": 2_795_443_200,
+    "stablelm2-1.6b": 1_644_515_328,
+    "stablelm2-12b": 12_143_185_920,
+    "aya-8b": 8_028_033_024,
+    "command-r": 34_980_831_232,
+    "command-r7b": 8_028_033_024,
 }
 
 
@@ -90,6 +96,14 @@ def test_presets_have_the_published_number_of_parameters(tmp_path, name):
 def test_a_key_wins_over_the_preset_and_is_written_down(tmp_path):
     config = _config(tmp_path, 'preset = "mistral-7b"\nnum_layers = 2\nbias = "qkv"')
     assert (config.model.num_layers, config.model.bias, config.model.window) == (2, "qkv", 4096)
+    path = tmp_path / "again.toml"
+    path.write_text(dump_config(config))
+    assert load_config(path) == config
+
+
+def test_a_key_of_a_sub_section_wins_over_the_preset(tmp_path):
+    config = _config(tmp_path, 'preset = "stablelm2-12b"\n[model.gpt_neox]\nshared_norm = false')
+    assert (config.model.gpt_neox.parallel_residual, config.model.gpt_neox.shared_norm) == (True, False)
     path = tmp_path / "again.toml"
     path.write_text(dump_config(config))
     assert load_config(path) == config

@@ -36,6 +36,7 @@ OLMO3 |= {"sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}
 GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 13.0, "residual_multiplier": 0.22}
 GRANITE |= {"attention_multiplier": 0.4, "tie_word_embeddings": True}
 NAMES = ("gpt2", "llama2", "llama3", "mistral", "qwen2", "qwen3", "gpt_neox")
+NAMES += ("stablelm", "stablelm2", "cohere", "cohere2")
 NAMES += ("olmo2", "olmo3", "smollm3", "phi3", "phi4", "gemma2", "gemma3", "granite")
 
 
@@ -73,6 +74,14 @@ def config(name, **changes):
             | changes
         ),
         "granite": lambda: transformers.GraniteConfig(**SIZES | GRANITE | changes),
+        "stablelm": lambda: transformers.StableLmConfig(**SIZES | {"partial_rotary_factor": 0.5} | changes),
+        "stablelm2": lambda: transformers.StableLmConfig(
+            **SIZES | {"qk_layernorm": True, "use_parallel_residual": True, "use_qkv_bias": True} | changes
+        ),
+        "cohere": lambda: transformers.CohereConfig(**SIZES | {"use_qk_norm": True} | changes),
+        "cohere2": lambda: transformers.Cohere2Config(
+            **SIZES | {"num_hidden_layers": 4, "sliding_window": 5, "sliding_window_pattern": 2} | changes
+        ),
         "gpt_neox": lambda: transformers.GPTNeoXConfig(**NEOX | {"rotary_pct": 0.5} | changes),
     }[name]()
 

@@ -187,7 +187,7 @@ TP, PP, BOTH = MeshSection(tp=2), MeshSection(pp=2), MeshSection(tp=2, pp=2)
     ("name", "mesh"),
     [
         *((name, mesh) for name in NAMES[:7] for mesh in (TP, PP)),
-        *((name, TP) for name in ("olmo3", "phi4", "gemma3")),
+        *((name, TP) for name in ("olmo3", "phi4", "gemma3", "stablelm2", "cohere")),
         *((name, BOTH) for name in ("gpt2", "qwen3")),
     ],
     ids=name_of,
@@ -390,6 +390,10 @@ def test_presets_have_the_parameters_of_transformers(preset):
         ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern = 0"),
         ("gemma3_text", {"layer_types": ["full_attention"] * 3}, "is not a list of"),
         ("granite", {"logits_scaling": 0.0}, "logits_scaling = 0.0 is not above 0"),
+        ("stablelm", {"partial_rotary_factor": 1.5}, "partial_rotary_factor = 1.5 is not a share of a head"),
+        ("cohere", {"attention_bias": True}, "attention_bias = True"),
+        ("cohere", {"logit_scale": 0.0}, "logit_scale = 0.0 is not above 0"),
+        ("cohere2", {"sliding_window": None}, "without a sliding_window"),
     ],
 )
 def test_a_part_that_is_lacking_is_refused_by_name(kind, changes, named):

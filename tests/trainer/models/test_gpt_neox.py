@@ -12,19 +12,30 @@ import torch
 
 from mdata import UsageError
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import assemble, check_same_gradients, layouts, microbatches, reduced, small_config
+from tests.trainer.engines import (
+    SEQUENCE,
+    assemble,
+    check_same_gradients,
+    kept_bytes,
+    layouts,
+    microbatches,
+    reduced,
+    small_config,
+)
 from trainer.config.sections import GPTNeoXSection, MeshSection, RecomputeSection
 from trainer.convert.hf_config import from_hf, to_hf
 from trainer.convert.megatron_args import to_arguments
+from trainer.layers.rope import rotated_features
 from trainer.models.family import family_of
+from trainer.models.gpt.memory import block_bytes
 from trainer.parallel.collectives import Group, all_reduce_
 from trainer.parallel.params import Place
 from trainer.run.resume import _model_conflict
 
 
-def _config(*, parallel=True, recompute="none", **mesh):
+def _config(*, parallel=True, shared=False, recompute="none", **mesh):
     config = small_config("wide")
-    section = None if parallel else GPTNeoXSection(parallel_residual=False)
+    section = GPTNeoXSection(parallel_residual=parallel, shared_norm=shared) if shared or not parallel else None
     model = replace(config.model, family="gpt_neox", gpt_neox=section, rope_fraction=0.5, num_layers=4)
     return replace(config, model=model, mesh=MeshSection(**mesh), recompute=RecomputeSection(mode=recompute))
 
@@ -61,6 +72,26 @@ def test_gradients_do_not_depend_on_layout_and_recomputation(alone, ranks, optio
     check_same_gradients(gradients, alone[1])
 
 
+def test_a_shared_norm_is_independent_of_layout_and_recomputation():
+    totals, expected = _whole(_config(shared=True), 1)
+    assert not [name for name in expected if ".mlp_norm." in name]
+    for ranks, options in ((4, {"tp": 2, "pp": 2, "sequence_parallel": True}), (1, {"recompute": "selective"})):
+        got_totals, gradients = _whole(_config(shared=True, **options), ranks)
+        np.testing.assert_allclose(got_totals, totals, rtol=1e-12)
+        check_same_gradients(gradients, expected)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_memory_knows_that_norms_read_one_sum(shared):
+    for recompute in ("none", "selective"):
+        config = _config(shared=shared, recompute=recompute)
+        shape = family_of(config).shape(config, 250)
+        how = {"tokens": SEQUENCE, "element": 8, "recompute": config.recompute}
+        pairs = rotated_features(shape.rope, shape.head_dim) // 2
+        said = shape.num_layers * block_bytes(shape, Place(), **how) + 2 * SEQUENCE * pairs * 8
+        assert run_ranks(kept_bytes, 1, config) == [said], recompute
+
+
 def test_a_block_adds_both_of_the_same_stream():
     config = _config()
     family = family_of(config)
@@ -89,6 +120,10 @@ def test_another_family_of_the_same_tensors_is_another_model():
     serial = _config(parallel=False)
     first, second = (neox.function(neox.shape(one, 250)) for one in (config, serial))
     assert {name for name in first if first[name] != second[name]} == {"gpt_neox.parallel_residual"}
+    shared = _config(shared=True)
+    assert neox.function(neox.shape(shared, 250))["gpt_neox.shared_norm"] is True
+    (problem,) = neox.problems(_config(parallel=False, shared=True))
+    assert "shared_norm=True needs model.gpt_neox.parallel_residual=true" in problem
     assert neox.effective(config)["gpt_neox.parallel_residual"] is True
 
 

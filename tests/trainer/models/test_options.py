@@ -14,6 +14,7 @@ from tests.trainer.engines import (
     SEQUENCE,
     assemble,
     check_same_gradients,
+    kept_bytes,
     layouts,
     logical,
     microbatches,
@@ -140,17 +141,6 @@ def test_recomputation_changes_no_bit(name):
                 np.testing.assert_array_equal(got[key], reference, err_msg=f"{key} {recompute}")
 
 
-def _kept_bytes(context, config):
-    """Bytes that are held behind the blocks' forward pass and were not before it."""
-    engine = layouts(context, config)
-    batch = microbatches(engine, 0)[0]
-    x_ND = engine.model._enter(batch, None)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        out = engine.model._through_blocks((x_ND,), batch)
-    assert out[0].requires_grad
-    return sum(event.self_cpu_memory_usage for event in profile.events())
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -163,14 +153,14 @@ def _kept_bytes(context, config):
 def test_memory_knows_what_norms_keep(options):
     for mode in ("none", "selective"):
         config = _config(options, recompute=RecomputeSection(mode=mode))
-        (measured,) = run_ranks(_kept_bytes, 1, config)
+        (measured,) = run_ranks(kept_bytes, 1, config)
         how = {"tokens": SEQUENCE, "element": 8, "recompute": config.recompute}
         assert 2 * block_bytes(gpt_shape(config, 250), Place(), **how) + 2 * SEQUENCE * 4 * 8 == measured, mode
 
 
 def test_recomputation_keeps_less():
     none, selective, full = (
-        run_ranks(_kept_bytes, 1, _config({}, recompute=RecomputeSection(mode=mode)))[0]
+        run_ranks(kept_bytes, 1, _config({}, recompute=RecomputeSection(mode=mode)))[0]
         for mode in ("none", "selective", "full")
     )
     tokens, width, inner, blocks, size = SEQUENCE, 32, 64, 2, 8

@@ -114,8 +114,8 @@ def _forward(shape: GPTShape, place: Place, *, kind: str, document_lengths: tupl
 
 def _norms_moved(shape: GPTShape) -> float:
     """Numbers read and written between layers, by feature: sums, norms, factors of what is added."""
-    each = {"input": 4, "output": 5, "both": 6}[shape.block_norm]  # a norm of a sum reads two and writes two
-    return 2.0 * (each + (2 if shape.residual_multiplier != 1 else 0))
+    sums = 3 * 2.0  # each reads two and writes one; its norm, in the same pass, only writes
+    return sums + shape.in_norms + 2 * shape.out_norms + (4 if shape.residual_multiplier != 1 else 0)
 
 
 def _backward_moved(shape: GPTShape, forward: _Forward) -> float:

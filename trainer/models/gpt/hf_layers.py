@@ -75,7 +75,8 @@ def window_keys(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
     if interval is None:
         problems.append(f"sliding windows in layers that are no multiple of a number: full attention in {whole[:8]}")
     if size is None:
-        problems.append("use_sliding_window is set without a sliding_window")
+        switch = "use_sliding_window is set" if kind in _SWITCHED else "layers have sliding windows"
+        problems.append(f"{switch} without a sliding_window")
     return {"window": size or 0, "window_interval": interval or 0}
 
 

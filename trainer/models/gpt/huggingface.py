@@ -107,7 +107,7 @@ _FORMS: Mapping[str, Json] = MappingProxyType(
 _BIASED = ("llama", "smollm3", "granite")  # whose linear layers may have biases
 _WINDOWED = ("mistral", "qwen2", "qwen3", "olmo3", "smollm3", "phi3", "gemma2", "gemma3_text")
 _LAYERED_THETA = {"olmo3": (5e5, 5e5), "gemma3_text": (1e6, 1e4)}  # in layers without and with a window
-_LLAMA_NAMES: Mapping[str, str] = MappingProxyType(
+LLAMA_NAMES: Mapping[str, str] = MappingProxyType(
     {
         "attention_norm": "input_layernorm",
         "attention.q": "self_attn.q_proj",
@@ -126,13 +126,13 @@ _LLAMA_NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 _OUT_NORMS = {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"}
-_GEMMA_NAMES = {**_LLAMA_NAMES, **_OUT_NORMS, "mlp_norm": "pre_feedforward_layernorm"}
+_GEMMA_NAMES = {**LLAMA_NAMES, **_OUT_NORMS, "mlp_norm": "pre_feedforward_layernorm"}
 _FUSED = {"attention.q": "self_attn.qkv_proj", "attention.k": "self_attn.qkv_proj", "attention.v": "self_attn.qkv_proj"}
 _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "olmo2": {**_LLAMA_NAMES, **_OUT_NORMS},
-        "olmo3": {**_LLAMA_NAMES, **_OUT_NORMS},
-        "phi3": {**_LLAMA_NAMES, **_FUSED, "mlp.gate": "mlp.gate_up_proj", "mlp.up": "mlp.gate_up_proj"},
+        "olmo2": {**LLAMA_NAMES, **_OUT_NORMS},
+        "olmo3": {**LLAMA_NAMES, **_OUT_NORMS},
+        "phi3": {**LLAMA_NAMES, **_FUSED, "mlp.gate": "mlp.gate_up_proj", "mlp.up": "mlp.gate_up_proj"},
         "gemma2": _GEMMA_NAMES,
         "gemma3_text": _GEMMA_NAMES,
     }
@@ -161,7 +161,7 @@ _MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logits_scaling",
 _AMOUNTS = ("final_logit_softcapping", "attn_logit_softcapping")
 _NULLABLE = ("num_key_value_heads", "head_dim", "n_inner", "sliding_window", *_AMOUNTS)
 PLAIN = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf", "relu": "relu", "relu2": "squared_relu"}
-_GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
+GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
 
 
 def keys(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def _llama(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
         "position": "rope",
         "norm": "rmsnorm",
         "norm_epsilon": found["rms_norm_eps"],
-        "activation": activation(found[name], _GATED, name, problems=problems),
+        "activation": activation(found[name], GATED, name, problems=problems),
         "bias": _bias(kind, found, problems),
         "tie_embeddings": found["tie_word_embeddings"],
         "init_std": found["initializer_range"],
@@ -308,7 +308,7 @@ def _llama_json(kind: str, keys: Json) -> dict[str, Any]:
         "rms_norm_eps": keys["norm_epsilon"],
     }
     name = "hidden_activation" if kind in ("gemma2", "gemma3_text") else "hidden_act"
-    written[name] = reverse(_GATED, keys["activation"], "silu")
+    written[name] = reverse(GATED, keys["activation"], "silu")
     scale = keys["attention_scale"] or keys["head_dim"] ** -0.5
     if kind in _BIASED:
         written |= {"attention_bias": keys["bias"] is True, "mlp_bias": keys["bias"] is True}
@@ -363,7 +363,7 @@ def tensor(name: str, size: tuple[int, ...], shape: GPTShape, model_type: str) -
         outer = "" if part == "head" else "transformer."
         theirs = f"{outer}{'' if block is None else f'h.{block}.'}{_GPT2_NAMES[part]}.{kind}"
         return _gpt2_form(theirs, part, size=size)
-    names = _NAMES.get(model_type, _LLAMA_NAMES)
+    names = _NAMES.get(model_type, LLAMA_NAMES)
     theirs = f"{'' if block is None else f'model.layers.{block}.'}{names[part]}.{kind}"
     return _llama_form(theirs, part, size=size, shape=shape, fused=model_type == "phi3")
 

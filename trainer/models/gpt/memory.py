@@ -72,11 +72,10 @@ def block_bytes(
     mine = tokens // tp if place.sequence_parallel else tokens
     heads, groups = shape.num_heads // tp, max(1, shape.num_kv_heads // tp)
     inner = shape.ffn_hidden_size // tp
-    enters, leaves = shape.block_norm != "output", shape.block_norm != "input"
-    sums = 2 * mine * shape.hidden_size * (1 + leaves)
+    sums = mine * shape.hidden_size * (shape.kept_sums + shape.out_norms)
     inside = tokens * (2 * heads + 2 * groups * cp) * shape.head_dim + tokens * inner * (2 if shape.gated else 1)
-    cheap = 2 * mine * shape.hidden_size * enters + tokens * inner
-    statistics = 2 * mine * (enters + leaves)
+    cheap = mine * shape.hidden_size * shape.in_norms + tokens * inner
+    statistics = mine * (shape.in_norms + shape.out_norms)
     if shape.qk_norm:  # values are part of the projection's output, which is kept
         copied = shape.qk_norm is True or (shape.qk_norm == "all_heads" and tp == 1)
         inside += tokens * (heads + groups) * shape.head_dim * (1 + copied)

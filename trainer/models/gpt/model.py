@@ -94,30 +94,39 @@ class Block(nn.Module):
 
     def attend(self, x_ND: Tensor, branch_ND: Tensor | None, context: Context) -> tuple[Tensor, Tensor]:
         """(x + branch, what attention adds to it)."""
-        x_ND, y_ND = _entered(self.attention_norm, x_ND, branch_ND)
-        with self._recomputed(self.attention_norm, x_ND, y_ND):
-            branch_ND = self.attention(y_ND, context.of(self.attention.shape.scores))
-        return x_ND, self.drop_attention(self._left(self.attention_out_norm, branch_ND), context.places)
+        x_ND, y_ND = entered(self.attention_norm, x_ND, branch_ND)
+        with self.recomputed(self.attention_norm, x_ND, y_ND):
+            return x_ND, self.attention_branch(y_ND, context)
 
     def feed_forward(self, x_ND: Tensor, branch_ND: Tensor | None, context: Context) -> tuple[Tensor, Tensor]:
         """(x + branch, what the MLP adds to it)."""
-        x_ND, y_ND = _entered(self.mlp_norm, x_ND, branch_ND)
-        with self._recomputed(self.mlp_norm, x_ND, y_ND):
-            branch_ND = self.mlp(y_ND, recompute=self.selective)
-        return x_ND, self.drop_mlp(self._left(self.mlp_out_norm, branch_ND), context.places)
+        x_ND, y_ND = entered(self.mlp_norm, x_ND, branch_ND)
+        with self.recomputed(self.mlp_norm, x_ND, y_ND):
+            return x_ND, self.mlp_branch(y_ND, context)
+
+    def attention_branch(self, y_ND: Tensor, context: Context) -> Tensor:
+        """What attention adds, of what it reads."""
+        branch_ND = self.attention(y_ND, context.of(self.attention.shape.scores))
+        return self.drop_attention(self._left(self.attention_out_norm, branch_ND), context.places)
+
+    def mlp_branch(self, y_ND: Tensor, context: Context) -> Tensor:
+        """What the MLP adds, of what it reads."""
+        branch_ND = self.mlp(y_ND, recompute=self.selective)
+        return self.drop_mlp(self._left(self.mlp_out_norm, branch_ND), context.places)
 
     def _left(self, norm: Norm | None, branch_ND: Tensor) -> Tensor:
         if norm is not None:
             _, branch_ND = norm(branch_ND)
         return branch_ND if self.multiplier == 1 else branch_ND * self.multiplier
 
-    def _recomputed(self, norm: Norm | None, sum_ND: Tensor, y_ND: Tensor) -> AbstractContextManager[None]:
+    def recomputed(self, norm: Norm | None, sum_ND: Tensor, y_ND: Tensor) -> AbstractContextManager[None]:
+        """What is saved of y in this block is computed again in backward, if the recomputation is selective."""
         if norm is None or not self.selective:
             return nullcontext()
         return recomputed(y_ND, functools.partial(norm.again, sum_ND.detach()))
 
 
-def _entered(norm: Norm | None, x_ND: Tensor, branch_ND: Tensor | None) -> tuple[Tensor, Tensor]:
+def entered(norm: Norm | None, x_ND: Tensor, branch_ND: Tensor | None) -> tuple[Tensor, Tensor]:
     """(x + branch, what a layer reads of it)."""
     if norm is not None:
         normed: tuple[Tensor, Tensor] = norm(x_ND, branch_ND)

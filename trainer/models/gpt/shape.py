@@ -99,6 +99,21 @@ class GPTShape:
         return self.activation in GATED
 
     @property
+    def kept_sums(self) -> int:
+        """Sums of the residual stream in a block that are kept for backward."""
+        return 2
+
+    @property
+    def in_norms(self) -> int:
+        """Norms of what attention and MLP read in a block."""
+        return 0 if self.block_norm == "output" else 2
+
+    @property
+    def out_norms(self) -> int:
+        """Norms of what they add."""
+        return 0 if self.block_norm == "input" else 2
+
+    @property
     def norm_shape(self) -> NormShape:
         """That of all norms; those over several heads have no bias."""
         return NormShape(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from trainer.models.gpt.model import GPT, Block, Context
+from trainer.models.gpt.model import GPT, Block, Context, entered
 
 
 class ParallelBlock(Block):
@@ -15,6 +17,27 @@ class ParallelBlock(Block):
         x_ND, attended_ND = self.attend(x_ND, branch_ND, context)
         x_ND, branch_ND = self.feed_forward(x_ND, None, context)
         return x_ND, attended_ND + branch_ND
+
+
+class SharedNormBlock(Block):
+    """x + attention(norm(x)) + mlp(norm(x)), with one norm."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.mlp_norm = None
+
+    def forward(self, x_ND: Tensor, branch_ND: Tensor | None, context: Context) -> tuple[Tensor, Tensor]:
+        """See `Block`."""
+        x_ND, y_ND = entered(self.attention_norm, x_ND, branch_ND)
+        with self.recomputed(self.attention_norm, x_ND, y_ND):
+            attended_ND = self.attention_branch(y_ND, context)
+            return x_ND, attended_ND + self.mlp_branch(y_ND, context)
+
+
+class Cohere(GPT):
+    """A GPT of blocks with one norm."""
+
+    block_type = SharedNormBlock
 
 
 class GPTNeoX(GPT):
