@@ -4,9 +4,13 @@ The format of SOURCE is detected from its files. TARGET is a new folder. No GPU 
 pieces of 64 MiB, so memory does not grow with the model. At the end the logits of both are compared if each model fits
 into memory in fp32 (--no-check: not compared). The result is written to conversion.json in TARGET.
 
+--push uploads TARGET to the Hugging Face hub, into a private repository; the same command continues an upload that was
+interrupted.
+
 Examples:
   mtrain convert runs/first hf --to hf
   mtrain convert Llama-3.2-1B llama --to mtrain
+  mtrain convert runs/first hf --to hf --push hf://me/first
 """
 
 from __future__ import annotations
@@ -65,6 +69,9 @@ def add_arguments(parser: Parser) -> None:
     hf.add_argument(
         "--max-shard-size", default="5GB", metavar="SIZE", help="most bytes of one file of weights (default: 5GB)"
     )
+    hub = parser.add_argument_group("for the Hugging Face hub (--to hf)")
+    hub.add_argument("--push", default="", metavar="hf://OWNER/NAME", help="upload TARGET; the repository is private")
+    hub.add_argument("--public", action="store_true", help="the repository is public, or may be")
     megatron = parser.add_argument_group("for Megatron-LM (torch_dist, mp_rank)")
     megatron.add_argument("--no-optimizer", action="store_true", help="do not write the optimizer's state")
     megatron.add_argument(
@@ -83,7 +90,13 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.convert.compare import check_text, token_ids_text
     from trainer.convert.convert import Options, convert
     from trainer.convert.hf_config import families_of_types
+    from trainer.convert.push import check_push, push
 
+    to_push, public = arguments.push, arguments.public
+    if idle := "--push" if to_push and arguments.to != "hf" else "--public" if public and not to_push else "":
+        raise UsageError(f"{idle} would be ignored", expected="--to hf with --push hf://OWNER/NAME", fix="leave it out")
+    if to_push:
+        check_push(to_push, public=public)
     if arguments.model_type not in ("", *(types := families_of_types())):
         raise UsageError(f"no model type {arguments.model_type!r}", expected=f"one of {', '.join(types)}")
     options = Options(
@@ -102,9 +115,12 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     )
     with console.progress() as progress:
         result = convert(location_of(arguments.source), _target(arguments.target), options=options, progress=progress)
+        if to_push:
+            result |= {"push": push(_target(arguments.target), to_push, public=public, tell=progress.note)}
     lines = [arguments.target, check_text(result["check"])]
     if (ids := result["token_ids"]) is not None and not ids.get("different", 1):
         lines.append(token_ids_text(ids))
+    lines += [f"uploaded to {to_push}"] if to_push else []
     console.result("\n".join(lines), result)
     return 0
 

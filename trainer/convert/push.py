@@ -1,0 +1,119 @@
+"""Uploads a converted folder to the Hugging Face hub, with huggingface_hub, which is imported when it is used.
+
+The repository is created private; one that is public already is refused unless that was asked for. Given again, what
+the hub has of an interrupted upload is not sent twice. conversion.json, which names a folder of this machine, stays.
+HF_ENDPOINT, HF_TOKEN, HF_TOKEN_PATH and HF_HOME mean what they mean to `hf`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mdata import MdataError, ResourceError, UsageError
+from trainer.convert.convert import RESULT
+
+_REPOSITORY = re.compile(r"hf://([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/?")
+_REFUSED = {401: "an unknown token", 403: "no permission to write there", 404: "no such place"}
+
+
+def repository_of(address: str) -> str:
+    """ "owner/name" of hf://owner/name.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if (match := _REPOSITORY.fullmatch(address)) is None or match[1].startswith("datasets/"):
+        raise UsageError(f"--push {address} is not a model on the hub", expected="hf://OWNER/NAME")
+    return match[1]
+
+
+def check_push(address: str, *, public: bool) -> None:
+    """Refuse before a long conversion what an upload would refuse after it.
+
+    Raises:
+        UsageError: no huggingface_hub, no token, or a repository that is public. ResourceError: the hub fails.
+    """
+    repository = repository_of(address)
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise UsageError("--push needs huggingface_hub", fix="pip install huggingface_hub")
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    with _errors_named(address):
+        _hub().whoami()
+        try:
+            found = _hub().model_info(repository)
+        except RepositoryNotFoundError:
+            return
+    if not found.private and not public:
+        raise UsageError(
+            f"{address} is public", expected="a private repository", fix="add --public, or choose another name"
+        )
+
+
+def push(folder: Path, address: str, *, public: bool, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Upload a converted folder; returns the repository and its commit.
+
+    Raises:
+        UsageError: the hub refuses it. ResourceError: the hub fails; the same command continues.
+    """
+    repository = repository_of(address)
+    with _errors_named(address):
+        _hub().create_repo(repository, private=not public, exist_ok=True)
+        tell(f"uploading {folder} to {address}")
+        commit = _hub().upload_folder(
+            repo_id=repository, folder_path=folder, ignore_patterns=[RESULT], commit_message="mtrain convert"
+        )
+    return {"repository": address, "commit": commit.oid}
+
+
+def _hub() -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+
+
+@contextmanager
+def _errors_named(address: str) -> Iterator[None]:
+    """Errors of the hub and of the network, in our words and without what a request holds."""
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalTokenNotFoundError,
+        OfflineModeIsEnabled,
+    )
+
+    try:
+        yield
+    except LocalTokenNotFoundError as error:
+        raise UsageError(f"{address}: there is no token", fix="set HF_TOKEN, or run hf auth login") from error
+    except HFValidationError as error:
+        raise UsageError(f"{address} is no name for a model on the hub", found=str(error)) from error
+    except OfflineModeIsEnabled as error:
+        raise UsageError(f"{address}: HF_HUB_OFFLINE is set", fix="unset it to upload") from error
+    # For files that threads send it raises RuntimeError from what happened. The bases of its own error are that of its
+    # library for HTTP, which differs by version, and OSError.
+    except (RuntimeError, *HfHubHTTPError.__bases__) as error:
+        cause = error.__cause__ if isinstance(error, RuntimeError) else error
+        if isinstance(cause, HfHubHTTPError):
+            raise _answered(address, cause.response.status_code) from None
+        raise _failed(address, type(cause or error).__name__) from None
+
+
+def _answered(address: str, status: int) -> MdataError:
+    if status not in _REFUSED:
+        return _failed(address, f"status {status}")
+    return UsageError(
+        f"{address}: the hub refuses",
+        found=f"status {status}: {_REFUSED[status]}",
+        fix="check the name, and HF_TOKEN or hf auth login",
+    )
+
+
+def _failed(address: str, found: str) -> ResourceError:
+    return ResourceError(f"{address}: the hub fails", found=found, fix="give the same command again; it continues")
