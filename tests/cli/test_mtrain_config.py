@@ -6,11 +6,13 @@ import json
 import os
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from cli.mtrain import main
 from cli.mtrain_config import MOST_BYTES
+from trainer.config.sections import FamilyName
 
 RUN = (
     "torchrun --nproc-per-node 4 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4"
@@ -38,7 +40,8 @@ def test_every_setting_and_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, "--key", "norm")[1].startswith(out) and "kernels.norm: " in told(capsys, "--key", "norm")[1]
     assert told(capsys, "--key", "num_heads")[1] == told(capsys, "--key", "model.num_heads")[1]
     assert "model.bias" in told(capsys, "--key", "model")[1]
-    assert told(capsys, "--key", "model.family")[1].endswith("one of 'gpt', 'gpt_neox'; default: 'gpt'\n")
+    families = ", ".join(map(repr, get_args(FamilyName)))
+    assert told(capsys, "--key", "model.family")[1].endswith(f"one of {families}; default: 'gpt'\n")
     assert told(capsys, "--key", "run.folder")[1].endswith("a string, required\n")
     assert told(capsys, "--key", "model.num_kv_heads")[1].endswith("integer >= 1; default: derived from num_heads\n")
     assert told(capsys, "--key", "train.evaluate")[1].endswith("true or false; default: true\n")

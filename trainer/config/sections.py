@@ -84,6 +84,7 @@ Preset = Literal[
     "command-r",
     "command-r7b",
 ]  # those of presets.py
+FamilyName = Literal["gpt", "gpt_neox"]  # each a room, trainer/models/NAME/
 Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
 Amount = Annotated[float, Range(0)]
@@ -141,7 +142,7 @@ class GPTNeoXSection:
 class ModelSection:
     """The shape of the model; sizes are logical, whatever the layout."""
 
-    family: Literal["gpt", "gpt_neox"] = (
+    family: FamilyName = (
         "gpt"  # kind of model; gpt: decoder only, as GPT-2 and Llama; gpt_neox: the same with a parallel residual
     )
     preset: Preset | None = (

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mdata import MdataError, ResourceError, UsageError
 from trainer.convert.convert import RESULT
@@ -88,6 +88,9 @@ def _errors_named(address: str) -> Iterator[None]:
         OfflineModeIsEnabled,
     )
 
+    # The error of its library for HTTP, which differs by version, and OSError.
+    of_library = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
+    failures: tuple[type[Exception], ...] = (RuntimeError, *of_library)
     try:
         yield
     except LocalTokenNotFoundError as error:
@@ -96,9 +99,8 @@ def _errors_named(address: str) -> Iterator[None]:
         raise UsageError(f"{address} is no name for a model on the hub", found=str(error)) from error
     except OfflineModeIsEnabled as error:
         raise UsageError(f"{address}: HF_HUB_OFFLINE is set", fix="unset it to upload") from error
-    # For files that threads send it raises RuntimeError from what happened. The bases of its own error are that of its
-    # library for HTTP, which differs by version, and OSError.
-    except (RuntimeError, *HfHubHTTPError.__bases__) as error:
+    # For files that threads send it raises RuntimeError from what happened.
+    except failures as error:
         cause = error.__cause__ if isinstance(error, RuntimeError) else error
         if isinstance(cause, HfHubHTTPError):
             raise _answered(address, cause.response.status_code) from None

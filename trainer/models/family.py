@@ -13,9 +13,9 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
 
-from trainer.config.sections import RunConfig
+from trainer.config.sections import FamilyName, RunConfig
 from trainer.kernels.scores import ScoreShape
 from trainer.parallel.params import ParamSpec, Place
 
@@ -228,7 +228,16 @@ class Family:
 
 
 # A family is a room of its own, which is imported when it is used.
-FAMILIES: Mapping[str, str] = MappingProxyType({"gpt": "trainer.models.gpt", "gpt_neox": "trainer.models.gpt_neox"})
+FAMILIES: Mapping[str, str] = MappingProxyType({name: f"trainer.models.{name}" for name in get_args(FamilyName)})
+
+
+def built_by(module: str, function: str) -> BuildStage:
+    """A function of a module that is imported, and torch with it, when a stage is built, not when it is planned."""
+
+    def build(*place: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module(module), function)(*place, **options)
+
+    return build
 
 
 def split_block(name: str) -> tuple[int | None, str]:

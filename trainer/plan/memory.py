@@ -20,7 +20,7 @@ from trainer.parallel.buckets import cut_buckets
 from trainer.parallel.params import ParamSpec, Place
 from trainer.pipeline.actions import peak_live, stages_of
 from trainer.plan.plan import Plan
-from trainer.plan.stages import rank_parameters
+from trainer.plan.stages import rank_buffers, rank_parameters
 
 MODES: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")  # of recomputation
 USABLE = 0.94  # usable part of a GPU's memory: CUDA, NCCL and fragmentation take the rest
@@ -31,7 +31,8 @@ class RankBytes(NamedTuple):
     """The peak memory of a pipeline rank, without memory outside of tensors.
 
     Args:
-        state: weights, gradients, optimizer state, whole buckets in use, FP8 weights and symmetric memory of tp.
+        state: weights, gradients, optimizer state, the model's buffers, whole buckets in use, FP8 weights and symmetric
+            memory of tp.
         activations: what the microbatches in progress hold for backward.
     """
 
@@ -92,7 +93,9 @@ def rank_bytes(config: RunConfig, plan: Plan, *, buffer_bytes: Sequence[int] | N
     if buffer_bytes is None:
         of_first = {r: kept_bytes(config, plan, table=of_rank[r]) for r in set(like)}
         buffer_bytes = [of_first[first] for first in like]
-    working = {r: working_bytes(config, plan, table=of_rank[r]) for r in set(like)}
+    working = {
+        r: working_bytes(config, plan, table=of_rank[r]) + model_buffer_bytes(config, plan, r) for r in set(like)
+    }
     states = (held + working[first] for held, first in zip(buffer_bytes, like, strict=True))
     return tuple(map(RankBytes, states, activation_bytes_per_stage(config, plan)))
 
@@ -135,6 +138,12 @@ def working_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) 
     """
     buckets = in_use_bytes(config, table) if plan.cp * plan.dp > 1 else 0
     return buckets + float8_bytes(config.precision, plan, table=table) + symmetric_bytes(config, plan)
+
+
+def model_buffer_bytes(config: RunConfig, plan: Plan, rank: int) -> int:
+    """Bytes of state that is no parameter, of a pipeline rank: fp32, whole on each rank."""
+    places = plan.pipeline.places(rank, Place(tp_size=plan.tp))
+    return 4 * sum(spec.numel for spec in rank_buffers(family_of(config), plan.shape, places=places))
 
 
 def in_use_bytes(config: RunConfig, table: Sequence[ParamSpec]) -> int:

@@ -14,7 +14,7 @@ from trainer.models.family import family_of
 from trainer.parallel.params import Place, num_elements
 from trainer.plan.check import check
 
-# Elements of the tensors that were published.
+# Elements of the tensors that were published, of family gpt; another family's are in its own test.
 PUBLISHED = {
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
@@ -59,16 +59,6 @@ PUBLISHED = {
     "gemma3-27b": 27_009_346_304,
     "granite3-2b": 2_533_531_648,
     "granite3-8b": 8_170_848_256,
-    "pythia-160m": 162_322_944,
-    "pythia-410m": 405_334_016,
-    "pythia-1.4b": 1_414_647_808,
-    "pythia-6.9b": 6_857_302_016,
-    "stablelm-3b": 2_795_443_200,
-    "stablelm2-1.6b": 1_644_515_328,
-    "stablelm2-12b": 12_143_185_920,
-    "aya-8b": 8_028_033_024,
-    "command-r": 34_980_831_232,
-    "command-r7b": 8_028_033_024,
 }
 
 
@@ -81,7 +71,10 @@ def _config(tmp_path, model: str):
     return load_config(path)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+OF_GPT = [name for name, keys in PRESETS.items() if keys.get("family", "gpt") == "gpt"]
+
+
+@pytest.mark.parametrize("name", OF_GPT)
 def test_presets_have_the_published_number_of_parameters(tmp_path, name):
     config = _config(tmp_path, f'preset = "{name}"')
     family = family_of(config)

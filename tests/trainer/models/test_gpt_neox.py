@@ -22,15 +22,31 @@ from tests.trainer.engines import (
     reduced,
     small_config,
 )
+from trainer.config.presets import PRESETS
 from trainer.config.sections import GPTNeoXSection, MeshSection, RecomputeSection
 from trainer.convert.hf_config import from_hf, to_hf
 from trainer.convert.megatron_args import to_arguments
+from trainer.convert.model_keys import model_config
 from trainer.layers.rope import rotated_features
 from trainer.models.family import family_of
 from trainer.models.gpt.memory import block_bytes
 from trainer.parallel.collectives import Group, all_reduce_
-from trainer.parallel.params import Place
+from trainer.parallel.params import Place, num_elements
+from trainer.plan.check import check
 from trainer.run.resume import _model_conflict
+
+PUBLISHED = {  # elements of the tensors of presets
+    "pythia-160m": 162_322_944,
+    "pythia-410m": 405_334_016,
+    "pythia-1.4b": 1_414_647_808,
+    "pythia-6.9b": 6_857_302_016,
+    "stablelm-3b": 2_795_443_200,
+    "stablelm2-1.6b": 1_644_515_328,
+    "stablelm2-12b": 12_143_185_920,
+    "aya-8b": 8_028_033_024,
+    "command-r": 34_980_831_232,
+    "command-r7b": 8_028_033_024,
+}
 
 
 def _config(*, parallel=True, shared=False, recompute="none", **mesh):
@@ -90,6 +106,31 @@ def test_memory_knows_that_norms_read_one_sum(shared):
         pairs = rotated_features(shape.rope, shape.head_dim) // 2
         said = shape.num_layers * block_bytes(shape, Place(), **how) + 2 * SEQUENCE * pairs * 8
         assert run_ranks(kept_bytes, 1, config) == [said], recompute
+
+
+def test_operations_count_windows_and_documents():
+    config = _config(shared=True)
+    family = family_of(config)
+    whole = family.shape(config, 250)
+    window = family.shape(replace(config, model=replace(config.model, window=4, window_interval=2)), 250)
+    full, short, documents = (
+        family.flops_per_token(shape, lengths)
+        for shape, lengths in ((whole, (16,)), (window, (16,)), (window, (2, 16)))
+    )
+    each = 12 * whole.num_heads * whole.head_dim
+    assert full - short == each * 2 * (16 - 4)  # two of four blocks have the window
+    assert short - documents == each * (2 * (4 - 3) + 2 * (16 - 9))
+    lookups = 250 * whole.hidden_size
+    assert full == 6 * (num_elements(family.parameters(whole, Place())) - lookups) + each * 4 * 16
+
+
+def test_presets_have_the_published_number_of_parameters():
+    assert {name for name, keys in PRESETS.items() if keys.get("family") == "gpt_neox"} == PUBLISHED.keys()
+    for name, count in PUBLISHED.items():
+        config = model_config({"preset": name}, where="", context=512)
+        shape = family_of(config).shape(config, config.model.vocab_size)
+        assert num_elements(family_of(config).parameters(shape, Place())) == count, name
+        assert check(config, 1, facts=None) == []
 
 
 def test_a_block_adds_both_of_the_same_stream():

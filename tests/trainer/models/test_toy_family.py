@@ -32,6 +32,8 @@ from trainer.optim.layout import make_layout
 from trainer.parallel.buckets import cut_buckets
 from trainer.parallel.collectives import all_reduce_
 from trainer.parallel.params import Place
+from trainer.plan.memory import kept_bytes, model_buffer_bytes, rank_bytes, tables
+from trainer.plan.plan import make_plan
 from trainer.tasks.load_model import load_model
 
 SOAK = pytest.mark.soak
@@ -116,6 +118,16 @@ def _check_same(got, expected):
         np.testing.assert_allclose(got["weights"][name], values, rtol=1e-7, atol=1e-9, err_msg=name)
     for name, values in expected["buffers"].items():
         np.testing.assert_array_equal(got["buffers"][name], values, err_msg=name)
+
+
+def test_memory_counts_buffers():
+    with registered():
+        toy, gpt = _config(pp=2), replace(_config(pp=2), model=replace(_config().model, family="gpt"))
+        plans = make_plan(toy, 2, facts=None), make_plan(gpt, 2, facts=None)
+        assert [model_buffer_bytes(toy, plans[0], rank) for rank in range(2)] == [2 * EXPERTS * 4] * 2
+        assert [model_buffer_bytes(gpt, plans[1], rank) for rank in range(2)] == [0, 0]
+        held = [kept_bytes(toy, plans[0], table=table) for table in tables(toy, plans[0])]
+        assert [rank.state for rank in rank_bytes(toy, plans[0])] == [one + 2 * EXPERTS * 4 for one in held]
 
 
 @pytest.mark.parametrize("average", ["token", "megatron"])

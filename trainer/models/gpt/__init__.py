@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from trainer.config.sections import RunConfig
-from trainer.models.family import Family
+from trainer.models.family import Family, built_by
 from trainer.models.gpt.check import cut_by_tp, float8_sizes, model_problems
 from trainer.models.gpt.cost import flops_per_token, stage_cost
 from trainer.models.gpt.huggingface import HUGGING_FACE
@@ -14,28 +10,6 @@ from trainer.models.gpt.megatron import MEGATRON
 from trainer.models.gpt.memory import activation_bytes
 from trainer.models.gpt.params import parameter_table
 from trainer.models.gpt.shape import decode_state, effective_keys, function_keys, gpt_shape, kinds, scores_of
-from trainer.parallel.params import Place
-
-if TYPE_CHECKING:
-    import torch
-
-    from trainer.parallel.collectives import Group
-
-
-def _build(
-    shape: Any,
-    place: Place,
-    *,
-    groups: Mapping[str, Group],
-    dtype: torch.dtype,
-    device: torch.device,
-    config: RunConfig | None = None,
-    allocate: bool = True,
-) -> Any:
-    from trainer.models.gpt.model import build_gpt  # torch is imported when a model is built, not when it is planned
-
-    return build_gpt(shape, place, groups=groups, dtype=dtype, device=device, config=config, allocate=allocate)
-
 
 FAMILY = Family(
     shape=gpt_shape,
@@ -51,7 +25,7 @@ FAMILY = Family(
     decode_state=decode_state,
     function=function_keys,
     effective=effective_keys,
-    build=_build,
+    build=built_by("trainer.models.gpt.model", "build_gpt"),
     hugging_face=HUGGING_FACE,
     megatron=MEGATRON,
 )

@@ -84,12 +84,13 @@ def _usual_layers(kind: str, found: Json, problems: list[str]) -> list[str]:
     """The layer_types that transformers derives from other settings."""
     layers = found["num_hidden_layers"]
     if kind in _EVERY:
-        every = found.get("sliding_window_pattern") if kind in ("gemma3_text", "cohere2") else None
-        every = _EVERY[kind] if every is None else every
+        every: Any = _EVERY[kind]
+        if kind in ("gemma3_text", "cohere2") and found.get("sliding_window_pattern") is not None:
+            every = found["sliding_window_pattern"]
         if type(every) is not int or every < 1:
             problems.append(f"sliding_window_pattern = {every!r} is not a number of layers")
             every = 1
-        return [_ATTENTIONS[number % every != 0] for number in range(1, layers + 1)]
+        return [_ATTENTIONS[number % int(every) != 0] for number in range(1, layers + 1)]
     if kind == "smollm3":
         return [_ATTENTIONS[number in _not_rotated(found, problems)] for number in range(1, layers + 1)]
     first = found["max_window_layers"]

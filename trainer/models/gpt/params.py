@@ -32,18 +32,18 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
         table.whole("positions.weight", (shape.max_position, width), std=std, decay=True)
     for i in place.blocks(shape.num_layers):
         table.block, block = i + 1, f"blocks.{i}"
-        if shape.block_norm != "output":
+        if shape.in_norms:
             table.norm(f"{block}.attention_norm", shape)
         table.heads(f"{block}.attention", shape)
         inner, bias = shape.num_heads * shape.head_dim, shape.bias is True
         table.rows(f"{block}.attention.out", width, inner, std=residual_std, bias=bias)
-        if shape.block_norm != "input":
+        if shape.out_norms:
             table.norm(f"{block}.attention_out_norm", shape)
-        if shape.block_norm != "output":
+        if shape.in_norms == 2:
             table.norm(f"{block}.mlp_norm", shape)
         table.columns(f"{block}.mlp.up", _up(shape), width, std=std, bias=bias)
         table.rows(f"{block}.mlp.down", width, shape.ffn_hidden_size, std=residual_std, bias=bias)
-        if shape.block_norm != "input":
+        if shape.out_norms:
             table.norm(f"{block}.mlp_out_norm", shape)
     table.block = shape.num_layers + 1
     if place.is_last:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from trainer.config.sections import GPTNeoXSection, RunConfig
+from trainer.models.family import built_by
 from trainer.models.gpt import FAMILY as GPT
 from trainer.models.gpt.check import model_problems
-from trainer.models.gpt.params import parameter_table
 from trainer.models.gpt.shape import GPTShape, effective_keys, function_keys, gpt_shape
 from trainer.models.gpt_neox.huggingface import HUGGING_FACE
-from trainer.parallel.params import ParamSpec, Place
-
-if TYPE_CHECKING:
-    import torch
-
-    from trainer.parallel.collectives import Group
 
 _OWN = ("parallel_residual", "shared_norm")  # keys of [model.gpt_neox]
 
@@ -36,8 +30,10 @@ class GPTNeoXShape(GPTShape):
 
     @property
     def in_norms(self) -> int:
-        """See GPTShape."""
-        return 1 if self.shared_norm else 2
+        """The shared one is not counted twice."""
+        if self.shared_norm:
+            return 1
+        return 0 if self.block_norm == "output" else 2
 
 
 def shape_of(config: RunConfig, vocab_size: int) -> GPTNeoXShape:
@@ -72,39 +68,13 @@ def _problems(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _parameters(shape: GPTNeoXShape, place: Place) -> tuple[ParamSpec, ...]:
-    """A GPT's, without the norm that is shared."""
-    return tuple(one for one in parameter_table(shape, place) if not (shape.shared_norm and ".mlp_norm." in one.name))
-
-
-def _build(
-    shape: Any,
-    place: Place,
-    *,
-    groups: Mapping[str, Group],
-    dtype: torch.dtype,
-    device: torch.device,
-    config: RunConfig | None = None,
-    allocate: bool = True,
-) -> Any:
-    from trainer.models.gpt.model import GPT as PlainGPT
-    from trainer.models.gpt.model import build_gpt
-    from trainer.models.gpt_neox.model import Cohere, GPTNeoX
-
-    model = Cohere if shape.shared_norm else GPTNeoX if shape.parallel_residual else PlainGPT
-    return build_gpt(
-        shape, place, groups=groups, dtype=dtype, device=device, config=config, allocate=allocate, model=model
-    )
-
-
 FAMILY = dataclasses.replace(
     GPT,
     shape=shape_of,
     problems=_problems,
-    parameters=_parameters,
     function=_function,
     effective=_effective,
-    build=_build,
+    build=built_by("trainer.models.gpt_neox.model", "build_gpt_neox"),
     sections=("gpt_neox",),
     hugging_face=HUGGING_FACE,
     megatron=None,

@@ -6,7 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.models.gpt.model import GPT, Block, Context, entered
+from trainer.models.gpt.model import GPT, Block, Context, build_gpt, entered
+from trainer.models.gpt_neox import GPTNeoXShape
+from trainer.parallel.params import Place
 
 
 class ParallelBlock(Block):
@@ -44,3 +46,9 @@ class GPTNeoX(GPT):
     """A GPT of these blocks."""
 
     block_type = ParallelBlock
+
+
+def build_gpt_neox(shape: GPTNeoXShape, place: Place, **how: Any) -> GPT:
+    """See `build_gpt`."""
+    model = Cohere if shape.shared_norm else GPTNeoX if shape.parallel_residual else GPT
+    return build_gpt(shape, place, model=model, **how)
