@@ -90,7 +90,7 @@ def _usual_layers(kind: str, found: Json, problems: list[str]) -> list[str]:
         if type(every) is not int or every < 1:
             problems.append(f"sliding_window_pattern = {every!r} is not a number of layers")
             every = 1
-        return [_ATTENTIONS[number % int(every) != 0] for number in range(1, layers + 1)]
+        return [_ATTENTIONS[number % every != 0] for number in range(1, layers + 1)]
     if kind == "smollm3":
         return [_ATTENTIONS[number in _not_rotated(found, problems)] for number in range(1, layers + 1)]
     first = found["max_window_layers"]
@@ -107,13 +107,13 @@ def _interval(numbers: list[int], layers: int) -> int | None:
 
 def window_json(kind: str, keys: Json) -> dict[str, Any]:
     """The settings of layers that differ in what they attend to."""
-    layers, every, window = keys["num_layers"], keys.get("window_interval"), keys["window"]
+    layers, every, window = keys["num_layers"], keys.get("window_interval") or 0, keys["window"]
     if kind in ("mistral", "phi3"):
         return {"sliding_window": window or None}
     if not window and kind not in _EVERY:
         off = {"use_sliding_window": False, "sliding_window": None}
         return off | ({} if kind == "smollm3" else {"max_window_layers": layers})
-    whole = [not window or (bool(every) and number % every == 0) for number in range(1, layers + 1)]
+    whole = [not window or (every > 0 and number % every == 0) for number in range(1, layers + 1)]
     listed = {"sliding_window": window, "layer_types": [_ATTENTIONS[not one] for one in whole]}
     if kind in _EVERY:
         return listed
