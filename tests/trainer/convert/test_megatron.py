@@ -612,6 +612,31 @@ def test_arguments_express_the_model_or_it_is_refused_by_name(keys):
     assert not notes
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"block_norm": "output"},
+        {"norm": "layernorm", "norm_bias": False},
+        {"norm_zero_centered": True},
+        {"qk_norm": "all_heads"},
+        {"qk_norm": "own_head"},
+        {"embedding_multiplier": 12.0},
+        {"residual_multiplier": 0.22},
+        {"logit_scale": 0.0625},
+        {"rope_window_theta": 5e5, "window": 4},
+        {"rope_scaling": "longrope", "rope_original_length": 16}
+        | {"rope_short_factors": [1.0] * 4, "rope_long_factors": [2.0] * 4, "rope_factor": 2.0},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_an_option_that_megatron_lacks_is_refused_by_name(changes):
+    sizes = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 50}
+    ours = model_config(sizes | changes, where="", context=32)
+    name = next(name for name in changes if name not in ("norm", "window"))
+    with pytest.raises(UsageError, match=f"Megatron-LM cannot express this model(.|\n)*model.{name} ="):
+        to_arguments(ours, 50, padded_rows=128)
+
+
 def test_the_yarn_of_a_checkpoint_is_that_of_the_command_line():
     sizes = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 32}
     yarn = {"position_embedding_type": "yarn", "rotary_scaling_factor": 4.0, "yarn_beta_fast": None, "mscale": 1.0}

@@ -11,7 +11,7 @@ from trainer.kernels.table import PLAIN
 from trainer.layers.base import Layer, Parallel, add_rows
 from trainer.layers.embedding import PositionEmbedding
 from trainer.layers.linear import Linear
-from trainer.layers.norm import Norm
+from trainer.layers.norm import HeadsNorm, Norm
 from trainer.layers.shapes import NormShape
 from trainer.parallel.collectives import Group
 
@@ -39,6 +39,44 @@ def _exact(name: str, layer: Layer, x: torch.Tensor) -> torch.Tensor:
     if name in ("column", "row"):
         return F.linear(x, weight, bias)
     return F.rms_norm(x, (WIDTH,), weight, 1e-5) if name == "rmsnorm" else F.layer_norm(x, (WIDTH,), weight, bias, 1e-5)
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor, shape: NormShape, *, dims: tuple[int, ...]) -> torch.Tensor:
+    """A norm without bias by its definition, for autograd."""
+    x = x - x.mean(dims, keepdim=True) if shape.kind == "layernorm" else x
+    return x * (x.square().mean(dims, keepdim=True) + shape.epsilon).rsqrt() * (weight + shape.zero_centered)
+
+
+@pytest.mark.parametrize("zero_centered", [False, True])
+@pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
+@pytest.mark.parametrize("over", ["features", "own_head", "all_heads"])
+def test_norms_without_bias_are_their_definition(over, kind, zero_centered):
+    """Values, and gradients of the input and the weights."""
+    shape, heads = NormShape(kind=kind, epsilon=1e-3, bias=False, zero_centered=zero_centered), 3
+    if over == "features":
+        layer: Norm | HeadsNorm = Norm(WIDTH, shape, kernels=PLAIN)
+    else:
+        layer = HeadsNorm(heads, WIDTH, shape, tp=ALONE.tp if over == "all_heads" else None)
+    layer = layer.double()
+    torch.manual_seed(0)
+    layer.weight.data.normal_()
+    sizes = (TOKENS, WIDTH) if over == "features" else (TOKENS, heads, WIDTH)
+    x, dy = torch.randn(*sizes, dtype=torch.float64, requires_grad=True), torch.randn(*sizes, dtype=torch.float64)
+    y = layer(x)
+    y = y[1] if isinstance(y, tuple) else y
+    found = (y, *torch.autograd.grad(y, (x, layer.weight), dy))
+    weight = layer.weight.detach().view(sizes[1:]).requires_grad_()
+    expected = _normed(x, weight, shape, dims=(-2, -1) if over == "all_heads" else (-1,))
+    gradients = torch.autograd.grad(expected, (x, weight), dy)
+    for one, other in zip(found, (expected, *gradients), strict=True):
+        torch.testing.assert_close(one, other.view(one.shape), rtol=1e-10, atol=1e-12)
+
+
+def test_one_plus_a_weight_is_not_rounded_to_its_dtype():
+    """In bf16 1 + 2^-9 is 1."""
+    layer = Norm(WIDTH, NormShape(kind="rmsnorm", epsilon=1e-6, zero_centered=True), kernels=PLAIN).bfloat16()
+    layer.weight.data.fill_(2.0**-9)
+    assert (layer.factor() == 1 + 2.0**-9).all()
 
 
 @pytest.mark.parametrize("name", ["column", "row", "rmsnorm", "layernorm"])

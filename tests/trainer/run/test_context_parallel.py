@@ -27,6 +27,12 @@ MODELS = {
     "gpt2": ("gpt2", {}, "selective"),
     "window": ("llama", {"window": 5, "window_interval": 2, "attention_sinks": "learned"}, "none"),
     "alibi": ("llama", {"position": "alibi", "attention_softcap": 2.0}, "full"),
+    "olmo": (
+        "llama",
+        {"block_norm": "output", "qk_norm": "all_heads", "residual_multiplier": 0.5}
+        | {"window": 5, "window_interval": 2, "rope_window_theta": 1e5},
+        "selective",
+    ),
     "dropout": ("llama", {"hidden_dropout": 0.2, "attention_dropout": 0.2, "qk_norm": True}, "full"),
 }
 # (ranks, tp, cp, sequence parallel)

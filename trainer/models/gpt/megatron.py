@@ -106,7 +106,7 @@ def arguments(keys: Json) -> dict[str, Any]:
         "glu_linear_offset": keys.get("activation_offset", 0.0),
         "add_bias_linear": keys["bias"] is True,
         "add_qkv_bias": bool(keys["bias"]),
-        "qk_layernorm": keys["qk_norm"],
+        "qk_layernorm": keys["qk_norm"] is True,
         "window_size": (keys["window"] - 1, 0) if keys["window"] else None,
         "window_attn_skip_freq": keys.get("window_interval") or None,
         "softmax_type": {"zero": "off-by-one", "learned": "learnable"}.get(keys["attention_sinks"], "vanilla"),
