@@ -23,7 +23,7 @@ from trainer.layers.dropout import Dropout
 from trainer.layers.linear import Linear
 from trainer.layers.norm import HeadsNorm, Norm
 from trainer.layers.paged import PagedStep, Pages, attend_pages
-from trainer.layers.rope import Rotation, rotate, split_heads
+from trainer.layers.rope import Rotations, rotate, split_heads
 from trainer.layers.shapes import AttentionShape
 from trainer.parallel.collectives import Group
 
@@ -59,7 +59,7 @@ class Sequences:
 
     batch: int
     length: int
-    rotation: Rotation | None
+    rotation: Rotations | None
     documents: Documents | None = None
     samples_B: Tensor | None = None
     context: ContextRows | None = None
@@ -119,7 +119,9 @@ class Attention(Layer):
         """q, k and v, normalized and rotated."""
         shape, kernels, sizes = self.shape, self.kernels, self.sizes
         rows = (sequences.batch, sequences.length, -1, shape.head_dim)
-        turn = None if shape.rotary is None else sequences.rotation
+        turn = None
+        if shape.rotary is not None and sequences.rotation is not None:
+            turn = sequences.rotation.in_windows if shape.scores.window else sequences.rotation.whole
         interleaved = bool(shape.rotary)
         whole = shape.num_kv_heads >= self.out.parallel.tp.size
         if whole and not shape.qk_norm:

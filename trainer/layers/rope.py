@@ -29,6 +29,18 @@ class Rotation(NamedTuple):
         return Rotation(self.cosine[positions_BS], self.sine[positions_BS])
 
 
+class Rotations(NamedTuple):
+    """Those of the blocks that attend to all tokens, and of those with a window, which may have another base."""
+
+    whole: Rotation
+    in_windows: Rotation
+
+    def at(self, positions_BS: Tensor) -> Rotations:
+        """The rows of these positions."""
+        whole = self.whole.at(positions_BS)
+        return Rotations(whole, whole if self.in_windows is self.whole else self.in_windows.at(positions_BS))
+
+
 def rotation(
     sequence_length: int, head_dim: int, *, rope: RopeShape, dtype: torch.dtype, device: torch.device
 ) -> Rotation:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config.sections import RecomputeSection, RunConfig
-from trainer.kernels.scores import ScoreShape
 from trainer.kernels.table import Kernels, choose_kernels
 from trainer.layers.attention import Attention, Documents, Sequences
 from trainer.layers.base import Layer, Parallel
@@ -33,8 +32,7 @@ from trainer.layers.mlp import MLP
 from trainer.layers.norm import Norm
 from trainer.layers.recompute import keep_input, recomputed
 from trainer.layers.recompute_chunks import Chunk, chunks
-from trainer.layers.rope import Rotation, rotation
-from trainer.layers.shapes import RopeShape
+from trainer.layers.rope import Rotations, rotation
 from trainer.models.family import DecodeState
 from trainer.models.gpt.shape import GPTShape, attention_shape, decode_state, kinds, mlp_shape
 from trainer.models.stage import LossFunction, Microbatch, Tensors, only_tokens, summed
@@ -44,15 +42,10 @@ from trainer.parallel.params import Place
 
 
 class Context(NamedTuple):
-    """The data of one microbatch that all blocks of a stage use; those with a window may have own rotary positions."""
+    """The data of one microbatch that all blocks of a stage use."""
 
     sequences: Sequences
     places: TokenPlaces | None
-    in_windows: Sequences
-
-    def of(self, scores: ScoreShape) -> Sequences:
-        """The sequences for a block's attention."""
-        return self.in_windows if scores.window else self.sequences
 
     def of_block(self, number: int) -> Context:
         """The same for one block, which in generation has pages of its own."""
@@ -106,7 +99,7 @@ class Block(nn.Module):
 
     def attention_branch(self, y_ND: Tensor, context: Context) -> Tensor:
         """What attention adds, of what it reads."""
-        branch_ND = self.attention(y_ND, context.of(self.attention.shape.scores))
+        branch_ND = self.attention(y_ND, context.sequences)
         return self.drop_attention(self._left(self.attention_out_norm, branch_ND), context.places)
 
     def mlp_branch(self, y_ND: Tensor, context: Context) -> Tensor:
@@ -311,11 +304,10 @@ class GPT(nn.Module):
         """Positions, documents and dropout draws of a microbatch, for the blocks."""
         (rows, length), device, places = batch.tokens_BS.shape, batch.tokens_BS.device, None
         longest = length * self.cp.size if batch.step is None else batch.step.longest
+        turn = self._rotation(longest, device) if self.shape.position == "rope" else None
         where = batch.positions_BS if batch.positions_BS is not None else batch.columns_S
-        turns: list[Rotation | None] = []
-        for rope in dict.fromkeys((self.shape.rope, self.shape.rope.in_windows)):
-            turn = self._rotation(rope, longest, device) if self.shape.position == "rope" else None
-            turns.append(turn.at(where) if turn is not None and where is not None else turn)
+        if turn is not None and where is not None:
+            turn = turn.at(where)
         documents = None if batch.bounds is None else Documents(batch.bounds, batch.longest)
         drops = self.shape.hidden_dropout or self.shape.scores.dropout
         assert not drops or batch.samples_B is not None or not torch.is_grad_enabled(), "dropout needs sample numbers"
@@ -324,11 +316,7 @@ class GPT(nn.Module):
                 batch.samples_B, length, mine=self.parallel.local_tokens(rows * length), columns_S=batch.columns_S
             )
         context = None if batch.columns_S is None else ContextRows(self.cp, batch.columns_S)
-        whole, in_windows = (
-            Sequences(rows, length, turn, documents, batch.samples_B, context, batch.step)
-            for turn in (turns[0], turns[-1])
-        )
-        return Context(whole, places, in_windows)
+        return Context(Sequences(rows, length, turn, documents, batch.samples_B, context, batch.step), places)
 
     def _vocabulary(self) -> VocabularyEmbedding:
         shape = self.shape
@@ -339,9 +327,11 @@ class GPT(nn.Module):
     def _head(self) -> VocabularyEmbedding:
         return self.embedding if self.shape.tie_embeddings else self.head
 
-    def _make_rotation(self, rope: RopeShape, length: int, device: torch.device) -> Rotation:
-        dtype = next(self.parameters()).dtype
-        return rotation(length, self.shape.head_dim, rope=rope, dtype=dtype, device=device)
+    def _make_rotation(self, length: int, device: torch.device) -> Rotations:
+        rope, dtype = self.shape.rope, next(self.parameters()).dtype
+        table = functools.partial(rotation, length, self.shape.head_dim, dtype=dtype, device=device)
+        whole = table(rope=rope)
+        return Rotations(whole, whole if rope.in_windows == rope else table(rope=rope.in_windows))
 
 
 def make_norm(shape: GPTShape, kernels: Kernels) -> Norm:
