@@ -10,7 +10,6 @@ interrupted.
 Examples:
   mtrain convert runs/first hf --to hf
   mtrain convert Llama-3.2-1B llama --to mtrain
-  mtrain convert runs/first hf --to hf --push hf://me/first
 """
 
 from __future__ import annotations

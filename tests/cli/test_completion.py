@@ -53,7 +53,10 @@ def completed(scripts: Path, line: str) -> list[str]:
         ("mdata launch sl", ["slurm"]),
         ("mdata sample --output-p", []),
         ("mtrain train mod", ["model."]),
-        ("mtrain check run.toml model.norm", ["model.norm=", "model.norm_epsilon="]),
+        (
+            "mtrain check run.toml model.norm",
+            ["model.norm=", "model.norm_epsilon=", "model.norm_bias=", "model.norm_zero_centered="],
+        ),
         ("mtrain plan run.toml model.norm=", ["rmsnorm", "layernorm"]),
         ("mtrain prove run.toml model.norm=rm", ["rmsnorm"]),
         ("mtrain train run.toml train.evaluate=f", ["false"]),
