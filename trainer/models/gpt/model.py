@@ -49,9 +49,7 @@ class Context(NamedTuple):
 
     def of_block(self, number: int) -> Context:
         """The same for one block, which in generation has pages of its own."""
-        if self.sequences.step is None:
-            return self
-        return self._replace(sequences=self.sequences.of_block(number), in_windows=self.in_windows.of_block(number))
+        return self if self.sequences.step is None else self._replace(sequences=self.sequences.of_block(number))
 
 
 class Block(nn.Module):
