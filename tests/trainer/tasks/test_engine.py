@@ -291,5 +291,6 @@ def _thousand(context):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1500)
 def test_a_thousand_requests_under_a_little_cache():
     run_ranks(_thousand, 1, timeout_s=1200)
