@@ -109,7 +109,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
     output = Path(arguments.output)
     if output.exists() and not arguments.overwrite:
-        raise UsageError(f"{output} exists", fix="--overwrite, or another --output")
+        raise UsageError(f"{output} already exists", fix="give --overwrite, or another --output")
     draft = ask_all(_Questions(arguments, console))
     config, layout = _with_layout(draft, arguments)
     ranks = max(draft.gpus, 1)
@@ -144,7 +144,10 @@ class _Questions:
             self._console.tell(f"{QUESTIONS[name]} [{default}]")
             line = sys.stdin.readline()
             if not line:
-                raise UsageError(f"no answer: {QUESTIONS[name]}", fix=f"--{name.replace('_', '-')}, or --yes")
+                raise UsageError(
+                    f"no answer: {QUESTIONS[name]}",
+                    fix=f"give --{name.replace('_', '-')} ANSWER, or --yes for the defaults",
+                )
             try:
                 return parse(line.strip() or default)
             except UsageError as error:
@@ -206,7 +209,7 @@ def model_keys(answer: str, facts: DataFacts | None) -> dict[str, Any]:
         larger = vocab_size is not None and vocab_size > PRESETS[answer]["vocab_size"]
         return {"preset": answer, **({"vocab_size": vocab_size} if larger else {})}
     if not re.fullmatch(r"[\d.]+[kmbKMB]?", answer):
-        raise UsageError(f"the model {answer!r} is not known", expected=f"a size such as 350M, or {', '.join(PRESETS)}")
+        raise UsageError(f"unknown model {answer!r}", expected=f"a size such as 350M, or {', '.join(PRESETS)}")
     keys = shape_of(number(answer, "model"), vocab_size or MOCK_VOCABULARY)
     return keys if facts and facts.vocab_size else {**keys, "vocab_size": MOCK_VOCABULARY}
 
@@ -253,7 +256,7 @@ def number(answer: str, option: str) -> int:
 def whole(answer: str, option: str, *, least: int = 1) -> int:
     """A whole number without a unit."""
     if not re.fullmatch(r"\d{1,9}", answer) or int(answer) < least:
-        raise UsageError(f"--{option} is {answer!r}", expected=f"a whole number of at least {least}")
+        raise UsageError(f"--{option} is {answer!r}", expected=f"integer >= {least}")
     return int(answer)
 
 
@@ -349,7 +352,7 @@ def _with_layout(draft: Draft, arguments: argparse.Namespace) -> tuple[RunConfig
         if problems := problems_of_every_layout(_parsed(tables), hardware, facts=draft.facts):
             raise problems_error("these answers", problems)
         name = f"{draft.gpus} x {hardware.device.name}"
-        fix = "more --gpus, or a smaller --model"
+        fix = "give more --gpus or a smaller --model"
         raise UsageError(f"no layout of {name} works", found=layout.problem, fix=fix)
     config = layout.config
     mesh: dict[str, Any] = {"tp": config.mesh.tp, "cp": config.mesh.cp, "pp": config.mesh.pp}

@@ -34,6 +34,7 @@ _HELD = ("this run is being launched already", "wait until that launch has ended
 
 def add_arguments(parser: Parser) -> None:
     """See `mtrain launch --help`."""
+    parser.no_option = "mtrain launch local -- run.toml ...: what mtrain train takes follows after --"
     parser.usage = f"{parser.prog} local|slurm|k8s [options] -- run.toml [section.key=value ...]"
     parser.add_argument("engine", choices=("local", "slurm", "k8s"), help="what starts the ranks")
     place = parser.add_argument_group("nodes (slurm, k8s)").add_argument
@@ -133,7 +134,7 @@ def _is_launched(job: RunJob, console: Console) -> bool:
         return False
     known.refuse_other(job)
     place = f"Slurm job {known.id}" if known.engine == "slurm" else f"process {known.id} on {known.host}"
-    console.result(f"{job.run_folder}: {place} waits or runs already; nothing was started", asdict(known))
+    console.result(f"{job.run_folder}: {place} is already waiting or running; nothing was started", asdict(known))
     return True
 
 

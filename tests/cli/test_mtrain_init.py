@@ -74,7 +74,7 @@ def test_answers_from_a_pipe_and_defaults_from_the_data(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--model", "12Q"], "the model '12Q' is not known"),
+        (["--model", "12Q"], "unknown model '12Q'"),
         (["--model", "."], "--model is '.'"),
         (["--gpus", "-1"], "--gpus is '-1'"),
         (["--gpus", "7", "--nodes", "2"], "cannot be divided over the machines"),
@@ -102,7 +102,7 @@ def test_without_an_answer_the_option_is_named(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert main(["init"]) == 2
-    assert "try: --data, or --yes" in capsys.readouterr().err
+    assert "try: give --data ANSWER, or --yes" in capsys.readouterr().err
 
 
 def test_a_terminal_is_asked_again(
@@ -114,13 +114,13 @@ def test_a_terminal_is_asked_again(
 
     monkeypatch.setattr("sys.stdin", Terminal("\n12Q\n1M\n0\n64\n\n5 steps\n\n\n\n"))
     assert main(["init"]) == 0
-    assert "the model '12Q' is not known" in capsys.readouterr().err
+    assert "unknown model '12Q'" in capsys.readouterr().err
 
 
 def test_a_file_is_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "run.toml").write_text("mine")
     assert main(["init", "--yes"]) == 2
-    assert "run.toml exists" in capsys.readouterr().err and (here / "run.toml").read_text() == "mine"
+    assert "run.toml already exists" in capsys.readouterr().err and (here / "run.toml").read_text() == "mine"
 
 
 @pytest.mark.parametrize("parameters", [1e6, 125e6, 350e6, 1.3e9, 6.7e9, 70e9])

@@ -48,7 +48,7 @@ def test_a_run_in_the_background_is_followed_stopped_and_continued(here, capfd, 
             assert time.monotonic() < late, (here / "runs/first/job/log.txt").read_text()
             time.sleep(0.2)
         assert main(["status", "runs/first"]) == 0 and "runs/first: running, step " in capfd.readouterr().out
-        assert main(words) == 0 and "waits or runs already; nothing was started" in capfd.readouterr().out
+        assert main(words) == 0 and "is already waiting or running; nothing was started" in capfd.readouterr().out
         assert main([*words, "optimizer.lr=0.1"]) == 2
         told = capfd.readouterr().err
         assert "found: words: run.toml train.steps=99999 optimizer.lr=0.1" in told and "try: mtrain stop" in told
@@ -172,6 +172,11 @@ def test_manifests_are_printed_and_nothing_is_written(here, capsys):
     assert facts["kind"] == "JobSet" and not (here / "runs").exists()
     assert main([*words, "--kind", "trainjob", "--json", "--no-check", "--", "run.toml", "data.blend=elsewhere"]) == 0
     assert json.loads(capsys.readouterr().out)["spec"]["trainer"]["command"][-1] == "data.blend=elsewhere"
+
+
+def test_a_run_without_the_dashes_is_refused_with_them(here, capsys):
+    assert main(["launch", "local", "run.toml", "train.steps=5"]) == 2
+    assert "try: mtrain launch local -- run.toml ...:" in capsys.readouterr().err
 
 
 def test_a_run_that_was_not_launched_has_no_log_and_is_not_stopped(here, capsys):

@@ -160,7 +160,7 @@ def convert(file: Mapping[str, Any]) -> Converted:
         if name in _STARTING or name in ("mixed_precision", "megatron_lm_config"):
             continue
         if value not in (None, {}, [], False, ""):
-            refused.append(f"{name}: has no counterpart; leave it out")
+            refused.append(f"{name}: no setting corresponds to it; leave it out")
     for key, value in plugin.items():
         name = str(key).removeprefix(PREFIX)
         if value is None:
@@ -177,11 +177,11 @@ def convert(file: Mapping[str, Any]) -> Converted:
             if value != usual:
                 refused.append(f"{key}: {reason}")
         else:
-            refused.append(f"{key}: unknown; it is no field of Accelerate's Megatron-LM plugin")
+            refused.append(f"{key}: not a field of Accelerate's Megatron-LM plugin")
     numbers = {name: file.get(name) for name in ("num_processes", "num_machines")}
     for name, number in numbers.items():
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-            refused.append(f"{name}: {number!r}: expected a number of at least 1")
+            refused.append(f"{name}: {number!r}: expected integer >= 1")
             numbers[name] = None
     migration = _given_only(migrate(words, numbers["num_processes"]), words)
     migration = dataclasses.replace(

@@ -92,8 +92,8 @@ class Attempt:
         raise kind(
             f"a newer attempt of this run has taken over {folder}",
             found=f"{now or 'an unreadable attempt.json'}{began}",
-            expected=f"{self}, which ends here without writing more",
-            fix="let the newer one go on; if it was started by mistake, end it and run the same command again",
+            expected=f"{self}, which ends now and writes nothing more",
+            fix="let the newer attempt continue; if it was started by mistake, end it and run the same command again",
         )
 
 
@@ -157,7 +157,7 @@ def check_restarts(settings: RunSection, step: int) -> None:
         raise TooManyRestartsError(
             f"the run has started {in_vain} times from step {step:,} without writing another checkpoint",
             expected=f"at most run.max_restarts={settings.max_restarts} restarts without progress",
-            fix="look at the output of the last start for the cause; a larger run.max_restarts, or none, starts again",
+            fix="look at the output of the last start for the cause; to start again, raise run.max_restarts or leave it out",
         )
 
 

@@ -307,12 +307,12 @@ def check_health(config: RunConfig, world: World, *, data_id: str) -> list[str]:
     if config.run.health == "stop" and any(finding.far for finding in found):
         hosts = sorted({finding.host for finding in found if finding.far and finding.host})
         raise ResourceError(
-            'the ranks are not fit to train, and run.health is "stop"',
+            'the ranks failed the health check, and run.health is "stop"',
             found="; ".join(shown),
             expected=f"at least {STOP:.0%} of the usual rates, clocks within {SKEW_S[1]:.0f} s, and one installation",
             fix=f"exclude {', '.join(hosts[:SHOWN])} ({folder / EXCLUDED} has all), or repair them"
             if hosts
-            else 'look at what slows all ranks; run.health="warn" trains nevertheless',
+            else 'find what slows all ranks, or set run.health="warn" to train anyway',
         )
     return [f"health: {text}" for text in shown]
 

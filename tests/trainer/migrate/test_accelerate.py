@@ -169,12 +169,12 @@ def test_fields_become_settings(fields: dict[str, Any], settings: dict[str, Any]
     [
         ({"megatron_lm_config": {"megatron_lm_custom_loss_function": "f"}}, "custom_loss_function: is code of yours"),
         ({"megatron_lm_config": {"megatron_lm_lr_mult": 2.0}}, "megatron_lm_lr_mult: a group of parameters"),
-        ({"megatron_lm_config": {"megatron_lm_tp": 2}}, "megatron_lm_tp: unknown"),
+        ({"megatron_lm_config": {"megatron_lm_tp": 2}}, "megatron_lm_tp: not a field"),
         ({"megatron_lm_config": {"megatron_lm_tp_degree": "two"}}, "--tensor-model-parallel-size is 'two'"),
         ({"megatron_lm_config": {"megatron_lm_other_megatron_args": {"warp": 9}}}, "--warp"),
         (
             {"fsdp_config": {"x": 2}, "megatron_lm_config": {"megatron_lm_tp_degree": 1}},
-            "fsdp_config: has",
+            "fsdp_config: no setting",
         ),
         ({"mixed_precision": "int4", "megatron_lm_config": {"megatron_lm_tp_degree": 1}}, "mixed_precision: int4"),
         ({"num_processes": "8", "megatron_lm_config": {"megatron_lm_tp_degree": 1}}, "num_processes: '8'"),
