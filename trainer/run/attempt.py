@@ -157,7 +157,7 @@ def check_restarts(settings: RunSection, step: int) -> None:
         raise TooManyRestartsError(
             f"the run has started {in_vain} times from step {step:,} without writing another checkpoint",
             expected=f"at most run.max_restarts={settings.max_restarts} restarts without progress",
-            fix="look at the output of the last start for the cause; to start again, raise run.max_restarts or leave it out",
+            fix="look at the output of the last start for the cause, then raise run.max_restarts or leave it out",
         )
 
 
