@@ -56,7 +56,7 @@ def _run(folder: Path, seed: int, tick_s: float, capfd: pytest.CaptureFixture[st
     draw = random.Random(seed)
     kind, world = KINDS[seed % len(KINDS)], draw.choice([2, 3])
     rank, step = draw.randrange(world), draw.randint(2, 40)
-    config = run_in(folder / "run", join_minutes=12 * tick_s / 60)
+    config = run_in(folder / "run", join_minutes=12 * tick_s / 60 if kind == "never" else 5.0)
     steps = step + 20 if kind == "slow" else 10**6
     config = replace(config, train=replace(config.train, steps=steps, micro_batch=1, global_batch=6))
     config = replace(config, checkpoint=CheckpointSection(interval=7, minutes=0.0))
