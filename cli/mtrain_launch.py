@@ -1,4 +1,4 @@
-r"""Start a run in the background: on this machine, as a job of Slurm; or print a manifest for Kubernetes.
+r"""Start a run in the background: on this machine, as a job of Slurm, on Ray; or print a manifest for Kubernetes.
 
 What `mtrain train` would be given follows after --. The run is checked here first, with the ranks of all nodes. Give
 the same command again to continue a run that ended early; see mtrain status, mtrain tail and mtrain stop.
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 from mdata.errors import UsageError
 from mdata.launching.job_folder import launching
+from mdata.launching.on_ray import connected
+from mdata.util.commands import command_line
 from trainer.launching.job import RunJob, discard, load_job, prepare, save_job, start_here
 from trainer.launching.run_status import is_active
 
@@ -35,9 +37,9 @@ _HELD = ("this run is being launched already", "wait until that launch has ended
 def add_arguments(parser: Parser) -> None:
     """See `mtrain launch --help`."""
     parser.no_option = "mtrain launch local -- run.toml ...: what mtrain train takes follows after --"
-    parser.usage = f"{parser.prog} local|slurm|k8s [options] -- run.toml [section.key=value ...]"
-    parser.add_argument("engine", choices=("local", "slurm", "k8s"), help="what starts the ranks")
-    place = parser.add_argument_group("nodes (slurm, k8s)").add_argument
+    parser.usage = f"{parser.prog} local|slurm|ray|k8s [options] -- run.toml [section.key=value ...]"
+    parser.add_argument("engine", choices=("local", "slurm", "ray", "k8s"), help="what starts the ranks")
+    place = parser.add_argument_group("nodes (slurm, ray, k8s)").add_argument
     place("--nodes", default="1", metavar="N", help="nodes, or MIN-MAX for slurm (default: 1)")
     place(
         "--gpus", type=int, metavar="N", help="GPUs of each node, one rank on each; without GPUs: -- run.toml --nproc N"
@@ -65,6 +67,8 @@ def add_arguments(parser: Parser) -> None:
     place("--print", action="store_true", help="slurm: print the batch file and do not submit it")
     place("--no-check", action="store_true", help="do not check the run here, where its files may be missing")
     add_slurm_options(parser)
+    ray = parser.add_argument_group("ray").add_argument
+    ray("--address", default="auto", metavar="A", help="address of the cluster (default: that of this node)")
     kubernetes = parser.add_argument_group("k8s").add_argument
     kubernetes("--kind", choices=("jobset", "trainjob"), default="jobset", help="the manifest (default: jobset)")
     kubernetes("--name", metavar="NAME", help="of the job; default: that of the run folder")
@@ -73,10 +77,10 @@ def add_arguments(parser: Parser) -> None:
 
 # Options of one engine: name -> the engines that have it.
 _ENGINES = {
-    "nodes": ("slurm", "k8s"),
-    "gpus": ("slurm", "k8s"),
-    "cpus": ("slurm", "k8s"),
-    "env": ("slurm", "k8s"),
+    "nodes": ("slurm", "ray", "k8s"),
+    "gpus": ("slurm", "ray", "k8s"),
+    "cpus": ("slurm", "ray", "k8s"),
+    "env": ("slurm", "ray", "k8s"),
     "container_image": ("slurm", "k8s"),
     "container_mounts": ("slurm", "k8s"),
     "grace": ("slurm", "k8s"),
@@ -88,6 +92,7 @@ _ENGINES = {
     "time": ("slurm",),
     "exclude": ("slurm",),
     "sbatch": ("slurm",),
+    "address": ("ray",),
     "kind": ("k8s",),
     "name": ("k8s",),
     "namespace": ("k8s",),
@@ -197,8 +202,9 @@ def _job(arguments: argparse.Namespace, words: list[str], run: argparse.Namespac
     least, _, most = arguments.nodes.partition("-")
     if not (least.isdecimal() and (most or least).isdecimal() and 1 <= int(least) <= int(most or least)):
         raise UsageError(f"--nodes {arguments.nodes}", expected="a number from 1, or MIN-MAX such as 3-4")
-    if most and arguments.engine == "k8s":
-        raise UsageError(f"--nodes {arguments.nodes}: a JobSet has a fixed number of pods", fix=f"--nodes {most}")
+    if most and arguments.engine != "slurm":
+        what = "a JobSet has a fixed number of pods" if arguments.engine == "k8s" else "a fixed number is needed on Ray"
+        raise UsageError(f"--nodes {arguments.nodes}: {what}", fix=f"--nodes {most}")
     if arguments.engine == "local":
         ranks = world_size(read.config, run.nproc)
     else:
@@ -247,9 +253,18 @@ def _launch(
     if arguments.engine == "local":
         prepare(job, dump_config(read.config))
         nproc = ["--nproc", str(job.ranks_per_node)]
-        job = start_here(job, nproc)
+        job = start_here(job, [*command_line("mtrain"), "train", str(job.config), *nproc])
         save_job(job)
         return f"process {job.id} trains in the background", job
+    if arguments.engine == "ray":
+        with connected(arguments.address):  # what is wrong is said here and now
+            prepare(job, dump_config(read.config))
+        save_job(job)
+        words = [f"--address={arguments.address}", f"--gpus={arguments.gpus or 0}", f"--cpus={arguments.cpus or 1}"]
+        words += [f"--env={pair}" for pair in arguments.env]
+        job = start_here(job, [*command_line("mtrain_ray"), job.run_folder, *words])
+        save_job(job)
+        return f"process {job.id} waits for the nodes of Ray and trains on them", job
     from trainer.checkpoint.location import checkpoints_folder
     from trainer.launching.on_slurm import SlurmOptions, batch_text, excluding, submit
     from trainer.run.attempt import EXCLUDED, excluded_hosts

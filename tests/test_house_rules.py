@@ -14,6 +14,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("no blanket except", "cli/console.py"): "the one place that turns any error into an exit code and a message",
     ("no blanket except", "cli/mtrain_rank.py"): "a rank hands its error to the process that started it",
     ("no blanket except", "mdata/util/background.py"): "a background thread hands its error to the other thread",
+    ("atomic_io is the door", "trainer/launching/on_ray.py"): "its tasks are sent by their code, and append to a log",
     ("atomic_io is the door", "trainer/run/metrics.py"): "lines are appended to a file that is read while it grows",
     ("atomic_io is the door", "trainer/tasks/generate.py"): "an interrupted file of samples is continued",
     ("one door to the terminal", "cli/start.py"): "a fixed line before anything is imported, and no name in it",
@@ -23,6 +24,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ): "a worker hands its error to the parent, which raises",
     ("requests to stop pass", "cli/console.py"): "the one place that turns a request to stop into an exit code",
     ("requests to stop pass", "cli/mtrain_rank.py"): "a rank hands it to the process that started it",
+    ("requests to stop pass", "cli/mtrain_ray.py"): "a process in the background says in the job's folder how it ended",
     ("requests to stop pass", "mdata/util/background.py"): "it is kept until the thread has ended, then raised",
 }
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from mdata.errors import ResourceError
+from mdata.errors import ResourceError, UsageError
 from mdata.launching.job_folder import MERGE, Job, part_command
 from mdata.launching.on_processes import MOST_ATTEMPTS, check_failed, worth_another
 from mdata.progress import Progress
@@ -34,8 +35,28 @@ def run_on_ray(job: Job, numbers: Sequence[int], *, address: str, cpus: int, pro
     Raises:
         ResourceError: no cluster answers. MdataError: parts failed; of the kind of the first.
     """
-    import ray
+    with connected(address) as ray:
+        command = part_command(job, cpus=cpus, dies_with_parent=True)
+        progress.begin("running parts", len(numbers), unit="parts")
+        failed = _run_all(ray, [(number, [*command, str(number)]) for number in numbers], cpus, progress=progress)
+        progress.end()
+        check_failed(job, failed)
+        if job.merge != "none":
+            check_failed(job, _run_all(ray, [(MERGE, [*command, str(MERGE)])], 1, progress=progress))
 
+
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """The module ray, connected to a cluster during the block.
+
+    Raises:
+        UsageError: Ray is not installed. ResourceError: no cluster answers.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        fix = 'pip install "mdata-mtrain[ray]" on every node'
+        raise UsageError("Ray is not installed here", fix=fix) from error
     try:
         _knock(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
         ray.init(address=address, log_to_driver=False, logging_level="error")
@@ -44,13 +65,7 @@ def run_on_ray(job: Job, numbers: Sequence[int], *, address: str, cpus: int, pro
             f"no Ray cluster at {address}", found=str(error).splitlines()[0], fix="ray start --head, or --address"
         ) from error
     try:
-        command = part_command(job, cpus=cpus, dies_with_parent=True)
-        progress.begin("running parts", len(numbers), unit="parts")
-        failed = _run_all(ray, [(number, [*command, str(number)]) for number in numbers], cpus, progress=progress)
-        progress.end()
-        check_failed(job, failed)
-        if job.merge != "none":
-            check_failed(job, _run_all(ray, [(MERGE, [*command, str(MERGE)])], 1, progress=progress))
+        yield ray
     finally:
         ray.shutdown()
 

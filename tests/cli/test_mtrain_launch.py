@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -124,6 +125,9 @@ def test_hosts_that_the_run_found_unfit_are_excluded_from_a_new_job(slurm, here,
         (["slurm", "--gpus", "1", "--time", "0-2", "--grace", "7200"], ["run.toml"], "--time 0-2 leaves no time"),
         (["slurm", "--gpus", "1", "--time", "6:00"], ["run.toml"], "--time 6:00 leaves no time"),
         (["local", "--nodes", "2"], ["run.toml"], "--nodes does not apply to local"),
+        (["ray", "--gpus", "1", "--nodes", "1-2"], ["run.toml"], "a fixed number is needed on Ray\n  try: --nodes 2"),
+        (["ray", "--gpus", "1", "--time", "60"], ["run.toml"], "--time does not apply to ray"),
+        (["slurm", "--gpus", "1", "--address", "a:1"], ["run.toml"], "--address does not apply to slurm"),
         (["local", "--time", "60"], ["run.toml"], "--time does not apply to local\n  expected: launch slurm"),
         (["local"], [], "no run to launch"),
         (["local"], ["run.toml", "mesh.tp=3", "--nproc", "3"], "mesh.tp=3"),
@@ -155,6 +159,12 @@ def test_slurm_that_is_not_here_is_said(here, capsys, monkeypatch):
     assert launch_slurm() == 2
     assert "sbatch is not installed on this machine" in capsys.readouterr().err
     assert not (here / "runs/first").exists()
+
+
+def test_ray_that_is_not_here_is_said_and_leaves_nothing(here, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["launch", "ray", "--", "run.toml", "--nproc", "1"]) == 2
+    assert "Ray is not installed here" in capsys.readouterr().err and not (here / "runs/first").exists()
 
 
 def test_a_job_folder_of_another_run_is_refused(slurm, here, capsys):

@@ -8,13 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
 
-from tests.cluster.test_engines import NEEDS_SLURM, wait_until
+from tests.cluster.test_engines import NEEDS_RAY, NEEDS_SLURM, wait_until
 from tests.helpers.house_rules import ROOT
+from tests.helpers.ray_cluster import ray_cluster
 from tests.helpers.slurm import slurm
 from tests.trainer.launching.test_on_kubernetes import SCHEMAS
 from trainer.run.metrics import read_metrics
@@ -150,6 +152,35 @@ def test_torchrun(folder):
     agents = start()
     assert [agent.wait(240) for agent in agents] == [0, 0], (folder / "log").read_text()
     assert before < 100 and curve(folder)[-1] == 100 and len(curve(folder)) == len(set(curve(folder)))
+
+
+@LONG
+@NEEDS_RAY
+def test_ray(folder):
+    """Two nodes of one CPU; at last a rank is killed, which ends the run, and the same command continues it."""
+    with ray_cluster(nodes=2, cpus=1) as address:
+        start, look, stop, again, follow, look_again = (
+            line.replace("--gpus 8", f"--address {address}").replace("run.toml", "run.toml --nproc 1 train.steps=300")
+            for line in commands("ray", "Start, look, stop, continue")
+        )
+        run([start], folder)
+        wait_for_steps(folder)
+        assert "running" in run([look], folder)
+        told = run([stop], folder)
+        wait_until(lambda: "runs/first: stopped" in run([look], folder), 60)
+        before = curve(folder)[-1]
+        assert "asked to save and end" in told and before < 300
+        run([again], folder)
+        wait_until(lambda: curve(folder)[-1] > before + 3, 120)
+        config = str(folder / "runs/first/job/run.toml").encode()
+        paths = [path for path in Path("/proc").glob("[0-9]*/cmdline") if config in path.read_bytes().split(b"\0")]
+        assert len(paths) == 2
+        os.kill(int(paths[-1].parent.name), signal.SIGKILL)
+        wait_until(lambda: "runs/first: failed" in run([look], folder), 120)
+        assert "lost its connection" in run([look], folder)
+        run([again], folder)
+        assert "runs/first: done, step 300 of 300" in run([follow, look_again], folder)
+    assert len(curve(folder)) == len(set(curve(folder))) == 300
 
 
 def test_kubernetes(folder):

@@ -20,13 +20,12 @@ from typing import Literal
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.launching.job_folder import refuse_other_job
 from mdata.util import atomic_io
-from mdata.util.commands import command_line
 
 END_FILE = "MTRAIN_END_FILE"
 """The environment variable that names the file in which the first rank says how it ended."""
 FINAL = "-final"  # a file of that name with this at its end: the job must not be started again
 JOB = "job"
-Engine = Literal["local", "slurm"]
+Engine = Literal["local", "slurm", "ray"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +38,8 @@ class RunJob:
         run_folder: absolute.
         nodes: least and most. ranks_per_node: on each.
         launches: how often the run was launched with `mtrain launch`.
-        id: Slurm's; of a local process its number.
-        host, started_ticks: of a local process, the latter to tell it from a later one with its number.
+        id: Slurm's; otherwise the number of a process on the host, which trains (local) or waits for the nodes (ray).
+        host, started_ticks: of that process, the latter to tell it from a later one with its number.
     """
 
     engine: Engine
@@ -149,13 +148,12 @@ def load_job(run_folder: Path) -> RunJob | None:
     return job
 
 
-def start_here(job: RunJob, nproc: Sequence[str]) -> RunJob:
-    """Start `mtrain train` as a process that goes on in the background; the job with its process.
+def start_here(job: RunJob, command: Sequence[str]) -> RunJob:
+    """Start a command as a process that goes on in the background; the job with its process.
 
     Args:
-        job: prepared. nproc: words for `mtrain train`.
+        job: prepared. command: trains, or waits for the nodes that do.
     """
-    command = [*command_line("mtrain"), "train", str(job.config), *nproc]
     environment = {**os.environ, END_FILE: str(_end_path(job, f"local-{job.launches}"))}
     with os_errors_named("starting the run"):
         log = atomic_io.open_no_link(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -196,7 +194,7 @@ def refuse_restart(env: Mapping[str, str]) -> None:
 
 def ends(job: RunJob) -> list[End]:
     """How the attempts since the last launch ended, oldest first; an attempt that was killed says nothing."""
-    key = f"local-{job.launches}" if job.engine == "local" else f"{job.id}-*"
+    key = f"local-{job.launches}" if job.engine != "slurm" else f"{job.id}-*"
     found = []
     for path in job.folder.glob(f"end-{key}"):
         with suppress(OSError, ValueError, IndexError):

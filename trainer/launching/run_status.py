@@ -135,7 +135,7 @@ def _condition(
         return "waiting"
     alive = slurm is not None or (holder is not None if job is None else job.is_same_process())
     written = [folder / METRICS, folder / EVENTS, *([job.log] if job is not None else [])]
-    elsewhere = job is not None and job.engine == "local" and job.host != os.uname().nodename and end is None
+    elsewhere = job is not None and job.engine != "slurm" and job.host != os.uname().nodename and end is None
     if alive or elsewhere:
         return "silent" if is_silent(written, now=time.time()) else "running"
     if end is None:

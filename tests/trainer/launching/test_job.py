@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mdata.errors import DamageError, UsageError
+from mdata.util.commands import command_line
 from tests.trainer.launching.jobs import a_job
 from trainer.launching.job import END_FILE, discard, ends, load_job, prepare, record_end, save_job, start_here
 
@@ -61,7 +62,7 @@ def test_a_local_process_is_known_by_its_start_and_leaves_its_log(tmp_path):
     job = a_job(tmp_path, engine="local", ranks_per_node=1, launches=2)
     prepare(job, "not TOML")
     (job.folder / "end-local-2").write_text("0 of an older launch\n")
-    started = start_here(job, ["--nproc", "1"])
+    started = start_here(job, [*command_line("mtrain"), "train", str(job.config), "--nproc", "1"])
     assert started.is_same_process() and not replace(started, host="elsewhere").is_same_process()
     assert not replace(started, started_ticks=started.started_ticks + 1).is_same_process()
     assert started.log.exists() and ends(started) == []
