@@ -123,6 +123,10 @@ def test_a_tracker_that_cannot_work_is_said_once(
     assert error.count("the webhook has no address") == 1 and "the run goes on without it" in error
     assert main(["track", str(tmp_path / "run"), "--to", "webhook"]) == 5
     assert "not everything was sent" in capsys.readouterr().err
+    (tmp_path / "run/tracking.json").write_text("{")
+    settings = ["train.steps=6", "optimizer.decay_steps=6"]
+    assert main(["train", str(tmp_path / "run.toml"), "--nproc", "1", *settings]) == 0
+    assert "does not name the run in trackers" in capsys.readouterr().err
 
 
 def test_what_cannot_be_tracked_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

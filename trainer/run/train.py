@@ -222,9 +222,14 @@ def _go_on(
     write_ranks(folder, ranks)
     for line in header(config, plan, start=start, device=device_text(world.device)):
         progress.note(line)
-    if config.track.to:
-        run_id(folder, wanted=config.track.id, stored=_stored_id(newest))
+    tracks = bool(config.track.to)
     follower: Follower | None = None
+    if tracks:
+        try:
+            run_id(folder, wanted=config.track.id, stored=_stored_id(newest))
+        except DamageError as error:
+            tracks = False
+            progress.note(f"track: {error}\n  the run goes on without trackers")
     resumed = done.steps if newest else None
     tally = _tally_so_far(config, tell=progress.note)
     try:
@@ -239,7 +244,7 @@ def _go_on(
                 text = f"metrics of later steps were moved to {log.put_aside}"
                 log.event("note", {"text": text})
                 progress.note(text)
-            if config.track.to:  # after the start is written, and waited for after the end is
+            if tracks:  # after the start is written, and waited for after the end is
                 follower = Follower(folder, note=progress.note)
                 log.after_line = follower.poll
             result = loop(log=log).run(unrecorded)

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from mdata import DamageError
 from mdata.util import atomic_io
+from mdata.util.regular_files import regular_file
 
 TRACKING, METRICS, EVENTS = "tracking.json", "metrics.jsonl", "events.jsonl"
 AlertKind = Literal["start", "stop", "crash", "hang", "spike", "finish"]
@@ -45,7 +46,7 @@ def run_id(folder: Path, *, wanted: str | None = None, stored: bytes | None = No
         DamageError: tracking.json cannot be read. OSError: from the file system.
     """
     path = folder / TRACKING
-    content = path.read_bytes() if path.exists() else stored
+    content = regular_file(path).read_bytes() if path.exists() else stored
     known = _parsed(content, path) if content is not None else None
     if known is None or (wanted is not None and wanted != known.id):
         known = RunId(wanted or secrets.token_hex(6), secrets.token_hex(8))
