@@ -1,10 +1,11 @@
 """Write report.html for a run: loss curves with n-gram baselines, throughput, data read, and samples of text.
 
-The run may still be active; the page shows what has been measured so far.
+The run may still be active; the page shows what has been measured so far. Several runs are laid over each other, on
+compare.html in the current folder.
 
 Examples:
   mtrain report runs/first
-  mtrain report runs/first --json
+  mtrain report runs/first runs/second --output both.html
 """
 
 from __future__ import annotations
@@ -19,16 +20,25 @@ from .console import Console
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `mtrain report --help`."""
-    parser.add_argument("run_folder", type=Path, help="a run folder written by mtrain train")
+    parser.add_argument("run_folders", type=Path, nargs="+", metavar="RUN", help="run folders written by mtrain train")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="of several runs: the page")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
-    """Write the report; print its path, and the losses compared with the baselines."""
-    from trainer.report.page import write_report
+    """Write the report; print its path, and of one run the losses compared with the baselines."""
+    from trainer.report.page import write_comparison, write_report
 
-    folder = arguments.run_folder
-    if folder.is_file() or folder.with_name(f"{folder.name}.idx").is_file():
-        raise UsageError(f"{folder} is data, not a run folder", fix=f"mdata report {folder}")
-    path, lines = write_report(arguments.run_folder)
+    folders: list[Path] = arguments.run_folders
+    for folder in folders:
+        if folder.is_file() or folder.with_name(f"{folder.name}.idx").is_file():
+            raise UsageError(f"{folder} is data, not a run folder", fix=f"mdata report {folder}")
+    if len(folders) > 1:
+        path = arguments.output or Path("compare.html")
+        write_comparison(folders, path)
+        console.result(str(path), {"report": str(path), "runs": list(map(str, folders))})
+        return 0
+    if arguments.output is not None:
+        raise UsageError("--output is for several runs", expected="the page of one run is report.html in its folder")
+    path, lines = write_report(folders[0])
     console.result("\n".join([*lines, str(path)]), {"report": str(path), "losses": lines})
     return 0

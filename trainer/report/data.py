@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +33,12 @@ from trainer.config.sections import DataSection, RunConfig
 from trainer.plan.stages import PipelineLayout
 from trainer.report.baselines import Baselines, count_pairs, evaluate
 from trainer.run.data import RunData, open_data
-from trainer.run.metrics import METRICS, RANKS, read_events, read_metrics, tally_of
+from trainer.run.metrics import METRICS, RANKS, last_metrics, parse_line, read_events, read_metrics, tally_of
+from trainer.run.spike_detector import MIXTURE_CHANGE
 
+WHOLE_BYTES = 8 << 20  # of metrics.jsonl, up to which all lines are read
+BLOCKS, BLOCK_BYTES = 500, 1 << 13  # of a longer one, evenly spaced
+MOST_EVALUATIONS = 200  # of a longer one, evenly spaced
 MOST_TOKENS = 200_000_000  # training tokens up to which baselines are counted: about two minutes
 SHOWN_ROWS = 3
 
@@ -150,12 +155,17 @@ class ValidCorpus:
 
 @dataclass(frozen=True, kw_only=True)
 class Corpora:
-    """The data's part of a report; empty, with a note, if the data could not be opened."""
+    """The data's part of a report; empty, with a note, if the data could not be opened.
+
+    Attributes:
+        mixtures: first samples of the mixtures after the first.
+    """
 
     read: list[CorpusRead] = dataclasses.field(default_factory=list)
     valid: list[ValidCorpus] = dataclasses.field(default_factory=list)
     rows: list[str] = dataclasses.field(default_factory=list)
     special: list[str] = dataclasses.field(default_factory=list)
+    mixtures: list[int] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -165,8 +175,9 @@ def read_run(folder: Path) -> Run:
     Raises:
         UsageError: not a run folder, or nothing has been measured yet. DamageError: one of its files is not readable.
     """
-    metrics = read_metrics(folder)
-    if not metrics:
+    is_long = (folder / METRICS).is_file() and (folder / METRICS).stat().st_size > WHOLE_BYTES
+    metrics = read_metrics(folder) if not is_long else []
+    if not metrics and not is_long:
         raise UsageError(
             f"there is nothing to report in {folder}: no line in metrics.jsonl",
             expected="a run folder with at least one finished step",
@@ -176,9 +187,14 @@ def read_run(folder: Path) -> Run:
     config = load_config(folder / "config.toml")
     plan = _checked(_json(folder / "plan.json", {}), _Plan, folder / "plan.json")
     config = dataclasses.replace(config, data=_placed(config.data, folder, find_record(folder).started_in))
-    goodput = tally_of(folder, config.train.sequence_length, background=config.checkpoint.background).goodput()
+    if is_long:
+        metrics = spread_metrics(folder, eval_interval=config.train.eval_interval)
+        goodput = f"goodput {share:.1%}" if (share := metrics[-1].get("goodput")) else ""
+    else:
+        tally = tally_of(folder, config.train.sequence_length, background=config.checkpoint.background)
+        goodput = tally.goodput().text()
     return Run(
-        goodput=goodput.text() if events else "",
+        goodput=goodput if events else "",
         folder=folder,
         config=config,
         config_text=(folder / "config.toml").read_text(encoding="utf-8"),
@@ -188,6 +204,39 @@ def read_run(folder: Path) -> Run:
         events=events,
         generated=_checked(_json_lines(folder / "generated.jsonl"), list[_Generated], folder / "generated.jsonl"),
     )
+
+
+def spread_metrics(folder: Path, *, eval_interval: int | None) -> list[dict[str, Any]]:
+    """Lines from all over metrics.jsonl, those of evaluations too, and the last ones; as long for any run.
+
+    Raises:
+        DamageError: as `read_metrics`.
+    """
+    path = folder / METRICS
+    last = last_metrics(folder)
+    lines = {line["step"]: line for line in last}
+    with regular_file(path).open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+
+        def lines_at(offset: int) -> Iterator[dict[str, Any]]:
+            """The whole lines of a block, or of more where one line is longer than that."""
+            file.seek(offset)
+            content = block = file.read(BLOCK_BYTES)
+            while block and content.count(b"\n") < 2:
+                content += (block := file.read(BLOCK_BYTES))
+            return (parse_line(line, path) for line in content.split(b"\n")[1 if offset else 0 : -1] if line)
+
+        for block in range(BLOCKS):
+            lines |= {line["step"]: line for line in lines_at(block * size // BLOCKS)}
+        evaluated = range(eval_interval, last[-1]["step"] + 1, eval_interval) if eval_interval else range(0)
+        for step in evaluated[:: -(-len(evaluated) // MOST_EVALUATIONS) or 1]:
+            low, high = 0, size
+            while high - low > BLOCK_BYTES // 2:
+                middle = (low + high) // 2
+                first = next(lines_at(middle), None)
+                low, high = (middle, high) if first is not None and first["step"] <= step else (low, middle)
+            lines |= {line["step"]: line for line in lines_at(low) if line["step"] == step}
+    return [lines[step] for step in sorted(lines)]
 
 
 def _placed(data: DataSection, folder: Path, started_in: StartedIn) -> DataSection:
@@ -221,6 +270,7 @@ def read_corpora(run: Run) -> Corpora:
         valid=[_valid_corpus(run, name, data.valid.get(name), baselines.get(name)) for name in names],
         rows=rows,
         special=special,
+        mixtures=[sample for sample in data.train.mixture_changes(MIXTURE_CHANGE)[1:] if sample < run.consumed],
         notes=notes,
     )
 
@@ -265,13 +315,18 @@ def _curve_names(run: Run) -> list[str]:
 
 
 def _valid_corpus(run: Run, name: str, dataset: mdata.Dataset | None, baselines: Baselines | None) -> ValidCorpus:
-    losses = [(line["consumed_samples"], (line.get("valid") or {}).get(name)) for line in run.metrics]
     return ValidCorpus(
         name=name,
-        curve=[(int(samples), float(loss)) for samples, loss in losses if loss is not None],
+        curve=valid_curve(run, name),
         bits_per_byte=None if dataset is None else _bits_per_byte(dataset),
         baselines=baselines,
     )
+
+
+def valid_curve(run: Run, name: str) -> list[tuple[int, float]]:
+    """(consumed samples, nats per token) of each evaluation of a validation corpus."""
+    losses = [(line["consumed_samples"], (line.get("valid") or {}).get(name)) for line in run.metrics]
+    return [(int(samples), float(loss)) for samples, loss in losses if loss is not None]
 
 
 def _bits_per_byte(dataset: mdata.Dataset) -> float | None:

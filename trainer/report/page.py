@@ -1,27 +1,33 @@
 """report.html of a run: one file without scripts or links, for a browser without a network.
 
-It shows the loss and the n-gram baselines in nats per token and bits per byte, throughput, learning rate, how much was
-read of each corpus, document lengths, samples of text that the model read and wrote, the schedule of a pipeline, what
-each rank holds, and the configuration. data.py reads the data, plots.py draws, this file writes the page.
+It shows the loss and the n-gram baselines in nats per token, perplexity and bits per byte, throughput, learning rate,
+how much was read of each corpus, document lengths, samples of text that the model read and wrote, the schedule of a
+pipeline, what each rank holds, and the configuration; and beside each curve where the run was resumed, changed or
+spiked. `write_comparison` lays several runs over each other. data.py reads, plots.py draws, this file writes the page.
 """
 
 from __future__ import annotations
 
+import bisect
 import html
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from mdata import UsageError
 from mdata.reporting.curves import COLOURS
 from mdata.reporting.html_tables import Cell, table
 from mdata.reporting.report_style import STYLE
 from mdata.reporting.svg import escape
 from mdata.util import atomic_io
+from trainer.config.parse import value_text
 from trainer.pipeline.render import render_svg
 from trainer.plan.stages import PipelineLayout
 from trainer.report import plots
-from trainer.report.data import Corpora, Run, ValidCorpus, read_corpora, read_run
+from trainer.report.data import Corpora, Run, ValidCorpus, read_corpora, read_run, valid_curve
+from trainer.run.resume import changed_settings
 
 BASELINES = (  # field of Baselines, name on the page, whether it is drawn
     ("unigram_entropy", "unigram entropy", True),
@@ -39,10 +45,13 @@ OPTIMIZER = (  # key of metrics.jsonl, name on the page, whether it is drawn if 
 
 # Styles of a run's page in addition to a blend's.
 _STYLE = f"""{STYLE}
-body {{ max-width: 84rem; }} .row > * {{ flex: 1 1 28rem; max-width: 42rem; }}
+body {{ max-width: 84rem; }} td.good {{ color: inherit; font-weight: 600; }} td.bad {{ color: var(--quiet); }}
+text.over {{ paint-order: stroke; stroke: var(--page); stroke-width: 4px; }}
+@media (max-width: 600px) {{ body {{ margin: 1rem auto; padding: 0 .7rem; }} svg text {{ font-size: 19px; }} }}
+.row > * {{ flex: 1 1 28rem; max-width: 42rem; }}
 pre {{ background: var(--card); padding: .8rem 1rem; border-radius: 6px; white-space: pre-wrap; font-size: 13px;
-  overflow-wrap: anywhere; max-height: 17rem; overflow-y: auto; }} pre b {{ color: var(--c0); font-weight: 600; }}
-mark {{ background: none; color: var(--c4); }}
+  overflow-wrap: anywhere; max-height: 17rem; overflow-y: auto; }} pre b {{ font-weight: 700; }}
+mark {{ background: none; color: inherit; text-decoration: underline; }}
 """
 
 
@@ -62,26 +71,168 @@ def write_report(run_folder: str | Path) -> tuple[Path, list[str]]:
     return path, [_line(corpus) for corpus in corpora.valid if corpus.curve]
 
 
+def write_comparison(run_folders: Sequence[str | Path], path: Path) -> None:
+    """Write a page with the curves of several runs over each other; their data is not opened.
+
+    Raises:
+        UsageError: not a run folder, no measured step, or too many runs. DamageError: a file cannot be read.
+    """
+    if len(run_folders) > COLOURS:
+        raise UsageError(f"{len(run_folders)} runs on one page", expected=f"at most {COLOURS}")
+    atomic_io.atomic_write(path, render_comparison([read_run(Path(folder)) for folder in run_folders]).encode())
+
+
+def render_comparison(runs: Sequence[Run]) -> str:
+    """The whole page; each run has one colour in all drawings."""
+    names = [_title(run) for run in runs]
+    scales = [run.config.train.sequence_length / 1e6 for run in runs]
+    axes = [axis_of(run, ()) for run in runs]
+    # Runs with other batches have other steps at the same tokens; then tokens alone are shown.
+    sizes = {(run.config.train.global_batch, run.config.train.sequence_length) for run in runs}
+    longest = max(axes, key=lambda axis: axis.steps[-1][0])
+    axis = plots.Axis(steps=longest.steps if len(sizes) == 1 else ())
+
+    def panel(title: str, curves: Sequence[Sequence[tuple[float, float]]], quantity: str, *, loss: bool) -> str:
+        shown = [(name, curve, number) for number, (name, curve) in enumerate(zip(names, curves, strict=True)) if curve]
+        if not shown:
+            return ""
+        drawing = plots.several(title, shown, quantity=quantity, axis=axis, perplexity=loss)
+        return f"<div><h3>{escape(title)}</h3>{drawing}</div>"
+
+    sets = dict.fromkeys(name for run in runs for line in run.metrics for name in line.get("valid") or {})
+    scaled = list(zip(runs, scales, strict=True))
+    losses = [panel("training loss", [_curve(run, "loss", s) for run, s in scaled], "nats per token", loss=True)]
+    for name in sets:
+        curves = [[(x * s, y) for x, y in valid_curve(run, name)] for run, s in scaled]
+        losses.append(panel(f"validation loss of {name}", curves, "nats per token", loss=True))
+    others = [
+        panel(name, [_curve(run, key, s) for run, s in scaled], name, loss=False)
+        for key, name in (
+            ("grad_norm", "gradient norm"),
+            ("lr", "learning rate"),
+            ("tokens_per_s", "tokens per second"),
+        )
+    ]
+    parts = [
+        f"<h1>{escape(' and '.join(names) if len(names) < 3 else f'{len(names)} runs')}</h1>",
+        _comparison_table(runs, names),
+        f'<h2>Loss</h2><div class="row">{"".join(losses)}</div>',
+        f'<h2>Optimizer and speed</h2><div class="row">{"".join(others)}</div>',
+        _different_settings(runs, names),
+    ]
+    return _page(f"{len(runs)} runs: report", parts)
+
+
+def _comparison_table(runs: Sequence[Run], names: Sequence[str]) -> str:
+    rows = []
+    for run, name in zip(runs, names, strict=True):
+        curve, rates = _curve(run, "loss", 1), _curve(run, "tokens_per_s", 1)
+        loss = curve[-1][1] if curve else None
+        evaluated: dict[str, float | None] = next(
+            (line["valid"] for line in reversed(run.metrics) if line.get("valid")), {}
+        )
+        valid = [loss for loss in evaluated.values() if loss is not None]
+        rows.append(
+            [
+                Cell(name),
+                Cell(run.metrics[-1]["step"]),
+                Cell(run.consumed * run.config.train.sequence_length),
+                Cell(None if loss is None else f"{loss:.4f}", "number"),
+                Cell(None if loss is None else f"{math.exp(min(loss, 700.0)):.4g}", "number"),
+                Cell(f"{sum(valid) / len(valid):.4f}" if valid else None, "number"),
+                Cell(f"{_median(rates):,.0f}" if rates else None, "number"),
+                Cell(sum(event.get("event") == "spike" for event in run.events)),
+            ]
+        )
+    header = [
+        "run",
+        "steps",
+        "tokens",
+        "last loss",
+        "perplexity",
+        "last validation, mean",
+        "tokens per second",
+        "spikes",
+    ]
+    return table(header, rows)
+
+
+def _different_settings(runs: Sequence[Run], names: Sequence[str]) -> str:
+    """The settings in which the runs differ."""
+    first, *others = (run.config for run in runs)
+    changed = dict.fromkeys(key for other in others for key in changed_settings(first, other))
+    keys = [key for key in changed if key != "run.folder"]
+    if not keys:
+        return "<h2>Settings</h2><p>The runs have the same settings.</p>"
+    rows = [
+        [
+            Cell(key),
+            *(Cell(value_text(getattr(getattr(run.config, (at := key.partition("."))[0]), at[2]))) for run in runs),
+        ]
+        for key in keys
+    ]
+    return f"<h2>Settings that differ</h2>{table(['setting', *names], rows)}"
+
+
 def render(run: Run, corpora: Corpora) -> str:
     """The whole page."""
+    axis = axis_of(run, corpora.mixtures)
     parts = [
         _head(run),
         _notes(corpora.notes),
-        _losses(run, corpora.valid),
-        f'<div class="row">{_loss_table(corpora.valid)}{_test_losses(run)}{_throughput(run)}</div>',
-        _optimizer(run),
+        _losses(run, corpora, axis),
+        f'<div class="row">{_loss_table(corpora.valid)}{_test_losses(run)}{_throughput(run, axis)}</div>',
+        _optimizer(run, axis),
         _read(corpora),
         _texts(run, corpora),
         _pipeline(run),
         _ranks(run),
         f"<h2>Configuration</h2><details><summary>config.toml</summary><pre>{_text(run.config_text)}</pre></details>",
     ]
-    title = escape(_title(run))
+    return _page(f"{_title(run)}: report", parts)
+
+
+def _page(title: str, parts: Iterable[str]) -> str:
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}: report</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
+
+
+def axis_of(run: Run, mixtures: Sequence[int]) -> plots.Axis:
+    """The axis of a run's drawings: tokens, steps, and what happened.
+
+    Args:
+        mixtures: samples with which a mixture began.
+    """
+    scale = run.config.train.sequence_length / 1e6
+    steps = [(line["consumed_samples"] * scale, line["step"]) for line in run.metrics]
+    marks = [(sample * scale, "M", f"mixture changed at sample {sample:,}") for sample in mixtures]
+    at, known, ranks = {step: x for x, step in steps}, [step for _, step in steps], None
+    for event in run.events:
+        kind, step = event.get("event"), event.get("step")
+        if not isinstance(step, int) or kind not in ("start", "spike"):
+            continue
+        near = known[min(bisect.bisect_left(known, step), len(known) - 1)]
+        changed = event.get("changed") or {}
+        layout = [name for name in changed if name.startswith("mesh.")]
+        other = ranks is not None and event.get("world_size") != ranks and kind == "start"
+        ranks = event.get("world_size", ranks)
+        if kind == "spike":
+            letter, hint = "S", f"spike at step {step:,}"
+        elif "data.blend" in changed:
+            letter, hint = "M", f"another blend from step {step + 1:,} on"
+        elif layout or other:
+            letter, hint = "L", f"{', '.join(layout) or f'{ranks} ranks'} from step {step + 1:,} on"
+        elif event.get("rolled_back"):
+            letter, hint = "B", f"rolled back to step {step:,}"
+        elif step:
+            letter, hint = "R", f"resumed after step {step:,}"
+        else:
+            continue
+        marks.append((at[near], letter, hint))
+    return plots.Axis(steps=steps, marks=sorted(marks))
 
 
 def _title(run: Run) -> str:
@@ -130,22 +281,32 @@ def _notes(notes: Iterable[str]) -> str:
     return "".join(f"<p>{escape(note)}</p>" for note in notes)
 
 
-def _losses(run: Run, valid: Sequence[ValidCorpus]) -> str:
+def _losses(run: Run, corpora: Corpora, axis: plots.Axis) -> str:
     """A panel for each validation corpus."""
-    scale = run.config.train.sequence_length / 1e6
+    valid, scale = corpora.valid, run.config.train.sequence_length / 1e6
     train = _curve(run, "loss", scale)
     shown = valid or [ValidCorpus(name="training", curve=[], bits_per_byte=None, baselines=None)]
     panels = []
     for corpus in shown:
         curve = [(samples * scale, loss) for samples, loss in corpus.curve]
         lines = [(name, value) for name, value, drawn in _baselines(corpus) if drawn]
-        drawing = plots.loss_panel(corpus.name, train, valid=curve, lines=lines)
+        drawing = plots.loss_panel(corpus.name, train, valid=curve, lines=lines, axis=axis)
         panels.append(f"<div><h3>{escape(corpus.name)}</h3>{drawing}</div>")
-    panels.append(_component_losses(run, scale))
-    return f'<h2>Loss</h2><div class="row">{"".join(panels)}</div>'
+    panels.append(_component_losses(run, scale, [corpus.name for corpus in corpora.read], axis))
+    return f'<h2>Loss</h2>{_legend_of_marks(axis)}<div class="row">{"".join(panels)}</div>'
 
 
-def _component_losses(run: Run, scale: float) -> str:
+def _legend_of_marks(axis: plots.Axis) -> str:
+    """What the letters above the drawings mean, and what happened where; empty without marks."""
+    if not axis.marks:
+        return ""
+    letters = [f"{letter} {name}" for letter, name in plots.MARKS.items() if any(m[1] == letter for m in axis.marks)]
+    items = "".join(f"<li>{escape(f'{letter}: {hint}')}</li>" for _, letter, hint in axis.marks)
+    listed = f"<details><summary>{len(axis.marks):,} marks</summary><ul>{items}</ul></details>"
+    return f'<p class="lead">Dashed lines: {escape(", ".join(letters))}.</p>{listed}'
+
+
+def _component_losses(run: Run, scale: float, names: Sequence[str], axis: plots.Axis) -> str:
     """The training loss of each component; if there are many, of those measured most often."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for line in run.metrics:
@@ -159,21 +320,23 @@ def _component_losses(run: Run, scale: float) -> str:
     note = (
         f'<p class="lead">the {len(most)} corpora read most often; {left} more are in metrics.jsonl</p>' if left else ""
     )
-    return f"<div><h3>training, by corpus</h3>{note}{plots.component_losses(most)}</div>"
+    numbers = {name: number for number, name in enumerate(dict.fromkeys([*names, *curves]))}
+    return f"<div><h3>training, by corpus</h3>{note}{plots.component_losses(most, numbers=numbers, axis=axis)}</div>"
 
 
 def _loss_table(valid: Sequence[ValidCorpus]) -> str:
     """Per corpus the model's last loss and the baselines, in both units, marked if the model is below."""
     if not any(corpus.curve or corpus.baselines for corpus in valid):
         return ""
-    header = ["last validation", *(f"{c.name}: {unit}" for c in valid for unit in ("nats per token", "bits per byte"))]
+    units = "nats per token", "perplexity", "bits per byte"
+    header = ["last validation", *(f"{c.name}: {unit}" for c in valid for unit in units)]
     final = [corpus.curve[-1][1] if corpus.curve else None for corpus in valid]
     rows = [[Cell("the model"), *_pairs(valid, final, None)]]
     for field, name, _ in BASELINES:
         values = [getattr(c.baselines, field) if c.baselines else None for c in valid]
         if any(value is not None for value in values):
             rows.append([Cell(name), *_pairs(valid, values, final)])
-    note = '<p class="lead">Green: the loss of the model is lower. Red: it is not.</p>'
+    note = '<p class="lead">Bold: the loss of the model is lower. Grey: it is not.</p>'
     return f"<div><h2>Compared with n-grams</h2>{note}{table(header, rows)}</div>"
 
 
@@ -186,17 +349,19 @@ def _test_losses(run: Run) -> str:
 def _pairs(
     valid: Sequence[ValidCorpus], values: Sequence[float | None], model: Sequence[float | None] | None
 ) -> list[Cell]:
-    """Cells with nats per token and bits per byte of each corpus; with the model's losses, judged by them."""
+    """Cells with each corpus' loss, perplexity and bits per byte; with the model's losses, judged by them."""
     cells = []
     for i, (corpus, value) in enumerate(zip(valid, values, strict=True)):
         ours = model[i] if model else None
         kind = "number" if value is None or ours is None else "good" if ours < value else "bad"
         bits = None if value is None or corpus.bits_per_byte is None else value * corpus.bits_per_byte
-        cells += [Cell("" if number is None else f"{number:.3f}", kind) for number in (value, bits)]
+        perplexity = None if value is None else math.exp(min(value, 700.0))
+        texts = [(value, ".3f"), (perplexity, ".4g"), (bits, ".3f")]
+        cells += [Cell("" if number is None else f"{number:{form}}", kind) for number, form in texts]
     return cells
 
 
-def _throughput(run: Run) -> str:
+def _throughput(run: Run, axis: plots.Axis) -> str:
     rates = _curve(run, "tokens_per_s", run.config.train.sequence_length / 1e6)
     if not rates:
         return ""
@@ -209,11 +374,11 @@ def _throughput(run: Run) -> str:
         sentence += f", {100 * _median(shares):.1f} % of the devices' peak (MFU)"
     if held := [memory for _, memory in _curve(run, "memory_bytes", 1)]:
         sentence += f"; at most {max(held) / 2**30:,.2f} GiB held by rank 0"
-    drawing = plots.over_tokens("Throughput", rates, quantity="tokens per second")
+    drawing = plots.over_tokens("Throughput", rates, quantity="tokens per second", axis=axis)
     return f'<div><h2>Throughput</h2><p class="lead">{sentence}</p>{drawing}</div>'
 
 
-def _optimizer(run: Run) -> str:
+def _optimizer(run: Run, axis: plots.Axis) -> str:
     """Settings of the updates over time; a scale or weight decay that never changed is text, not a plot."""
     scale, sentences, panels = run.config.train.sequence_length / 1e6, [], []
     for key, name, always in OPTIMIZER:
@@ -222,7 +387,7 @@ def _optimizer(run: Run) -> str:
             continue
         sentences.append(f"{name} {curve[-1][1]:.4g}")
         if always or len({value for _, value in curve}) > 1:
-            panels.append(f"<div><h3>{name}</h3>{plots.over_tokens(name, curve, quantity=name)}</div>")
+            panels.append(f"<div><h3>{name}</h3>{plots.over_tokens(name, curve, quantity=name, axis=axis)}</div>")
     if not sentences:
         return ""
     lead = f"at the last line of metrics: {', '.join(sentences)}"

@@ -1,12 +1,16 @@
 """The drawings of a run's report: plain numbers in, HTML out, drawn by mdata/reporting/svg.py.
 
 Each function returns a drawing with its legend. A curve with many points is drawn through the means of neighbouring
-points. It changes with the drawings of svg.py, the page with its text.
+points. The colours c0, c1, ... stand for corpora, or on a page of several runs for runs, and for nothing else; what a
+page has only one of is drawn in the colour of the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mdata.reporting import svg
@@ -20,13 +24,41 @@ _WIDTH = 620
 _LABEL_GAP = 0.06  # fraction of the axis range: the smallest distance between two labels
 _MOST_NAME_CHARS = 60
 _MOST_POINTS = 600  # points of a curve; more would not be visible
+_MOST_MARKS = 40  # of a drawing
+_PERPLEXITY = 52  # pixels for its axis
 _TOKENS = "million tokens trained on"
 
 Curve = Sequence[tuple[float, float]]
+MARKS = {"R": "resumed", "L": "layout changed", "M": "mixture changed", "S": "spike", "B": "rolled back"}
 
 
-def loss_panel(name: str, train: Curve, *, valid: Curve, lines: Sequence[tuple[str, float]]) -> str:
-    """Training and validation loss over tokens, with baselines as labelled horizontal lines.
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """The axis of tokens, with the steps below it.
+
+    Args:
+        steps: (million tokens, step), ascending. marks: (million tokens, one of MARKS, what it was).
+    """
+
+    steps: Sequence[tuple[float, int]] = ()
+    marks: Sequence[tuple[float, str, str]] = ()
+
+    def step_at(self, tokens: float) -> int | None:
+        """The step that ends with so many million tokens, between two known ones in proportion; None: unknown."""
+        place = bisect.bisect_left(self.steps, (tokens, 0))
+        if not self.steps or place == len(self.steps):
+            return None
+        (x0, s0), (x1, s1) = self.steps[place - 1] if place else (0.0, 0), self.steps[place]
+        return s1 if x1 == x0 else round(s0 + (s1 - s0) * (tokens - x0) / (x1 - x0))
+
+
+_PLAIN = Axis()
+
+
+def loss_panel(
+    name: str, train: Curve, *, valid: Curve, lines: Sequence[tuple[str, float]], axis: Axis = _PLAIN
+) -> str:
+    """Training and validation loss over tokens and perplexity, with baselines as labelled horizontal lines.
 
     Args:
         name: of the validation corpus. train, valid: (million tokens, nats per token).
@@ -35,56 +67,74 @@ def loss_panel(name: str, train: Curve, *, valid: Curve, lines: Sequence[tuple[s
     values = [y for _, y in [*train, *valid]] + [y for _, y in lines]
     margin = 0.06 * (max(values) - min(values)) or 0.5
     limits = min(values) - margin, max(values) + margin
-    frame = _frame(390, [*train, *valid], limits, right=190 if lines else 24)
-    parts = [_axes(frame, "nats per token"), _line(frame, _thinned(train), "stroke-others", "training")]
-    parts.append(_line(frame, valid, "stroke-c0", "validation"))
+    frame = _frame(390, [*train, *valid], limits, right=_PERPLEXITY)
+    parts = [_axes(frame, "nats per token", axis, perplexity=True)]
+    parts.append(_line(frame, _thinned(train), "stroke-others", "training"))
+    valid = _thinned(valid)
+    parts.append(_line(frame, valid, "stroke-whole", "validation"))
     parts += [
-        svg.bar(frame.px(x) - 3, frame.py(y) - 3, width=6, height=6, kind="c0", hint=f"{y:.4g}") for x, y in valid
+        svg.bar(frame.px(x) - 3, frame.py(y) - 3, width=6, height=6, kind="whole", hint=f"{y:.4g}") for x, y in valid
     ]
     right = frame.width - frame.right
     for (label, y), place in zip(lines, _spread([y for _, y in lines], limits), strict=True):
         parts.append(svg.rule(frame.left, frame.py(y), to=(right, frame.py(y))))
-        parts.append(svg.text((right + 8, frame.py(place) + 4.5), f"{shown(label)} {y:.2f}", kind="quiet"))
+        label_at = right - 4, frame.py(place) - 4
+        parts.append(svg.text(label_at, f"{shown(label)} {y:.2f}", anchor="end", kind="quiet over"))
     drawing = svg.drawing(
         _WIDTH, 390, label=f"Loss of {shown(name)}", description=f"{len(train):,} steps of training", parts=parts
     )
-    return drawing + svg.legend([("others", "training (all corpora)"), *([("c0", "validation")] if valid else [])])
+    return drawing + svg.legend([("others", "training (all corpora)"), *([("whole", "validation")] if valid else [])])
 
 
-def over_tokens(label: str, curve: Curve, *, quantity: str) -> str:
+def over_tokens(label: str, curve: Curve, *, quantity: str, axis: Axis = _PLAIN) -> str:
     """One value over tokens; the axis begins at 0.
 
     Args:
         label: of the drawing. curve: (million tokens, value). quantity: the value's name.
     """
     frame = _frame(260, curve, (0.0, max([y for _, y in curve] or [1.0]) * 1.1 or 1.0))
-    parts = [_axes(frame, quantity), _line(frame, _thinned(curve), "stroke-c0", quantity)]
+    parts = [_axes(frame, quantity, axis), _line(frame, _thinned(curve), "stroke-whole", quantity)]
     return svg.drawing(_WIDTH, 260, label=label, description=f"{len(curve):,} measurements", parts=parts)
 
 
-def component_losses(curves: Sequence[tuple[str, Curve]]) -> str:
+def component_losses(
+    curves: Sequence[tuple[str, Curve]], *, numbers: Mapping[str, int] | None = None, axis: Axis = _PLAIN
+) -> str:
     """Training loss over tokens, a line for each component of the blend.
 
     Args:
         curves: (name, (million tokens, nats per token)); each has a point.
+        numbers: of the components' colours; None: in their order.
     """
-    points = [point for _, curve in curves for point in _thinned(curve)]
-    values = [y for _, y in points]
-    margin = 0.06 * (max(values) - min(values)) or 0.5
-    frame = _frame(390, points, (min(values) - margin, max(values) + margin))
-    lines = [
-        _line(frame, _thinned(curve), f"stroke-{_colour(number)}", shown(name))
-        for number, (name, curve) in enumerate(curves)
-    ]
+    numbers = numbers or {name: number for number, (name, _) in enumerate(curves)}
+    coloured = [(name, curve, numbers[name]) for name, curve in curves]
     measured = f"{sum(len(curve) for _, curve in curves):,} measurements of {len(curves)} corpora"
-    drawing = svg.drawing(
-        _WIDTH,
-        390,
-        label="Training loss by corpus",
-        description=measured,
-        parts=[_axes(frame, "nats per token"), *lines],
-    )
-    return drawing + svg.legend([(_colour(number), shown(name)) for number, (name, _) in enumerate(curves)])
+    return several("Training loss by corpus", coloured, quantity="nats per token", axis=axis, description=measured)
+
+
+def several(
+    label: str,
+    curves: Sequence[tuple[str, Curve, int]],
+    *,
+    quantity: str,
+    axis: Axis = _PLAIN,
+    description: str = "",
+    perplexity: bool = True,
+) -> str:
+    """Curves over tokens, each in a colour.
+
+    Args:
+        curves: (name, points, number of the colour); each has a point. perplexity: the values are losses.
+    """
+    thinned = [(name, _thinned(curve), number) for name, curve, number in curves]
+    values = [y for _, curve, _ in thinned for _, y in curve]
+    margin = 0.06 * (max(values) - min(values)) or 0.5
+    points = [point for _, curve, _ in thinned for point in curve]
+    frame = _frame(390, points, (min(values) - margin, max(values) + margin), right=_PERPLEXITY if perplexity else 24)
+    lines = [_line(frame, curve, f"stroke-{_colour(number)}", shown(name)) for name, curve, number in thinned]
+    parts = [_axes(frame, quantity, axis, perplexity=perplexity), *lines]
+    drawing = svg.drawing(_WIDTH, 390, label=label, description=description or f"{len(curves)} curves", parts=parts)
+    return drawing + svg.legend([(_colour(number), shown(name)) for name, _, number in curves])
 
 
 def document_lengths(corpora: Sequence[CorpusRead]) -> str:
@@ -118,13 +168,41 @@ def _colour(number: int) -> str:
 
 def _frame(height: int, curve: Curve, limits: tuple[float, float], *, right: int = 24) -> svg.Frame:
     last = max((x for x, _ in curve), default=1.0) * 1.02
-    return svg.Frame(_WIDTH, height, (0, last), limits, right=right)
+    return svg.Frame(_WIDTH, height, (0, last), limits, left=84, right=right, top=40, bottom=66)
 
 
-def _axes(frame: svg.Frame, quantity: str) -> str:
-    x_ticks = [(x, f"{x:.4g}") for x in svg.nice_ticks(frame.x[1])]
-    y_ticks = [(y, svg.short(y)) for y in svg.nice_ticks(frame.y[1], low=frame.y[0])]
-    return svg.axes(frame, x_ticks=x_ticks, y_ticks=y_ticks) + svg.titles(frame, x=_TOKENS, y=quantity)
+def _axes(frame: svg.Frame, quantity: str, axis: Axis, *, perplexity: bool = False) -> str:
+    """Grid, numbers, titles and marks; with `perplexity` the values are losses, and its axis is on the right."""
+    x_values, y_values = svg.nice_ticks(frame.x[1], 5), svg.nice_ticks(frame.y[1], low=frame.y[0])
+    y_ticks = [(y, svg.short(y)) for y in y_values]
+    parts = [svg.axes(frame, x_ticks=[(x, f"{x:.4g}") for x in x_values], y_ticks=y_ticks)]
+    steps = [(x, step) for x in x_values if (step := axis.step_at(x)) is not None]
+    below = frame.height - frame.bottom + 35
+    parts += [svg.text((frame.px(x), below), svg.short(step), anchor="middle", kind="quiet") for x, step in steps]
+    parts.append(svg.titles(frame, x=f"{_TOKENS}; below: steps" if steps else _TOKENS, y=quantity))
+    if perplexity:
+        right = frame.width - frame.right
+        parts.append(svg.text((right + 30, 14), "perplexity", anchor="end", kind="quiet"))
+        parts += [svg.text((right + 7, frame.py(y) + 4.5), _perplexity(y), kind="quiet") for y in y_values]
+    return "".join(parts) + _marks(frame, axis.marks)
+
+
+def _perplexity(loss: float) -> str:
+    return f"{math.exp(loss):.3g}" if loss < 6.9 else svg.short(round(math.exp(min(loss, 60.0)), -1))
+
+
+def _marks(frame: svg.Frame, marks: Sequence[tuple[float, str, str]]) -> str:
+    """Vertical lines with letters above; of many, evenly chosen ones."""
+    every, parts, last = -(-len(marks) // _MOST_MARKS) or 1, [], -math.inf
+    for x, letter, hint in marks[::every]:
+        left = frame.px(min(x, frame.x[1]))
+        parts.append(svg.rule(left, frame.top, to=(left, frame.height - frame.bottom)))
+        at = max(left, last + 13)  # letters stand beside each other
+        last = at
+        parts.append(
+            f"<g><title>{svg.escape(hint)}</title>{svg.text((at, frame.top - 5), letter, anchor='middle')}</g>"
+        )
+    return "".join(parts)
 
 
 def _line(frame: svg.Frame, curve: Curve, kind: str, hint: str) -> str:

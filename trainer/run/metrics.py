@@ -173,7 +173,19 @@ def last_metrics(folder: Path, num_bytes: int = 1 << 19) -> list[dict[str, Any]]
         first = max(0, file.seek(0, os.SEEK_END) - num_bytes)
         file.seek(first)
         lines = file.read().split(b"\n")[1 if first else 0 : -1]
-    return [_parsed(line, path, 0) for line in lines if line]
+    return [parse_line(line, path) for line in lines if line]
+
+
+def parse_line(line: bytes, path: Path) -> dict[str, Any]:
+    """A line of metrics.jsonl that was read somewhere in the file.
+
+    Raises:
+        DamageError: as `read_metrics`.
+    """
+    value = _parsed(line, path, 0)
+    if type(value.get("step")) is not int:
+        raise DamageError(f"{path} has a line without a step", found=json.dumps(value)[:80], fix="remove that line")
+    return value
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:

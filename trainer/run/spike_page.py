@@ -37,6 +37,7 @@ _STYLE = f"""{STYLE}
 .row > * {{ flex: 1 1 24rem; }} td.quote {{ white-space: normal; min-width: 16rem; overflow-wrap: anywhere; }}
 td.place {{ white-space: normal; min-width: 9rem; overflow-wrap: anywhere; }}
 .scroll.long {{ max-height: 60rem; }}
+@media (max-width: 600px) {{ body {{ margin: 1rem auto; padding: 0 .7rem; }} svg text {{ font-size: 19px; }} }}
 """
 
 
@@ -103,18 +104,18 @@ def _curve(lines: Sequence[Mapping[str, Any]], spike: Spike, key: str) -> str:
     low, high = min(shown), max(shown)
     margin = 0.08 * (high - low) or 0.5
     steps = [x for x, _ in points] + [spike.step]
-    frame = svg.Frame(_WIDTH, _HEIGHT, (min(steps) - 0.5, max(steps) + 0.5), (low - margin, high + margin))
+    frame = svg.Frame(_WIDTH, _HEIGHT, (min(steps) - 0.5, max(steps) + 0.5), (low - margin, high + margin), left=84)
     x_ticks = [(x, f"{x:,.0f}") for x in svg.nice_ticks(frame.x[1], low=frame.x[0]) if x == round(x)]
     y_ticks = [(y, svg.short(y)) for y in svg.nice_ticks(frame.y[1], 5, low=frame.y[0])]
     parts = [svg.axes(frame, x_ticks=x_ticks, y_ticks=y_ticks), svg.titles(frame, x="step", y=name)]
-    parts.append(svg.line([(frame.px(x), frame.py(y)) for x, y in points], kind="stroke-c0", hint=name))
+    parts.append(svg.line([(frame.px(x), frame.py(y)) for x, y in points], kind="stroke-whole", hint=name))
     if limit < float("inf"):
         parts.append(svg.rule(frame.left, frame.py(limit), to=(frame.width - frame.right, frame.py(limit))))
     if abs(value) < float("inf"):
         x, y = frame.px(spike.step), frame.py(value)
         parts.append(svg.bar(x - 4, y - 4, width=8, height=8, kind="c1", hint=f"step {spike.step:,}: {value:.4g}"))
     drawing = svg.drawing(_WIDTH, _HEIGHT, label=name, description=f"{len(points)} steps", parts=parts)
-    legend = svg.legend([("c0", "steps"), ("c1", f"step {spike.step:,}")])
+    legend = svg.legend([("whole", "steps"), ("c1", f"step {spike.step:,}")])
     return f'<div>{drawing}{legend}<p class="lead">dashed: the limit of step {spike.step:,}</p></div>'
 
 
@@ -203,7 +204,7 @@ def _documents(config: RunConfig, dataset: Dataset, step: SpikeStep, lines: Sequ
             shown.append(tracer.row(number, row))
     samples = [sample for shown in rows_of.values() for sample in shown][:MOST_ROWS]
     cells = [cell for sample in samples for cell in _sample_rows(tracer, sample)]
-    header = ["corpus", "row, sample", "file and row", "document", "tokens", "text"]
+    header = ["corpus", "text", "file and row", "row, sample", "document", "tokens"]
     text = (
         f"{len(samples)} of {step.num_samples:,} rows, the first {MOST_PARTS} documents of each, from where the row "
         f"begins. All of them: mdata trace {config.run.folder} --step {number} --text --rows {step.num_samples}"
@@ -217,11 +218,11 @@ def _sample_rows(tracer: Tracer, sample: TracedSample) -> Iterable[list[Cell]]:
         origin = f"{part.origin.path}:{part.origin.row}" if part.origin else "unknown"
         yield [
             Cell(sample.name),
-            Cell(f"{sample.place.row}, {sample.sample:,}", "number"),
+            Cell(_quoted(tracer, sample.component, part), "quote"),
             Cell(origin, "place"),
+            Cell(f"{sample.place.row}, {sample.sample:,}", "number"),
             Cell(part.document),
             Cell(part.count),
-            Cell(_quoted(tracer, sample.component, part), "quote"),
         ]
 
 

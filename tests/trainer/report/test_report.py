@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import math
 import re
@@ -14,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 import mdata
+from cli.mtrain import main as mtrain
 from mdata import DamageError, UsageError
 from mdata.reporting.svg import escape
 from tests.helpers import runs
@@ -326,3 +328,109 @@ def test_a_file_with_values_of_other_types_is_named(config, name, text):
     (folder / name).write_text(text + "\n")
     with pytest.raises(DamageError, match=rf"{name} is not as mtrain wrote it"):
         write_report(folder)
+
+
+def happened(folder, *events):
+    (folder / "events.jsonl").write_text("".join(json.dumps({"time_s": 0.0, **event}) + "\n" for event in events))
+
+
+def test_what_happened_is_marked(config):
+    folder = runs.write_run(config, steps=40)
+    first = {"event": "start", "step": 0, "world_size": 2}
+    happened(
+        folder,
+        first,
+        {**first, "step": 8},
+        {**first, "step": 10, "world_size": 4},
+        {**first, "step": 12, "world_size": 4, "changed": {"mesh.tp": {"before": 2, "now": 4}}},
+        {**first, "step": 14, "world_size": 4, "changed": {"data.blend": {"before": "a", "now": "b"}}},
+        {"event": "spike", "step": 20},
+        {**first, "step": 16, "world_size": 4, "rolled_back": True},
+        {"event": "saved", "step": 30},
+    )
+    axis = report_page.axis_of(report_data.read_run(folder), [36])
+    per_step = 4 * 32 / 1e6
+    assert [(letter, round(x / per_step)) for x, letter, _ in axis.marks] == [
+        ("R", 8), ("M", 9), ("L", 10), ("L", 12), ("M", 14), ("B", 16), ("S", 20)
+    ]  # fmt: skip
+    assert axis.step_at(10.5 * per_step) == 10 and axis.step_at(0.0) == 0 and axis.step_at(1.0) is None
+    text = str(page_of(folder))
+    assert "Dashed lines: R resumed, L layout changed, M mixture changed, S spike, B rolled back." in text
+    assert "spike at step 20" in text and "mesh.tp from step 13 on" in text
+    assert "million tokens trained on; below: steps" in text
+
+
+def test_a_mixture_that_changes_is_marked(corpora, tmp_path):
+    spec = [f"[[component]]\nname = '{name}'\npath = '{corpora[name]}'" for name in ("a-train", "b-train")]
+    for length, share in (("samples = 40", 0.9), ("", 0.3)):
+        spec.append(f"[[phase]]\n{length}\nshares = {{ a-train = {share}, b-train = {1 - share:.1f} }}")
+    (tmp_path / "mix.toml").write_text("\n".join(spec))
+    mdata.make_blend(tmp_path / "mix.toml", tmp_path / "mix.json")
+    config = runs.make_config(tmp_path / "run", blend=tmp_path / "mix.json", valid=[])
+    assert "M: mixture changed at sample 40" in str(page_of(runs.write_run(config, steps=20)))
+
+
+def test_perplexity_stands_beside_the_loss(config):
+    folder = runs.write_run(config, steps=40)
+    text = str(page_of(folder))
+    loss = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["valid"]["a-valid"]
+    assert "perplexity" in text and f"{math.exp(loss):.4g}" in text
+
+
+def test_no_colour_has_two_meanings(config):
+    """c0, c1 ... are corpora, the same in every drawing; all else has the colour of the text."""
+    folder = runs.write_run(config, steps=40)
+    text = (folder / "report.html", write_report(folder))[0].read_text()
+    coloured = {}
+    for drawing in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        for node in ElementTree.fromstring(drawing).iter():
+            kind = re.search(r"\bc\d+$", node.get("class", ""))
+            if kind:
+                name = node.find("title").text.split(":")[0]
+                coloured.setdefault(kind[0], set()).add(name)
+    assert coloured == {"c0": {"a-train"}, "c1": {"b-train"}}
+    assert not re.search(r"var\(--c\d", text[text.index("td.good { color: inherit") : text.index("</style>")])
+
+
+def test_a_long_run_is_read_in_parts(config, monkeypatch):
+    """Evenly spaced lines, those of evaluations, and the last ones: the same page, whatever the length."""
+    config = replace(config, train=replace(config.train, eval_interval=50))
+    folder = runs.write_run(config, steps=1000, eval_interval=50)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for name, value in {"WHOLE_BYTES": 1000, "BLOCKS": 40, "BLOCK_BYTES": 1024}.items():
+        monkeypatch.setattr(report_data, name, value)
+    monkeypatch.setattr(report_data, "last_metrics", lambda folder: lines[-3:])
+    run = report_data.read_run(folder)
+    assert 60 < len(run.metrics) < 250
+    assert all(line in lines for line in run.metrics) and run.metrics[-1] == lines[-1]
+    steps = [line["step"] for line in run.metrics]
+    assert steps == sorted(set(steps)) and max(b - a for a, b in itertools.pairwise(steps)) < 40
+    assert [line["step"] for line in run.metrics if line.get("valid")] == list(range(50, 1001, 50))
+    assert "128,000 tokens read" in str(page_of(folder))
+    monkeypatch.setattr(report_data, "MOST_EVALUATIONS", 5)
+    monkeypatch.setattr(report_data, "BLOCK_BYTES", 64)  # shorter than a line
+    assert len(report_data.read_run(folder).metrics) > 40
+
+
+def test_runs_are_laid_over_each_other(config, tmp_path, capsys):
+    first = runs.write_run(config, steps=40)
+    other = replace(config, run=replace(config.run, folder=str(tmp_path / "other")))
+    other = replace(other, optimizer=replace(other.optimizer, lr=5e-4))
+    second = runs.write_run(other, steps=30)
+    happened(second, {"event": "spike", "step": 3})
+    out = tmp_path / "both.html"
+    assert mtrain(["report", str(first), str(second), "-o", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    page, text = Page(out.read_text()), out.read_text()
+    names = [f"{tmp_path.name}/run", f"{tmp_path.name}/other"]
+    drawing = ElementTree.fromstring(re.search(r"<svg[^>]*training loss.*?</svg>", text, re.DOTALL)[0])
+    lines = [path for path in drawing.iter("path") if "line" in path.get("class", "")]
+    assert [(path.get("class"), path.find("title").text) for path in lines] == [
+        ("line stroke-c0", names[0]), ("line stroke-c1", names[1])
+    ]  # fmt: skip
+    for part in ("validation loss of a-valid", "gradient norm", "optimizer.lr", "5e-04", "0.001"):
+        assert part in str(page) or part.replace("5e-04", "0.0005") in str(page), part
+    assert not {"script", "link", "img"} & {tag for tag, _ in page.tags}
+    assert mtrain(["report", str(first), "-o", str(out)]) == 2
+    with pytest.raises(UsageError, match="13 runs on one page"):
+        report_page.write_comparison([first] * 13, out)
