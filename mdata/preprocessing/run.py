@@ -131,6 +131,7 @@ def _preprocess(
             # The run that made the results died just before its end, or another job was started and abandoned.
             discard_run(journal)
             journal.remove()
+            nothing_begins(job.beside("lock").parent)
             progress.note(_PLACED if result.resumed else _ALREADY_FINISHED)
         else:
             result = _run(job, journal, pool, earlier=earlier)

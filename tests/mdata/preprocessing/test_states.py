@@ -54,6 +54,7 @@ def states() -> Iterator[State]:
     yield State("input", "same", 0.5, "bin.partial", "same", overwrite=True)
     yield State("options", "same", 0.5, "bin.partial", "same", overwrite=True)
     yield State("damaged", "same", 0.5, "bin.partial", "same", overwrite=False)
+    yield State("parts", "same", 0.06, "nothing", "parts", overwrite=True)
     generator = random.Random(22)
     for number in range(STATES):
         # Most calls come before the first file gets its name; what matters most comes after.
