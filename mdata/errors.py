@@ -73,12 +73,24 @@ class StoppedError(BaseException):
         super().__init__(_in_lines(problem, fix=fix))
 
 
+# A file of strangers may hold a value as long as itself.
+_LONGEST_LINE = 1000
+
+
 def _in_lines(problem: str, *, found: str | None = None, expected: str | None = None, fix: str | None = None) -> str:
     lines = [problem]
     lines += [f"  found: {found}"] if found else []
     lines += [f"  expected: {expected}"] if expected else []
     lines += [f"  try: {fix}"] if fix else []
-    return hide_secrets("\n".join(lines))
+    return "\n".join(map(_shortened, hide_secrets("\n".join(lines)).split("\n")))
+
+
+def _shortened(line: str) -> str:
+    """The line without its middle if it is too long; what the user can do is kept whole."""
+    if len(line) <= _LONGEST_LINE or line.startswith("  try: "):
+        return line
+    kept = _LONGEST_LINE // 2
+    return f"{line[:kept]} ... ({len(line) - 2 * kept} more characters) ... {line[-kept:]}"
 
 
 # Keys of storage often hold a slash, so a password may, too; but "host:80/" has none.

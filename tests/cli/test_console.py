@@ -50,6 +50,12 @@ def command(tmp_path, monkeypatch):
             "prog: error: no such thing\n  found: a\n  expected: b\n  try: c\n",
         ),
         ("raise errors.BadInputError('x.jsonl:3: not JSON')", 3, "prog: error: x.jsonl:3: not JSON\n"),
+        (
+            "raise errors.DamageError('x' * 3000, found='y' * 1100, fix='z' * 1200)",
+            4,
+            f"prog: error: {'x' * 500} ... (2000 more characters) ... {'x' * 500}\n  found: {'y' * 491} "
+            f"... (109 more characters) ... {'y' * 500}\n  try: {'z' * 1200}\n",
+        ),
         ("raise errors.DamageError('torn')", 4, "prog: error: torn\n"),
         ("raise errors.ResourceError('no disk')", 5, "prog: error: no disk\n"),
         ("raise errors.StoppedError('time is up')", 75, "prog: error: time is up\n"),
