@@ -149,6 +149,9 @@ def _completed(job: JobPlan, journal: Journal) -> EarlierRun:
     earlier = read_earlier_run(job, journal)
     same = earlier.state is not None
     placed = complete_all(journal, job.description()["outputs"], job.progress, may_replace=same)
+    quarantine = job.options.quarantine
+    if placed and earlier.state and earlier.state.bad and quarantine and not Path(quarantine).is_file():
+        return EarlierRun(None, f"the quarantine file {quarantine} is missing")
     return replace(earlier, placed=placed and same) if journal.records else EarlierRun(None)
 
 

@@ -55,6 +55,7 @@ def states() -> Iterator[State]:
     yield State("options", "same", 0.5, "bin.partial", "same", overwrite=True)
     yield State("damaged", "same", 0.5, "bin.partial", "same", overwrite=False)
     yield State("parts", "same", 0.06, "nothing", "parts", overwrite=True)
+    yield State("nothing", "parts", 0.77, "jsonl", "parts", overwrite=False)
     generator = random.Random(22)
     for number in range(STATES):
         # Most calls come before the first file gets its name; what matters most comes after.
