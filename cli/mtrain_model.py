@@ -82,7 +82,7 @@ def opened(arguments: argparse.Namespace, console: Console, *, command: str) -> 
     """
     from trainer.checkpoint.location import location_of
     from trainer.parallel.mesh import Mesh
-    from trainer.parallel.world import Placement, find_placement, join_world, leave_world
+    from trainer.parallel.world import Placement, find_placement, join_world, leave_at_the_end
     from trainer.tasks.loaded_model import Model
 
     place = find_placement(os.environ) or Placement()
@@ -101,7 +101,7 @@ def opened(arguments: argparse.Namespace, console: Console, *, command: str) -> 
             progress=progress if world.is_main else SILENT,
         )
     yield model
-    leave_world()
+    leave_at_the_end(console.note)
 
 
 def _refuse_layout(arguments: argparse.Namespace, world_size: int, *, tp: int | None, command: str) -> None:

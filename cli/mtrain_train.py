@@ -122,7 +122,7 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[BaseExcept
         end: ends this process with an error of the watchdog, while the main thread waits; does not return.
     """
     from trainer.parallel.mesh import mesh_of
-    from trainer.parallel.world import Placement, find_placement, join_world, leave_world, open_store
+    from trainer.parallel.world import Placement, find_placement, join_world, leave_at_the_end, open_store
     from trainer.plan.lengths import given_lengths
     from trainer.run.determinism import make_deterministic
     from trainer.run.metrics import plain
@@ -152,7 +152,7 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[BaseExcept
         facts = plain({**dataclasses.asdict(result), "checkpoint": str(result.checkpoint)})
         (unit,) = given_lengths(config.train)
         console.result(result_text(result, config.run.folder, unit=unit), facts)
-    leave_world()
+    leave_at_the_end(console.note)
 
 
 @contextmanager

@@ -15,10 +15,12 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -40,6 +42,7 @@ T = TypeVar("T")
 JOIN_TIMEOUT = timedelta(minutes=10)
 CONNECT_TIMEOUT = timedelta(seconds=20)  # to a store that listens
 JOIN_S = 300.0  # run.join_minutes: as long as torch waits for a store; a node that loads a container takes minutes
+LEAVE_S = 20.0  # for communicators to close
 TOLD_S = 40.0  # between notes that name the missing rank
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited", "was aborted")
 _ENDED = "mtrain/ended"  # a launcher's key for all attempts of its job
@@ -372,16 +375,45 @@ def release_before_leaving(user: CommunicatorUser) -> None:
     _USERS.add(user)
 
 
-def leave_world() -> None:
-    """Destroy every process group of this process; does nothing if there is none."""
+def leave_world() -> bool:
+    """Destroy every process group of this process; does nothing if there is none.
+
+    Returns:
+        Whether they are gone. NCCL can wait without a limit; a caller whose work is done then ends its process.
+    """
     for user in list(_USERS):
         user.release()
     if dist.is_initialized():
-        dist.destroy_process_group()
+        if dist.get_backend() == "gloo":
+            dist.destroy_process_group()
+        elif not ended_within(LEAVE_S, dist.destroy_process_group):
+            return False
         # Groups that reference cycles keep alive have threads that need Python; at the end of the process, when it is
         # gone, they would abort it ("terminate called without an active exception").
         atexit.unregister(gc.collect)
         atexit.register(gc.collect)
+    return True
+
+
+def ended_within(seconds: float, call: Callable[[], object]) -> bool:
+    """Call something on a thread of its own and say whether it returned in time; raises what it raises."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(call)
+    pool.shutdown(wait=False)
+    if not wait([future], timeout=seconds).done:
+        return False
+    future.result()
+    return True
+
+
+def leave_at_the_end(tell: Callable[[str], None]) -> None:
+    """`leave_world` for a process whose work is done; ends the process, successfully, if communicators stay open."""
+    if leave_world():
+        return
+    tell(f"communicators did not close within {LEAVE_S:.0f} s; all work is done, so the process ends without them")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)
 
 
 def first_host(nodelist: str) -> str:

@@ -23,7 +23,7 @@ from mdata import UsageError
 from trainer.checkpoint.location import location_of
 from trainer.errors import LostRankError
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.world import find_placement, join_world, leave_world
+from trainer.parallel.world import find_placement, join_world, leave_at_the_end
 from trainer.tasks.beam import Beam, Beams
 from trainer.tasks.decoder import BeamCache
 from trainer.tasks.engine import Engine, Request, Token
@@ -207,4 +207,4 @@ def serve_here(folder: Path, *, rank: int) -> None:
         serve_rank(engine, model, link)
     except (BrokenPipeError, ConnectionResetError) as error:
         raise LostRankError("another process of the server is gone") from error
-    leave_world()
+    leave_at_the_end(lambda _: None)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from trainer.parallel.world import (
     another_connection,
     check_not_ended,
     end_for_good,
+    ended_within,
     find_placement,
     first_host,
     join_world,
@@ -287,6 +290,15 @@ def test_each_directed_link_has_its_own_messages(ranks: int, ring: bool) -> None
     assert set(found) == line | {(b, a) for a, b in line}
     for (sender, receiver), got in found.items():
         assert got == (10.0 * sender + receiver, 10.0 * sender + receiver + 0.5)
+
+
+def test_a_call_that_does_not_return_is_left_alone() -> None:
+    held = threading.Event()
+    assert not ended_within(0.01, partial(held.wait, 60))
+    held.set()
+    assert ended_within(60, lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        ended_within(60, lambda: print(1 / 0))
 
 
 class _Graph:
