@@ -12,6 +12,7 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import re
 import sys
@@ -176,7 +177,7 @@ def ask_all(ask: _Questions) -> Draft:
     available = facts.num_tokens if facts and facts.num_samples is not None else wanted
     length = ask("length", short(min(wanted, available)), _length)
     precision = ask("precision", "bf16" if gpus else "fp32", _precision)
-    folder = ask("folder", "runs/first", str)
+    folder = ask("folder", _unused_folder(), str)
     trackers = ask("tracker", "none", _trackers)
     tables: Tables = {
         "run": {"folder": folder},
@@ -301,6 +302,12 @@ def _data_nearby() -> str:
     if Path("blend.json").is_file():
         return "blend.json"
     return str(corpora[0]) if len(corpora) == 1 else "mock"
+
+
+def _unused_folder() -> str:
+    """runs/first, or runs/2 and so on: an existing run would be continued."""
+    names = itertools.chain(["runs/first"], (f"runs/{number}" for number in itertools.count(2)))
+    return next(name for name in names if not Path(name).exists())
 
 
 def _visible_gpus() -> int:

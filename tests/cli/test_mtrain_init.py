@@ -55,6 +55,13 @@ def test_random_answers_make_files_that_pass_the_check(here: Path, capsys: pytes
     assert refused < 10
 
 
+def test_the_default_folder_is_not_that_of_a_run(here: Path) -> None:
+    (here / "runs/first").mkdir(parents=True)
+    (here / "runs/first/config.toml").write_text("")
+    assert main(["init", "--yes", "--gpus", "0", "--model", "2M", "--length", "10 steps", "--quiet"]) == 0
+    assert load_config(here / "run.toml").run.folder == "runs/2"
+
+
 def test_answers_from_a_pipe_and_defaults_from_the_data(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
