@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from unittest import mock
 
@@ -197,6 +198,49 @@ def _come_and_go(context):
 
 def test_rows_come_go_and_are_cancelled():
     run_ranks(_come_and_go, 1)
+
+
+def _at_random(context, seeds):
+    """Requests come and are cancelled at any time, under a cache that is too small."""
+    model = make_model(context, "window and whole")
+    pool = [
+        request._replace(prompt=request.prompt[:12], max_tokens=12, n=1 + i % 2)
+        for i, request in enumerate(requests(6))
+    ]
+    wanted, preempted = twins(model, pool), 0
+    for seed in seeds:
+        draw = random.Random(seed)
+        engine = Engine(model, cache_tokens=draw.choice((24, 48)), max_batch=4, prefill_chunk=8, page_tokens=4)
+        engine._lags = bool(seed % 2)
+        found, left, cancelled = {}, draw.sample(pool, len(pool)), set()
+        while left or engine.busy:
+            if left and draw.random() < 0.4:
+                engine.add(left.pop())
+            if draw.random() < 0.1:
+                victim = draw.choice(pool)
+                engine.cancel(victim.id, draw.choice((None, 0, 1)))
+            for token in engine.step():
+                key = (token.id, token.index)
+                assert key not in cancelled, "nothing comes after the news"
+                if token.finish == "cancelled":
+                    cancelled.add(key)
+                else:
+                    found.setdefault(key, []).append(token.token)
+            preempted += any(row.num_new for row in engine._waiting)
+        assert engine.load()[:3] == (0, 0, 0)
+        for key, tokens in found.items():
+            most = len(tokens) if key in cancelled else None
+            assert tokens == wanted[key][0][:most], (seed, key)
+        assert found.keys() | cancelled == wanted.keys()
+    return preempted > 0
+
+
+SOAK = [pytest.mark.soak, pytest.mark.timeout(1500)]
+
+
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 100), marks=SOAK)])
+def test_requests_that_come_and_go_at_random_times(seeds):
+    assert run_ranks(_at_random, 1, seeds, timeout_s=1200) == [True], "some rows were preempted"
 
 
 def _scored(context, pp):
