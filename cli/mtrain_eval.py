@@ -12,6 +12,7 @@ Examples:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from mdata.errors import UsageError, install_command
 from mdata.progress import SILENT, Progress
 
 from .console import Console
-from .mtrain_model import add_model_arguments, opened
+from .mtrain_model import add_model_arguments, each_opened
 
 if TYPE_CHECKING:
     from trainer.tasks.loaded_model import Model
@@ -41,6 +42,9 @@ _OF = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `mtrain eval --help`."""
     add_model_arguments(parser, dp=True)
+    parser.add_argument(
+        "--all-checkpoints", action="store_true", help="of a run folder: score each checkpoint, the oldest first"
+    )
     parser.add_argument("--task", choices=TASKS, help="one of our own")
     parser.add_argument("--tasks", metavar="NAMES", help="of lm-evaluation-harness, with commas between them")
     parser.add_argument("--data", metavar="FILE", help="raw WikiText, LAMBADA as JSON Lines, or a corpus or blend")
@@ -66,11 +70,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Score, and print the numbers."""
     _check(arguments)
-    with opened(arguments, console, command="eval") as model, console.progress() as progress:
-        text, facts = _scored(model, arguments, progress=progress if model.world.is_main else SILENT)
+    names = _checkpoints(arguments.model) if arguments.all_checkpoints else [arguments.checkpoint]
+    rows = list[tuple[str, dict[str, Any]]]()
+    with each_opened(arguments, console, command="eval", checkpoints=names) as models:
+        for model in models:
+            with console.progress() as progress:
+                text, facts = _scored(model, arguments, progress=progress if model.world.is_main else SILENT)
+            rows.append((text, {"model": model.name, "step": model.step, **facts}))
         if model.world.is_main:
-            console.result(text, {"model": model.name, "step": model.step, **facts})
+            _show(rows, console, several=arguments.all_checkpoints)
     return 0
+
+
+def _checkpoints(run_folder: str) -> list[str]:
+    """The names of a run's checkpoints, the oldest first."""
+    from trainer.checkpoint.folder import folder_name, steps_in
+    from trainer.checkpoint.location import checkpoints_of
+
+    root = checkpoints_of(Path(run_folder))
+    steps = sorted(steps_in(root))
+    if not steps:
+        raise UsageError(
+            f"there are no checkpoints in {root}", fix="--all-checkpoints needs the folder of a run (run.folder)"
+        )
+    return [folder_name(step) for step in steps]
+
+
+def _show(rows: Sequence[tuple[str, dict[str, Any]]], console: Console, *, several: bool) -> None:
+    if not several:
+        console.result(*rows[0])
+        return
+    lines = [f"step {facts['step']:,}: {line}" for text, facts in rows for line in text.splitlines()]
+    console.result("\n".join(lines), {"checkpoints": [facts for _, facts in rows]})
 
 
 def _scored(model: Model, arguments: argparse.Namespace, *, progress: Progress) -> tuple[str, dict[str, Any]]:
@@ -128,6 +159,8 @@ def _check(arguments: argparse.Namespace) -> None:
     """Refuse options that do not go together, before a model is opened."""
     from importlib.util import find_spec
 
+    if arguments.all_checkpoints and arguments.checkpoint != "latest":
+        raise UsageError("--checkpoint and --all-checkpoints together", fix="leave one of them out")
     if (arguments.task is None) == (arguments.tasks is None):
         raise UsageError(
             "nothing to score" if arguments.task is None else "--task and --tasks together",

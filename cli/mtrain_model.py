@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -80,6 +80,19 @@ def opened(arguments: argparse.Namespace, console: Console, *, command: str) -> 
     Args:
         command: of this program, for messages.
     """
+    with each_opened(arguments, console, command=command, checkpoints=[arguments.checkpoint]) as models:
+        yield next(models)
+
+
+@contextmanager
+def each_opened(
+    arguments: argparse.Namespace, console: Console, *, command: str, checkpoints: Sequence[str]
+) -> Iterator[Iterator[Model]]:
+    """The models of several checkpoints, one after another: each is read when it is asked for.
+
+    Args:
+        command: of this program, for messages. checkpoints: their names.
+    """
     from trainer.checkpoint.location import location_of
     from trainer.parallel.mesh import Mesh
     from trainer.parallel.world import Placement, find_placement, join_world, leave_at_the_end
@@ -90,17 +103,20 @@ def opened(arguments: argparse.Namespace, console: Console, *, command: str) -> 
     _refuse_layout(arguments, place.world_size, tp=tp, command=command)
     mesh = Mesh(place.world_size, place.world_size // arguments.pp if tp is None else tp, pp=arguments.pp)
     world = join_world(mesh, placement=place)
-    with console.progress() as progress:
-        model = Model.load(
-            location_of(arguments.model),
-            world=world,
-            checkpoint=arguments.checkpoint,
-            tokenizer=arguments.tokenizer,
-            settings=arguments.set,
-            dtype=arguments.dtype,
-            progress=progress if world.is_main else SILENT,
-        )
-    yield model
+
+    def read(checkpoint: str) -> Model:
+        with console.progress() as progress:
+            return Model.load(
+                location_of(arguments.model),
+                world=world,
+                checkpoint=checkpoint,
+                tokenizer=arguments.tokenizer,
+                settings=arguments.set,
+                dtype=arguments.dtype,
+                progress=progress if world.is_main else SILENT,
+            )
+
+    yield map(read, checkpoints)
     leave_at_the_end(console.note)
 
 
