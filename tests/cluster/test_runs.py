@@ -45,6 +45,7 @@ lr = 1e-3
 [checkpoint]
 interval = 5
 """
+LONGER = ["train.steps=400", "checkpoint.interval=50"]
 # Names of the nodes lead nowhere on loopback.
 ENV = ["--env", "MASTER_ADDR=127.0.0.1", "--env", "OMP_NUM_THREADS=1", "--env", "PYTHONDONTWRITEBYTECODE=1"]
 
@@ -237,7 +238,7 @@ def test_ranks_that_outlive_their_slurmd_write_nothing_more(cluster, here, undis
 
 def test_a_batch_host_whose_slurmd_dies_alone_leaves_the_job_to_the_next_start(cluster, here, undisturbed):
     """Slurm ends the ranks of the other node, and with them that of the batch host."""
-    launch(cluster, here, run=["train.steps=2000", "checkpoint.interval=100"])
+    launch(cluster, here, run=LONGER)
     wait_until(lambda: step(here) >= 7, 120)
     name = cluster.run("scontrol", "show", "hostnames", status(cluster, here)["slurm"]["nodes"]).split()[0]
     cluster.kill_node(name, ranks=False)
@@ -248,7 +249,7 @@ def test_a_batch_host_whose_slurmd_dies_alone_leaves_the_job_to_the_next_start(c
     finally:
         cluster.start_node(name)
     assert found["condition"] == "done" and found["restarts"] == 1, log(here)
-    assert steps_of(here) == undisturbed(2, ["train.steps=2000"]), log(here)
+    assert steps_of(here) == undisturbed(2, LONGER), log(here)
 
 
 def test_a_run_with_two_numbers_of_nodes_goes_on_with_fewer(cluster, here, undisturbed):
@@ -268,16 +269,16 @@ def test_a_run_with_two_numbers_of_nodes_goes_on_with_fewer(cluster, here, undis
 
 
 def test_a_run_is_stopped_and_the_same_command_continues_it(cluster, here, undisturbed):
-    first = launch(cluster, here)
+    first = launch(cluster, here, run=LONGER)
     wait_until(lambda: step(here) >= 3, 120)
-    assert launch(cluster, here) == first, "a second job of the same run"
+    assert launch(cluster, here, run=LONGER) == first, "a second job of the same run"
     done = mtrain(here, "stop", first, env=cluster.environment)
     assert done.returncode == 0 and "asked to save and end" in done.stdout
     found = wait_for_end(cluster, here)
-    assert found["condition"] == "stopped" and found["step"] < 60 and "stopped by mtrain stop" in log(here)
-    second = launch(cluster, here)
+    assert found["condition"] == "stopped" and found["step"] < 400 and "stopped by mtrain stop" in log(here)
+    second = launch(cluster, here, run=LONGER)
     assert second != first
-    assert wait_for_end(cluster, here)["condition"] == "done" and steps_of(here) == undisturbed(2)
+    assert wait_for_end(cluster, here)["condition"] == "done" and steps_of(here) == undisturbed(2, LONGER)
 
 
 def test_a_waiting_job_leaves_the_queue(cluster, here):

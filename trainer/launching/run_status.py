@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mdata.errors import UsageError, os_errors_named
+from mdata.errors import ResourceError, UsageError, os_errors_named
 from mdata.launching.job_status import STOPPED, is_silent, last_lines
 from mdata.util import atomic_io, file_lock
 from trainer.launching.job import JOB, End, RunJob, ends, load_job
@@ -118,7 +118,12 @@ def ask_to_stop(job: RunJob) -> bool:
         if state is not None:
             with os_errors_named("stopping the run"):
                 atomic_io.atomic_write(job.stop_mark, b"")  # first: the job must not be queued again
-            stop_in_slurm(job, state)
+            try:
+                stop_in_slurm(job, state)
+            except ResourceError:  # Slurm fails, or the job has ended since
+                if slurm_state(job.id) is not None:
+                    raise
+                return False
         return state is not None
     if job.host != os.uname().nodename:
         raise UsageError(f"{job.run_folder} was launched on {job.host}", fix="run mtrain stop there")

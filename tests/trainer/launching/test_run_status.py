@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mdata.errors import UsageError
+from mdata.errors import ResourceError, UsageError
 from tests.trainer.launching.jobs import a_job, calls, programs
 from trainer.launching.job import END_FILE, prepare, record_end, save_job
 from trainer.launching.run_status import METRICS, ask_to_stop, is_active, run_of, run_status
@@ -68,6 +68,18 @@ def test_stop_takes_a_job_from_the_queue_or_ends_its_ranks(slurm, job, tmp_path)
     assert job.stop_mark.exists()
     prepare(job, "")
     assert not job.stop_mark.exists(), "the next launch would not start"
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_job_that_ends_while_it_is_stopped_is_no_error(slurm, job, tmp_path, ended):
+    slurm.write_text("RUNNING|None|n1|1:00\n")
+    clear = f"> {slurm}; " if ended else ""
+    programs(tmp_path / "bin", scancel=f'{clear}echo "Invalid job id specified" >&2; exit 1')
+    if ended:
+        assert not ask_to_stop(job)
+    else:
+        with pytest.raises(ResourceError, match="scancel failed"):
+            ask_to_stop(job)
 
 
 def test_a_local_process_is_ended_on_its_host_only(tmp_path):
