@@ -1,6 +1,6 @@
 """Megatron-Core's tensors as links to ours, whole or cut over ranks, read in both directions.
 
-Names and forms of tensors are those of the model's family (`Megatron` in models/family.py). A shard says which layers
+Names and forms of tensors are those of the model's family (`Megatron` in models/family.py). A layout says which layers
 and which part of each tensor a set of names is about: in a torch_dist checkpoint the only one, with layers stacked
 along a leading axis; in mp_rank folders one for each rank, with layers that begin at 0. Padding of the vocabulary
 exists on their side only. Pure.
@@ -40,7 +40,7 @@ IGNORED = ("_extra_state", "rotary_pos_emb.inv_freq", "rng_state", "rerun_state_
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StateDictLayout:
-    """What one set of Megatron's names is about.
+    """What one of Megatron's state dicts holds, under which names.
 
     Args:
         family: of the model.
@@ -104,46 +104,46 @@ def megatron_model(config: RunConfig) -> Megatron:
 
 
 def megatron_links(
-    shape: ModelShape, shard: StateDictLayout, *, state: str = "weight/", copies: bool = True
+    shape: ModelShape, layout: StateDictLayout, *, state: str = "weight/", copies: bool = True
 ) -> Iterator[Link]:
-    """Links between our tensors and those of a shard.
+    """Links between our tensors and those of a state dict.
 
     Args:
-        state: before the names of ours. copies: whether with what other shards hold as well; a reader needs one.
+        state: before the names of ours. copies: whether with what other state dicts hold as well; a reader needs one.
     """
-    family = shard.family
+    family = layout.family
     assert family.megatron is not None, "megatron_model refuses other families"
     block_of = {piece.name: spec.block for spec in family.parameters(shape, Place()) for piece in spec.pieces}
     for name, size in family.logical_shapes(shape).items():
         number = split_block(name)[0]
-        first = shard.has_head if block_of[name] else shard.has_embedding
-        if number not in shard.layers if number is not None else not first:
+        first = layout.has_head if block_of[name] else layout.has_embedding
+        if number not in layout.layers if number is not None else not first:
             continue
-        form = family.megatron.tensor(name, size, shape, shard.version, shard.fused)
-        if copies or form.cut or shard.tp_rank == 0:
-            yield _cut(state + name, form, number=number, shard=shard)
-    if shard.tied_copy and copies and shape.tie_embeddings:
+        form = family.megatron.tensor(name, size, shape, layout.version, layout.fused)
+        if copies or form.cut or layout.tp_rank == 0:
+            yield _cut(state + name, form, number=number, layout=layout)
+    if layout.tied_copy and copies and shape.tie_embeddings:
         name, size = "embedding.weight", (shape.vocab_size, shape.hidden_size)
-        form = family.megatron.tensor(name, size, shape, shard.version, shard.fused)
+        form = family.megatron.tensor(name, size, shape, layout.version, layout.fused)
         form = dataclasses.replace(form, tensor="output_layer.weight")
-        yield _cut(state + name, form, number=None, shard=shard)
+        yield _cut(state + name, form, number=None, layout=layout)
 
 
-def _cut(ours: str, form: Form, *, number: int | None, shard: StateDictLayout) -> Link:
-    """The link of a form for one shard: its layer, its part of the axis that tp cuts, and padding."""
+def _cut(ours: str, form: Form, *, number: int | None, layout: StateDictLayout) -> Link:
+    """The link of a form for one state dict: its layer, its part of the axis that tp cuts, and padding."""
     lengths, theirs_in, ours_in = dict(form.lengths), dict(form.theirs_in), {}
-    theirs, dims = shard.prefix + form.tensor, form.theirs
+    theirs, dims = layout.prefix + form.tensor, form.theirs
     if number is not None:
-        at = "" if shard.stacked else f"{number - shard.layers.start}."
-        theirs = f"{shard.prefix}decoder.layers.{at}{form.tensor}"
-    if number is not None and shard.stacked:
+        at = "" if layout.stacked else f"{number - layout.layers.start}."
+        theirs = f"{layout.prefix}decoder.layers.{at}{form.tensor}"
+    if number is not None and layout.stacked:
         dims = f"layer {dims}"
-        theirs_in["layer"] = (number - shard.layers.start, len(shard.layers))
+        theirs_in["layer"] = (number - layout.layers.start, len(layout.layers))
     if form.cut:
         whole = lengths[form.cut]
         vocabulary = "embedding" in ours or ours.endswith("head.weight")
-        part = (shard.padded_rows if vocabulary else whole) // shard.tp_size
-        first = min(shard.tp_rank * part, whole)
+        part = (layout.padded_rows if vocabulary else whole) // layout.tp_size
+        first = min(layout.tp_rank * part, whole)
         lengths[form.cut] = min(first + part, whole) - first
         ours_in[form.cut] = (first, whole)
         theirs_in[form.cut] = (0, part)

@@ -2,9 +2,9 @@
 
     iter_0000003/mp_rank_00/model_optim_rng.pt       tp rank 0; with pipeline stages mp_rank_00_000, mp_rank_00_001 ...
 
-A file holds a rank's shards under Megatron-Core's names, or under those of the versions before it, with layers that
-begin at 0 on each stage and in each chunk of an interleaved one (model0, model1 ...). Moments are read if their order
-can be determined (mp_rank_moments.py), and not written.
+A file holds a rank's state dicts under the names of Megatron-Core or older versions; layers begin at 0 on each stage
+and in each chunk of an interleaved one (model0, model1 ...). Moments are read if their order can be determined
+(mp_rank_moments.py), and not written.
 """
 
 from __future__ import annotations
@@ -154,19 +154,19 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
         if other.arguments != training.arguments:
             _check_model(other, training, config, tensors=plain, settings=settings)
     family = family_of(config)
-    shards = list(_shards(chunks, family, version=training.version))
-    check_rows(config, shards[0].padded_rows, where=folder)
+    layouts = list(_layouts(chunks, family, version=training.version))
+    check_rows(config, layouts[0].padded_rows, where=folder)
     held = {chunk.prefix + name: tensor for chunk in chunks for name, tensor in chunk.tensors.items()}
     source, shape = _StoredSource(held), family.shape(config, config.model.vocab_size or 0)
-    own = zip(chunks, shards, strict=True)
-    layers = [shard.layers.start + number for chunk, shard in own if chunk.tp == 0 for number in chunk.numbers]
+    own = zip(chunks, layouts, strict=True)
+    layers = [layout.layers.start + number for chunk, layout in own if chunk.tp == 0 for number in chunk.numbers]
     check_layers(config, layers, where=folder)
-    expected = {one.theirs.tensor: one.theirs.shape for shard in shards for one in megatron_links(shape, shard)}
+    expected = {one.theirs.tensor: one.theirs.shape for layout in layouts for one in megatron_links(shape, layout)}
     check_tensors(source.tensors, expected, where=folder)
     unknown = [name for name in held if name not in expected and not is_ignored(name)]
     if unknown:
         raise UsageError(f"{folder} has tensors that its model does not have", found=few(unknown, 4))
-    if differing := _differing_copies(source, shape, shards):
+    if differing := _differing_copies(source, shape, layouts):
         notes = (*notes, f"files differ in what they all hold; the first one's is used: {few(differing, 4)}")
     partly = "some files have none" if any(one.states for one in moments) and not ranks.states else ""
     if lacking := next((one.lacking for one in moments if one.lacking), partly):
@@ -176,8 +176,8 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     every = [
         one
         for state in dict.fromkeys(("weight", *ranks.states))
-        for shard in (_of_state(shard, state, within=ranks.states) for shard in shards)
-        for one in megatron_links(shape, shard, state=f"{state}/", copies=False)
+        for layout in (_of_state(layout, state, within=ranks.states) for layout in layouts)
+        for one in megatron_links(shape, layout, state=f"{state}/", copies=False)
     ]
     return ModelFolder(
         path=folder, format="mp_rank", config=config, source=Linked(_StoredSource(held), every),
@@ -185,11 +185,11 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     )  # fmt: skip
 
 
-def _differing_copies(source: _StoredSource, shape: ModelShape, shards: Sequence[StateDictLayout]) -> list[str]:
+def _differing_copies(source: _StoredSource, shape: ModelShape, layouts: Sequence[StateDictLayout]) -> list[str]:
     """Copies of tensors that other files hold as well (norms, a tied embedding), where the values are not the same."""
-    read = {one.ours: one.theirs for shard in shards for one in megatron_links(shape, shard, copies=False)}
+    read = {one.ours: one.theirs for layout in layouts for one in megatron_links(shape, layout, copies=False)}
     used = set(read.values())
-    copies = [one for shard in shards for one in megatron_links(shape, shard) if one.theirs not in used]
+    copies = [one for layout in layouts for one in megatron_links(shape, layout) if one.theirs not in used]
     return [
         one.theirs.tensor
         for one in copies
@@ -197,9 +197,9 @@ def _differing_copies(source: _StoredSource, shape: ModelShape, shards: Sequence
     ]
 
 
-def _of_state(shard: StateDictLayout, state: str, *, within: tuple[str, ...]) -> StateDictLayout:
-    """The shard of a tensor of the optimizer; of the model's own weights where it has no main weights."""
-    return dataclasses.replace(shard, prefix=f"{state}/{shard.prefix}") if state in within else shard
+def _of_state(layout: StateDictLayout, state: str, *, within: tuple[str, ...]) -> StateDictLayout:
+    """The layout of a tensor of the optimizer; of the model's own weights where it has no main weights."""
+    return dataclasses.replace(layout, prefix=f"{state}/{layout.prefix}") if state in within else layout
 
 
 def write_mp_rank(target: Path, model: ModelFolder, *, dtype: torch.dtype, tp: int, pp: int, report: Report) -> None:
@@ -215,7 +215,7 @@ def write_mp_rank(target: Path, model: ModelFolder, *, dtype: torch.dtype, tp: i
     arguments = to_arguments(model.config, model.shape.vocab_size, padded_rows=rows, tp=tp, pp=pp)
     for stage in range(pp):
         for rank in range(tp):
-            shard = _target_shard(model, rows=rows, rank=(rank, tp), stage=(stage, pp))
+            layout = _target_layout(model, rows=rows, rank=(rank, tp), stage=(stage, pp))
             part = f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if pp > 1 else "")
             folder = target / f"iter_{iteration:07d}" / part
             folder.mkdir(parents=True)
@@ -224,8 +224,8 @@ def write_mp_rank(target: Path, model: ModelFolder, *, dtype: torch.dtype, tp: i
                 "checkpoint_version": 3.0, "iteration": iteration,
             }  # fmt: skip
             with atomic_io.atomic_file(folder / FILE) as fd:
-                state = _gathered(folder, _of_shard(model, shard), dtype=dtype, report=report)
-                state |= dict.fromkeys(_extra_states(len(shard.layers), head=shard.has_head))
+                state = _gathered(folder, _linked(model, layout), dtype=dtype, report=report)
+                state |= dict.fromkeys(_extra_states(len(layout.layers), head=layout.has_head))
                 torch.save({**whole, "model": state}, cast(Any, _Appended(fd)))
                 del state  # before the next one's
     atomic_io.atomic_write(target / LATEST, str(iteration).encode())
@@ -235,15 +235,15 @@ def scratch_bytes(model: ModelFolder, *, dtype: torch.dtype, tp: int, pp: int) -
     """Disk space that `write_mp_rank` needs beside the target: the largest rank's tensors once more."""
     check_cut(model, tp=tp, pp=pp)
     rows = _padded_rows(model, tp)
-    shards = [_target_shard(model, rows=rows, rank=(0, tp), stage=(stage, pp)) for stage in range(pp)]
-    return max(num_bytes(_of_shard(model, shard).tensors, dtype) for shard in shards)
+    layouts = [_target_layout(model, rows=rows, rank=(0, tp), stage=(stage, pp)) for stage in range(pp)]
+    return max(num_bytes(_linked(model, layout).tensors, dtype) for layout in layouts)
 
 
 def _padded_rows(model: ModelFolder, tp: int) -> int:
     return round_up(model.shape.vocab_size, _VOCABULARY_MULTIPLE * tp)
 
 
-def _target_shard(model: ModelFolder, *, rows: int, rank: tuple[int, int], stage: tuple[int, int]) -> StateDictLayout:
+def _target_layout(model: ModelFolder, *, rows: int, rank: tuple[int, int], stage: tuple[int, int]) -> StateDictLayout:
     """What one file holds; rank and stage are (its number, how many there are)."""
     first, last = stage[0] == 0, stage[0] == stage[1] - 1
     layers = Place(stage=stage[0], num_stages=stage[1]).blocks(model.shape.num_layers)
@@ -254,8 +254,8 @@ def _target_shard(model: ModelFolder, *, rows: int, rank: tuple[int, int], stage
     )  # fmt: skip
 
 
-def _of_shard(model: ModelFolder, shard: StateDictLayout) -> Linked:
-    return Linked(model.source, [one.flipped() for one in megatron_links(model.shape, shard)])
+def _linked(model: ModelFolder, layout: StateDictLayout) -> Linked:
+    return Linked(model.source, [one.flipped() for one in megatron_links(model.shape, layout)])
 
 
 def _gathered(folder: Path, source: Linked, *, dtype: torch.dtype, report: Report) -> dict[str, Any]:
@@ -415,7 +415,7 @@ def _flattened(value: dict[Any, Any], before: str = "") -> Iterator[tuple[str, S
             yield from _flattened(inner, f"{before}{name}.")
 
 
-def _shards(chunks: Sequence[_ModelChunk], family: Family, *, version: float) -> Iterator[StateDictLayout]:
+def _layouts(chunks: Sequence[_ModelChunk], family: Family, *, version: float) -> Iterator[StateDictLayout]:
     """What each chunk is about; layers go on from chunk to chunk, over all stages in each."""
     tp = 1 + max(chunk.tp for chunk in chunks)
     stages, numbers = ([*sorted({getattr(chunk, key) for chunk in chunks})] for key in ("stage", "chunk"))

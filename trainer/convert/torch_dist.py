@@ -61,12 +61,12 @@ class _States(NamedTuple):
     """Where the tensors of the optimizer are.
 
     Args:
-        source: of them and the model's. shards: state of ours -> the form of the names that it has there.
+        source: of them and the model's. layouts: state of ours -> the form of the names that it has there.
         steps: updates applied; None: not said here. notes: for the user.
     """
 
     source: Source
-    shards: Mapping[str, StateDictLayout]
+    layouts: Mapping[str, StateDictLayout]
     steps: int | None = None
     notes: tuple[str, ...] = ()
 
@@ -96,22 +96,22 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     rows = num_rows(model)
     check_rows(config, rows, where=folder)
     check_layers(config, _layers(model), where=folder)
-    shard = StateDictLayout(
+    layout = StateDictLayout(
         family=family_of(config),
         layers=range(config.model.num_layers),
         padded_rows=rows,
         stacked=all(layer_number(name) is None for name in model),
         fused=any(".layer_norm_" in name for name in model),
     )
-    shape = shard.family.shape(config, config.model.vocab_size or 0)
-    links = list(megatron_links(shape, shard))
+    shape = layout.family.shape(config, config.model.vocab_size or 0)
+    links = list(megatron_links(shape, layout))
     check_tensors(source.tensors, {one.theirs.tensor: one.theirs.shape for one in links}, where=folder)
     unknown = sorted(model.keys() - {one.theirs.tensor for one in links})
     unknown = [name for name in unknown if not is_ignored(name)]
     if unknown:
         raise UsageError(f"{folder} has tensors that its model does not have", found=few(unknown, 4))
-    states = _states(source, shape, shard, training=training)
-    every = [one for state, form in states.shards.items() for one in megatron_links(shape, form, state=f"{state}/")]
+    states = _states(source, shape, layout, training=training)
+    every = [one for state, form in states.layouts.items() for one in megatron_links(shape, form, state=f"{state}/")]
     if states.steps is not None:
         training = dataclasses.replace(training, adam_steps=states.steps)
     return ModelFolder(
@@ -133,14 +133,14 @@ def _layers(model: Mapping[str, TensorInfo]) -> set[int]:
     return set(range(min(max(sizes, default=0), _MOST_LAYERS)))
 
 
-def _states(source: ChunkSource, shape: ModelShape, shard: StateDictLayout, *, training: Training) -> _States:
+def _states(source: ChunkSource, shape: ModelShape, layout: StateDictLayout, *, training: Training) -> _States:
     """Which tensors are the weights and the moments; main weights of fp32 where the optimizer has them."""
     if any(name.startswith(_FLAT) for name in source.tensors):
         sizes = [training.arguments.get(f"{kind}_model_parallel_size", 1) for kind in ("tensor", "pipeline")]
         if sizes == [1, 1]:
-            return _flat_states(source, shape, shard)
+            return _flat_states(source, shape, layout)
         note = f"the optimizer's state is left out: its dp-reshardable form is read for tp = pp = 1, not {sizes}"
-        return _States(source, {"weight": shard}, notes=(note,))
+        return _States(source, {"weight": layout}, notes=(note,))
     names = list(source.tensors)
     main = next((one for one in _MAIN if any(name.startswith(f"optimizer.state.{one}.") for name in names)), None)
     prefixes = {"weight": "" if main is None else f"optimizer.state.{main}."}
@@ -148,14 +148,14 @@ def _states(source: ChunkSource, shape: ModelShape, shard: StateDictLayout, *, t
         prefix = f"optimizer.state.{moment}."
         if any(name.startswith(prefix) for name in names):
             prefixes[moment] = prefix
-    shards = {state: dataclasses.replace(shard, prefix=prefix) for state, prefix in prefixes.items()}
-    for state, form in shards.items():
+    layouts = {state: dataclasses.replace(layout, prefix=prefix) for state, prefix in prefixes.items()}
+    for state, form in layouts.items():
         wanted = {one.theirs.tensor: one.theirs.shape for one in megatron_links(shape, form)}
         check_tensors(source.tensors, wanted, where=Path(f"the optimizer's {state}"))
-    return _States(source, shards)
+    return _States(source, layouts)
 
 
-def _flat_states(source: ChunkSource, shape: ModelShape, shard: StateDictLayout) -> _States:
+def _flat_states(source: ChunkSource, shape: ModelShape, layout: StateDictLayout) -> _States:
     """Moments and main weights in the flat buffers of a distributed optimizer on one model-parallel rank.
 
     Raises:
@@ -167,7 +167,7 @@ def _flat_states(source: ChunkSource, shape: ModelShape, shard: StateDictLayout)
     expected = {f"{name}.{key}": shape for name, shape in shapes.items() for key in states.values()}
     check_tensors(source.tensors, expected, where=Path("the optimizer's flat buffers"))
     for fused in (False, True):  # layers of Transformer Engine register the norm before them
-        form = dataclasses.replace(shard, stacked=False, fused=fused)
+        form = dataclasses.replace(layout, stacked=False, fused=fused)
         places = _flat_places([name for _, name in buckets], source, _registered(shape, form))
         if places is None:
             continue
@@ -176,11 +176,11 @@ def _flat_states(source: ChunkSource, shape: ModelShape, shard: StateDictLayout)
             for key in states.values()
             for name, (bucket, first, size) in places.items()
         }
-        shards = {state: dataclasses.replace(form, prefix=f"{key}/") for state, key in states.items()}
+        layouts = {state: dataclasses.replace(form, prefix=f"{key}/") for state, key in states.items()}
         found = source.load_object(_FLAT + "dp_group_idx_0.optimizer/shard_0_1")
         inner = found[0] if isinstance(found, list) and found else found
         steps = adam_steps(inner, otherwise=0, where=source.folder / METADATA)
-        return _States(JoinedSource(FlatSource(source, flat), source), shards, steps)
+        return _States(JoinedSource(FlatSource(source, flat), source), layouts, steps)
     raise UsageError(
         "the flat buffers of the optimizer are not laid out as in any known version of Megatron-Core",
         found=few([name for _, name in buckets], 2) or "no buckets",

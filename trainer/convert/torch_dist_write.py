@@ -142,12 +142,12 @@ def _parts(
 ) -> Iterator[tuple[str, Linked, torch.dtype]]:
     """(what stands before the names, tensors, their dtype) of the model and of each state."""
     shape = model.shape
-    shard = StateDictLayout(
+    layout = StateDictLayout(
         family=model.family, layers=range(shape.num_layers), padded_rows=rows, stacked=True, fused=True
     )
 
     def of(state: str) -> Linked:
-        links = megatron_links(shape, shard, state=f"{state}/")
+        links = megatron_links(shape, layout, state=f"{state}/")
         return Linked(model.source, [one.flipped() for one in links])
 
     yield "", of("weight"), dtype
