@@ -99,7 +99,7 @@ def opened(server: Process, *, stream: bool, texts: int = 1) -> socket.socket:
     host, _, port = server.url.removeprefix("http://").rpartition(":")
     data = json.dumps({"prompt": "the", "max_tokens": 40, "stream": stream, "ignore_eos": True, "n": texts}).encode()
     connection = socket.create_connection((host, int(port)), timeout=60)
-    lines = ["POST /v1/completions HTTP/1.1", "host: x", "connection: close", "content-type: application/json"]
+    lines = ["POST /v1/completions HTTP/1.1", "host: localhost", "connection: close", "content-type: application/json"]
     connection.sendall("\r\n".join([*lines, f"content-length: {len(data)}", "", ""]).encode() + data)
     return connection
 
