@@ -112,21 +112,21 @@ class RunSection:
         None  # starts in a row that may come no further than the one before; the next is refused; not set: no limit
     )
     join_minutes: PositiveAmount = (
-        5.0  # how long the ranks wait for each other at the start, rank 0 included, before all end; notes name the
-        # missing ones from the 40th second on
+        5.0  # how long ranks, rank 0 included, wait for each other at the start before all end; from the 40th second
+        # on, notes name the missing ones
     )
     on_lost_node: Literal["stop", "wait", "shrink"] | None = (
         None  # what a job does that was started again with fewer ranks; shrink: takes a layout for them that keeps the
         # global batch; not set: trains on if the layout fits them
     )
-    log_interval: Positive = 1  # steps between lines of metrics.jsonl and of the log
-    log_format: Literal["text", "json"] = "text"  # of the log, where there is no terminal
-    log_params_norm: bool = False  # lines of metrics.jsonl have the norm of all parameters after the step
-    log_num_zeros: bool = False  # and how many gradients of the step are zero
-    profile: tuple[int, ...] = ()  # [first, last] of the steps that PyTorch's profiler records, into profile/
-    profile_ranks: tuple[int, ...] = (0,)  # ranks that it records, a file for each
+    log_interval: Positive = 1  # steps between lines in the log and in metrics.jsonl
+    log_format: Literal["text", "json"] = "text"  # format of the log without a terminal
+    log_params_norm: bool = False  # log the norm of all parameters after the step to metrics.jsonl
+    log_num_zeros: bool = False  # log the number of zeros in the gradients to metrics.jsonl
+    profile: tuple[int, ...] = ()  # [first, last] step for PyTorch's profiler, which writes traces to profile/
+    profile_ranks: tuple[int, ...] = (0,)  # ranks to profile, one trace each
     health: Literal["warn", "stop", "off"] = (
-        "warn"  # a look at every rank before the first step: devices, rates, clocks, versions; stop: ends the run
+        "warn"  # checks every rank before the first step: devices, rates, clocks, versions; stop: ends the run
     )
 
 
@@ -135,7 +135,7 @@ class GPTNeoXSection:
     """What models of family gpt_neox have beside the keys of [model]."""
 
     parallel_residual: bool = True  # attention and MLP read the same sum; false: the MLP reads what attention added to
-    shared_norm: bool = False  # attention and MLP read the same norm of it, as in Cohere
+    shared_norm: bool = False  # attention and MLP share one norm, as in Cohere
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,17 +180,17 @@ class ModelSection:
     rope_high_freq_factor: Annotated[float, Range(1e-3)] = 4.0  # llama3: pairs with more rotations than this are kept
     rope_beta_fast: Annotated[float, Range(1e-3)] = 32.0  # yarn: pairs with more rotations than this are kept
     rope_beta_slow: Annotated[float, Range(1e-3)] = 1.0  # yarn: pairs with fewer rotations than this are scaled
-    rope_short_factors: tuple[float, ...] = ()  # longrope: stretch of each pair in rows of up to rope_original_length
-    rope_long_factors: tuple[float, ...] = ()  # longrope: stretch of each pair in longer rows
+    rope_short_factors: tuple[float, ...] = ()  # longrope: factor of each pair for rows up to rope_original_length
+    rope_long_factors: tuple[float, ...] = ()  # longrope: factor of each pair for longer rows
     rope_window_theta: Annotated[float, Range(1)] | None = (
-        None  # base of the frequencies in layers with a window, which are then not scaled; not set: as in the others
+        None  # rope_theta of layers with a window, which are then not scaled; not set: as in the other layers
     )
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"  # normalization in each layer and before the head
     norm_epsilon: Small = 1e-5  # added to the variance
     norm_bias: bool = True  # layernorm: has a bias
-    norm_zero_centered: bool = False  # weights of norms are stored less 1, as in Gemma
+    norm_zero_centered: bool = False  # norm weights are stored minus 1, as in Gemma
     block_norm: Literal["input", "output", "both"] = (
-        "input"  # what is normalized: what attention and MLP read, what they add (OLMo 2), or both (Gemma 2)
+        "input"  # where attention and MLP are normalized: input (pre-norm), output (OLMo 2), or both (Gemma 2)
     )
     activation: Literal["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_erf", "relu", "squared_relu"] = (
         "swiglu"  # nonlinearity of the MLP; gelu: tanh approximation, as in GPT-2; gelu_erf, geglu: exact
@@ -201,8 +201,8 @@ class ModelSection:
     activation_offset: float = 0.0  # gated: added to the factor beside the gate
     bias: bool | Literal["qkv"] = False  # biases in the linear layers; "qkv": only of queries, keys and values
     qk_norm: bool | Literal["own_head", "all_heads"] = (
-        False  # each head of queries and keys is normalized; "own_head": with weights of its own (StableLM);
-        # "all_heads": all heads of a token are normalized together (OLMo 2)
+        False  # normalizes each head of queries and keys; "own_head": with separate weights per head (StableLM);
+        # "all_heads": all heads of a token together (OLMo 2)
     )
     window: Positive | None = None  # number of last tokens that a token attends to, itself included; not set: all
     window_interval: Positive | None = None  # every k-th layer (k, 2k, ...) attends to all tokens; not set: none does
@@ -295,7 +295,7 @@ class DataSection:
         # beside the corpus
     )
     cache_size: str | None = None  # limit on these blocks, such as "500 GiB"; not set: until the disk is nearly full
-    skip: tuple[str, ...] = ()  # samples that are not trained on, as ranges "FIRST-LAST" of the run's order
+    skip: tuple[str, ...] = ()  # samples to skip, as ranges "FIRST-LAST" in the run's order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -345,10 +345,10 @@ class TrainSection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluateSection:
-    """Tasks that score the model during training, from files; as in `mtrain eval`."""
+    """Tasks of `mtrain eval` that score the model during training."""
 
-    tasks: tuple[str, ...] = ()  # as TASK=FILE, such as "lambada=test.jsonl"; tasks: those of `mtrain eval --task`
-    interval: Positive | None = None  # steps between scores; not set: only at the end
+    tasks: tuple[str, ...] = ()  # each TASK=FILE, such as "lambada=test.jsonl", with TASK as in `mtrain eval --task`
+    interval: Positive | None = None  # steps between evaluations; not set: only at the end
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -471,19 +471,19 @@ class CheckpointSection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrackSection:
-    """Trackers that get the curves and events of a run, from a process of their own: howto/watch.md."""
+    """Experiment trackers and alerts, served by a separate process: howto/watch.md."""
 
-    to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio", "prometheus", "webhook"], ...] = ()  # where to send
-    project: str = "mtrain"  # project of W&B and trackio, experiment of MLflow
-    name: str | None = None  # of the run there; not set: the last part of run.folder
-    entity: str | None = None  # W&B: user or team; not set: the one that W&B takes
-    id: str | None = None  # of the run there; not set: drawn, and kept in tracking.json
+    to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio", "prometheus", "webhook"], ...] = ()  # trackers
+    project: str = "mtrain"  # W&B or trackio project, MLflow experiment
+    name: str | None = None  # display name of the run; not set: the last part of run.folder
+    entity: str | None = None  # W&B user or team; not set: W&B's default
+    id: str | None = None  # id of the run in trackers; not set: random, stored in tracking.json
     tensorboard_dir: str | None = None  # folder of event files; not set: tensorboard in run.folder
     wandb_dir: str | None = None  # folder of W&B's files; not set: run.folder
     mlflow_uri: str | None = None  # tracking server or store; not set: MLFLOW_TRACKING_URI, or mlflow.db in run.folder
     prometheus_file: str | None = None  # for a textfile collector; not set: metrics.prom in run.folder
-    webhook_url: str | None = None  # gets a POST for each alert; not set: the one in MTRAIN_WEBHOOK_URL
-    webhook_form: Literal["json", "slack"] = "json"  # slack: a message as Slack's incoming webhooks take it
+    webhook_url: str | None = None  # URL that gets a POST per alert; not set: MTRAIN_WEBHOOK_URL
+    webhook_form: Literal["json", "slack"] = "json"  # slack: in the form of Slack's incoming webhooks
     webhook_on: tuple[Literal["start", "stop", "crash", "hang", "spike", "finish"], ...] = (
         "start",
         "stop",
@@ -491,26 +491,24 @@ class TrackSection:
         "hang",
         "spike",
         "finish",
-    )  # alerts that are sent
-    hang_minutes: PositiveAmount = 10.0  # without a step or another sign of life, after which a run counts as hung
+    )  # alerts to send
+    hang_minutes: PositiveAmount = 10.0  # minutes without a sign of life after which a run counts as hung
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SpikesSection:
-    """What counts as a spike of the loss or of the gradient norm, and what a run does about it."""
+    """What counts as a spike of the loss or gradient norm, and what the run does about it: howto/spikes.md."""
 
     action: Literal["off", "report", "skip", "roll_back"] = (
-        "report"  # report: an event and a page; skip: also without an update; roll_back: also back to the newest
-        # checkpoint before it, and on without its samples
+        "report"  # report: write an event and a page; skip: also skip the update; roll_back: also return to the newest
+        # checkpoint before the spike and skip its samples
     )
-    window: Annotated[int, Range(16)] = 128  # earlier steps that a step is compared with; half of them are enough
-    threshold: PositiveAmount = 8.0  # robust z-score of a spike: distance from the window's median, in deviations
-    warmup_steps: Count | None = (
-        None  # first steps of the run that raise no alarm; not set: those of the learning rate's warmup
-    )
-    skip_before: Count = 0  # roll_back: steps before that of the spike whose samples are skipped, too
-    skip_after: Count = 0  # roll_back: steps after that of the spike whose samples are skipped, too
-    max_rollbacks: Positive = 3  # roll_back: how often a run may return to one checkpoint; after that it ends
+    window: Annotated[int, Range(16)] = 128  # previous steps to compare with; detection starts when it is half full
+    threshold: PositiveAmount = 8.0  # robust z-score of a spike: deviations above the window's median
+    warmup_steps: Count | None = None  # first steps of the run without detection; not set: the learning rate's warmup
+    skip_before: Count = 0  # roll_back: also skip the samples of this many steps before the spike
+    skip_after: Count = 0  # roll_back: also skip the samples of this many steps after the spike
+    max_rollbacks: Positive = 3  # roll_back: returns to the same checkpoint before the run ends with an error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
