@@ -1,7 +1,7 @@
-"""Send the curves and events of a run to trackers: what they lack, each step once.
+"""Send the metrics and alerts of a run to trackers: whatever they do not have yet, each step once.
 
-A run that has track.to does this while it trains; this command sends afterwards, from a machine with a network, or
-beside a run that has no trackers (--follow). The settings are those of [track] in the run's config.toml.
+A run with track.to does this while it trains. Use this command afterwards, from a machine with network access, or with
+--follow next to a run without trackers. Settings come from [track] in the run's config.toml.
 
 Examples:
   mtrain track runs/first --to wandb
@@ -23,34 +23,40 @@ from .console import Console, Parser
 
 
 def add_arguments(parser: Parser) -> None:
-    """The run, where to, and whether to go on."""
+    """See `mtrain track --help`."""
     from trainer.tracking.trackers import TRACKERS
 
     add = parser.add_argument
     add("run", metavar="RUN", help="the run folder")
     names = ", ".join(TRACKERS)
-    add("--to", nargs="+", choices=tuple(TRACKERS), metavar="TRACKER", help=f"of {names} (default: track.to)")
-    add("--follow", action="store_true", help="go on until the run ends")
+    add(
+        "--to",
+        nargs="+",
+        choices=tuple(TRACKERS),
+        metavar="TRACKER",
+        help=f"one or more of {names} (default: track.to)",
+    )
+    add("--follow", action="store_true", help="keep sending until the run ends")
     add("--parent", type=int, help=argparse.SUPPRESS)  # of the follower that a run starts: the process of rank 0
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
-    """Send, and say what could not be sent."""
+    """Send, and report what could not be sent."""
     from trainer.tracking.follower import SAID, send, tracked_run
     from trainer.tracking.trackers import missing_libraries
 
     folder = Path(arguments.run)
     if not (folder / "config.toml").is_file():
-        raise UsageError(f"{folder} is not a run folder", expected="a folder that mtrain train made")
+        raise UsageError(f"{folder} is not a run folder", expected="a folder written by mtrain train")
     run = tracked_run(folder)
     names = tuple(dict.fromkeys(arguments.to or run.settings.to))
     if not names:
-        raise UsageError("no tracker is named", fix="--to TRACKER, or track.to in the run's configuration")
+        raise UsageError("no tracker given", fix="give --to TRACKER, or set track.to in the run's configuration")
     missing = missing_libraries(names)
     if missing and arguments.parent is None:
         raise UsageError("; ".join(missing.values()))
     for text in missing.values():
-        console.tell(f"{SAID}{text}; the run goes on without it")
+        console.tell(f"{SAID}{text}; the run continues without this tracker")
     if arguments.parent is not None:
         _stay()
     lacks = send(
@@ -76,7 +82,7 @@ def _is_held(folder: Path) -> bool:
 
 
 def _stay() -> None:
-    """What ends the ranks does not end this process, which ends by itself; and it takes no time from them."""
+    """Ignore the signals that end the ranks (this process ends by itself), and yield the CPU to them."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.nice(10)

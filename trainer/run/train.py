@@ -229,7 +229,7 @@ def _go_on(
             run_id(folder, wanted=config.track.id, stored=_stored_id(newest))
         except DamageError as error:
             tracks = False
-            progress.note(f"track: {error}\n  the run goes on without trackers")
+            progress.note(f"track: {error}\n  the run continues without trackers")
     resumed = done.steps if newest else None
     tally = _tally_so_far(config, tell=progress.note)
     try:

@@ -1,11 +1,11 @@
-"""What trackers are sent, from the files of a run folder: new lines, numbers, alerts, and the run's id.
+"""What is sent to trackers, from the files of a run folder: new lines, numbers, alerts, and the run's id.
 
     tracking.json   {"id": "k3j2...", "origin": "9f1c..."}
 
-`id` names the run in trackers; each checkpoint has a copy of the file, so that a run that goes on in another folder
-continues its curves. `origin` is drawn with it and stored in each tracker: a tracker's run with another origin belongs
-to another run, and is not written to. What is unusual: events.jsonl has no line of a run that was killed, so a start
-without an end is a crash once its process is gone, or once another start follows it.
+`id` names the run in trackers; each checkpoint has a copy of the file, so that a run that continues in another folder
+continues its curves. `origin` is drawn with it and stored in each tracker: a tracker run with another origin belongs to
+another run and is not written to. What is unusual: a killed run leaves no line in events.jsonl, so a start without an
+end is a crash once its process is gone, or once another start follows.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class RunId:
 
 
 def run_id(folder: Path, *, wanted: str | None = None, stored: bytes | None = None) -> RunId:
-    """The id of the run in a folder; drawn, and written there, if it has none.
+    """The id of the run in a folder; draws and writes one if there is none.
 
     Args:
-        wanted: track.id. stored: tracking.json of the checkpoint from which the run goes on.
+        wanted: track.id. stored: tracking.json of the checkpoint from which the run continues.
 
     Raises:
         DamageError: tracking.json cannot be read. OSError: from the file system.
@@ -61,24 +61,24 @@ def _parsed(content: bytes, path: Path) -> RunId:
         facts = json.loads(content)
         if type(facts["id"]) is str and type(facts["origin"]) is str and facts["id"]:
             return RunId(facts["id"], facts["origin"])
-    fix = "remove it: trackers then get a new run with all lines"
+    fix = "delete it; trackers then get a new run with all steps"
     raise DamageError(f"{path} does not name the run in trackers", found=repr(content[:80]), fix=fix)
 
 
 def tracking_file(folder: Path) -> dict[str, bytes]:
-    """tracking.json by its name, for a checkpoint; empty: the run has none."""
+    """tracking.json by name, for a checkpoint; empty if the run has none."""
     with suppress(FileNotFoundError):
         return {TRACKING: (folder / TRACKING).read_bytes()}
     return {}
 
 
 class Tail:
-    """The new lines of a file to which another process appends; a line that is not finished waits.
+    """The new lines of a file to which another process appends; an incomplete line waits.
 
-    A file that was replaced, as a run does when it goes back, is read again from its beginning.
+    A file that was replaced, as a run does when it goes back to a checkpoint, is read again from the beginning.
 
     Attributes:
-        damaged: where lines begin, in bytes, that are not JSON objects; they are left out.
+        damaged: byte offsets of lines that are not JSON objects; they are skipped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -86,7 +86,7 @@ class Tail:
         self.damaged: list[int] = []
 
     def read(self, most: int = 1000) -> list[dict[str, Any]]:
-        """The next lines, at most so many; empty: there are none yet."""
+        """The next lines, at most `most`; empty if there are none yet."""
         lines = list[dict[str, Any]]()
         try:
             with self.path.open("rb") as file:
@@ -117,7 +117,7 @@ class Tail:
 
 
 def numbers(line: Mapping[str, Any], *, prefix: str = "") -> dict[str, float]:
-    """The measurements of a line of metrics.jsonl by name; those inside an object are `object/name`."""
+    """The numbers of a line of metrics.jsonl by name; those of a nested object are `object/name`."""
     values: dict[str, float] = {}
     for name, value in line.items():
         if isinstance(value, Mapping):
@@ -129,11 +129,10 @@ def numbers(line: Mapping[str, Any], *, prefix: str = "") -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alert:
-    """Something that people want to be told of.
+    """Something to notify people of.
 
     Args:
-        step: the last finished one, as far as known. time_s: seconds since 1970.
-        facts: of the event.
+        step: the last finished one, if known. time_s: seconds since 1970. facts: fields of the event.
     """
 
     kind: AlertKind
@@ -161,7 +160,7 @@ class Alerts:
         step = event.get("step") if type(event.get("step")) is int else None
         if kind == "start":
             if self.running:
-                yield self.crash(time_s, step=None, why="it ended without a word, and was started again")
+                yield self.crash(time_s, step=None, why="it ended without recording why, and was started again")
             self.running, self.ended = True, None
             text = f"started from step {step}" if step else "started"
             yield Alert(kind="start", text=text, step=step, time_s=time_s, facts=event)

@@ -1,12 +1,12 @@
 """The follower of a run: a process beside rank 0 that sends new lines of the run folder to trackers, and outlives it.
 
-Not a thread of a rank: imports and uploads would hold Python's lock where the host is the bottleneck. It has a session
-of its own, so that what ends the ranks leaves it; it ends by itself a minute after the run at most. Each tracker has a
-thread: one that hangs delays no other. A tracker that fails is opened again, asked for its last step, and sent what
-follows; its error is said once. What could not be sent in time stays in the run folder: `mtrain track RUN --to NAME`.
+Not a thread of a rank: imports and uploads would hold the GIL where the host is the bottleneck. It has its own session,
+so that signals to the ranks do not reach it; it exits at most a minute after the run. Each tracker has a thread, so one
+that hangs delays no other. A tracker that fails is reopened, asked for its last step, and sent the later ones; its
+error is reported once. What was not sent in time can be sent later from the run folder: `mtrain track RUN --to NAME`.
 
-    track.log       what the follower and the trackers' libraries print
-    webhook.json    {"events": 12, "running": true}: how many events the webhook was told of; it cannot be asked
+    track.log       output of the follower and of the tracker libraries
+    webhook.json    {"events": 12, "running": true}: events already sent to the webhook, which cannot be asked
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from trainer.tracking.files import EVENTS, METRICS, Alert, Alerts, Tail, numbers
 from trainer.tracking.trackers import TRACKERS, WEBHOOK_TIMEOUT_S, TrackedRun, Tracker
 
 LOG, POSITION = "track.log", "webhook.json"
-SAID = "mtrain: track: "  # begins the lines of track.log that are for the user
+SAID = "mtrain: track: "  # prefix of the lines of track.log that are for the user
 POLL_S = 1.0
 PATIENCE_S = 60.0  # after the end of the run
 PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # between attempts; the last one from then on
@@ -86,11 +86,11 @@ class Sending:
     Args:
         name, tracker: of TRACKERS. run: which.
         alive: whether the process that writes the files still runs. over: set once it does not, or the run has ended.
-        follow: whether to go on until the run ends; otherwise only what is there is sent.
+        follow: keep sending until the run ends; otherwise send only what exists now.
         tell: prints a line for the user.
 
     Attributes:
-        lacks: why something could not be sent; None: everything is there.
+        lacks: why something could not be sent; None: everything was sent.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Sending:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
-        self.lacks: str | None = f"{name}: nothing was sent yet"
+        self.lacks: str | None = f"{name}: nothing sent yet"
         self._tracker, self._run, self._alive, self._follow, self._tell = tracker, run, alive, follow, tell
         self._times, self._clock, self._over = times, clock, over or threading.Event()
         self._has_position = name == "webhook"
@@ -134,7 +134,7 @@ class Sending:
                 failures = 0
             except UsageError as error:
                 self.lacks = f"{self.name}: {error}"
-                self._tell(f"{self.lacks}\n  the run goes on without it")
+                self._tell(f"{self.lacks}\n  the run continues without this tracker")
                 return
             except LibraryError as error:
                 self._fail(hide_secrets(str(error)))
@@ -152,7 +152,7 @@ class Sending:
         if not self._said:
             self._said = True
             again = f"mtrain track {self._run.folder} --to {self.name}"
-            self._tell(f"{self.lacks}\n  the run goes on, and it is tried again; afterwards: {again}")
+            self._tell(f"{self.lacks}\n  the run continues, and sending is retried; after the run: {again}")
 
     def _gives_up(self, alive: bool, pause: float) -> bool:
         if alive and self._follow and self._alerts.ended is None:
@@ -163,7 +163,7 @@ class Sending:
         return not self._follow or self._clock() + pause - self._ended_s > patience_s
 
     def _round(self, alive: bool) -> bool:
-        """Send what is new, and wait if that is nothing; returns whether the run has ended, and everything is sent.
+        """Send what is new, or wait if nothing is; returns whether the run has ended and everything is sent.
 
         Raises:
             LibraryError: the tracker failed; the next round begins anew. UsageError: it can never work.
@@ -194,7 +194,7 @@ class Sending:
         return over
 
     def _send_lines(self) -> bool:
-        """Send some lines; those of steps that the tracker has are skipped."""
+        """Send some lines, except those of steps that the tracker already has."""
         lines = self._metrics.read()
         for line in lines:
             step = line.get("step")
@@ -204,7 +204,7 @@ class Sending:
         return bool(lines)
 
     def _send_events(self) -> bool:
-        """Send some alerts; those of earlier starts are for nobody who was not told at the time."""
+        """Send some alerts; those of earlier starts are not sent late."""
         events = self._events.read()
         for event in events:
             self._num_events += 1
@@ -220,7 +220,7 @@ class Sending:
         return bool(events)
 
     def _position(self) -> tuple[int, bool]:
-        """How many events the tracker was told of before, and whether of a crash after them."""
+        """How many events were sent to the tracker before, and whether a crash after them was."""
         if self._has_position:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 facts = json.loads((self._run.folder / POSITION).read_bytes())
@@ -240,7 +240,7 @@ class Sending:
             self._sign, self._sign_s, self._hung = sign, self._clock(), False
         silent_s = self._clock() - self._sign_s
         if silent_s > 60 * self._run.settings.hang_minutes and not self._hung:
-            text = f"no sign of life for {silent_s / 60:.0f} minutes; the last line is of step {self._last}"
+            text = f"no sign of life for {silent_s / 60:.0f} minutes; last logged step {self._last}"
             self._tracker.event(Alert(kind="hang", text=text, step=self._last, time_s=time.time(), facts={}))
             self._hung = True
 
@@ -248,7 +248,7 @@ class Sending:
         if self._alerts.running and not alive and self._last == _planned_steps(self._run.folder):
             self._alerts.running, self._alerts.ended = False, "finish"  # versions before 0.1 do not say so
         elif self._alerts.running and not alive:
-            why = f"its process is gone without a word; the last line is of step {self._last}"
+            why = f"its process vanished without recording why; last logged step {self._last}"
             self._tracker.event(self._alerts.crash(time.time(), step=self._last, why=why))
             self._store_position()
         self._tracker.close(self._alerts.ended)
@@ -257,7 +257,7 @@ class Sending:
         for tail in (self._metrics, self._events):
             if tail.damaged:
                 places = ", ".join(map(str, tail.damaged[:5]))
-                self._tell(f"{self.name}: {tail.path} has lines that are not JSON objects, at byte {places}; left out")
+                self._tell(f"{self.name}: {tail.path} has lines that are not JSON objects, at byte {places}; skipped")
                 tail.damaged.clear()
 
 
@@ -283,7 +283,7 @@ def send(
     follow: bool,
     times: Times = Times(),
 ) -> list[str]:
-    """Send a run to trackers, each in a thread of its own; what could not be sent, by tracker.
+    """Send a run to trackers, each in its own thread; returns what could not be sent, by tracker.
 
     Args:
         names: of TRACKERS. alive, tell, follow: see `Sending`.
@@ -312,13 +312,13 @@ def send(
             break  # a library hangs
     stuck = {thread: sending for thread, sending in zip(threads, sendings, strict=True) if thread.is_alive()}
     for sending in stuck.values():
-        sending.lacks = sending.lacks or f"{sending.name}: it does not answer"
+        sending.lacks = sending.lacks or f"{sending.name}: no response"
     return [sending.lacks for sending in sendings if sending.lacks]
 
 
 def _locked(sending: Sending, run: TrackedRun, follow: bool, times: Times) -> None:
-    """Send while no other process sends to the same tracker: the follower of an earlier start may still be at it."""
-    held = (f"another process sends this run to {sending.name}", "wait for it; it sends everything")
+    """Send while no other process does: the follower of an earlier start may still be sending to this tracker."""
+    held = (f"another process is sending this run to {sending.name}", "wait for it; it sends everything")
     while True:
         try:
             with file_lock.hold(run.folder / f".track-{sending.name}.lock", remove=True, held=held):
@@ -358,10 +358,10 @@ class Follower:
             finally:
                 os.close(log)
         except OSError as error:
-            note(f"the trackers cannot be started: {error}; mtrain track {folder} sends the run afterwards")
+            note(f"the trackers could not be started: {error}; send the run afterwards: mtrain track {folder}")
 
     def poll(self) -> None:
-        """Print what the follower has for the user."""
+        """Print the follower's new lines for the user."""
         with suppress(OSError), self._log.open("rb") as log:
             log.seek(self._said)
             content = log.read()
@@ -371,7 +371,7 @@ class Follower:
                 self._note(text)
 
     def close(self) -> None:
-        """Wait until everything is sent, or until the follower gives up."""
+        """Wait until everything is sent or the follower gives up."""
         began_s, said = time.monotonic(), False
         while self._process is not None and self._process.poll() is None:
             waited_s = time.monotonic() - began_s
@@ -386,7 +386,7 @@ class Follower:
 
 
 def told_lines(text: str) -> Iterator[str]:
-    """What the follower has for the user: its lines, each with those below it that are indented."""
+    """The follower's lines for the user, each with the indented lines below it."""
     lines, told = text.splitlines(), list[str]()
     for line in lines:
         if line.startswith(SAID):

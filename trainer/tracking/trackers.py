@@ -1,8 +1,8 @@
-"""The trackers: each takes the lines of a run as numbers by step, and says which step it has got last.
+"""The trackers: each takes the lines of a run as numbers by step, and knows the last step that it has.
 
-What is unusual: a tracker is asked for its last step when it is opened, and is sent the steps after it. So a line may
-be sent twice but is there once, whatever was killed in between. Errors of a library become a LibraryError with its
-text; follower.py tries again. Imports of libraries are inside the classes: a run needs only those that it uses.
+What is unusual: a tracker is asked for its last step when it is opened, and is sent the later ones. So a line may be
+sent twice but is stored once, whatever was killed in between. Errors of a library become a LibraryError with its text;
+follower.py retries. Libraries are imported inside the classes: a run needs only those that it uses.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class OtherRunError(UsageError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackedRun:
-    """What trackers are told of a run.
+    """What trackers get to know of a run.
 
     Args:
-        folder: of the run. name: for people. id: in trackers.
+        folder: of the run. name: display name. id: in trackers.
         config: the settings of the run by section.key.
     """
 
@@ -53,7 +53,7 @@ class TrackedRun:
     config: Mapping[str, Any]
 
     def check_origin(self, tracker: str, origin: object) -> None:
-        """Refuse a tracker's run that another run has made.
+        """Refuse a tracker run that another run created.
 
         Raises:
             OtherRunError: the origin stored in the tracker is not this run's.
@@ -95,18 +95,18 @@ class Tracker:
         """Take an alert."""
 
     def flush(self) -> None:
-        """Send what was taken."""
+        """Send what was logged."""
 
     def close(self, ended: AlertKind | None) -> None:
         """End the connection.
 
         Args:
-            ended: how the run ended; None: it goes on.
+            ended: how the run ended; None: it continues.
         """
 
 
 class TensorBoard(Tracker):
-    """Event files in a folder, one file for each start."""
+    """Event files in a folder, one file per start."""
 
     def open(self, run: TrackedRun) -> None:
         """See `Tracker`."""
@@ -141,17 +141,17 @@ class TensorBoard(Tracker):
 
 
 def _last_in_event_file(path: Path) -> int:
-    """The last step in a file, which a killed process may have left cut."""
+    """The last step in a file, which a killed process may have left truncated."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     return max((event.step for event in LegacyEventFileLoader(str(path)).Load()), default=0)
 
 
 class WandB(Tracker):
-    """Weights & Biases; WANDB_MODE and WANDB_API_KEY say how.
+    """Weights & Biases, with WANDB_MODE and WANDB_API_KEY.
 
-    Offline, W&B begins a folder of its own at each start and does not continue one: the last step is that of all
-    folders of this id, which `wandb sync` sends as one run.
+    Offline, W&B starts a new folder at each start and continues none: the last step is that of all folders of this id,
+    which `wandb sync` sends as one run.
     """
 
     def open(self, run: TrackedRun) -> None:
@@ -285,7 +285,7 @@ _LAST_SENT = "step"
 
 
 class Trackio(Tracker):
-    """trackio; TRACKIO_SPACE_ID, TRACKIO_SERVER_URL and TRACKIO_DIR say where."""
+    """trackio, with TRACKIO_SPACE_ID, TRACKIO_SERVER_URL and TRACKIO_DIR."""
 
     def open(self, run: TrackedRun) -> None:
         """See `Tracker`."""
@@ -368,14 +368,14 @@ def _escaped(text: str) -> str:
 
 
 class Webhook(Tracker):
-    """A POST for each alert of `track.webhook_on`. An address is often a secret: no message shows it."""
+    """A POST for each alert of `track.webhook_on`. The URL is often a secret: no message shows it."""
 
     def open(self, run: TrackedRun) -> None:
         """See `Tracker`."""
         address = run.settings.webhook_url or os.environ.get(WEBHOOK_URL)
         if not address or not address.startswith(("http://", "https://")):
-            found = "neither track.webhook_url nor MTRAIN_WEBHOOK_URL" if not address else "another kind of address"
-            raise UsageError("the webhook has no address", found=found, expected="http:// or https://")
+            found = "neither track.webhook_url nor MTRAIN_WEBHOOK_URL is set" if not address else "another scheme"
+            raise UsageError("the webhook has no usable URL", found=found, expected="http://... or https://...")
         self._address, self._run = address, run
 
     def event(self, alert: Alert) -> None:
@@ -392,7 +392,7 @@ class Webhook(Tracker):
 
 
 def webhook_body(run: TrackedRun, alert: Alert) -> dict[str, Any]:
-    """What is posted: for Slack a text, otherwise the alert as it is."""
+    """The body that is posted: a message for Slack, otherwise the alert as JSON."""
     when = datetime.fromtimestamp(alert.time_s or time.time(), UTC).isoformat(timespec="seconds")
     if run.settings.webhook_form == "slack":
         return {"text": f"*{run.name}* {alert.text} ({os.uname().nodename}:{run.folder.absolute()}, {when})"}
@@ -422,7 +422,7 @@ _LIBRARIES = ("tensorboard", "wandb", "mlflow", "trackio")
 def missing_libraries(names: Iterable[str]) -> dict[str, str]:
     """A problem for each tracker whose library is not installed, by its name."""
     return {
-        name: f"the tracker {name!r} needs its library, which is not installed; {install_command('track')}"
+        name: f"the library of tracker {name!r} is not installed; {install_command('track')}"
         for name in names
         if name in _LIBRARIES and name not in sys.modules and find_spec(name) is None
     }

@@ -108,7 +108,7 @@ def test_a_tracker_that_fails_gets_each_step_once_and_is_named_once(run: Tracked
     sent.run()
     assert store.steps == list(range(1, 2501)) and sent.lacks is None
     (text,) = told
-    assert text.startswith("made: the server is away\n  the run goes on") and "mtrain track" in text
+    assert text.startswith("made: the server is away\n  the run continues") and "mtrain track" in text
     assert store.alerts == ["start", "finish"]
 
 
@@ -203,7 +203,7 @@ def test_another_runs_id_is_named_and_nothing_is_sent(run: TrackedRun) -> None:
     write(run, "metrics", *steps(1, 3))
     store, told = Store(), []
     sending(run, Foreign(store), alive=True, told=told).run()
-    assert store.steps == [] and "belongs to another run" in told[0] and "the run goes on without it" in told[0]
+    assert store.steps == [] and "belongs to another run" in told[0] and "continues without this tracker" in told[0]
     with pytest.raises(OtherRunError, match=r"set another track\.id"):
         run.check_origin("W&B", "someone")
     run.check_origin("W&B", run.id.origin)
@@ -296,7 +296,7 @@ def test_a_webhook_without_an_address_is_named(run: TrackedRun, monkeypatch) -> 
     monkeypatch.delenv("MTRAIN_WEBHOOK_URL", raising=False)
     told: list[str] = []
     sending(with_webhook(run), Webhook(), name="webhook", told=told).run()
-    assert told[0].startswith("webhook: the webhook has no address")
+    assert told[0].startswith("webhook: the webhook has no usable URL")
     alert = Alert(kind="hang", text="x", step=None, time_s=0.0, facts={})
     assert set(webhook_body(run, alert)) == {"event", "text", "step", "time", "run", "facts"}
 
@@ -305,7 +305,7 @@ def test_one_process_sends_to_a_tracker(run: TrackedRun) -> None:
     write(run, "metrics", *steps(1, 3))
     with file_lock.hold(run.folder / ".track-prometheus.lock"):
         (lacks,) = send(run, ["prometheus"], alive=lambda: False, tell=print, follow=False, times=FAST)
-        assert lacks.startswith("another process sends this run to prometheus")
+        assert lacks.startswith("another process is sending this run to prometheus")
     assert send(run, ["prometheus"], alive=lambda: False, tell=print, follow=False, times=FAST) == []
 
 
