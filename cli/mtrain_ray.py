@@ -1,4 +1,4 @@
-"""The job of a run on a Ray cluster; `mtrain launch ray` starts it in the background, users do not."""
+"""The background job of a run on Ray; started by `mtrain launch ray`, not by users."""
 
 from __future__ import annotations
 

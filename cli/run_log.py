@@ -1,8 +1,7 @@
-"""The log of a training run where there is no terminal, in one of two formats: lines for people, or JSON lines.
+"""The log of a training run without a terminal, as text or as JSON lines.
 
-Rank 0 prints it on stderr. Each step that `run.log_interval` selects is a line; what happens between two steps (an
-evaluation, a checkpoint, a note) stands between their lines. Other work, such as building the order of the data, and a
-long evaluation say every 10 s how far they are.
+Rank 0 prints it to stderr: a line every `run.log_interval` steps, with evaluations, checkpoints and notes in between.
+Other work, such as building the order of the data, and long evaluations report progress every 10 s.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ class RunLog(LineProgress):
     """The log of a run.
 
     Args:
-        write: takes a line.
-        program: begins the line of a note in text.
+        write: prints a line.
+        program: prefix of notes in text.
         format: run.log_format.
         clock, interval_s: see `LineProgress`.
     """
@@ -58,14 +57,14 @@ class RunLog(LineProgress):
             super().note(text)
 
     def advance(self, amount: int, **totals: float) -> None:
-        """See `Progress`; between the lines of steps only a long evaluation is a line."""
+        """See `Progress`; during training only long evaluations report progress."""
         if self._facts.get("doing") != TRAIN or totals.get("to_evaluate"):
             super().advance(amount, **totals)
         else:
             self._meter.advance(amount, totals, now=self._clock())
 
     def end(self) -> None:
-        """See `Progress`; the last step has a line of its own."""
+        """See `Progress`; training needs no final line, the last step has one."""
         if self._facts["doing"] != TRAIN:
             super().end()
 
