@@ -1,7 +1,7 @@
-"""A human's decision to leave samples out of a run: recorded in its folder, said in events.jsonl.
+"""A user's decision to skip samples of a run, recorded in its folder and in events.jsonl.
 
-It works while the run is active, which reads the decision when it starts again. Samples of steps that are trained
-already are recorded, too: they are left out if the run returns to a checkpoint before them.
+It may be made while the run is active; it takes effect at the next start. Samples of steps that are already trained are
+recorded, too: they are skipped if the run returns to a checkpoint before them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Skipped:
     Args:
         steps: first and last step that read the samples. samples: first and last.
         newest: step of the checkpoint that the run continues from; 0: none.
-        before: the newest checkpoint in which none of these samples is trained; None: there is none.
+        before: the newest checkpoint that was not trained on any of these samples; None: there is none.
     """
 
     folder: Path
@@ -57,11 +57,11 @@ class Skipped:
         if self.newest < first_step:
             return text
         some = "some" if self.newest < last_step else "all"
-        trained = f"the newest checkpoint, step-{self.newest}, has trained on {some}"
+        trained = f"the newest checkpoint, step-{self.newest}, was already trained on {some} of them"
         if self.before is None:
-            return f"{text}\n{trained} of them already, and no older one is there: only a new run can leave them out"
+            return f"{text}\n{trained}, and there is no older one: only a new run can leave them out"
         pointer = self.before.parent / LATEST
-        return f"{text}\n{trained} of them already: to leave them out, write {self.before.name} into {pointer}"
+        return f"{text}\n{trained}: to undo that, write {self.before.name} into {pointer}"
 
 
 def skip(folder: Path, *, steps: tuple[int, int] | None = None, samples: tuple[int, int] | None = None) -> Skipped:
@@ -71,7 +71,7 @@ def skip(folder: Path, *, steps: tuple[int, int] | None = None, samples: tuple[i
         steps, samples: the first and the last; one of the two.
 
     Raises:
-        UsageError: not a run folder, or it has no such step. DamageError: a file of the run cannot be read.
+        UsageError: not a run folder, or the run has no such step. DamageError: a file of the run cannot be read.
     """
     record = find_record(folder)
     seed = int(record.options.get("seed", 0))
@@ -81,9 +81,7 @@ def skip(folder: Path, *, steps: tuple[int, int] | None = None, samples: tuple[i
         samples = first, sum(of_run.bounds(steps[1])) - 1
     assert samples is not None, "steps or samples are given"
     if of_run.num_samples is not None and samples[0] >= of_run.num_samples:
-        raise UsageError(
-            f"{folder} reads no sample {samples[0]:,}", expected=f"samples 0 to {of_run.num_samples - 1:,}"
-        )
+        raise UsageError(f"{folder} has no sample {samples[0]:,}", expected=f"samples 0 to {of_run.num_samples - 1:,}")
     first_step, last_step = (of_run.step_of(sample) for sample in samples)
     record_skip(folder, [samples])
     append_event(

@@ -1,4 +1,4 @@
-"""Finds spikes of the loss and of the gradient norm: a robust z-score over a window of earlier steps.
+"""Detects spikes of the loss and gradient norm: a robust z-score over a window of earlier steps.
 
 A step is above its limits if its loss or its gradient norm lies more than `spikes.threshold` deviations above the
 median of the window. The deviation is that of the values above the median, because gradient norms are skewed: the
@@ -7,12 +7,12 @@ step unless there was another shortly before.
 
 What is unusual: the limits of step n follow from the reports of steps up to n - 2 alone. A GPU is given step n before
 step n - 1 has been read, and a run that resumes at step n has read all reports; both must decide the same. The limits
-are sums, products and comparisons of numbers that all ranks have alike, so they are equal bits on all ranks; a
-logarithm could differ between two processors. The state is `to_numbers`, a part of each checkpoint. Pure.
+are sums, products and comparisons of numbers that all ranks share, so they are bitwise equal on all ranks; a logarithm
+could differ between two processors. The state is `to_numbers`, a part of each checkpoint. Pure.
 
-There is no limit in the warmup of the learning rate, while the window has fewer than half of its steps, and after the
-mixture has changed, because the loss of another mixture is another one: the window then begins anew. It also does after
-MOST_IN_A_ROW steps above the limit: that is a new level, not a spike.
+There is no limit during learning-rate warmup or while the window is less than half full. The window is cleared when
+the mixture changes, because another mixture has another loss, and after MOST_IN_A_ROW steps above the limit: that is a
+new level, not a spike.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainer.config.sections import SpikesSection
 from trainer.run.step_report import NO_LIMITS, Limits, StepReport
 
 BEHIND = 2  # steps between a report and the first limit that it can influence
-MOST_IN_A_ROW = 10  # steps above the limit, after which their level is the usual one
+MOST_IN_A_ROW = 10  # steps above the limit, after which their level becomes the usual one
 QUIET_STEPS = 16  # after a step above the limit, in which others belong to the same spike
 MIXTURE_CHANGE = 0.1  # share of samples from other components, from which on a mixture is another one
 LEAST_LOSS, LEAST_NORM = 0.05, 3.0  # a spike is higher than the median by at least this share of it; norms vary more
@@ -109,10 +109,10 @@ class SpikeDetector:
         self._usual: dict[int, tuple[_Usual, _Usual]] = {}  # of steps whose reports are to come: loss, norm
 
     def limits(self, step: int, sample: int, *, warmup: bool = False) -> Limits:
-        """The limits of a step, whose steps before are asked for in order.
+        """The limits of a step; call it for each step in order.
 
         Args:
-            sample: the first one that it reads. warmup: no step of the warmup has limits.
+            sample: the first one that it reads. warmup: whether the step is in the warmup, which has no limits.
         """
         while self._waiting and self._waiting[0].step <= step - BEHIND:
             self._take(self._waiting.popleft())

@@ -1,8 +1,8 @@
-"""spikes/step-N.html: one file without scripts or links that shows what a spike's step read and how it stands out.
+"""spikes/step-N.html: one self-contained file that shows what the step of a spike read, and how it stands out.
 
-Loss and norm of the steps around it, the loss of each corpus beside its usual one, the gradient norm of each group of
-parameters, and the documents of the step, quoted: those of the corpora whose loss stands out most come first. The page
-is written from the open data and the end of metrics.jsonl, however long the run is. Imported only if there is a spike.
+It has loss and norm of the surrounding steps, the loss of each corpus next to its usual value, the gradient norm by
+parameter group, and quotes of the step's documents, those of the most unusual corpora first. It is written from the
+open data and the end of metrics.jsonl, so its cost does not grow with the run. Imported only if there is a spike.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def render(config: RunConfig, dataset: Dataset, *, step: SpikeStep, lines: Seque
 
 
 _DONE = {
-    "report": "It was reported only: the update was made.",
-    "skip": "The update was left out: weights and moments are those of the step before.",
+    "report": "Only reported: the update was applied.",
+    "skip": "The update was skipped: weights and optimizer state are those of the step before.",
     "roll_back": "The run returns to the newest checkpoint before it and skips its samples.",
 }
 
@@ -116,7 +116,7 @@ def _curve(lines: Sequence[Mapping[str, Any]], spike: Spike, key: str) -> str:
         parts.append(svg.bar(x - 4, y - 4, width=8, height=8, kind="c1", hint=f"step {spike.step:,}: {value:.4g}"))
     drawing = svg.drawing(_WIDTH, _HEIGHT, label=name, description=f"{len(points)} steps", parts=parts)
     legend = svg.legend([("whole", "steps"), ("c1", f"step {spike.step:,}")])
-    return f'<div>{drawing}{legend}<p class="lead">dashed: the limit of step {spike.step:,}</p></div>'
+    return f'<div>{drawing}{legend}<p class="lead">Dashed: the limit at step {spike.step:,}.</p></div>'
 
 
 def _excess(name: str, step: SpikeStep, lines: Iterable[Mapping[str, Any]]) -> tuple[float | None, float | None]:
@@ -170,7 +170,7 @@ def _by_group(step: SpikeStep) -> str:
         [Cell(name), Cell(f"{norm:.4g}", "number"), Cell(percent(norm * norm / total))]
         for name, norm in sorted(step.norms.items(), key=lambda item: -item[1])
     ]
-    header = ["parameters of all layers", "gradient norm", "share of the square"]
+    header = ["parameters, over all layers", "gradient norm", "share of squared norm"]
     return f"<div><h2>Gradient norm by group</h2>{table(header, rows)}</div>"
 
 
@@ -185,12 +185,12 @@ def _neighbours(lines: Sequence[Mapping[str, Any]], number: int) -> str:
     ]
     if not rows:
         return ""
-    return f"<h2>Steps around it</h2>{table(['step', 'loss', 'gradient norm', 'learning rate'], rows)}"
+    return f"<h2>Surrounding steps</h2>{table(['step', 'loss', 'gradient norm', 'learning rate'], rows)}"
 
 
 def _documents(config: RunConfig, dataset: Dataset, step: SpikeStep, lines: Sequence[Mapping[str, Any]]) -> str:
     if config.data.blend == MOCK:
-        return "<h2>Documents</h2><p>The run reads mock data: random tokens, which come from no document.</p>"
+        return "<h2>Documents</h2><p>The run uses mock data: random tokens without documents.</p>"
     number = step.spike.step
     span = StepSpan(sizes=batch_sizes(config.train), steps_before=number - 1, samples_before=step.first_sample)
     in_order = isinstance(dataset.options.order, MegatronOrder)
@@ -206,8 +206,8 @@ def _documents(config: RunConfig, dataset: Dataset, step: SpikeStep, lines: Sequ
     cells = [cell for sample in samples for cell in _sample_rows(tracer, sample)]
     header = ["corpus", "text", "file and row", "row, sample", "document", "tokens"]
     text = (
-        f"{len(samples)} of {step.num_samples:,} rows, the first {MOST_PARTS} documents of each, from where the row "
-        f"begins. All of them: mdata trace {config.run.folder} --step {number} --text --rows {step.num_samples}"
+        f"{len(samples)} of {step.num_samples:,} rows, the first {MOST_PARTS} documents of each, quoted from where "
+        f"the row starts. All of them: mdata trace {config.run.folder} --step {number} --text --rows {step.num_samples}"
     )
     return f'<h2>Documents</h2><p class="lead">{escape(text)}</p>{table(header, cells)}'
 

@@ -1,9 +1,9 @@
-"""What a run does about a spike: says it, writes its page, and under spikes.action = "roll_back" returns before it.
+"""What a run does about a spike: reports it, writes its page, and with spikes.action = "roll_back" returns before it.
 
-The detector decides (spike_detector.py), alike on all ranks. Under "skip" the device has left out the update already.
-To roll back, all ranks finish a save in flight; rank 0 records the samples to skip in data.json and lets `latest` name
-the newest checkpoint before the spike; and each rank raises a RollBackError: the run then starts from there as after a
-crash. So it is the run that a user would get with these ranges in data.skip.
+The detector decides (spike_detector.py), identically on all ranks. With "skip" the device has already skipped the
+update. To roll back, all ranks finish a save in flight; rank 0 records the samples to skip in data.json and points
+`latest` to the newest checkpoint before the spike; and each rank raises a RollBackError. The run then starts from there
+as after a crash, exactly as if a user had put these ranges into data.skip.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Spikes:
         return spike
 
     def write_pages(self, step: int) -> None:
-        """Write the page of a spike, which was this step, and again those of which the steps after are known now."""
+        """Write the page of a spike at this step, and rewrite those whose following steps are known now."""
         if self._log is None:
             return
         for page in self._pages:
@@ -115,10 +115,10 @@ class Spikes:
             self._pages.popleft()
 
     def roll_back(self, spike: Spike, *, until: int) -> None:
-        """Return before a spike; does nothing but say so if there is no checkpoint before it.
+        """Return to before a spike; only reports it if there is no checkpoint before it.
 
         Args:
-            until: the last sample of the spike's step, and one more.
+            until: one past the last sample of the spike's step.
 
         Raises:
             RollBackError: the run starts again from the checkpoint.
@@ -133,14 +133,14 @@ class Spikes:
             raise RollBackError
 
     def _prepare(self, spike: Spike, until: int) -> bool:
-        """On rank 0: choose the checkpoint, record the samples, and let `latest` name it."""
+        """On rank 0: choose the checkpoint, record the samples, and point `latest` to it."""
         assert self._log is not None, "rank 0 writes the log"
         root, settings = checkpoints_folder(self._config), self._config.spikes
         newest = find_checkpoint(root).folder
         last = min(spike.step - 1, step_of(newest) if newest else 0)
         folder = next((folder for folder in whole_checkpoints(root) if step_of(folder) <= last), None)
         if folder is None:
-            text = f"step {spike.step:,}: there is no checkpoint before the spike; the run goes on"
+            text = f"step {spike.step:,}: no checkpoint before the spike to return to; the run continues"
             self._log.event("note", {"text": text})
             self._tell(text)
             return False
@@ -148,10 +148,10 @@ class Spikes:
         before = sum(event.get("checkpoint") == folder.name for event in events)
         if before >= settings.max_rollbacks:
             raise DivergedError(
-                f"step {spike.step:,} is a spike, and the run may not return to {folder.name} again",
-                found=f"loss {spike.loss:.4f}, gradient norm {spike.grad_norm:.4g}; it has returned there {before} x",
-                expected=f"at most spikes.max_rollbacks={settings.max_rollbacks}",
-                fix=f"look at {_page_name(spike.step)}; then a larger spikes.skip_after, mtrain skip, or a lower "
+                f"step {spike.step:,} is a spike, and the rollbacks to {folder.name} are used up",
+                found=f"loss {spike.loss:.4f}, gradient norm {spike.grad_norm:.4g}, after {before} rollbacks",
+                expected=f"at most {settings.max_rollbacks} (spikes.max_rollbacks)",
+                fix=f"look at {_page_name(spike.step)}; then raise spikes.skip_after, use mtrain skip, or lower "
                 "optimizer.lr",
             )
         first = max(0, until - self._sizes.last_steps(settings.skip_before + 1, end=until))
@@ -180,7 +180,7 @@ class Spikes:
             write_page(folder / _page_name(page.spike.step), self._config, self._data.train, step=page)
         except (MdataError, OSError) as error:
             shown = error if isinstance(error, MdataError) else explain_os_error(error, "writing the page of a spike")
-            self._tell(f"no page of the spike of step {page.spike.step:,}: {str(shown).splitlines()[0]}")
+            self._tell(f"step {page.spike.step:,}: could not write the spike page: {str(shown).splitlines()[0]}")
 
 
 def _page_name(step: int) -> str:

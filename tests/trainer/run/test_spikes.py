@@ -159,7 +159,7 @@ def test_a_planted_spike_is_found_and_its_page_shows_the_documents(corpora, repo
     text = html.unescape(re.sub("<[^>]*>", "\n", page))
     by_corpus = text[text.index("Loss by corpus") : text.index("Gradient norm by group")]
     assert 0 < by_corpus.index("bad") < by_corpus.index("good"), "what stands out comes first"
-    documents = text[text.index("Documents") : text.index("Steps around it")]
+    documents = text[text.index("Documents") : text.index("Surrounding steps")]
     tracer = trace_run(reported.run.folder)
     rows = [tracer.sample(sample) for sample in range(*spike_range(spike))]
     faulty = [part for row in rows if row.name == "bad" for part in row.parts]
@@ -167,7 +167,7 @@ def test_a_planted_spike_is_found_and_its_page_shows_the_documents(corpora, repo
     for part in faulty:
         assert corpora.shuffled[part.document][part.in_document :][: part.count] in documents
         assert f"bad.jsonl:{part.document + 1}" in documents
-    around = text[text.index("Steps around it") :]
+    around = text[text.index("Surrounding steps") :]
     assert f"{spike['step']} (spike)" in around and f"\n{spike['step'] + 10}\n" in around, (
         "written again ten steps later"
     )
@@ -227,7 +227,7 @@ def test_a_run_that_resumes_decides_the_same(stop, corpora, skipping, tmp_path):
 
 def test_a_run_that_returns_too_often_ends(corpora, tmp_path):
     config = config_of(tmp_path / "run", corpora.blend, action="roll_back", max_rollbacks=1)
-    with pytest.raises(DivergedError, match=f"may not return to step-{SAVED} again"):
+    with pytest.raises(DivergedError, match=f"the rollbacks to step-{SAVED} are used up"):
         alone(config)
     assert [event["step"] for event in events(config, "rollback")] == [FAULTY]
     assert all(event.get("rolled_back") for event in events(config, "start")[1:]), "no restarts without progress"
@@ -319,7 +319,7 @@ def test_a_humans_decision_is_recorded_and_kept(reported, tmp_path, capsys):
 
     assert mtrain(["skip", str(folder), "--steps", str(FAULTY - 2)]) == 0
     said = capsys.readouterr().out
-    assert f"step-{STEPS}, has trained on all of them already" in said and f"write step-{SAVED} into" in said
+    assert f"step-{STEPS}, was already trained on all of them" in said and f"write step-{SAVED} into" in said
     assert mdata_command(["trace", str(folder), "--step", str(FAULTY), "--rows", "1"]) == 0
     assert f"; the run does not train on {BATCH} of them" in capsys.readouterr().out
     assert mdata_command(["trace", str(folder), "--sample", "5"]) == 0
