@@ -1,7 +1,7 @@
 """PyTorch's profiler for some steps of some ranks: run.profile and run.profile_ranks.
 
-A rank writes `profile/steps-10-12-rank-0.json.gz` in the run folder, a trace for Perfetto or chrome://tracing. The
-profiler is on during these steps only; they are slower, and so is the step after them, which waits for the file.
+Each rank writes `profile/steps-10-12-rank-0.json.gz` in the run folder, a trace for Perfetto or chrome://tracing. The
+profiler runs during these steps only; they are slower, and so is the next step, which waits for the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainer.parallel.world import World
 
 
 class Profiling:
-    """The profiler of one rank; off where the run asks for nothing."""
+    """The profiler of one rank; does nothing if run.profile is not set."""
 
     def __init__(self, run: RunSection, world: World) -> None:
         on = bool(run.profile) and world.rank in run.profile_ranks
@@ -25,7 +25,7 @@ class Profiling:
         self._profiler: torch.profiler.profile | None = None
 
     def before(self, step: int) -> None:
-        """A step is about to begin."""
+        """Called before each step."""
         if step in self._steps and self._profiler is None:
             activities = [torch.profiler.ProfilerActivity.CPU]
             if self._device.type == "cuda":
@@ -37,7 +37,7 @@ class Profiling:
             self.end()
 
     def end(self) -> None:
-        """The last step has begun and ended; write what was recorded."""
+        """Stop recording, if it runs, and write the trace."""
         if self._profiler is None:
             return
         if self._device.type == "cuda":

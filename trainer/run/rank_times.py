@@ -1,8 +1,8 @@
-"""How the ranks of a run differ: step time, waiting for other ranks, waiting for data; and who is slowest.
+"""How the ranks of a run differ: step time, waiting for other ranks, waiting for data; and which are slowest.
 
-Each rank's times travel with its heartbeats (watchdog.py), so that no step waits for them; rank 0's lines of
-metrics.jsonl sum up the last ones. Step times are nearly equal, since ranks wait for each other: a slow rank shows by
-waiting least. Pure, but for `RankTimes`, through which the two threads of a rank meet.
+Each rank's times travel with its heartbeats (watchdog.py), so that no step waits for them; rank 0 summarizes the latest
+in metrics.jsonl. Step times are nearly equal, since ranks wait for each other: a slow rank is the one that waits least.
+Pure, except for `RankTimes`, through which the two threads of a rank exchange values.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class RankTime(NamedTuple):
 
 @dataclass(slots=True)
 class RankTimes:
-    """Times that a rank's main thread and its watchdog exchange: each only replaces a value of its own.
+    """Times that a rank's main thread and its watchdog exchange; each replaces only its own value.
 
     Args:
-        mine: of this rank; None: no line was due yet. ranks: of all ranks, as far as known; on rank 0 only.
+        mine: of this rank; None: not measured yet. ranks: of all ranks, as far as known; on rank 0 only.
     """
 
     mine: Times | None = None
@@ -50,7 +50,7 @@ class RankTimes:
 
 
 def summary(ranks: Mapping[int, RankTime]) -> dict[str, Any]:
-    """Smallest, median and largest of each time, and the slowest ranks, the worst first."""
+    """Smallest, median and largest of each time, and the slowest ranks, worst first."""
     found: dict[str, Any] = {}
     for name in Times._fields:
         values = {rank: getattr(known.times, name) for rank, known in ranks.items()}
@@ -66,7 +66,7 @@ def summary(ranks: Mapping[int, RankTime]) -> dict[str, Any]:
 
 
 def held_up_text(ranks: Mapping[str, Any]) -> str:
-    """ "rank 5 on gpu003 holds up 120 ms", from a summary; empty where nobody is worth naming."""
+    """ "rank 5 on gpu003 holds up 120 ms", from a summary; empty if no rank holds the others up noticeably."""
     sync, step = ranks["sync_s"], ranks["step_time_s"]
     lost_s = sync["median"] - sync["min"]
     if lost_s < WORTH_NAMING * step["median"] or not lost_s:
