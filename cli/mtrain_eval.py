@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `mtrain eval --help`."""
     add_model_arguments(parser, dp=True)
     parser.add_argument(
-        "--all-checkpoints", action="store_true", help="of a run folder: score each checkpoint, the oldest first"
+        "--all-checkpoints", action="store_true", help="score every checkpoint of a run folder, oldest first"
     )
     parser.add_argument("--task", choices=TASKS, help="one of our own")
     parser.add_argument("--tasks", metavar="NAMES", help="of lm-evaluation-harness, with commas between them")

@@ -1,7 +1,7 @@
 """The tasks that score a run while it trains: `[evaluate] tasks`, each "TASK=FILE".
 
-They are those of `mtrain eval`, with its defaults, and each gives few numbers, for a curve over the steps. All files
-are read when the run starts, so that one that is missing or broken does not end a run after days.
+They are the tasks of `mtrain eval` with its defaults; each yields a few numbers, for curves over the steps. All files
+are read when the run starts, so that a missing or broken one does not end a run after days.
 """
 
 from __future__ import annotations
@@ -29,31 +29,33 @@ class FixedTask(NamedTuple):
 
 
 def read_tasks(texts: Sequence[str], *, tokenizer: bool) -> list[FixedTask]:
-    """The tasks of a configuration, whose files can be read.
+    """The tasks of a configuration, after checking that their files can be read.
 
     Args:
-        tokenizer: whether the data of the run names one; a task with text needs it.
+        tokenizer: whether the data of the run has one; text tasks need it.
 
     Raises:
-        UsageError, BadInputError: a task is not known, is listed twice, or its file is missing or something else.
+        UsageError, BadInputError: a task is unknown or listed twice, or its file is missing or of another kind.
     """
     tasks = list[FixedTask]()
     for text in texts:
         kind, _, data = text.partition("=")
         if kind not in KINDS or not data:
             raise UsageError(
-                f"evaluate.tasks has {text!r}", expected=f"TASK=FILE with one of the tasks {', '.join(KINDS)}"
+                f"evaluate.tasks has {text!r}", expected=f"TASK=FILE, where TASK is one of {', '.join(KINDS)}"
             )
         if kind in [task.kind for task in tasks]:
-            raise UsageError(f"evaluate.tasks has {kind} twice", fix="list it once; a perplexity takes a blend")
+            raise UsageError(
+                f"evaluate.tasks has {kind} twice", fix="list it once; perplexity of several corpora takes a blend"
+            )
         tasks.append(FixedTask(kind, data))
         if kind == "perplexity":
             mdata.open_blend(data, evaluation=True)
             continue
         if not tokenizer:
             raise UsageError(
-                f"evaluate.tasks: {kind} reads text, and the data of the run names no tokenizer",
-                fix="record it in the manifests of its corpora (mdata adopt), or leave the task out",
+                f"evaluate.tasks: {kind} needs a tokenizer, and the data of the run has none",
+                fix="record one in the manifests of its corpora (mdata adopt), or leave the task out",
             )
         if kind == "wikitext103":
             read_text(Path(data))

@@ -130,7 +130,7 @@ def test_tasks_that_cannot_be_read_are_named_before_the_run_starts(corpora: Path
         read_tasks([f"lambada={corpora / 'lambada.jsonl'}"] * 2, tokenizer=True)
     with pytest.raises(BadInputError, match="line 1 is no passage"):
         read_tasks([f"lambada={tmp_path / 'text'}"], tokenizer=True)
-    with pytest.raises(UsageError, match="names no tokenizer"):
+    with pytest.raises(UsageError, match="needs a tokenizer"):
         read_tasks([f"wikitext103={tmp_path / 'text'}"], tokenizer=False)
     problems = task_problems(["squad=x", f"perplexity={tmp_path / 'no.json'}"], tokenizer=True)
     assert len(problems) == 2 and "no.json" in str(problems[1])
