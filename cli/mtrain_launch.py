@@ -68,7 +68,7 @@ def add_arguments(parser: Parser) -> None:
     place("--no-check", action="store_true", help="do not check the run here, where its files may be missing")
     add_slurm_options(parser)
     ray = parser.add_argument_group("ray").add_argument
-    ray("--address", default="auto", metavar="A", help="address of the cluster (default: that of this node)")
+    ray("--address", default="auto", metavar="A", help="cluster address (default: the cluster of this node)")
     kubernetes = parser.add_argument_group("k8s").add_argument
     kubernetes("--kind", choices=("jobset", "trainjob"), default="jobset", help="the manifest (default: jobset)")
     kubernetes("--name", metavar="NAME", help="of the job; default: that of the run folder")
@@ -264,14 +264,16 @@ def _launch(
         words += [f"--env={pair}" for pair in arguments.env]
         job = start_here(job, [*command_line("mtrain_ray"), job.run_folder, *words])
         save_job(job)
-        return f"process {job.id} waits for the nodes of Ray and trains on them", job
+        return f"process {job.id} waits for Ray's nodes, then trains on them", job
     from trainer.checkpoint.location import checkpoints_folder
     from trainer.launching.on_slurm import SlurmOptions, batch_text, excluding, submit
     from trainer.run.attempt import EXCLUDED, excluded_hosts
 
     folder, hosts = checkpoints_folder(read.config), excluded_hosts(Path(job.run_folder))
     if hosts:
-        console.note(f"excludes {', '.join(hosts)}, as {Path(job.run_folder, EXCLUDED)} says; remove repaired hosts")
+        console.note(
+            f"excluding {', '.join(hosts)}, listed in {Path(job.run_folder, EXCLUDED)}; remove repaired hosts there"
+        )
     options = SlurmOptions(
         gpus=arguments.gpus,
         cpus=arguments.cpus,

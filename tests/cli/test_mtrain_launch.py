@@ -98,7 +98,7 @@ def test_hosts_that_the_run_found_unfit_are_excluded_from_a_new_job(slurm, here,
     path = here / "runs/first/exclude_hosts.txt"
     path.write_text("n5\nn9\n")
     assert launch_slurm("--exclude", "n[1-2]", "--qos", "high") == 0
-    assert f"excludes n5, n9, as {path} says" in capsys.readouterr().err
+    assert f"excluding n5, n9, listed in {path};" in capsys.readouterr().err
     script = here / "runs/first/job/batch.sh"
     assert "#SBATCH '--exclude=n[1-2],n5,n9'\n" in script.read_text()
     (submitted,) = (call for call in calls(slurm) if "sbatch" in call)

@@ -1,9 +1,9 @@
-"""A training run on a Ray cluster that exists: one task for each node, which starts the ranks there and waits for them.
+"""A training run on an existing Ray cluster: one task per node, which starts the ranks there and waits for them.
 
-Ray places the gang (a placement group, spread over nodes) and gives it its GPUs; the ranks find each other as under
-srun. The process that waits for the tasks is the job: it lives on the machine of `mtrain launch`, and with it the run
-ends. Unusual: a request to stop reaches the nodes as a file in the job's folder, which all of them see. Nothing is
-restarted, as with `launch local`: the same command continues.
+Ray reserves the nodes and GPUs all at once (a placement group, spread over nodes); the ranks find each other as under
+srun. The process that waits for the tasks is the job: it runs on the machine of `mtrain launch`, and the run ends with
+it. Unusual: a request to stop reaches the nodes as a file in the job's folder, which all of them share. Nothing is
+restarted, as with `launch local`; the same command continues the run.
 """
 
 from __future__ import annotations
@@ -60,10 +60,12 @@ def train_on_ray(job: RunJob, options: RayOptions, *, tell: Callable[[str], None
 
         resources = {"CPU": float(ranks * options.cpus)} | ({"GPU": float(options.gpus)} if options.gpus else {})
         group = placement_group([resources] * nodes, strategy="STRICT_SPREAD")
-        tell(f"waits for {nodes} nodes with {', '.join(f'{count:g} {name}' for name, count in resources.items())}")
+        tell(
+            f"waiting for {nodes} nodes with {', '.join(f'{count:g} {name}' for name, count in resources.items())} each"
+        )
         while not group.wait(1):
             if job.stop_mark.exists():
-                raise StoppedError("stopped before Ray had the nodes", fix="run the same command again")
+                raise StoppedError("stopped while waiting for Ray's nodes", fix="run the same command again")
 
         def on_node(node: int, function: Any, **more: float) -> Any:
             place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node)
@@ -92,7 +94,7 @@ def _wait(ray: Any, waiting: list[Any], tell: Callable[[str], None]) -> int:
             except ray.exceptions.RayError as error:
                 if not code:
                     code = ResourceError.exit_code
-                    tell(f"a node is lost: {str(error).partition('. ')[0]}")
+                    tell(f"lost a node: {str(error).partition('. ')[0]}")
                 continue
             code = code or found
         if code:
