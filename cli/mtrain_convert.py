@@ -69,8 +69,8 @@ def add_arguments(parser: Parser) -> None:
         "--max-shard-size", default="5GB", metavar="SIZE", help="most bytes of one file of weights (default: 5GB)"
     )
     hub = parser.add_argument_group("for the Hugging Face hub (--to hf)")
-    hub.add_argument("--push", default="", metavar="hf://OWNER/NAME", help="upload TARGET; the repository is private")
-    hub.add_argument("--public", action="store_true", help="the repository is public, or may be")
+    hub.add_argument("--push", default="", metavar="hf://OWNER/NAME", help="upload TARGET to a private repository")
+    hub.add_argument("--public", action="store_true", help="create, or allow, a public repository")
     megatron = parser.add_argument_group("for Megatron-LM (torch_dist, mp_rank)")
     megatron.add_argument("--no-optimizer", action="store_true", help="do not write the optimizer's state")
     megatron.add_argument(

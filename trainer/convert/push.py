@@ -19,7 +19,7 @@ from mdata import MdataError, ResourceError, UsageError
 from trainer.convert.convert import RESULT
 
 _REPOSITORY = re.compile(r"hf://([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/?")
-_REFUSED = {401: "an unknown token", 403: "no permission to write there", 404: "no such place"}
+_REFUSED = {401: "invalid token", 403: "no write permission", 404: "no such user, organization or repository"}
 
 
 def repository_of(address: str) -> str:
@@ -94,9 +94,9 @@ def _errors_named(address: str) -> Iterator[None]:
     try:
         yield
     except LocalTokenNotFoundError as error:
-        raise UsageError(f"{address}: there is no token", fix="set HF_TOKEN, or run hf auth login") from error
+        raise UsageError(f"{address}: no Hugging Face token found", fix="set HF_TOKEN, or run hf auth login") from error
     except HFValidationError as error:
-        raise UsageError(f"{address} is no name for a model on the hub", found=str(error)) from error
+        raise UsageError(f"{address} is not a valid repository name", found=str(error)) from error
     except OfflineModeIsEnabled as error:
         raise UsageError(f"{address}: HF_HUB_OFFLINE is set", fix="unset it to upload") from error
     # For files that threads send it raises RuntimeError from what happened.
@@ -111,11 +111,13 @@ def _answered(address: str, status: int) -> MdataError:
     if status not in _REFUSED:
         return _failed(address, f"status {status}")
     return UsageError(
-        f"{address}: the hub refuses",
+        f"{address}: rejected by the hub",
         found=f"status {status}: {_REFUSED[status]}",
         fix="check the name, and HF_TOKEN or hf auth login",
     )
 
 
 def _failed(address: str, found: str) -> ResourceError:
-    return ResourceError(f"{address}: the hub fails", found=found, fix="give the same command again; it continues")
+    return ResourceError(
+        f"{address}: a request to the hub failed", found=found, fix="run the same command again; it continues"
+    )

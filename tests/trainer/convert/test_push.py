@@ -143,7 +143,7 @@ def test_an_unknown_token_is_refused_before_the_conversion(hub, tmp_path, monkey
     words = ["convert", str(tmp_path / "theirs"), str(tmp_path / "hf"), "--to", "hf", "--push", "hf://me/model"]
     assert main(words) == 2
     told = capsys.readouterr().err
-    assert ("there is no token" if not token else "status 401") in told and "hf auth login" in told
+    assert ("no Hugging Face token" if not token else "status 401") in told and "hf auth login" in told
     assert not (tmp_path / "hf").exists() and not hub.created
 
 
