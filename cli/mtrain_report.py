@@ -21,7 +21,7 @@ from .console import Console
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `mtrain report --help`."""
     parser.add_argument("run_folders", type=Path, nargs="+", metavar="RUN", help="run folders written by mtrain train")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="of several runs: the page")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the page of several runs")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
