@@ -126,7 +126,7 @@ def skipped_ranges(skip: Sequence[str]) -> tuple[tuple[int, int], ...]:
         match = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", text.strip())
         if match is None or int(match[1]) > int(match[2]):
             raise UsageError(
-                f"data.skip={text!r} is no range of samples",
+                f"data.skip={text!r} is not a range of samples",
                 expected='"FIRST-LAST", both counted from 0 in the run\'s order, such as "76800-77055"',
             )
         ranges.append((int(match[1]), int(match[2])))
