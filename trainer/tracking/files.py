@@ -167,7 +167,8 @@ class Alerts:
         elif kind in ("stopped", "finished", "failed"):
             self.running = False
             self.ended = "stop" if kind == "stopped" else "finish" if kind == "finished" else "crash"
-            text = f"failed: {event.get('error')}" if kind == "failed" else f"{kind} after step {step}"
+            done = kind if step is None else f"{kind} after step {step}"  # a second signal ends a run within a step
+            text = f"failed: {event.get('error')}" if kind == "failed" else done
             yield Alert(kind=self.ended, text=text, step=step, time_s=time_s, facts=event)
         elif kind == "spike":
             yield Alert(kind="spike", text=f"spike at step {step}", step=step, time_s=time_s, facts=event)

@@ -77,14 +77,17 @@ def test_events_become_alerts() -> None:
         {"event": "start", "step": 2, "time_s": 2.0},  # it was killed
         {"event": "stopped", "step": 4},
         {"event": "start", "step": 4},
+        {"event": "stopped", "saved": False},
+        {"event": "start", "step": 4},
         {"event": "failed", "error": "out of memory"},
         {"event": "start", "step": 4},
         {"event": "finished", "step": 5},
     ]
     told = [alert for event in events for alert in alerts.of(event)]
-    kinds = ["start", "spike", "crash", "start", "stop", "start", "crash", "start", "finish"]
+    kinds = ["start", "spike", "crash", "start", "stop", "start", "stop", "start", "crash", "start", "finish"]
     assert [alert.kind for alert in told] == kinds
-    assert told[6].text == "failed: out of memory" and told[1].facts["loss"] == 9.0
+    assert [told[4].text, told[6].text] == ["stopped after step 4", "stopped"]
+    assert told[8].text == "failed: out of memory" and told[1].facts["loss"] == 9.0
     assert not alerts.running and alerts.ended == "finish"
 
 
