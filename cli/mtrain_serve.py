@@ -148,7 +148,7 @@ def served_model(model: Model, name: str, *, template: str | None, **facts: Any)
     except UsageError as error:
         if template is not None:
             raise
-        return Served(model=model, no_template=f"{str(error).splitlines()[0]} (--chat-template)", **facts)
+        return Served(model=model, no_template=str(error).splitlines()[0], **facts)
     return Served(model=model, template=chosen, turn_ends=answer_ends(chosen, model.tokenizer), **facts)
 
 

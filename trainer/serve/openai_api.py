@@ -271,7 +271,12 @@ def _chat_prompt(served: Served, messages: Sequence[tuple[str, str]]) -> list[in
     tokenizer = served.model.tokenizer
     assert tokenizer is not None, "a server has a tokenizer"
     if served.template is None:
-        raise ApiError(400, f"the model has no chat template: {served.no_template}", param="messages")
+        raise ApiError(
+            400,
+            f"the model has no chat template: {served.no_template}; use /v1/completions, or start the server with "
+            "--chat-template plain",
+            param="messages",
+        )
     try:
         return answer_prompt(served.template, tokenizer, messages)
     except (TemplateRefused, TextRefused) as refused:
@@ -377,4 +382,5 @@ def _entry(text: str, log_prob: float | None) -> dict[str, Any]:
 def models_of(served: Served) -> dict[str, Any]:
     """The answer of /v1/models."""
     model = {"id": served.model.name, "object": "model", "created": served.created, "owned_by": "mtrain"}
-    return {"object": "list", "data": [{**model, "max_model_len": served.model.context, "step": served.model.step}]}
+    facts = {"max_model_len": served.model.context, "step": served.model.step, "chats": served.template is not None}
+    return {"object": "list", "data": [{**model, **facts}]}

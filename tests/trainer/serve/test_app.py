@@ -202,12 +202,19 @@ def test_a_local_server_is_called_by_its_own_name(served):
 def test_without_a_template_a_chat_says_what_is_missing(served):
     with running(replace(served, template=None, no_template="the tokenizer has none")) as server:
         reply = server.ask("/v1/chat/completions", {"messages": MESSAGES})
-        assert reply.status == 400 and "no chat template: the tokenizer has none" in reply.body["error"]["message"]
+        message = reply.body["error"]["message"]
+        assert reply.status == 400 and "no chat template: the tokenizer has none; use /v1/completions" in message
+        assert server.ask("/v1/models").body["data"][0]["chats"] is False
 
 
 def test_models_health_and_metrics(server):
     (model,) = server.ask("/v1/models").body["data"]
-    assert model["id"] == "tiny" and model["max_model_len"] == 64 and server.ask("/v1/models/tiny").body == model
+    assert (
+        model["id"] == "tiny"
+        and model["max_model_len"] == 64
+        and model["chats"]
+        and server.ask("/v1/models/tiny").body == model
+    )
     assert server.ask("/health").body == {"status": "ready", "model": "tiny", "step": model["step"]}
     server.ask("/v1/completions", PROMPT)
     lines = server.ask("/metrics").body.splitlines()
