@@ -88,12 +88,15 @@ class DecodeState:
         last: only so many last tokens are kept; None: all.
         divided: whether tensor parallelism divides the first dim, as it does heads; a rank of more ranks than there
             are heads holds a copy of one. False: each rank has all of it.
+        restart: a row with more tokens than this keeps other numbers of all of them (longrope turns them otherwise),
+            so it is computed anew, from position `restart` of the tables on; None: never.
     """
 
     tensors: Mapping[str, tuple[int, ...]]
     per: Literal["token", "row", "encoder_token"] = "token"
     last: int | None = None
     divided: bool = True
+    restart: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,7 @@ class Engine:
         """A moment of this rank's device; None where there are no other ranks to wait for."""
         if self.world.world_size == 1:
             return None
-        if self.world.device.type == "cpu":
+        if self.world.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()

@@ -44,6 +44,7 @@ class Decoder:
 
     Attributes:
         table: the pages of each row. capacity: tokens that a row can have.
+        restart: tokens beyond which a row is "long": see `DecodeState`; the context if there is no such length.
         records: whether decoding is recorded as CUDA graphs, for 1, 2, 4, ... rows.
 
     Raises:
@@ -63,6 +64,7 @@ class Decoder:
         self.model, self.chunk, self.page_tokens = model, chunk, page_tokens
         self._longest_row = min(longest or model.context, model.context)
         states: Mapping[int, DecodeState] = model.module.decode_states()
+        self.restart = min(state.restart or model.context for state in states.values())
         if other := sorted({state.per for state in states.values()} - {"token"}):
             raise UsageError(f"{model.name} cannot generate: its blocks keep a state for each {other[0]}")
         lasts = self._lasts(states)
@@ -104,12 +106,19 @@ class Decoder:
 
     @torch.no_grad()
     def prefill(
-        self, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]], at: Sequence[int]
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        at: Sequence[int],
+        *,
+        long: Sequence[bool],
     ) -> Tensor | None:
         """Add tokens to rows whose pages are there, and compute logits after some of the tokens.
 
         Args:
             starts: tokens that each row has already. at: numbers among all new tokens, in their order.
+            long: which rows have, or will have, more than `restart` tokens.
 
         Returns:
             this rank's entries of the logits, with padding: [M, V]; None but on the last stage.
@@ -125,30 +134,35 @@ class Decoder:
             )
             rows.append(PagedRows(self.moved(pages[index, :width]), length_B, self.moved(place_N), counts, lengths))
         flat_N = np.array([token for row in tokens for token in row], dtype=np.int64)
-        position_N, at_M = np.concatenate(places), np.array(at, dtype=np.int64)
+        where = [place + self.restart * is_long for place, is_long in zip(places, long, strict=True)]
+        position_N, at_M = np.concatenate(where), np.array(at, dtype=np.int64)
         return self._forward(self.moved(flat_N), self.moved(position_N), self.moved(at_M), rows)
 
     @torch.no_grad()
-    def decode(self, slots: Sequence[int], lengths: Sequence[int], tokens_B: Tensor) -> Tensor | None:
+    def decode(
+        self, slots: Sequence[int], lengths: Sequence[int], tokens_B: Tensor, *, long: Sequence[bool]
+    ) -> Tensor | None:
         """Add one token to each row, and compute the logits after it.
 
         Args:
-            lengths: tokens of each row, with this one. tokens_B: int64, on the device.
+            lengths: tokens of each row, with this one. tokens_B: int64, on the device. long: as for `prefill`.
 
         Returns:
             as `prefill`, [B, V].
         """
         if not self.records:
             size, width = len(slots), self._width(lengths)
-            inputs = self._decode_inputs(slots, lengths, size=size, width=width)
+            inputs = self._decode_inputs(slots, lengths, long, size=size, width=width)
             return self._decode(tokens_B, self.moved(inputs), size=size, width=width)
         size, width = min(_power_of_2(len(slots)), self._max_rows), self.table.tables[0].shape[1]
         if size not in self._recorded:
             self._recorded[size] = _Recording(self, size, width)
-        inputs = self._decode_inputs(slots, lengths, size=size, width=width)
+        inputs = self._decode_inputs(slots, lengths, long, size=size, width=width)
         return self._recorded[size].replay(tokens_B, self.moved(inputs))[: len(slots)]
 
-    def _decode_inputs(self, slots: Sequence[int], lengths: Sequence[int], *, size: int, width: int) -> np.ndarray:
+    def _decode_inputs(
+        self, slots: Sequence[int], lengths: Sequence[int], long: Sequence[bool], *, size: int, width: int
+    ) -> np.ndarray:
         """All numbers of a decoding step in one array, so that they are moved at once; see `_decode`.
 
         Rows beyond the given ones have one token, in page 0.
@@ -156,7 +170,7 @@ class Decoder:
         page, index, count = self.page_tokens, list(slots), len(slots)
         last_B = np.array(lengths, dtype=np.int64) - 1
         inputs = np.zeros((2 + len(self.table.tables) * (1 + width), size), dtype=np.int32)
-        inputs[0, :count], inputs[1] = last_B, 1
+        inputs[0, :count], inputs[1] = last_B + self.restart * np.array(long, dtype=np.int64), 1
         inputs[1, :count] += last_B.astype(np.int32)
         for number, pages in enumerate(self.table.tables):
             first = 2 + number * (1 + width)
@@ -204,6 +218,10 @@ class Decoder:
                 start_send(tensor.contiguous(), links[pp.rank, pp.rank + 1]).wait()
             return None
 
+    def is_long(self, length: int) -> bool:
+        """Whether a row of so many tokens is computed as a long one."""
+        return self.restart < min(length, self.model.context)
+
     def _width(self, lengths: Sequence[int]) -> int:
         """Pages of the longest row."""
         return -(-max(lengths) // self.page_tokens)
@@ -249,7 +267,7 @@ class _Recording:
     def __init__(self, decoder: Decoder, size: int, width: int) -> None:
         device = decoder.model.world.device
         self._tokens_B = torch.zeros(size, dtype=torch.int64, device=device)
-        self._inputs = decoder.moved(decoder._decode_inputs([], [], size=size, width=width))
+        self._inputs = decoder.moved(decoder._decode_inputs([], [], [], size=size, width=width))
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
@@ -307,6 +325,7 @@ class BeamCache:
         )
         self._decoder.records = False  # a recording costs more than the steps of one search
         self._ids, self._slots, self._length = list(ids), list[int](), 0
+        self._long = self._decoder.is_long(len(ids) + max_tokens)  # from the first token on, unlike in `Engine`
 
     def logits(self, rows: Sequence[Sequence[int]], parents: Sequence[int]) -> Tensor:
         """Logits after each row, on all ranks: fp32[B, V].
@@ -320,7 +339,7 @@ class BeamCache:
             for start in range(0, len(self._ids), decoder.chunk):
                 part = self._ids[start : start + decoder.chunk]
                 self._extend(start + len(part))
-                local_BV = decoder.prefill(self._slots, [start], [part], [len(part) - 1])
+                local_BV = decoder.prefill(self._slots, [start], [part], [len(part) - 1], long=[self._long])
             return model.whole_vocabulary(local_BV, 1)
         forks = [table.fork(self._slots[parent], self._length) for parent in parents]
         for slot in self._slots:
@@ -330,7 +349,7 @@ class BeamCache:
         assert len(self._slots) == len(rows), "the cache was made for all of them"
         self._extend(self._length + 1)
         last_B = torch.tensor([row[-1] for row in rows], device=model.world.device)
-        local_BV = decoder.decode(self._slots, [self._length] * len(rows), last_B)
+        local_BV = decoder.decode(self._slots, [self._length] * len(rows), last_B, long=[self._long] * len(rows))
         return model.whole_vocabulary(local_BV, len(rows))
 
     def _extend(self, length: int) -> None:

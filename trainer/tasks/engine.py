@@ -91,6 +91,7 @@ class _Row:
         tokens: of the prompt and new ones that the host has read. ahead: chosen tokens that it has not read yet.
         first: the first token of the context, when older ones have fallen out.
         slot: in the page table; -1: it waits. cached: tokens from `first` on whose keys are in pages.
+        long: whether they were computed as those of a row of more than `Decoder.restart` tokens.
         told: tokens of the prompt that were reported.
     """
 
@@ -101,6 +102,7 @@ class _Row:
     first: int = 0
     slot: int = -1
     cached: int = 0
+    long: bool = False
     told: int = 0
     ended: bool = False
 
@@ -292,6 +294,10 @@ class Engine:
                 continue  # preempted for an older one; or all of it is on its way
             if row.length > self.model.context:
                 self._slide(row)
+            if self._decoder.is_long(row.length) and not row.long:
+                if self._flight is not None:
+                    return None
+                self._begin_anew(row)
             left = row.length - row.cached
             decode = left == 1 and not row.tells_prompt
             count = 1 if decode else min(left, budget)
@@ -312,7 +318,7 @@ class Engine:
                 budget -= count
         while self._waiting and budget and self._table.free_slots and self._has_room(self._waiting[0]):
             row = self._waiting.popleft()
-            row.slot = self._table.open()
+            row.slot, row.long = self._table.open(), self._decoder.is_long(row.length)
             self._running.append(row)
             count = min(row.length, budget)
             extended = self._table.extend(row.slot, count)
@@ -326,11 +332,15 @@ class Engine:
         others = [max(0, other.length + 1 - other.cached) for other in self._running]
         return not self._running or self._table.room_for([*others, row.length + 1], chunk=self._chunk)
 
+    def _begin_anew(self, row: _Row) -> None:
+        """Compute all tokens of a row again."""
+        self._table.close(row.slot)
+        row.slot, row.cached, row.long = self._table.open(), 0, self._decoder.is_long(row.length)
+
     def _slide(self, row: _Row) -> None:
         """Begin the context later: all positions move, so nothing of it is kept."""
-        self._table.close(row.slot)
-        row.slot, row.cached = self._table.open(), 0
         row.first = len(row.tokens) + row.ahead - self.model.context
+        self._begin_anew(row)
 
     def _launch(self, prefills: Sequence[_Prefill], decodes: Sequence[_Row]) -> list[Token]:
         """Start the work of a step; tokens of prompts are told at once."""
@@ -341,7 +351,10 @@ class Engine:
             logits += [] if logits_BV is None else [logits_BV]
         if decodes:
             local_BV = self._decoder.decode(
-                [row.slot for row in decodes], [row.length for row in decodes], self._inputs(decodes)
+                [row.slot for row in decodes],
+                [row.length for row in decodes],
+                self._inputs(decodes),
+                long=[row.long for row in decodes],
             )
             for row in decodes:
                 row.cached += 1
@@ -377,7 +390,8 @@ class Engine:
                 ready.append(row)
                 ends.append(offset + count - 1)
             offset += count
-        local_MV = self._decoder.prefill([row.slot for row, _ in parts], starts, tokens, [*places, *ends])
+        slots, long = [row.slot for row, _ in parts], [row.long for row, _ in parts]
+        local_MV = self._decoder.prefill(slots, starts, tokens, [*places, *ends], long=long)
         told = self._scores_told(scored, None if local_MV is None else local_MV[: len(places)], parts)
         for row, count in parts:
             row.cached += count

@@ -104,7 +104,7 @@ def test_only_one_run_writes_to_a_folder_of_checkpoints(config, tmp_path):
 
 
 @pytest.mark.parametrize(("report", "sound"), [
-    ({"applied": True}, True),
+    ({"applied": True, "grad_norm": 2.0}, True),
     ({}, True),
     ({"loss_scale": 1.0}, False),
     ({"loss": float("nan")}, False),

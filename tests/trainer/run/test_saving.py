@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -360,6 +360,7 @@ def test_an_evaluation_tells_how_much_is_left(config: RunConfig) -> None:
             heard.append({"amount": amount, **totals})
 
         def stages(self, **seconds: float) -> None: ...
+        def measured(self, values: Mapping[str, Any]) -> None: ...
         def note(self, text: str) -> None:
             notes.append(text)
 

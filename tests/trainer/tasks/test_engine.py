@@ -15,6 +15,7 @@ from tests.helpers.ranks import run_ranks
 from tests.reference.whole_context import continue_row
 from tests.trainer.shapes import GPT2, LLAMA
 from trainer.kernels.scores import ScoreShape
+from trainer.layers.shapes import RopeShape
 from trainer.models.gpt.model import build_gpt
 from trainer.models.gpt.params import parameter_table
 from trainer.parallel.init import ElementRange, initialize_
@@ -27,6 +28,10 @@ from trainer.tasks.sampling import Sampling
 
 CONTEXT, END = 48, 11
 BASE = replace(LLAMA, max_position=CONTEXT)
+# Rows of more than 20 tokens turn otherwise, also those that grow beyond: the twin computes them anew.
+LONGROPE = RopeShape(
+    scaling="longrope", factor=4.0, original_length=20, short_factors=(1.0,) * 4, long_factors=(1.5, 3.0) * 2
+)
 SHAPES = {
     "llama": BASE,
     "gpt2": replace(GPT2, max_position=CONTEXT),
@@ -35,6 +40,7 @@ SHAPES = {
     "window and whole": replace(BASE, num_layers=3, window_interval=3, scores=ScoreShape(window=7, softcap=3.0)),
     "alibi": replace(BASE, position="alibi", scores=ScoreShape(alibi=True)),
     "sinks": replace(BASE, rope_interval=2, scores=ScoreShape(window=6, sinks="learned", scale=0.5)),
+    "longrope": replace(BASE, rope=LONGROPE, scores=ScoreShape(window=9)),
     "no positions": replace(BASE, position="none", scores=ScoreShape(sinks="zero"), logit_softcap=4.0),
 }
 GREEDY = Sampling(greedy=True)

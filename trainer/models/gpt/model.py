@@ -32,7 +32,8 @@ from trainer.layers.mlp import MLP
 from trainer.layers.norm import Norm
 from trainer.layers.recompute import keep_input, recomputed
 from trainer.layers.recompute_chunks import Chunk, chunks
-from trainer.layers.rope import Rotations, rotation
+from trainer.layers.rope import Rotation, Rotations, rotation
+from trainer.layers.shapes import RopeShape
 from trainer.models.family import DecodeState
 from trainer.models.gpt.shape import GPTShape, attention_shape, decode_state, kinds, mlp_shape
 from trainer.models.stage import LossFunction, Microbatch, Tensors, only_tokens, summed
@@ -302,7 +303,8 @@ class GPT(nn.Module):
         """Positions, documents and dropout draws of a microbatch, for the blocks."""
         (rows, length), device, places = batch.tokens_BS.shape, batch.tokens_BS.device, None
         longest = length * self.cp.size if batch.step is None else batch.step.longest
-        turn = self._rotation(longest, device) if self.shape.position == "rope" else None
+        generates = batch.step is not None
+        turn = self._rotation(longest, device, generates) if self.shape.position == "rope" else None
         where = batch.positions_BS if batch.positions_BS is not None else batch.columns_S
         if turn is not None and where is not None:
             turn = turn.at(where)
@@ -325,9 +327,17 @@ class GPT(nn.Module):
     def _head(self) -> VocabularyEmbedding:
         return self.embedding if self.shape.tie_embeddings else self.head
 
-    def _make_rotation(self, length: int, device: torch.device) -> Rotations:
+    def _make_rotation(self, length: int, device: torch.device, generates: bool) -> Rotations:
         rope, dtype = self.shape.rope, next(self.parameters()).dtype
-        table = functools.partial(rotation, length, self.shape.head_dim, dtype=dtype, device=device)
+        make = functools.partial(rotation, head_dim=self.shape.head_dim, dtype=dtype, device=device)
+
+        def table(rope: RopeShape) -> Rotation:
+            """With longrope, a step of generation has short and long rows: the table of the short comes first."""
+            if not generates or self.shape.rope.scaling != "longrope":
+                return make(length, rope=rope)
+            short, long = make(self.shape.rope.original_length, rope=rope), make(length, rope=rope)
+            return Rotation(torch.cat((short.cosine, long.cosine)), torch.cat((short.sine, long.sine)))
+
         whole = table(rope=rope)
         return Rotations(whole, whole if rope.in_windows == rope else table(rope=rope.in_windows))
 

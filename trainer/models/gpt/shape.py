@@ -229,7 +229,10 @@ def scores_of(shape: GPTShape, kind: str) -> ScoreShape:
 def decode_state(shape: GPTShape, kind: str) -> DecodeState:
     """Keys and values of all tokens, or of those in the window."""
     heads = (shape.num_kv_heads, shape.head_dim)
-    return DecodeState(tensors={"key": heads, "value": heads}, last=scores_of(shape, kind).window or None)
+    restart = shape.rope.original_length if shape.position == "rope" and shape.rope.scaling == "longrope" else None
+    return DecodeState(
+        tensors={"key": heads, "value": heads}, last=scores_of(shape, kind).window or None, restart=restart
+    )
 
 
 def padded_vocab_size(vocab_size: int, tp: int) -> int:
