@@ -1,11 +1,11 @@
-"""The decode engine: requests come and go, each step computes a part of a prompt and one token of every running row.
+"""The decode engine, with continuous batching: each step computes parts of prompts and one token of every running row.
 
 The scheduler is a function of the requests and cancellations so far, so all ranks of a model run it and agree without
-a word; only chosen tokens travel. A row waits until the cache has room for its prompt. If pages run out, the youngest
-row loses its own and is computed again later, with the tokens that it had. Every draw is f(seed, number, sample,
+communication; only chosen tokens travel. A row waits until the cache has room for its prompt. If pages run out, the
+youngest row is preempted and recomputed later, with the tokens that it had. Every draw is f(seed, number, sample,
 position), so a text depends neither on its neighbours nor on an interruption. On a GPU the host reads the tokens of a
-step while the next one runs: that a text has ended is seen one token late, and that token is dropped. What is not done:
-stop strings, which are the caller's (text_stream.py), who then cancels; sharing of pages between equal prompts.
+step while the next one runs: the end of a text is seen one token late, and that token is dropped. Not done here: stop
+strings, which are up to the caller (text_stream.py), who then cancels; sharing pages between equal prompts.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Request(NamedTuple):
         id: names it in tokens; no two open requests have the same.
         sampling: its max_tokens, stop and keep_stop do not count here.
         max_tokens: new tokens at most; 0 with `echo`: the prompt is only scored.
-        top_logprobs: how many of the likeliest tokens are reported at each position.
+        top_logprobs: how many of the likeliest tokens to report at each position.
         echo: report the prompt's tokens first, with their log probabilities; of the first sample only.
         n: samples. first: the index of the first.
         number: of the request in its file; the draws depend on it, see `uniform`.
-        sliding: when the context is full its oldest tokens fall out; otherwise such a request is refused.
+        sliding: drop the oldest tokens when the context is full; otherwise such a request is refused.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of a sample, or the news that it was cancelled.
+    """One token of a sample, or a notice that it was cancelled.
 
     Args:
         id: of the request. index: of the sample. token: -1 with "cancelled".
@@ -75,7 +75,7 @@ class Token:
 
 
 class Load(NamedTuple):
-    """Rows that are computed, rows that wait, and pages of the cache."""
+    """Running rows, waiting rows, and pages of the cache."""
 
     running: int
     waiting: int
@@ -148,8 +148,8 @@ class Engine:
     """Continues requests with a model.
 
     Args:
-        cache_tokens: of all rows; None: as many as the free memory holds, at most those of `max_batch` longest rows.
-        max_batch: rows that are computed together. prefill_chunk: tokens of prompts that a step computes at most.
+        cache_tokens: of all rows; None: as many as fit into free memory, at most those of `max_batch` longest rows.
+        max_batch: rows per batch. prefill_chunk: prompt tokens per step, at most.
         longest: tokens that a row will have; None: those of the model's context.
 
     Attributes:
@@ -170,7 +170,7 @@ class Engine:
             if value < 1:
                 raise UsageError(f"{name}={value} is below 1")
         if cache_tokens is not None and cache_tokens < 1:
-            raise UsageError(f"cache_tokens={cache_tokens} is below 1", expected="tokens that the cache holds")
+            raise UsageError(f"cache_tokens={cache_tokens} is below 1", expected="tokens that the cache holds, >= 1")
         self.model, self._chunk, self._max_batch = model, prefill_chunk, max_batch
         self._decoder = Decoder(
             model,
@@ -189,7 +189,7 @@ class Engine:
         self._last_S = torch.zeros(max_batch, dtype=torch.int64, device=model.world.device)  # chosen last, by slot
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn.
+        """Queue a request.
 
         Raises:
             UsageError: it cannot be answered, whatever the load; nothing has changed.
@@ -208,16 +208,16 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do or tell something."""
+        """Whether a step would compute or report something."""
         return bool(self._waiting or self._running or self._cancelled or self._flight)
 
     def load(self) -> Load:
-        """How much there is to do, and how full the cache is."""
+        """The load: rows, and how full the cache is."""
         pages = sum(pool.pages for pool in self._table.pools)
         return Load(len(self._running), len(self._waiting), self._table.used, pages)
 
     def step(self) -> list[Token]:
-        """Compute a part of the prompts and the next token of each row; what is known of them by now.
+        """Compute parts of prompts and the next token of each row; returns the tokens that are known by now.
 
         Raises:
             DamageError: the model's logits are not numbers.
@@ -245,12 +245,12 @@ class Engine:
         model.check_ids(request.prompt)
         length, most = len(request.prompt), request.max_tokens
         if not length:
-            raise UsageError("the prompt has no tokens", fix="give some text to continue")
+            raise UsageError("the prompt has no tokens", fix="give a text to continue")
         if most < (0 if request.echo else 1) or request.n < 1 or request.top_logprobs < 0:
             raise UsageError(
-                "a request is out of range",
+                "invalid request",
                 found=f"max_tokens={most}, n={request.n}, top_logprobs={request.top_logprobs}",
-                expected="max_tokens and n of at least 1 (max_tokens=0 with echo), top_logprobs of at least 0",
+                expected="max_tokens >= 1 (>= 0 with echo), n >= 1, top_logprobs >= 0",
             )
         if any(row.request.id == request.id for row in (*self._running, *self._waiting)):
             raise UsageError(f"a request with the id {request.id!r} is open already")
@@ -265,7 +265,7 @@ class Engine:
             )
         if length + most - 1 > self.capacity:  # the last token is never read again
             raise UsageError(
-                "the prompt and the new tokens do not fit the cache",
+                "the prompt and the new tokens do not fit the KV cache",
                 found=f"{length:,} tokens of the prompt and {most:,} new ones",
                 expected=f"at most {self.capacity:,} together",
                 fix="a larger cache (more memory or ranks), a shorter prompt, or fewer new tokens",
@@ -280,14 +280,14 @@ class Engine:
             self._waiting.remove(row)
 
     def _preempt(self, row: _Row) -> None:
-        """Take the pages of a row, which is then the first that waits."""
+        """Free the pages of a row, and put it at the head of the queue."""
         self._table.close(row.slot)
         self._running.remove(row)
         row.slot, row.cached = -1, 0
         self._waiting.appendleft(row)
 
     def _scheduled(self) -> tuple[list[_Prefill], list[_Row]] | None:
-        """The work of a step; None if a row would have to be preempted whose last token was not read."""
+        """The work of a step; None if it would preempt a row whose last token was not read yet."""
         prefills, decodes, budget = list[_Prefill](), list[_Row](), self._chunk
         for row in tuple(self._running):
             if row.slot < 0 or row.num_new >= max(1, row.request.max_tokens):
@@ -328,7 +328,7 @@ class Engine:
         return prefills, decodes
 
     def _has_room(self, row: _Row) -> bool:
-        """Whether a row's prompt fits beside what the running rows still need for theirs and for a token more."""
+        """Whether a row's prompt fits beside what the running rows still need for theirs and for one more token."""
         others = [max(0, other.length + 1 - other.cached) for other in self._running]
         return not self._running or self._table.room_for([*others, row.length + 1], chunk=self._chunk)
 
@@ -338,12 +338,12 @@ class Engine:
         row.slot, row.cached, row.long = self._table.open(), 0, self._decoder.is_long(row.length)
 
     def _slide(self, row: _Row) -> None:
-        """Begin the context later: all positions move, so nothing of it is kept."""
+        """Start the context later: all positions change, so nothing cached can be kept."""
         row.first = len(row.tokens) + row.ahead - self.model.context
         self._begin_anew(row)
 
     def _launch(self, prefills: Sequence[_Prefill], decodes: Sequence[_Row]) -> list[Token]:
-        """Start the work of a step; tokens of prompts are told at once."""
+        """Start the work of a step; returns the prompt tokens to report."""
         rows, logits, told = list[_Row](), list[Tensor](), list[Token]()
         if prefills:
             ready, logits_BV, told = self._prefill(prefills)
