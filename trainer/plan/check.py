@@ -138,7 +138,7 @@ def _spike_problems(config: RunConfig) -> Iterator[str]:
     try:
         skipped_ranges(config.data.skip)
     except UsageError as error:
-        yield " ".join(str(error).split())
+        yield str(error).replace("\n  ", "; ")
     saves = config.checkpoint.interval or config.checkpoint.minutes
     if config.spikes.action == "roll_back" and not saves:
         yield (

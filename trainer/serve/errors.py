@@ -21,5 +21,6 @@ class ApiError(Exception):
         code: str | None = None,
         detail: str | None = None,
     ) -> None:
+        text = text.replace("\n  ", "; ")  # programs show it in one line
         super().__init__(text)
         self.status, self.text, self.param, self.kind, self.code, self.detail = status, text, param, kind, code, detail

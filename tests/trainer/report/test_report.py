@@ -229,6 +229,8 @@ def test_a_run_of_one_corpus_has_no_losses_by_corpus(corpora, tmp_path):
 def test_nothing_to_report_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"nothing to report in .*no line in metrics.jsonl"):
         write_report(tmp_path)
+    with pytest.raises(UsageError, match=r"there is no folder .*firs\n"):
+        write_report(tmp_path / "firs")
 
 
 @pytest.mark.parametrize("text", ["[{", "[" * 30_000, "9" * 5000])

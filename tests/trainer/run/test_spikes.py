@@ -271,7 +271,7 @@ def test_what_is_no_range_is_refused(corpora, tmp_path):
     config = config_of(tmp_path / "run", corpora.blend)
     for text in ("9", "9-8", "a-b", "-1-5"):
         problems = check(replace(config, data=replace(config.data, skip=(text,))), 1, facts=None)
-        assert len(problems) == 1 and problems[0].startswith(f"data.skip={text!r} is not a range of samples")
+        assert len(problems) == 1 and problems[0].startswith(f"data.skip={text!r} is not a range of samples; expected:")
     back = config_of(tmp_path / "run", corpora.blend, action="roll_back")
     back = replace(back, checkpoint=replace(back.checkpoint, interval=None, minutes=0.0))
     assert "has no checkpoint to return to" in check(back, 1, facts=None)[0]

@@ -121,7 +121,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
         ("completions", {"prompt": ""}, 200, ""),
         ("completions", {"prompt": []}, 400, "prompt is []"),
         ("completions", {"prompt": [[1], "a", {}]}, 400, "prompt is {}"),
-        ("completions", {"prompt": [300]}, 400, "token 300 is outside the vocabulary"),
+        ("completions", {"prompt": [300]}, 400, "token 300 is outside the vocabulary; expected: 0 to"),
         ("completions", {"prompt": [-1]}, 400, "token -1 is outside the vocabulary"),
         ("completions", {"prompt": "a" * 65}, 400, "the prompt has 65 tokens and 16 new ones"),
         ("completions", {"prompt": "a", "max_tokens": 64}, 400, "the context of tiny is 64 tokens together"),
