@@ -1,6 +1,6 @@
-"""A conversation in a terminal: lines in, answers out as they come; shared by `mtrain chat` and `mtrain client`.
+"""A conversation in a terminal, with streamed answers; shared by `mtrain chat` and `mtrain client`.
 
-Ctrl-C while an answer is written stops that answer alone; what was said stays part of the conversation. Not a command.
+Ctrl-C during an answer stops only that answer; its text so far stays in the conversation. Not a command.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from mdata.errors import MdataError
 from .console import Console
 
 Turn = tuple[str, str]  # role, content
-HELP = "Ctrl-C stops an answer, Ctrl-D leaves, /clear forgets the conversation"
+HELP = "Ctrl-C stops an answer, Ctrl-D quits, /clear starts a new conversation"
 
 
 class Stop:
-    """Whether Ctrl-C was pressed; `at_once` is called by it."""
+    """Whether Ctrl-C was pressed; pressing it calls `at_once`."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -34,7 +34,7 @@ class Stop:
 
 @contextmanager
 def stop_asked() -> Iterator[Stop]:
-    """While the block runs, Ctrl-C only sets a mark."""
+    """Inside the block Ctrl-C only sets a flag."""
     stop = Stop()
     before = signal.signal(signal.SIGINT, stop)
     try:
@@ -53,8 +53,8 @@ def converse(
     """Read lines and write answers until the end of the input.
 
     Args:
-        answer: the pieces of an answer to a conversation; ends soon after a stop is asked for.
-        system: what the conversation begins with. keeps: the conversation grows; otherwise each line is alone.
+        answer: yields the pieces of an answer to a conversation; ends soon after a stop is asked for.
+        system: system message. keeps: keep earlier turns; otherwise each line stands alone.
     """
     begin: list[Turn] = [("system", system)] if system else []
     turns, spoken = list(begin), list[Turn]()

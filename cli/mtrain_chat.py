@@ -1,8 +1,8 @@
-"""Talk with a trained model in this terminal.
+"""Chat with a trained model in the terminal.
 
-The template is the tokenizer's own, or ChatML where it has its tokens; --chat-template plain works with any tokenizer.
-Ctrl-C stops an answer, Ctrl-D leaves, /clear forgets the conversation. Lines of a file or a pipe are answered one after
-the other. For a model that needs several GPUs: mtrain serve MODEL mesh.tp=2, then mtrain client.
+Uses the tokenizer's own chat template, or ChatML if the tokenizer has its tokens; --chat-template plain works with any.
+Ctrl-C stops an answer, Ctrl-D quits, /clear starts a new conversation. Input from a file or pipe is answered line by
+line. For a model that needs several GPUs: mtrain serve MODEL mesh.tp=2, then mtrain client.
 
 Examples:
   mtrain chat Llama-3.2-1B-Instruct
@@ -30,24 +30,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat-template",
         metavar="NAME",
-        help='"tokenizer", "chatml", "plain" or a file of Jinja (default: the tokenizer\'s own, else ChatML)',
+        help='"tokenizer", "chatml", "plain" or a Jinja file (default: the tokenizer\'s own, else ChatML)',
     )
-    add_talk_arguments(parser)
+    config = "from generation_config.json, otherwise"
+    add_talk_arguments(
+        parser,
+        max_tokens="up to the context",
+        temperature=f"{config} {_DEFAULTS['temperature']}",
+        top_p=f"{config} {_DEFAULTS['top_p']}",
+        top_k=f"{config} all",
+    )
 
 
-def add_talk_arguments(parser: argparse.ArgumentParser) -> None:
-    """What a conversation begins with, and how tokens are chosen."""
+def add_talk_arguments(parser: argparse.ArgumentParser, **defaults: str) -> None:
+    """The system message and the sampling options.
+
+    Args:
+        defaults: what the help says of the default of an option.
+    """
     talk = parser.add_argument_group("the conversation")
-    talk.add_argument("--system", default="", metavar="TEXT", help="what the conversation begins with")
-    talk.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (default: as the context allows)")
-    talk.add_argument("--temperature", type=float, metavar="T", help="0: always the likeliest token (default: 0.8)")
-    talk.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling threshold (default: 0.95)")
-    talk.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest (default: all)")
+    talk.add_argument("--system", default="", metavar="TEXT", help="system message")
+    talk.add_argument(
+        "--max-tokens", type=int, metavar="N", help=f"tokens per answer (default: {defaults['max_tokens']})"
+    )
+    talk.add_argument("--temperature", type=float, metavar="T", help=f"0: greedy (default: {defaults['temperature']})")
+    talk.add_argument(
+        "--top-p", type=float, metavar="P", help=f"nucleus sampling threshold (default: {defaults['top_p']})"
+    )
+    talk.add_argument(
+        "--top-k", type=int, metavar="K", help=f"sample from the K likeliest tokens (default: {defaults['top_k']})"
+    )
     talk.add_argument("--seed", type=int, metavar="N", help="random seed (default: a new one for each answer)")
 
 
 def talk_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a request that the command line gives."""
+    """The request fields given on the command line."""
     names = ("max_tokens", "temperature", "top_p", "top_k", "seed")
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
@@ -74,7 +91,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     served = served_model(model, arguments.model, template=arguments.chat_template)
     if served.template is None:
         raise UsageError(
-            f"a chat needs a template: {served.no_template}", fix="--chat-template plain, or mtrain generate"
+            f"a chat needs a template: {served.no_template}", fix="give --chat-template plain, or use mtrain generate"
         )
     options = {**_DEFAULTS, **model.recommended, **talk_options(arguments)}
     engine = Engine(model, max_batch=1)
@@ -84,7 +101,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         try:
             (row,) = chat_completion(served, {**options, "messages": messages}).rows
         except ApiError as error:
-            raise UsageError(error.text, fix="/clear forgets the conversation") from error
+            raise UsageError(error.text, fix="/clear starts a new conversation") from error
         engine.add(row.request)
         try:
             while engine.busy and not row.finish_reason and not stop.asked:

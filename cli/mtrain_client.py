@@ -1,7 +1,7 @@
-"""Talk with a server in this terminal: one of `mtrain serve`, or any that has OpenAI's interface.
+"""Chat with a server in the terminal: `mtrain serve`, or any other with OpenAI's API.
 
-Each line is a message of a conversation, or with --complete a text that is continued. Ctrl-C stops an answer, Ctrl-D
-leaves, /clear forgets the conversation. HOST may have a port (8000 otherwise) and begin with https://.
+Each line is a message; with --complete, a prompt to continue. Ctrl-C stops an answer, Ctrl-D quits, /clear starts a new
+conversation. HOST may include a port (default: 8000) and may start with https://.
 
 Examples:
   mtrain client localhost
@@ -31,11 +31,11 @@ KEY, PORT, CONNECT_S = "MTRAIN_API_KEY", 8000, 20.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `mtrain client --help`."""
-    parser.add_argument("host", metavar="HOST", help="of the server, such as localhost:8000")
-    parser.add_argument("--complete", action="store_true", help="continue each line in place of a chat")
-    parser.add_argument("--model", metavar="NAME", help="of a server that has several (default: its first)")
-    parser.add_argument("--api-key", metavar="KEY", help=f"of the server (default: {KEY} of the environment)")
-    add_talk_arguments(parser)
+    parser.add_argument("host", metavar="HOST", help="server address, such as localhost:8000")
+    parser.add_argument("--complete", action="store_true", help="continue each line instead of chatting")
+    parser.add_argument("--model", metavar="NAME", help="model to use (default: the server's first)")
+    parser.add_argument("--api-key", metavar="KEY", help=f"key of the server (default: {KEY})")
+    add_talk_arguments(parser, **dict.fromkeys(("max_tokens", "temperature", "top_p", "top_k"), "the server's"))
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
@@ -61,10 +61,10 @@ class Server:
     """A server at the other end.
 
     Args:
-        host: see HOST. key: "": none.
+        host: see HOST. key: API key; "": none.
 
     Raises:
-        UsageError: it is no host.
+        UsageError: `host` cannot be parsed.
     """
 
     def __init__(self, host: str, *, key: str) -> None:
@@ -74,7 +74,7 @@ class Server:
         except ValueError:
             name = None
         if not name or parts.scheme not in ("http", "https"):
-            raise UsageError(f"{host} is no host", expected="such as localhost, gpu7:8000 or https://gpu7")
+            raise UsageError(f"{host} is not a server address", expected="such as localhost, gpu7:8000 or https://gpu7")
         self._host, self._secure = name, parts.scheme == "https"
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._port = port or (443 if self._secure else PORT)
@@ -88,7 +88,7 @@ class Server:
         try:
             return str(models["data"][0]["id"])
         except (KeyError, IndexError, TypeError) as error:
-            raise UsageError(f"{self.address} names no model", found=str(models)[:200]) from error
+            raise UsageError(f"{self.address} lists no models", found=str(models)[:200]) from error
 
     def stream(self, path: str, body: dict[str, Any], stop: Stop) -> Iterator[str]:
         """The pieces of an answer."""
@@ -120,7 +120,7 @@ class Server:
         if response.status != http.client.OK:
             error = value.get("error") if isinstance(value, dict) else None
             text = error.get("message") if isinstance(error, dict) else data[:200].decode(errors="replace")
-            raise UsageError(f"{self.address} refuses: {text}", found=f"status {response.status}")
+            raise UsageError(f"{self.address} rejected the request: {text}", found=f"status {response.status}")
         return value
 
 

@@ -1,8 +1,8 @@
-"""Serve a trained model over HTTP: OpenAI's interface, Megatron-LM's PUT /api, and a page to try it.
+"""Serve a trained model over HTTP: OpenAI's API, Megatron-LM's PUT /api, and a web page to try it.
 
 Clients of /v1/completions and /v1/chat/completions work unchanged, and so does Megatron-LM's text_generation_cli.py.
-mesh.tp and mesh.pp divide the model over ranks of this machine, which the command starts. It listens on this machine
-alone unless --host says otherwise. SIGTERM and Ctrl-C let open requests end; a second one ends at once.
+mesh.tp and mesh.pp split the model over ranks on this machine, which the command starts. Listens on localhost only
+unless --host is given. SIGTERM or Ctrl-C finishes open requests first; a second one ends the server at once.
 
 Examples:
   mtrain serve runs/first
@@ -34,39 +34,49 @@ KEY = "MTRAIN_API_KEY"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `mtrain serve --help`."""
     add_folder_arguments(parser)
-    parser.add_argument("mesh", nargs="*", metavar="mesh.AXIS=N", help="ranks along tp and pp (default: 1 each)")
+    parser.add_argument(
+        "mesh", nargs="*", metavar="mesh.AXIS=N", help="mesh.tp and mesh.pp: ranks along each axis (default: 1)"
+    )
     parser.add_argument(
         "--chat-template",
         metavar="NAME",
-        help='"tokenizer", "chatml", "plain" or a file of Jinja (default: the tokenizer\'s own, else ChatML)',
+        help='"tokenizer", "chatml", "plain" or a Jinja file (default: the tokenizer\'s own, else ChatML)',
     )
     server = parser.add_argument_group("the server")
-    server.add_argument("--host", default="127.0.0.1", metavar="HOST", help="to listen at (default: 127.0.0.1)")
-    server.add_argument("--port", type=int, default=8000, metavar="N", help="0: any that is free (default: 8000)")
-    server.add_argument(
-        "--api-key", metavar="KEY", help=f"that clients must give (default: {KEY} of the environment, else none)"
-    )
+    server.add_argument("--host", default="127.0.0.1", metavar="HOST", help="address to listen on (default: 127.0.0.1)")
+    server.add_argument("--port", type=int, default=8000, metavar="N", help="0: any free port (default: 8000)")
+    server.add_argument("--api-key", metavar="KEY", help=f"key that clients must send (default: {KEY}, otherwise none)")
     limits = parser.add_argument_group("limits")
+    limits.add_argument("--max-batch", type=int, default=16, metavar="N", help="sequences per batch (default: 16)")
     limits.add_argument(
-        "--max-batch", type=int, default=16, metavar="N", help="texts that are computed together (default: 16)"
+        "--cache-tokens",
+        type=int,
+        metavar="N",
+        help="tokens in the KV cache, over all sequences (default: by free memory)",
     )
     limits.add_argument(
-        "--cache-tokens", type=int, metavar="N", help="of all texts together (default: as fit into the free memory)"
+        "--max-queue", type=int, default=1024, metavar="N", help="open sequences, then status 429 (default: 1024)"
     )
     limits.add_argument(
-        "--max-queue", type=int, default=1024, metavar="N", help="texts that may be open; more get 429 (default: 1024)"
+        "--max-request-tokens",
+        type=int,
+        metavar="N",
+        help="tokens of one request, over all its sequences (default: no limit)",
     )
     limits.add_argument(
-        "--max-request-tokens", type=int, metavar="N", help="of all texts of a request (default: as the context allows)"
+        "--max-body",
+        type=int,
+        default=8 << 20,
+        metavar="BYTES",
+        help="request body size, then status 413 (default: 8 MiB)",
     )
     limits.add_argument(
-        "--max-body", type=int, default=8 << 20, metavar="BYTES", help="of a request; more get 413 (default: 8 MiB)"
+        "--strict", action="store_true", help="reject requests with unknown fields (default: ignore these)"
     )
-    limits.add_argument("--strict", action="store_true", help="refuse unknown fields, which are ignored")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
-    """Start the ranks and serve until a signal."""
+    """Start the ranks and serve until stopped by a signal."""
     import asyncio
 
     from trainer.serve.processes import Ranks
@@ -117,7 +127,7 @@ def _served(arguments: argparse.Namespace, console: Console) -> Served:
         )
     if model.recommended:
         shown = ", ".join(f"{name} {value}" for name, value in model.recommended.items())
-        console.note(f"where a request does not say, from the model's generation_config.json: {shown}")
+        console.note(f"request defaults from the model's generation_config.json: {shown}")
     return served_model(
         model,
         arguments.model,
@@ -132,17 +142,17 @@ def served_model(model: Model, name: str, *, template: str | None, **facts: Any)
     """A model with its template.
 
     Args:
-        name: as the user gave it. template: see --chat-template; None: there may be none. facts: see `Served`.
+        name: as the user gave it. template: see --chat-template; None: no template is no error. facts: see `Served`.
 
     Raises:
-        UsageError: the model has no tokenizer, or the template that is named cannot be used.
+        UsageError: the model has no tokenizer, or the given template cannot be used.
     """
     from mdata.chat.prompt import answer_ends
     from mdata.chat.templates import choose_template
     from trainer.serve.openai_api import Served
 
     if model.tokenizer is None:
-        raise UsageError(f"{name} has no tokenizer", fix="name a folder with one: --tokenizer FOLDER")
+        raise UsageError(f"{name} has no tokenizer", fix="give a folder that has one: --tokenizer FOLDER")
     try:
         chosen = choose_template(template, model.tokenizer)
     except UsageError as error:
@@ -158,7 +168,7 @@ def _mesh(words: list[str]) -> dict[str, int]:
         name, _, value = word.partition("=")
         axis = name.removeprefix("mesh.")
         if not name.startswith("mesh.") or axis not in mesh or not value.isdecimal() or int(value) < 1:
-            raise UsageError(f"{word} is not understood", expected="mesh.tp=N or mesh.pp=N, of 1 or more")
+            raise UsageError(f"cannot parse {word}", expected="mesh.tp=N or mesh.pp=N, N >= 1")
         mesh[axis] = int(value)
     return mesh
 
@@ -170,6 +180,6 @@ def _check(arguments: argparse.Namespace) -> None:
     if problems := [f"--{name} {value} is below 1" for name, value in counts.items() if value < 1]:
         raise UsageError("cannot serve: " + "; ".join(problems))
     if not 0 <= arguments.port < 2**16:
-        raise UsageError(f"--port {arguments.port} is not in 0 to 65535")
+        raise UsageError(f"--port {arguments.port} is out of range", expected="0 to 65535")
     if arguments.api_key == "" or not (arguments.api_key or "").isascii():
-        raise UsageError("--api-key is empty or not ASCII", fix="leave it out, or give some letters and digits")
+        raise UsageError("--api-key is empty or not ASCII", fix="use ASCII letters and digits, or leave it out")

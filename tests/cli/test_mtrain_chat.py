@@ -136,8 +136,8 @@ def test_ctrl_c_hangs_up_on_a_server_that_is_silent(folder, lines, capsys):
         (("chat", "MODEL", "--chat-template", "plain", "--temperature", "-1"), 2, "temperature=-1.0"),
         (("chat", "MODEL", "--chat-template", "plain", "--max-tokens", "300"), 2, "the context of tiny is 256 tokens"),
         (("client", "127.0.0.1:9"), 2, "nothing answers at 127.0.0.1:9"),
-        (("client", "http://[", "--complete"), 2, "http://[ is no host"),
-        (("client", "URL", "--model", "other"), 2, 'the model "other" is not here'),
+        (("client", "http://[", "--complete"), 2, "http://[ is not a server address"),
+        (("client", "URL", "--model", "other"), 2, 'unknown model "other"'),
         (("client", "URL", "--api-key", "KEY", "--top-k", "-2"), 2, "top_k is -2"),
     ],
 )

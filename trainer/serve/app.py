@@ -1,7 +1,7 @@
-"""The HTTP side of a server: routes, limits, keys, errors in the form of each interface, streams, metrics.
+"""The HTTP side of a server: routes, limits, API keys, errors in the form of each API, streams, metrics.
 
-What is unusual: a client that goes away takes its rows along, whether it was streaming or waiting; a body must say that
-it is JSON, so that a web page of somebody else cannot post one to a server on this machine without asking.
+What is unusual: when a client disconnects, streaming or waiting, its rows are cancelled; a body needs the Content-Type
+application/json, so that web pages of other sites cannot post to a server on this machine without a CORS preflight.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ T = TypeVar("T")
 PAGE = Path(__file__).parent / "page.html"
 OPEN_PATHS = ("/", "/health")  # without a key
 LONG_BODY = 1 << 16  # bytes
-CLOSED = 499  # the client left; nobody reads it, but it is counted
-# The page runs its own script and style alone, and loads nothing.
+CLOSED = 499  # the client disconnected; nobody reads this status, but it is counted
+# The page runs only its own inline script and style, and loads nothing.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 
 
@@ -46,9 +46,8 @@ class Server:
     """What the handlers share.
 
     Args:
-        key: that clients must give; "": any client. most_bytes: of a body.
-        hosts: by which clients may call the server, so that a web page of somebody else cannot name this machine as its
-            own host; empty: any.
+        key: that clients must send; "": none. most_bytes: of a body.
+        hosts: accepted names in the Host header, against DNS rebinding by a web page; empty: any.
     """
 
     served: Served
@@ -109,7 +108,7 @@ class Server:
     async def _model(self, request: Request) -> Response:
         (model,) = openai_api.models_of(self.served)["data"]
         if request.path_params["name"] != model["id"]:
-            raise ApiError(404, f"this server has {model['id']} alone", code="model_not_found", param="model")
+            raise ApiError(404, f"unknown model; this server has {model['id']}", code="model_not_found", param="model")
         return _json(model)
 
     async def _metrics(self, request: Request) -> Response:
@@ -124,20 +123,20 @@ class Server:
             lines.extend(f"mtrain_{name}{labels} {value:g}" for labels, value in values.items())
 
         by_status = {f'{{path="{path}",status="{status}"}}': float(n) for (path, status), n in self.requests.items()}
-        metric("requests_total", "counter", "Requests that were answered.", by_status)
+        metric("requests_total", "counter", "Requests answered.", by_status)
         by_path = {f'{{path="{path}"}}': seconds for path, seconds in self.seconds.items()}
-        metric("request_seconds_total", "counter", "Time of these requests.", by_path)
+        metric("request_seconds_total", "counter", "Time spent on these requests.", by_path)
         for name, text in (
             ("prompt_tokens", "Tokens of prompts."),
-            ("tokens", "New tokens."),
-            ("rows", "Texts that were asked for."),
-            ("rows_cancelled", "Texts that ended at a stop string or with their client."),
+            ("tokens", "Tokens generated."),
+            ("rows", "Sequences requested."),
+            ("rows_cancelled", "Sequences ended by a stop string or by their client."),
         ):
             metric(f"{name}_total", "counter", text, {"": service.totals[name]})
-        metric("first_token_seconds_sum", "counter", "Time to the first tokens of requests.", {"": self.first_token_s})
-        metric("first_token_seconds_count", "counter", "Requests that had a first token.", {"": self.first_tokens})
-        metric("rows_open", "gauge", "Texts that have not ended, those that wait included.", {"": service.open_rows})
-        metric("rows_allowed", "gauge", "The most texts that may be open.", {"": service.most_rows})
+        metric("first_token_seconds_sum", "counter", "Total time to first token.", {"": self.first_token_s})
+        metric("first_token_seconds_count", "counter", "Requests that got a first token.", {"": self.first_tokens})
+        metric("rows_open", "gauge", "Open sequences, queued ones included.", {"": service.open_rows})
+        metric("rows_allowed", "gauge", "Limit on open sequences (--max-queue).", {"": service.most_rows})
         metric("ready", "gauge", "1 once the model is loaded.", {"": service.ready.is_set() and not service.failure})
         for name, value in service.load.items():
             metric(f"engine_{name}", "gauge", f"The engine's {name.replace('_', ' ')}.", {"": value})
@@ -213,7 +212,7 @@ class Server:
         return _json(megatron_api.answer_of(served.model, job, answer), headers=headers)
 
     async def _off_the_loop(self, parse: Callable[[bytes], T], body: bytes) -> T:
-        """What a body asks for; the tokens of a long one take a while, in which other answers go on."""
+        """Parse a body; a long one is parsed in a thread, so that other answers continue meanwhile."""
         if len(body) < LONG_BODY:
             return parse(body)
         async with self._parsing:  # templates are run one at a time
@@ -224,9 +223,7 @@ class Server:
         if kind != "application/json" and request.url.path == "/api":
             raise ApiError(415, megatron_api.NO_JSON_TYPE)
         if kind != "application/json":
-            raise ApiError(
-                415, f"the body is {kind or 'of no type'}, expected the header Content-Type: application/json"
-            )
+            raise ApiError(415, f"the Content-Type is {kind or 'missing'}, expected application/json")
         said = request.headers.get("content-length", "")
         too_long = ApiError(413, f"the body is longer than {self.most_bytes:,} bytes (--max-body)")
         if said.isdecimal() and int(said[:20]) > self.most_bytes:
@@ -248,7 +245,7 @@ class Server:
 
     async def _http_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for this type"
-        text = {404: f"there is no {request.url.path[:200]} here", 405: "the method is not allowed here"}
+        text = {404: f"no such path: {request.url.path[:200]}", 405: "the method is not allowed here"}
         if request.url.path == "/api" and error.status_code == 405:
             allowed = {"allow": "OPTIONS, PUT, GET, HEAD"}
             if request.method in ("GET", "HEAD"):
@@ -289,12 +286,18 @@ class _Guard:
         known = "/v1/models" if known.startswith("/v1/models") else known
         try:
             if not self._is_for_us(scope):
-                error = ApiError(403, "this server is for programs of its own machine (--api-key opens it to others)")
+                error = ApiError(
+                    403, "this server accepts only requests addressed to localhost (set --api-key to allow others)"
+                )
                 await self._server.refusal(path, error, {})(scope, receive, counting)
             elif path in OPEN_PATHS or self._is_allowed(scope):
                 await self._app(scope, receive, counting)
             else:
-                error = ApiError(401, "the key is missing or wrong (Authorization: Bearer KEY)", code="invalid_api_key")
+                error = ApiError(
+                    401,
+                    "missing or wrong API key, expected the header Authorization: Bearer KEY",
+                    code="invalid_api_key",
+                )
                 response = self._server.refusal(path, error, {"www-authenticate": "Bearer"})
                 await response(scope, receive, counting)
         finally:
@@ -317,7 +320,7 @@ class _Guard:
 
 
 class _EventStream(StreamingResponse):
-    """Server-sent events; the rows are left even if the client went away before the first one."""
+    """Server-sent events; the rows are cancelled even if the client disconnects before the first one."""
 
     def __init__(self, events: AsyncIterator[bytes], service: Service, run: Run, headers: Mapping[str, str]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache", **headers})
@@ -331,10 +334,10 @@ class _EventStream(StreamingResponse):
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of work that ends when the client goes away.
+    """The result of work that is cancelled when the client disconnects.
 
     Raises:
-        ClientDisconnect: it went away.
+        ClientDisconnect: it did.
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
@@ -378,6 +381,6 @@ def _openai_error(error: ApiError) -> dict[str, Any]:
 
 
 def _ignored(names: Sequence[str]) -> dict[str, str]:
-    """A header that names fields which were ignored."""
+    """A header that lists the ignored fields."""
     shown = ", ".join(name for name in names if name.isascii() and name.isprintable())[:200]
     return {"x-ignored-fields": shown} if shown else {}

@@ -1,10 +1,10 @@
-"""The one error of the server's interfaces: a status and a sentence, which each interface writes in its own form."""
+"""The one error of the server's APIs: a status and a sentence, which each API writes in its own form."""
 
 from __future__ import annotations
 
 
 class ApiError(Exception):
-    """A request is refused, or cannot be answered.
+    """A request is rejected, or cannot be answered.
 
     Args:
         status: of HTTP. text: what, the values, what was expected. param: the field. kind: OpenAI's `type`.

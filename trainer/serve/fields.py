@@ -1,4 +1,4 @@
-"""The fields of a JSON body, taken out one by one with their type and range; what is left over is unknown."""
+"""The fields of a JSON body, taken out one by one with checks of type and range; the rest is unknown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def parsed_body(body: bytes) -> dict[str, Any]:
     """The JSON object of a body.
 
     Raises:
-        ApiError: it is no JSON, or no object.
+        ApiError: not JSON, or not an object.
     """
     try:
         value = orjson.loads(body)
@@ -27,27 +27,27 @@ def parsed_body(body: bytes) -> dict[str, Any]:
 
 
 def is_whole(value: object) -> bool:
-    """An integer that is no boolean."""
+    """Whether this is an integer, and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """A finite number."""
+    """Whether this is a finite number."""
     return is_whole(value) or (isinstance(value, float) and math.isfinite(value))
 
 
 class Fields:
-    """A body; each method takes one field out, gives its default for null and for a missing one, and refuses others."""
+    """A body; each method takes out one field, with its default if missing or null, or raises an ApiError."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._left = dict(body)
 
     def take(self, name: str) -> Any:
-        """The value as it is; None where there is none."""
+        """The raw value; None if missing."""
         return self._left.pop(name, None)
 
     def number(self, name: str, default: float) -> float:
-        """A finite number; its range is for `Sampling` to check."""
+        """A finite number; `Sampling` checks its range."""
         value = self._left.pop(name, None)
         if value is None:
             return default
@@ -90,10 +90,10 @@ class Fields:
         return {int(key): float(more) for key, more in table.items()}
 
     def refuse(self, name: str, *, unless: tuple[Any, ...], text: str) -> None:
-        """Refuse a field that asks for what there is not.
+        """Reject a field that asks for an unsupported feature.
 
         Args:
-            unless: values that ask for nothing, besides null. text: what to do instead.
+            unless: harmless values, besides null. text: why, or what to do instead.
         """
         value = self._left.pop(name, None)
         if value is not None and value not in unless:

@@ -1,9 +1,9 @@
-"""Megatron-LM's `PUT /api` of 2023: the same fields, checks in the same order, texts of refusal and answers.
+"""Megatron-LM's `PUT /api` of 2023: the same fields, order of checks, error texts and answers.
 
-What differs (docs/howto/serve.md): every refusal has status 400 and the form {"message": TEXT} that Megatron's own
-client reads, where the original answered most of them with 200; a number may be an integer where it means a float, and
-no boolean is an integer; temperature 0 is greedy; prompts are checked to be strings; a row ends by its own count and at
-an end-of-document token whatever else may end it.
+What differs (docs/howto/serve.md): every rejected request gets status 400 and {"message": TEXT}, which Megatron's own
+client reads, where the original answered most of them with 200; an integer is accepted for a float, and a boolean is
+not an integer; temperature 0 is greedy; prompts must be strings; each row ends after its own number of tokens, and
+always at an end-of-document token.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Asked(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A request as rows, or as a beam search. unknown: fields that nobody knows."""
+    """A request as rows, or as a beam search. unknown: the fields that are not in `KNOWN`."""
 
     asked: Asked
     rows: list[Row]
@@ -189,7 +189,7 @@ def job_of(model: Model, body: Mapping[str, Any], *, most_tokens: int | None, st
     """A body of `PUT /api` as rows.
 
     Args:
-        most_tokens: rows x the longest; None: any. strict: refuse unknown fields.
+        most_tokens: rows x the longest; None: any. strict: reject unknown fields.
 
     Raises:
         ApiError: with Megatron's text; the numbers are its `detail`.
@@ -207,8 +207,8 @@ def job_of(model: Model, body: Mapping[str, Any], *, most_tokens: int | None, st
         raise ApiError(
             400,
             TOO_LONG if asked.beam_width is None else TOO_LONG_BEAM,
-            detail=f"{longest:,} tokens of the prompt and {asked.tokens_to_generate:,} new ones, "
-            f"at most {model.context:,} together",
+            detail=f"{longest:,} prompt tokens + {asked.tokens_to_generate:,} new ones, "
+            f"expected at most {model.context:,} in total",
         )
     rules, id = _rules(model, asked), f"api-{secrets.token_hex(12)}"
     ends = frozenset(() if asked.stop_token is None else (asked.stop_token,))
@@ -216,7 +216,7 @@ def job_of(model: Model, body: Mapping[str, Any], *, most_tokens: int | None, st
         if asked.beam_width > MOST_BEAMS:
             raise ApiError(400, f"beam_width must be at most {MOST_BEAMS}")
         if asked.tokens_to_generate == 0:
-            raise ApiError(400, "a beam search needs tokens_to_generate of 1 or more")
+            raise ApiError(400, "beam search needs tokens_to_generate >= 1")
         search = Search(
             id,
             prompts[0],
@@ -245,7 +245,7 @@ def job_of(model: Model, body: Mapping[str, Any], *, most_tokens: int | None, st
 
 
 def check_size(prompts: Sequence[Sequence[int]], new: int, *, most: int | None) -> None:
-    """Refuse a request with too many tokens, counted as Megatron counts: each row as long as the longest.
+    """Reject a request with too many tokens, counted as Megatron does: each row as long as the longest.
 
     Raises:
         ApiError: with Megatron's text.
@@ -273,7 +273,7 @@ def _rules(model: Model, asked: Asked) -> Sampling:
 
 @functools.lru_cache(maxsize=2)
 def newlines_after_colon(model: Model) -> dict[int, tuple[int, ...]]:
-    """Every token that begins with a newline may not follow a colon."""
+    """For a colon's token id, all ids that begin with a newline: they may not follow it."""
     tokenizer = model.tokenizer
     assert tokenizer is not None, "a server has a tokenizer"
     lines = tuple(i for i in range(tokenizer.vocab_size) if tokenizer.decode([i]).startswith("\n"))

@@ -1,7 +1,7 @@
-"""OpenAI's completions and chat completions: a body as rows to continue, and rows as answers.
+"""OpenAI's completions and chat completions: turns a body into rows to continue, and rows into an answer.
 
-Pure but for the names and the time of an answer, so that tests need no server. What OpenAI's server would ignore is
-ignored here and named; what asks for another answer than we can give is refused by name.
+Pure except for the id and time of an answer, so that tests need no server. Unknown fields are ignored and listed;
+fields that ask for an unsupported answer are rejected by name.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from trainer.tasks.sampling import Sampling
 
 DEFAULT_TOKENS, MOST_TOP, MOST_ROWS, MOST_MESSAGES = 16, 20, 128, 1000
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_NO_TOOLS = "this server calls no functions"
+_NO_TOOLS = "this server has no function calling"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What a server has.
+    """What a server serves.
 
     Args:
         model: without weights. template: of chats; None: there is none, for the reason `no_template`.
@@ -50,7 +50,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Options:
-    """What completions and chats have in common. usage: a stream ends with it. ignored: fields that nobody knows."""
+    """What completions and chats have in common. usage: a stream ends with it. ignored: unknown fields."""
 
     rules: Sampling
     stream: bool
@@ -63,7 +63,8 @@ class Completion:
     """A request as rows, and the form of its answer.
 
     Args:
-        chat: the form of chats. top: log probabilities are reported with so many of the likeliest; None: not reported.
+        chat: whether the answer has the form of chats.
+        top: report log probabilities, and this many of the likeliest tokens; None: not reported.
         samples: rows of each prompt, one after the other.
     """
 
@@ -82,17 +83,17 @@ def completion(served: Served, body: Mapping[str, Any]) -> Completion:
     """A body of /v1/completions.
 
     Raises:
-        ApiError: something is wrong with it; names the field.
+        ApiError: invalid; names the field.
     """
     fields, model, id = Fields(body), served.model, f"cmpl-{secrets.token_hex(12)}"
     _check_name(served, fields)
     prompts = _prompts(model, fields.take("prompt"), add_bos=fields.flag("add_BOS"))
-    fields.refuse("suffix", unless=("",), text="a text is only continued at its end")
+    fields.refuse("suffix", unless=("",), text="only the end of a text can be continued")
     most = fields.whole("max_tokens", DEFAULT_TOKENS, least=0, most=2**31)
     top: int | None = fields.whole("logprobs", -1, least=0, most=MOST_TOP)
     top = None if top == -1 else top
     echo, samples = fields.flag("echo"), fields.whole("n", 1, least=1, most=MOST_ROWS)
-    fields.refuse("best_of", unless=(samples, 1), text=f"ask for n={samples} texts and choose")
+    fields.refuse("best_of", unless=(samples, 1), text="request more texts with n and choose among them")
     options = _options(served, fields, most=most)
     rows = [
         make_row(
@@ -116,7 +117,7 @@ def chat_completion(served: Served, body: Mapping[str, Any]) -> Completion:
     """A body of /v1/chat/completions.
 
     Raises:
-        ApiError: something is wrong with it; names the field.
+        ApiError: invalid; names the field.
     """
     fields, model, id = Fields(body), served.model, f"chatcmpl-{secrets.token_hex(12)}"
     _check_name(served, fields)
@@ -135,7 +136,7 @@ def chat_completion(served: Served, body: Mapping[str, Any]) -> Completion:
     most = given.whole("max_tokens", max(1, room), least=1, most=2**31)
     report, count = fields.flag("logprobs"), fields.whole("top_logprobs", 0, least=0, most=MOST_TOP)
     if count and not report:
-        raise ApiError(400, f"top_logprobs is {count}, which needs logprobs", param="top_logprobs")
+        raise ApiError(400, f"top_logprobs is {count}, but logprobs is not true", param="top_logprobs")
     samples = fields.whole("n", 1, least=1, most=MOST_ROWS)
     options, top = _options(served, fields, most=most), count if report else None
     rows = [
@@ -146,7 +147,7 @@ def chat_completion(served: Served, body: Mapping[str, Any]) -> Completion:
 
 
 def _options(served: Served, fields: Fields, *, most: int) -> Options:
-    """What both kinds have."""
+    """The options that both kinds share."""
     recommended = served.model.recommended
     number = fields.number
     seed = fields.whole("seed", secrets.randbelow(LARGEST_SEED), least=-(2**63), most=2**64 - 1)
@@ -174,10 +175,10 @@ def _options(served: Served, fields: Fields, *, most: int) -> Options:
         raise ApiError(400, str(error).removeprefix("cannot generate: ")) from error
     stream, told = fields.flag("stream"), fields.take("stream_options")
     if told is not None and not (stream and isinstance(told, dict)):
-        text = f"stream_options is {shortened(told)}, expected an object, and stream"
+        text = f"stream_options is {shortened(told)}, expected an object, with stream set to true"
         raise ApiError(400, text, param="stream_options")
     usage = Fields(told or {}).flag("include_usage")
-    fields.refuse("use_beam_search", unless=(False,), text="PUT /api has beam_width")
+    fields.refuse("use_beam_search", unless=(False,), text="use beam_width of PUT /api")
     for name in ("user", "metadata", "store", "parallel_tool_calls", "service_tier"):
         fields.take(name)
     ignored = fields.unknown()
@@ -193,7 +194,7 @@ def _check_name(served: Served, fields: Fields) -> None:
     if name is not None and name != served.model.name:
         raise ApiError(
             404,
-            f"the model {shortened(name)} is not here; this server has {served.model.name}",
+            f"unknown model {shortened(name)}; this server has {served.model.name}",
             param="model",
             code="model_not_found",
         )
@@ -202,10 +203,12 @@ def _check_name(served: Served, fields: Fields) -> None:
 def _checked(answer: Completion) -> Completion:
     rows, served = answer.rows, answer.served
     if len(rows) > MOST_ROWS:
-        raise ApiError(400, f"{len(rows)} texts are asked for, at most {MOST_ROWS} are allowed in a request", param="n")
+        raise ApiError(400, f"{len(rows)} texts requested, expected at most {MOST_ROWS} per request", param="n")
     total = sum(len(row.request.prompt) + row.most for row in rows)
     if served.most_tokens is not None and total > served.most_tokens:
-        raise ApiError(400, f"the request has {total:,} tokens, at most {served.most_tokens:,} are allowed")
+        raise ApiError(
+            400, f"prompts and new tokens are {total:,}, expected at most {served.most_tokens:,} (--max-request-tokens)"
+        )
     answer.offsets = [0] * len(rows)
     for number, row in enumerate(rows):
         if row.echo is None and not answer.chat and answer.top is not None:
@@ -221,7 +224,7 @@ def _prompts(model: Model, value: object, *, add_bos: bool) -> list[tuple[str, l
     listed = value if several else [value]
     assert isinstance(listed, list), "a list of prompts"
     if len(listed) > MOST_ROWS:
-        raise ApiError(400, f"{len(listed)} prompts, at most {MOST_ROWS} are allowed in a request", param="prompt")
+        raise ApiError(400, f"{len(listed)} prompts, expected at most {MOST_ROWS} per request", param="prompt")
     return [_prompt(model, prompt, add_bos=add_bos) for prompt in listed]
 
 
@@ -244,9 +247,11 @@ def _prompt(model: Model, prompt: object, *, add_bos: bool) -> tuple[str, list[i
 
 def _messages(value: object) -> list[tuple[str, str]]:
     if not isinstance(value, list) or not value:
-        raise ApiError(400, f"messages is {shortened(value)}, expected a list of one or more", param="messages")
+        raise ApiError(
+            400, f"messages is {shortened(value)}, expected a list of at least one message", param="messages"
+        )
     if len(value) > MOST_MESSAGES:
-        raise ApiError(400, f"{len(value)} messages, at most {MOST_MESSAGES} are allowed", param="messages")
+        raise ApiError(400, f"{len(value)} messages, expected at most {MOST_MESSAGES}", param="messages")
     return [_message(number, message) for number, message in enumerate(value)]
 
 
@@ -259,7 +264,7 @@ def _message(number: int, message: object) -> tuple[str, str]:
     if not isinstance(role, str) or role not in ROLES or not isinstance(content, str):
         raise ApiError(
             400,
-            f"messages[{number}] is {shortened(message)}, expected a role ({', '.join(ROLES)}) and a text as content",
+            f"messages[{number}] is {shortened(message)}, expected a role ({', '.join(ROLES)}) and text content",
             param="messages",
         )
     if not content.isascii() and content.encode(errors="replace").decode() != content:
@@ -320,7 +325,7 @@ def chunk_of(asked: Completion, number: int, piece: Piece) -> dict[str, Any]:
 
 
 def last_chunk(asked: Completion) -> dict[str, Any] | None:
-    """The numbers of tokens, if they were asked for."""
+    """The token counts, if requested."""
     return {**_head(asked, chunk=True), "choices": [], "usage": _usage(asked)} if asked.options.usage else None
 
 
@@ -368,7 +373,7 @@ def _log_probs(asked: Completion, number: int, tokens: Sequence[TokenFact]) -> d
 
 
 def _by_text(tokenizer: Tokenizer, top: Sequence[tuple[int, float]]) -> dict[str, float]:
-    """Of tokens with the same text the likeliest counts."""
+    """Among tokens with the same text, the likeliest counts."""
     table: dict[str, float] = {}
     for token, log_prob in top:
         table.setdefault(token_text(tokenizer, token), log_prob)

@@ -1,4 +1,4 @@
-"""The processes of a server: starting one for each rank, and noticing that one has ended.
+"""The processes of a server: starts one per rank, and notices when one has ended.
 
 The ranks are started as those of a run (trainer/run/launch.py): they find each other in a store of this process, leave
 their errors as reports in a folder, and die with this process. In addition rank 0 has a pipe to this process, and one

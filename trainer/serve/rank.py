@@ -1,7 +1,7 @@
 """One rank of a server: it runs the engine on arrivals and cancellations, which all ranks get for the same step.
 
 Rank 0 has them from the server's process, and hands them on with the number of the step at which they count; nothing
-else travels between the ranks but what the model's layers exchange and the tokens that they choose. An idle rank waits
+else travels between the ranks except what the model's layers exchange and the chosen tokens. An idle rank waits
 for the next arrival. When the server's process is gone, rank 0 reads the end of its pipe, and so do the others. A beam
 search makes one step of its state machine beside each step of the engine, so that rows go on meanwhile; it has a cache
 of its own.
@@ -46,7 +46,7 @@ class Search(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """A row or a search that nobody waits for any more."""
+    """Cancels a row or a search."""
 
     id: str
 
@@ -60,7 +60,7 @@ class Found(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The engine does not take a request."""
+    """The engine rejected a request."""
 
     id: str
     text: str
@@ -92,10 +92,10 @@ class Link:
     step: int = 0
 
     def events(self, *, wait: bool) -> list[Event] | None:
-        """What counts from this step on; None: the server is gone.
+        """The events that apply from this step on; None: the server is gone.
 
         Args:
-            wait: until there is something.
+            wait: block until there is an event.
         """
         events = self._received(wait=wait)
         for other in self.others:

@@ -1,7 +1,7 @@
 """The rows of a client's request: tokens come in from the ranks, pieces of text go out.
 
-A row ends at a token that ends texts, at a stop string or by its number of tokens. The ranks know nothing of stop
-strings, so a row that one has ended is taken from them; what they computed meanwhile is dropped.
+A row ends at an end-of-text token, at a stop string or after its number of tokens. The ranks know nothing of stop
+strings: a row that ends at one is cancelled there, and what they computed meanwhile is dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TokenFact(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What became known of a row: text that nothing can change any more, and tokens."""
+    """The next part of a row: text that is final, and tokens."""
 
     text: str
     tokens: list[TokenFact]
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class Row:
-    """One text that is to be continued.
+    """One text to continue.
 
     Args:
         request: to the ranks. rules: with the stop strings. ends: token ids that end it.
@@ -64,7 +64,7 @@ class Row:
     _begun: bool = False
 
     def take(self, token: Token) -> Piece | None:
-        """What can be given out after one more token; None: nothing."""
+        """The piece that one more token makes final; None: none yet."""
         # lm_eval takes a token for the likeliest if its number is the largest of `top`, bit for bit.
         log_prob = dict(token.top).get(token.token, token.logprob)
         fact = TokenFact(token.token, None if math.isnan(log_prob) else log_prob, token.top)
@@ -135,7 +135,7 @@ def make_row(
 
 
 def check_room(model: Model, given: int, new: int) -> None:
-    """Refuse what does not fit the model's context.
+    """Reject what does not fit the model's context.
 
     Raises:
         ApiError: names both numbers.
@@ -145,15 +145,15 @@ def check_room(model: Model, given: int, new: int) -> None:
     if given + new > model.context:
         raise ApiError(
             400,
-            f"the prompt has {given:,} tokens and {new:,} new ones are asked for; "
-            f"the context of {model.name} is {model.context:,} tokens together",
+            f"the prompt has {given:,} tokens and {new:,} new ones are requested; "
+            f"the context of {model.name} is {model.context:,} tokens in total",
             param="max_tokens" if given < model.context else "prompt",
             code="context_length_exceeded",
         )
 
 
 async def pieces(service: Service, run: Run, rows: Sequence[Row]) -> AsyncGenerator[tuple[int, Piece]]:
-    """Pieces of all rows as they come, with the row's number; the run is left at the end."""
+    """Pieces of all rows as they come, with the row's number; leaves the run at the end."""
     numbers = {row.request.id: number for number, row in enumerate(rows)}
     try:
         async for reply in run:

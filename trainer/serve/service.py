@@ -1,8 +1,8 @@
 """The ranks as the server's process sees them: requests go in, tokens come out, in one event loop.
 
 Two threads read and write the pipe to rank 0, so that a full pipe never stops the loop. A run is one or more rows whose
-tokens come in one stream; a run that is left takes its rows with it, which frees their places. Once a rank has ended
-every open run raises, and no new one begins.
+tokens come in one stream; leaving a run cancels its rows, which frees their places. Once a rank has ended, every open
+run raises, and no new one begins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.tasks.engine import Request, Token
 
 
 def hang_up(connection: Connection) -> None:
-    """Let both ends read that nothing follows; closing would not wake the thread that reads."""
+    """Let both ends read an end of file; closing would not wake the reading thread."""
     with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)
 
@@ -46,7 +46,7 @@ class Run:
         """Replies of all rows, until each of them has ended.
 
         Raises:
-            ApiError: the ranks have ended, or refuse a row.
+            ApiError: the ranks have ended, or rejected a row.
         """
         while self.open_ids:
             reply = await self.replies.get()
@@ -99,15 +99,15 @@ class Service:
         if self.open_rows + len(requests) > self.most_rows:
             raise ApiError(
                 429,
-                f"the server is full: {self.open_rows} rows are open and {len(requests)} more are asked for, "
-                f"at most {self.most_rows} may be (--max-queue)",
+                f"the server is full: {self.open_rows} sequences are open and {len(requests)} more were requested, "
+                f"expected at most {self.most_rows} (--max-queue)",
                 kind="rate_limit_error",
             )
         longest = max(len(request.prompt) + request.max_tokens for request in requests)
         if longest > self.capacity + 1:  # the last token is never read again
             raise ApiError(
                 400,
-                f"{longest:,} tokens of the prompt and new ones do not fit the cache, at most {self.capacity:,} do "
+                f"the request does not fit the KV cache: {longest:,} tokens, expected at most {self.capacity:,} "
                 "(--cache-tokens)",
                 code="context_length_exceeded",
             )
@@ -129,7 +129,7 @@ class Service:
         if self.stopping:
             raise ApiError(503, "the server is stopping", kind="server_error")
         if not self.ready.is_set():
-            raise ApiError(503, "the model is being loaded", kind="server_error")
+            raise ApiError(503, "the model is still loading", kind="server_error")
 
     def leave(self, run: Run, ids: Sequence[str] | None = None) -> None:
         """Cancel rows of a run that are still open; None: all of them."""

@@ -1,8 +1,8 @@
-"""A server from its start to its end: HTTP in this process, the model in the ranks'.
+"""A server from start to end: HTTP in this process, the model in the ranks' processes.
 
-The port is bound before the model is loaded, so that a port in use is known at once; until then requests get status
-503. SIGTERM and Ctrl-C let open requests end and refuse new ones; a second one ends at once. When a rank has ended,
-open requests get an error, and the server ends with the rank's.
+The port is bound before the model is loaded, so that a port in use is reported at once; until the model is loaded,
+requests get status 503. SIGTERM and Ctrl-C finish open requests and refuse new ones; a second one ends at once. When a
+rank has ended, open requests get an error, and the server ends with the rank's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Limits:
     """What clients may ask for.
 
     Args:
-        rows: texts that may be open. body_bytes: of a request. key: "": none is asked for.
+        rows: sequences that may be open. body_bytes: of a request. key: the API key; "": none.
     """
 
     rows: int = 1024
@@ -55,7 +55,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except (OSError, OverflowError) as error:
         raise UsageError(
-            f"the server cannot listen at {host}:{port}", found=str(error), fix="name another --port or --host"
+            f"cannot listen on {host}:{port}", found=str(error), fix="give another --port or --host"
         ) from error
     listener.listen(2048)
     return listener
@@ -79,7 +79,7 @@ async def serve(
         tell: prints a line for the user.
 
     Raises:
-        MdataError: what ended a rank. RankFault: the same, for a fault of ours.
+        MdataError: what ended a rank. RankFault: the same, for a bug.
     """
     service = Service(ranks.connection, most_rows=limits.rows)
     host, port = listener.getsockname()[:2]
@@ -95,7 +95,7 @@ async def serve(
         if service.stopping:
             http.force_exit = True
         else:
-            tell(f"{number.name}: {service.open_rows} open texts end first; a second {number.name} ends at once")
+            tell(f"{number.name}: sequences left to finish: {service.open_rows}; a second {number.name} ends at once")
         service.stopping = http.should_exit = True
 
     loop = asyncio.get_running_loop()
@@ -109,7 +109,7 @@ async def serve(
         await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
         if ended.done() and not serving.done():
             error = ranks.error()
-            service.fail(f"a rank of the server has ended: {error}".replace("\n", " "))
+            service.fail(f"the server lost a rank: {error}".replace("\n", " "))
             http.should_exit = True
             await asyncio.wait({serving}, timeout=FLUSH_S)
             http.force_exit = True

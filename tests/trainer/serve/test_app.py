@@ -104,7 +104,7 @@ def test_megatrons_interface(server, model):
     assert reply.body["scores"] == pytest.approx([beam.score for beam in beams], abs=1e-5)
     reply = server.ask("/api", {"prompts": ["the"], "tokens_to_generate": 100, "beam_width": 3}, method="PUT")
     assert (reply.status, reply.body["message"]) == (400, "context length + tokens_to_generate too large")
-    assert reply.body["detail"].startswith("3 tokens of the prompt and 100 new ones")
+    assert reply.body["detail"].startswith("3 prompt tokens + 100 new ones")
 
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -124,7 +124,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
         ("completions", {"prompt": [300]}, 400, "token 300 is outside the vocabulary; expected: 0 to"),
         ("completions", {"prompt": [-1]}, 400, "token -1 is outside the vocabulary"),
         ("completions", {"prompt": "a" * 65}, 400, "the prompt has 65 tokens and 16 new ones"),
-        ("completions", {"prompt": "a", "max_tokens": 64}, 400, "the context of tiny is 64 tokens together"),
+        ("completions", {"prompt": "a", "max_tokens": 64}, 400, "the context of tiny is 64 tokens in total"),
         ("completions", {"prompt": "a", "max_tokens": "5"}, 400, 'max_tokens is "5", expected an integer'),
         ("completions", {"prompt": "a", "max_tokens": True}, 400, "max_tokens is true"),
         ("completions", {"prompt": "a", "temperature": "hot"}, 400, 'temperature is "hot", expected a number'),
@@ -135,7 +135,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
         ("completions", {"prompt": "a", "stop": [""]}, 400, "an empty stop string"),
         ("completions", {"prompt": "a", "stop": 5}, 400, "stop is 5"),
         ("completions", {"prompt": "a", "n": 129}, 400, "n is 129"),
-        ("completions", {"prompt": ["a"] * 100, "n": 2}, 400, "200 texts are asked for"),
+        ("completions", {"prompt": ["a"] * 100, "n": 2}, 400, "200 texts requested"),
         ("completions", {"prompt": "a", "logprobs": 21}, 400, "logprobs is 21"),
         ("completions", {"prompt": "a", "stream_options": {}}, 400, "stream_options"),
         ("completions", {"prompt": "a", "suffix": "b"}, 400, "suffix is not supported"),
@@ -143,12 +143,12 @@ MESSAGES = [{"role": "user", "content": "hello"}]
         ("completions", {"prompt": "a", "model": "gpt-4"}, 404, "this server has tiny"),
         ("chat/completions", {"messages": []}, 400, "messages is []"),
         ("chat/completions", {"messages": [{"role": "robot", "content": "a"}]}, 400, "messages[0] is"),
-        ("chat/completions", {"messages": [{"role": "user"}]}, 400, "and a text as content"),
+        ("chat/completions", {"messages": [{"role": "user"}]}, 400, "and text content"),
         ("chat/completions", {"messages": MESSAGES, "tools": [{}]}, 400, "tools is not supported"),
-        ("chat/completions", {"messages": MESSAGES, "top_logprobs": 2}, 400, "needs logprobs"),
+        ("chat/completions", {"messages": MESSAGES, "top_logprobs": 2}, 400, "but logprobs is not true"),
         ("chat/completions", {"messages": [{"role": "user", "content": "a" * 80}]}, 400, "the context of tiny"),
-        ("models/other", None, 404, "this server has tiny alone"),
-        ("nothing", None, 404, "there is no /v1/nothing here"),
+        ("models/other", None, 404, "this server has tiny"),
+        ("nothing", None, 404, "no such path: /v1/nothing"),
         ("completions", None, 405, "the method is not allowed here"),
     ],
 )
@@ -174,7 +174,9 @@ def test_unknown_fields_are_ignored_and_named_or_refused(server, served):
         assert "unknown fields: zoom" in strict.ask("/v1/completions", {**PROMPT, "zoom": 1}).body["error"]["message"]
         body = {"prompts": ["a"], "tokens_to_generate": 1}
         assert strict.ask("/api", {**body, "zoom": 1}, method="PUT").body == {"message": "unknown fields: zoom"}
-        assert "26 tokens, at most 20" in strict.ask("/v1/completions", {**PROMPT, "n": 2}).body["error"]["message"]
+        assert (
+            "are 26, expected at most 20" in strict.ask("/v1/completions", {**PROMPT, "n": 2}).body["error"]["message"]
+        )
         reply = strict.ask("/api", {**body, "prompts": ["a" * 10, "b"]}, method="PUT")
         assert reply.body["message"] == "Too many tokens.  22 is greater than 20"
 
@@ -249,7 +251,7 @@ def test_a_client_that_leaves_frees_its_rows_and_a_full_server_says_so(endless, 
         wait_until(lambda: len(endless.engine.rows) == 2)
         full = endless.ask("/v1/completions", {"prompt": "c"})
         assert full.status == 429 and full.headers["retry-after"] == "1"
-        assert "2 rows are open and 1 more" in full.body["error"]["message"]
+        assert "2 sequences are open and 1 more" in full.body["error"]["message"]
     wait_until(lambda: not endless.engine.rows)
     assert endless.server.service.open_rows == 0 and len(endless.engine.cancelled) == 2
 
