@@ -63,8 +63,10 @@ def _form(action: argparse.Action) -> str:
     """An option or argument as the usage shows it."""
     choices = f"{{{','.join(map(str, action.choices))}}}" if action.choices else None
     value = str(action.metavar or choices or action.dest)
+    if action.nargs == "+":
+        value += " ..."
     if action.option_strings:
-        return f"{action.option_strings[0]} {value}{' ...' if action.nargs == '+' else ''}"
+        return f"{action.option_strings[0]} {value}"
     return f"[{value} ...]" if action.nargs == "*" else value
 
 

@@ -50,6 +50,11 @@ def examples(command) -> list[str]:
     return examples_of(import_module(command.module, "cli").__doc__)
 
 
+def test_the_usage_shows_what_may_be_repeated(capsys):
+    assert mtrain.main(["report", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: mtrain report [options] RUN ...\n")
+
+
 @EVERY
 @pytest.mark.parametrize("columns", [72, 132])
 def test_help_fits_the_terminal_and_ends_with_two_examples(program, command, columns, capsys, monkeypatch):
