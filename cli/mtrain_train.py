@@ -193,7 +193,10 @@ def result_text(result: TrainResult, folder: str, *, unit: str = "steps") -> str
         longer = f"raise train.{unit} and optimizer.decay_{unit}"
         lines = [f"step {result.step} is already done; to train further, {longer}"]
     else:
-        lines = [f"step {result.step}, training loss {result.loss:.4f} nats per token"]
+        loss = f"training loss {result.loss:.4f} nats per token"
+        lines = [
+            f"step {result.step}, {loss if result.loss == result.loss else 'none of its tokens counts in the loss'}"
+        ]
     lines += [f"validation loss {name}: {loss:.4f}" for name, loss in result.valid.items()]
     lines += [f"test loss {name}: {loss:.4f}" for name, loss in result.test.items()]
     lines.append(f"checkpoint: {result.checkpoint}")

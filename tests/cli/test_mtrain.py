@@ -378,6 +378,8 @@ def test_generate_says_how_to_start_pipeline_ranks(pp: str, tmp_path: Path, caps
 def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
     checkpoint, folder = tmp_path / "step-9", str(tmp_path / "run")
     result = TrainResult(9, 1.23456, {"prose": 2.0}, {"late": 3.0}, checkpoint)
+    nothing = dataclasses.replace(result, loss=float("nan"))
+    assert result_text(nothing, folder).startswith("step 9, none of its tokens counts in the loss")
     assert "generate" not in result_text(result, folder), "data without a tokenizer"
     (tmp_path / "run" / "tokenizer").mkdir(parents=True)
     text = result_text(result, folder)
