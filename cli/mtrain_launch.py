@@ -267,7 +267,7 @@ def _launch(
         return f"process {job.id} waits for Ray's nodes, then trains on them", job
     from trainer.checkpoint.location import checkpoints_folder
     from trainer.launching.on_slurm import SlurmOptions, batch_text, excluding, submit
-    from trainer.run.attempt import EXCLUDED, excluded_hosts
+    from trainer.run.excluded_hosts import EXCLUDED, excluded_hosts
 
     folder, hosts = checkpoints_folder(read.config), excluded_hosts(Path(job.run_folder))
     if hosts:

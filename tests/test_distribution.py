@@ -17,7 +17,10 @@ from tests.helpers.house_rules import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = set(PROJECT["optional-dependencies"])
 # What our texts tell users and developers to install besides us.
-OTHERS = set("accelerate atheris boto3 jinja2 lightning megatron-core nltk psutil pyyaml ray torch torchdata".split())  # noqa: SIM905
+OTHERS = {
+    "accelerate", "atheris", "boto3", "huggingface_hub", "jinja2", "lightning", "megatron-core", "nltk",
+    "psutil", "pyyaml", "ray", "torch", "torchdata",
+}  # fmt: skip
 _INSTALLS = re.compile(r"pip3? (?:install|wheel)((?:[ \t]+[\"']?[\w.\[\],=<>{}/\"'-]+)+)")
 _OPTIONS_WITH_VALUE = ("-c", "-r", "--constraint", "--wheel-dir", "--index-url")
 _WORDS_AFTER = {"and", "if", "in", "installs", "on", "or", "takes", "through", "with"}

@@ -46,7 +46,7 @@ def test_all_that_resuming_needs_is_shown(tmp_path: Path, capsys: pytest.Capture
     lines = checkpoint_text(facts).splitlines()
     assert "  order native" in lines and any(line.startswith('  corpora [["a", 1], ') for line in lines)
     assert "skipped_samples 1, schedule_steps 2, schedule_samples -3, moment_steps 5" in lines
-    assert max(map(len, lines)) < 120
+    assert max(len(line.replace(str(tmp_path), "")) for line in lines) < 120
 
 
 @pytest.mark.parametrize("loss", ["2.5", None, [2.5], {}])

@@ -102,6 +102,7 @@ NOT_COMPILED = (
     "document_attention",
     "scored_attention",
     "paged_attention",
+    "ragged_attention",
     "orthogonalize",
     "add_product",
 )

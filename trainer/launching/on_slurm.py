@@ -18,7 +18,7 @@ from mdata.errors import ResourceError
 from mdata.launching.slurm_commands import batch_script, run_slurm, sbatch, write_script
 from mdata.util.commands import command_line
 from trainer.launching.job import END_FILE, FINAL, JOB, RunJob
-from trainer.run.attempt import EXCLUDED
+from trainer.run.excluded_hosts import EXCLUDED
 
 _SCRIPT_NAME = "batch.sh"
 _EXCLUDE = "--exclude="

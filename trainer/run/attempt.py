@@ -34,8 +34,6 @@ from trainer.run.metrics import read_events
 ATTEMPT = "attempt.json"
 LOOKS = 20  # at an object that others replace at the same moment
 _LONGEST = 4096
-EXCLUDED = "exclude_hosts.txt"
-"""In the run folder: hosts, one a line, on which the job shall not start again."""
 
 
 class SupersededError(ResourceError):
@@ -203,10 +201,3 @@ def _parsed(content: bytes | None) -> Attempt | None:
         return Attempt(**{field.name: facts[field.name] for field in fields(Attempt)})
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def excluded_hosts(run_folder: Path) -> list[str]:
-    """The hosts that the run found unfit; none where the file cannot be read."""
-    with suppress(OSError, UnicodeDecodeError):
-        return (run_folder / EXCLUDED).read_text(encoding="utf-8").split()
-    return []

@@ -34,7 +34,7 @@ from trainer.config.sections import RunConfig
 from trainer.errors import out_of_memory_in
 from trainer.parallel.collectives import all_reduce_, exchange, gather_objects
 from trainer.parallel.world import World
-from trainer.run.attempt import EXCLUDED, excluded_hosts
+from trainer.run.excluded_hosts import EXCLUDED, excluded_hosts
 from trainer.run.log_text import device_text
 
 FIGURES = "health.json"

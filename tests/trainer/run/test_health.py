@@ -18,7 +18,7 @@ from tests.trainer.run.test_end_time import run_in
 from trainer.config.sections import RunConfig
 from trainer.parallel.mesh import Mesh
 from trainer.run import health
-from trainer.run.attempt import EXCLUDED
+from trainer.run.excluded_hosts import EXCLUDED
 from trainer.run.health import FIGURES, RankHealth, findings, medians_of
 from trainer.run.train import train
 

@@ -310,7 +310,7 @@ def _refusals(context):
         (Request("b", [1] * 49, GREEDY, max_tokens=1), "49 tokens of the prompt and 1 new"),
         (
             Request("b", [1] * 10, GREEDY, max_tokens=12),
-            "the cache\n  found: 10 tokens of the prompt and 12 new",
+            "the KV cache\n  found: 10 tokens of the prompt and 12 new",
         ),
         (Request("b", [1], GREEDY, max_tokens=0), "max_tokens=0"),
         (Request("b", [1], GREEDY, max_tokens=1, n=0), "n=0"),
