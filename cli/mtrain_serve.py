@@ -12,11 +12,12 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mdata.errors import UsageError
 from mdata.util.commands import command_line
@@ -128,21 +129,19 @@ def _served(arguments: argparse.Namespace, console: Console) -> Served:
     if model.recommended:
         shown = ", ".join(f"{name} {value}" for name, value in model.recommended.items())
         console.note(f"request defaults from the model's generation_config.json: {shown}")
-    return served_model(
-        model,
-        arguments.model,
-        template=arguments.chat_template,
+    return dataclasses.replace(
+        served_model(model, arguments.model, template=arguments.chat_template),
         strict=arguments.strict,
         most_tokens=arguments.max_request_tokens,
         created=int(time.time()),
     )
 
 
-def served_model(model: Model, name: str, *, template: str | None, **facts: Any) -> Served:
+def served_model(model: Model, name: str, *, template: str | None) -> Served:
     """A model with its template.
 
     Args:
-        name: as the user gave it. template: see --chat-template; None: no template is no error. facts: see `Served`.
+        name: as the user gave it. template: see --chat-template; None: no template is no error.
 
     Raises:
         UsageError: the model has no tokenizer, or the given template cannot be used.
@@ -158,8 +157,8 @@ def served_model(model: Model, name: str, *, template: str | None, **facts: Any)
     except UsageError as error:
         if template is not None:
             raise
-        return Served(model=model, no_template=str(error).splitlines()[0], **facts)
-    return Served(model=model, template=chosen, turn_ends=answer_ends(chosen, model.tokenizer), **facts)
+        return Served(model=model, no_template=str(error).splitlines()[0])
+    return Served(model=model, template=chosen, turn_ends=answer_ends(chosen, model.tokenizer))
 
 
 def _mesh(words: list[str]) -> dict[str, int]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from trainer.config.sections import RunConfig
 from trainer.models.gpt.model import GPT, Block, Context, build_gpt, entered
 from trainer.models.gpt_neox import GPTNeoXShape
+from trainer.parallel.collectives import Group
 from trainer.parallel.params import Place
 
 
@@ -48,7 +52,18 @@ class GPTNeoX(GPT):
     block_type = ParallelBlock
 
 
-def build_gpt_neox(shape: GPTNeoXShape, place: Place, **how: Any) -> GPT:
+def build_gpt_neox(
+    shape: GPTNeoXShape,
+    place: Place,
+    *,
+    groups: Mapping[str, Group],
+    dtype: torch.dtype,
+    device: torch.device,
+    config: RunConfig | None = None,
+    allocate: bool = True,
+) -> GPT:
     """See `build_gpt`."""
     model = Cohere if shape.shared_norm else GPTNeoX if shape.parallel_residual else GPT
-    return build_gpt(shape, place, model=model, **how)
+    return build_gpt(
+        shape, place, groups=groups, dtype=dtype, device=device, config=config, allocate=allocate, model=model
+    )
