@@ -369,8 +369,8 @@ def lost_ranks_named(world: World) -> Iterator[None]:
 def release_before_leaving(user: CommunicatorUser) -> None:
     """Let `leave_world` release `user` first, if it still exists then.
 
-    NCCL destroys a communicator only after all CUDA graphs that recorded its collectives, and waits for them without
-    a limit.
+    A CUDA graph that recorded collectives must be destroyed before their communicator. That alone did not end the
+    wait which `leave_world` bounds.
     """
     _USERS.add(user)
 

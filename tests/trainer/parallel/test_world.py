@@ -321,5 +321,5 @@ def _left(context: RankContext) -> tuple[list[bool], bool]:
 
 
 def test_graphs_are_destroyed_before_the_communicators_that_they_recorded() -> None:
-    """NCCL's ncclCommDestroy waits for them for ever."""
+    """NCCL asks for this order."""
     assert run_ranks(_left, 2) == [([True], False)] * 2

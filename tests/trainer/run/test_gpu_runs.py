@@ -122,7 +122,7 @@ def test_without_memory_the_error_names_what_was_held_and_which_keys_need_less(t
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
 def test_ranks_with_graphs_of_collectives_end(tmp_path: Path) -> None:
-    """Once they did not: NCCL waits for the graphs before it destroys a communicator."""
+    """They once waited without a limit in destroy_process_group; `leave_world` gives it 20 s."""
     graphs = ("--nproc", "2", "mesh.tp=2", "mesh.sequence_parallel=true", "kernels.cuda_graphs=on", "train.steps=5")
     process = _start(tmp_path / "run", *graphs)
     output, _ = process.communicate(timeout=300)
