@@ -44,12 +44,24 @@ class NamedLoss(NamedTuple):
     factor: float = 1.0
 
 
+class EncoderTokens(NamedTuple):
+    """What the encoder of a model with two stacks reads.
+
+    Args:
+        tokens_BS: int64[B, S of the encoder]. lengths_B: int32[B], real tokens of each row; the rest is padding.
+    """
+
+    tokens_BS: Tensor
+    lengths_B: Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
     """One microbatch on the device.
 
     Args:
-        tokens_BS, labels_BS: int64[B, S]. loss_mask_BS: fp32[B, S], the weight of each token's loss.
+        tokens_BS, labels_BS: int64[B, S]. loss_mask_BS: fp32[B, S], the weight of each token's loss. In a model with
+            an encoder and a decoder these are the decoder's.
         samples_B: int64[B], global sample numbers; None if nothing depends on them.
         positions_BS: int64[B, S] if positions restart in each document; None: 0 to S - 1 in each row.
         bounds: int32, where documents begin and end in the N flat tokens, from 0 to N; None: each row is one.
@@ -58,6 +70,10 @@ class Microbatch:
             those of whole rows. None: whole rows.
         loss_tokens: fp32 scalar, the sum of the mask over whole rows; None: that of loss_mask_BS.
         components_B: int64[B], the blend component of each row; None: losses by component are not requested.
+        lengths_B: int32[B], real tokens of each row; the rest is padding. None: rows have no padding.
+        types_BS: int64[B, S], 0 for tokens of the first text of a row, 1 for those of the second; None: one text.
+        swapped_B: int64[B], 1 where the second text does not follow the first, for the loss of pairs; None: no pairs.
+        encoder: what the encoder reads; None: the model has one stack.
         step: a step of generation, whose tokens [1, N] are new ones of several rows; None: whole rows.
         losses: where stages put losses beside that of the labels, by the names that their family lists.
     """
@@ -72,6 +88,10 @@ class Microbatch:
     columns_S: Tensor | None = None
     loss_tokens: Tensor | None = None
     components_B: Tensor | None = None
+    lengths_B: Tensor | None = None
+    types_BS: Tensor | None = None
+    swapped_B: Tensor | None = None
+    encoder: EncoderTokens | None = None
     losses: dict[str, NamedLoss] | None = None
     step: PagedStep | None = None
 
