@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from trainer.parallel.world import release_before_leaving
+from trainer.parallel.world import reset_before_leaving
 
 Given = Tensor | None
 
@@ -60,22 +60,14 @@ class CudaLane:
 
     def __init__(self, device: torch.device) -> None:
         self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
-        self._graphs: list[torch.cuda.CUDAGraph] = []
-        release_before_leaving(self)
 
     def record(self, run: Callable[[], Any]) -> Recorded:
         """A CUDA graph of the kernels that `run` launches."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             run()
-        self._graphs.append(graph)
+        reset_before_leaving(graph)  # the graph, which may outlive its lane
         return graph
-
-    def release(self) -> None:
-        """Destroy what was recorded, and with it the use of communicators; nothing of it can be replayed any more."""
-        for graph in self._graphs:
-            graph.reset()
-        self._graphs.clear()
 
     @contextmanager
     def beside(self, after: Any) -> Iterator[None]:

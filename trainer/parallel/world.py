@@ -50,9 +50,9 @@ FIRST_PORT, NUM_PORTS = 20000, 12000  # below the range from which systems assig
 
 
 class CommunicatorUser(Protocol):
-    """Something that keeps a communicator in use although no collective is running."""
+    """Something that keeps a communicator in use although no collective is running, such as a CUDA graph."""
 
-    def release(self) -> None:
+    def reset(self) -> None:
         """Stop using it, for ever."""
 
 
@@ -366,11 +366,11 @@ def lost_ranks_named(world: World) -> Iterator[None]:
         ) from error
 
 
-def release_before_leaving(user: CommunicatorUser) -> None:
-    """Let `leave_world` release `user` first, if it still exists then.
+def reset_before_leaving(user: CommunicatorUser) -> None:
+    """Let `leave_world` reset `user` first, if it still exists then.
 
-    A CUDA graph that recorded collectives must be destroyed before their communicator. That alone did not end the
-    wait which `leave_world` bounds.
+    NCCL does not close a communicator while a CUDA graph exists that recorded one of its collectives: it waits without
+    a limit, in commDestroySync.
     """
     _USERS.add(user)
 
@@ -379,10 +379,11 @@ def leave_world() -> bool:
     """Destroy every process group of this process; does nothing if there is none.
 
     Returns:
-        Whether they are gone. NCCL can wait without a limit; a caller whose work is done then ends its process.
+        Whether they are gone. NCCL can wait without a limit, for a graph of a user's loss for example; a caller whose
+        work is done then ends its process.
     """
     for user in list(_USERS):
-        user.release()
+        user.reset()
     if dist.is_initialized():
         if dist.get_backend() == "gloo":
             dist.destroy_process_group()

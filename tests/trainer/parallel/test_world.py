@@ -31,7 +31,7 @@ from trainer.parallel.world import (
     join_world,
     leave_world,
     open_store,
-    release_before_leaving,
+    reset_before_leaving,
 )
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -302,13 +302,13 @@ def test_a_call_that_does_not_return_is_left_alone() -> None:
 
 
 class _Graph:
-    """Notes whether the process groups were there when it was released."""
+    """Notes whether the process groups were there when it was reset."""
 
     def __init__(self) -> None:
         self.groups_were_there: list[bool] = []
-        release_before_leaving(self)
+        reset_before_leaving(self)
 
-    def release(self) -> None:
+    def reset(self) -> None:
         self.groups_were_there.append(torch.distributed.is_initialized())
 
 
