@@ -45,7 +45,7 @@ from mdata.mixing.selection import MOST_SAMPLES, Concatenation, SelectionMap, ch
 from mdata.progress import SILENT, Progress
 from mdata.samples.base import RowSamples, Samples
 from mdata.samples.gpt import GptSamples
-from mdata.samples.rows import FieldRows, Gathered, Rows, Sample, empty_rows, finish, in_order, room_in
+from mdata.samples.rows import Empty, FieldRows, Gathered, Rows, Sample, empty_rows, finish, in_order, room_in
 from mdata.samples.sample_options import MaskedKind, TextKind
 from mdata.util.arrays import Int64s
 from mdata.util.canonical_json import hash_of
@@ -293,11 +293,11 @@ class Dataset:
             fields = {"dataset_id": components.astype(self._dataset_id_dtype), **fields}
         return [{name: array[row, ...] for name, array in fields.items()} for row in range(len(samples))]
 
-    def empty_rows(self, num_rows: int) -> Rows:
-        """A buffer for `read` that can be reused."""
+    def empty_rows(self, num_rows: int, *, empty: Empty = np.empty) -> Rows:
+        """A buffer for `read` that can be reused; `empty` makes its arrays."""
         if isinstance(self.options.kind, MaskedKind):
-            return FieldRows(self._masked(0).allocate(num_rows))
-        return empty_rows(num_rows, self.row_options)
+            return FieldRows(self._masked(0).allocate(num_rows, empty=empty), self.options.kind)
+        return empty_rows(num_rows, self.row_options, empty=empty)
 
     def read(self, samples: npt.ArrayLike, *, out: Rows | Int64s | None = None) -> Rows:
         """Read many samples at once, in the given order; the GIL is released while tokens are read.
@@ -315,7 +315,7 @@ class Dataset:
         """
         numbers = sample_numbers(samples)
         if isinstance(self.options.kind, MaskedKind):
-            return self._read_fields(numbers, out)
+            return self._read_fields(numbers, out, kind=self.options.kind)
         if isinstance(out, FieldRows):
             raise UsageError(
                 "out is for samples of bert or t5, but these samples are rows of text",
@@ -334,7 +334,7 @@ class Dataset:
         self._check_range(numbers)  # only now: for eight rows it costs a tenth, and C++ checks each number anyway
         return finish(rows, self._gather(numbers, rows.text), options=options)
 
-    def _read_fields(self, numbers: Int64s, out: Rows | Int64s | None) -> FieldRows:
+    def _read_fields(self, numbers: Int64s, out: Rows | Int64s | None, *, kind: MaskedKind) -> FieldRows:
         """`read` for kinds whose samples are several fields (bert, t5), not rows of text."""
         if out is not None and not isinstance(out, FieldRows):
             raise UsageError("out is for rows of text, not for these samples", expected="what empty_rows gives")
@@ -342,10 +342,11 @@ class Dataset:
             self._check_range(numbers)
             with self.components[0].damage_check:
                 fields = self._masked(0).read(numbers, None if out is None else out.fields)
-            return FieldRows(fields)
+            return FieldRows(fields, kind)
         components, inside = self.locate(numbers)
         first = self._masked(0)
-        rows = FieldRows(first.allocate(len(numbers)) if out is None else first.checked(out.fields, len(numbers)))
+        fields = first.allocate(len(numbers)) if out is None else first.checked(out.fields, len(numbers))
+        rows = FieldRows(fields, kind)
         for number in np.unique(components).tolist():
             places = np.flatnonzero(components == number)
             with self.components[number].damage_check:

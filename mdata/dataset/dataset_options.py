@@ -9,7 +9,7 @@ Unused options are not in the identity of a dataset, so a new option changes no 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 from mdata.blend.same_tokenizer import REFUSE, TOKENIZER_UNKNOWN
@@ -29,6 +29,7 @@ from mdata.samples.sample_options import (
     Fim,
     Gpt,
     MaskedKind,
+    MaskingOptions,
     Packed,
     TextKind,
     WholeDocuments,
@@ -139,7 +140,8 @@ class DatasetOptions:
         """From flat keys, as configurations and command lines give them; None counts as not given.
 
         `kind` and `order` are names. The fields of the kind and of the order are keys at the same level, those of
-        `Fim` as fim_rate (0: none) and so on. A key of another kind or order must be left out or have its default.
+        `Fim` as fim_rate (0: none) and so on, those of `MaskingOptions` under their own names, but mask_probability.
+        A key of another kind or order must be left out or have its default.
 
         Raises:
             UsageError: conflicting keys, or values out of range. TypeError: an unknown key.
@@ -150,6 +152,7 @@ class DatasetOptions:
         kind_type, order_type = KINDS[str(kind)], ORDERS[str(order)]
         values: dict[Any, dict[str, Any]] = {cls: {}, kind_type: {}, order_type: {}}
         values |= {Fim: {}} if kind_type is Gpt else {}
+        values |= {MaskingOptions: {}} if issubclass(kind_type, MaskedKind) else {}
         for key, value in keys.items():
             if key not in OPTION_KEYS:
                 raise TypeError(f"no option {key!r} of a dataset")
@@ -157,7 +160,7 @@ class DatasetOptions:
                 continue
             owner = next((owner for owner in values if key in _FIELDS[owner]), None)
             if owner is not None:
-                values[owner][_FIELDS[owner][key].name] = value
+                values[owner][_FIELDS[owner][key].name] = tuple(value) if isinstance(value, list) else value
             elif value != _default_of(key):
                 of_order = any(key in _FIELDS[owner] for owner in ORDERS.values())
                 whose = f"the {order} order has" if of_order else f"samples of kind {kind!r} have"
@@ -166,6 +169,11 @@ class DatasetOptions:
             raise UsageError("samples of kind 't5' need the decoder's length", fix="decoder_length=128")
         if values.get(Fim, {}).get("rate"):
             values[Gpt]["fim"] = Fim(**values[Fim])
+        if masking := values.get(MaskingOptions):
+            field_of_kind = kind_type.__dataclass_fields__["masking"]
+            assert field_of_kind.default_factory is not MISSING, "a kind has its own defaults"
+            of_kind = values[kind_type].get("masking") or field_of_kind.default_factory()
+            values[kind_type]["masking"] = replace(of_kind, **masking)
         return cls(**values[cls], kind=kind_type(**values[kind_type]), order=order_type(**values[order_type]))
 
     @property
@@ -255,13 +263,17 @@ class DatasetOptions:
 
 KINDS: Mapping[str, type[TextKind | MaskedKind]] = {kind.name: kind for kind in (Gpt, Document, Packed, Chat, Bert, T5)}
 ORDERS: Mapping[str, type[NativeOrder | MegatronOrder]] = {order.name: order for order in (NativeOrder, MegatronOrder)}
+_PREFIXED: Mapping[type, Mapping[str, str]] = {
+    Fim: {field.name: f"fim_{field.name}" for field in fields(Fim)},
+    MaskingOptions: {"probability": "mask_probability"},
+}
 _FIELDS: Mapping[type, Mapping[str, Any]] = {
     owner: {
-        f"fim_{field.name}" if owner is Fim else field.name: field
+        _PREFIXED.get(owner, {}).get(field.name, field.name): field
         for field in fields(owner)
         if field.name != "fim"  # flat keys have its fields
     }
-    for owner in (DatasetOptions, *KINDS.values(), *ORDERS.values(), Fim)
+    for owner in (DatasetOptions, *KINDS.values(), *ORDERS.values(), Fim, MaskingOptions)
 }
 OPTION_KEYS = tuple(dict.fromkeys(key for of_owner in _FIELDS.values() for key in of_owner))
 """The keys of `DatasetOptions.from_keys`."""

@@ -38,7 +38,7 @@ from mdata.loader.sampler import Sampler
 from mdata.mixing.megatron_blend import MegatronBlend
 from mdata.progress import SILENT, Progress
 from mdata.samples.gpt import GptSamples
-from mdata.samples.rows import Empty, Rows, empty_rows
+from mdata.samples.rows import Empty, Rows
 from mdata.samples.sample_options import MaskedKind
 from mdata.util.background import BackgroundIterator, ClosedError
 
@@ -95,7 +95,7 @@ class Batch:
     Attributes:
         samples: int64[b], their numbers.
         rows: their fields (see `Rows`). tokens and labels, int64[b, S], are views of `rows.text`; loss_mask is
-            float32[b, S].
+            float32[b, S]. Of bert and t5 the fields are those of `BertSamples` and `T5Samples`, see `FieldRows`.
     """
 
     samples: npt.NDArray[np.int64]
@@ -121,16 +121,11 @@ def collate(dataset: Dataset, samples: npt.ArrayLike, *, empty: Empty = np.empty
     """The rows of some samples, integer[b], in their order; `empty` makes their arrays.
 
     Raises:
-        IndexError: a sample the dataset does not have. UsageError: the samples are not rows of text.
+        IndexError: a sample the dataset does not have.
+        UsageError: a sample that does not fit (T5 in Megatron's order).
     """
-    if isinstance(dataset.options.kind, MaskedKind):
-        raise UsageError(
-            f"samples of kind {dataset.options.kind.name!r} are not rows of tokens and labels",
-            fix="read them with Dataset.read, or a torch DataLoader",
-        )
     numbers = np.ascontiguousarray(samples, np.int64)
-    rows = dataset.read(numbers, out=empty_rows(len(numbers), dataset.row_options, empty=empty))
-    return Batch(numbers, rows)
+    return Batch(numbers, dataset.read(numbers, out=dataset.empty_rows(len(numbers), empty=empty)))
 
 
 def collate_step(dataset: Dataset, samples: npt.NDArray[np.int64], *, empty: Empty = np.empty) -> Iterator[Batch]:
@@ -228,7 +223,10 @@ class Loader:
         # As many as are alive where the consumer keeps none: then no memory is made after the first steps.
         most = max(sampler.sizes.sizes) // (sampler.dp_size * sampler.micro_batch)
         reads = -(-most // _microbatches_together(sampler.micro_batch, length))
-        buffers = BufferPool((self._prefetch + 2) * reads)
+        # Samples of bert and t5 have several arrays of the same shape.
+        masked = isinstance(self._dataset.options.kind, MaskedKind)
+        arrays = len(self._dataset.empty_rows(0).fields) if masked else 1
+        buffers = BufferPool((self._prefetch + 2) * reads * arrays)
         read = partial(_read_together, self._dataset, empty=buffers.empty)
         steps: Iterable[list[npt.NDArray[np.int64]]] = (parts_of(step, length) for step in sampler)
         if any(part.corpus.address for part in self._dataset.components):

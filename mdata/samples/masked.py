@@ -30,7 +30,7 @@ from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.permutation import Permutation
 from mdata.samples.base import SamplePiece
-from mdata.samples.rows import Sample
+from mdata.samples.rows import Empty, Sample
 from mdata.samples.sample_options import MASKED_VERSION, MaskedKind, check_one_of
 from mdata.samples.sentence_mapping import MappingOptions, MappingRows, megatron_mapping, native_parts
 from mdata.samples.special_tokens import vocabulary_of
@@ -233,9 +233,9 @@ class MaskedSamples(PickledByArguments):
         samples = [epoch * size + self._permutation(epoch).inverse(rows) for epoch in epochs]
         return sorted(k for part in samples for k in part.tolist() if first <= k < stop)
 
-    def allocate(self, n: int) -> Sample:
-        """Uninitialized arrays for n samples."""
-        return {name: np.empty((n, *shape), np.int64) for name, shape in self._shapes().items()}
+    def allocate(self, n: int, *, empty: Empty = np.empty) -> Sample:
+        """Uninitialized arrays for n samples; `empty` makes them."""
+        return {name: empty((n, *shape), np.int64) for name, shape in self._shapes().items()}
 
     @property
     def mapping(self) -> MappingOptions:

@@ -22,10 +22,11 @@ import numpy.typing as npt
 from mdata._core import RowRules, cumulative_lengths, finish_rows
 from mdata.errors import UsageError
 from mdata.indexed.gather import Cuts
+from mdata.samples.sample_options import MaskedKind
 from mdata.util.arrays import Int64s
 
 Sample = dict[str, npt.NDArray[Any]]
-Empty = Callable[[tuple[int, int], type[Any]], npt.NDArray[Any]]
+Empty = Callable[[tuple[int, ...], type[Any]], npt.NDArray[Any]]
 """Makes an array of a shape and a type, of any content, as np.empty does."""
 _INT64 = np.dtype(np.int64)
 NO_PAD = -1  # Megatron's value for: no id is padding
@@ -235,11 +236,14 @@ class FieldRows(Rows):
     """n samples of bert or t5, whose `fields` are those of `BertSamples` and `T5Samples`.
 
     `text` and `tokens` are what the (encoder's) model reads, int64[n, S], without a further token.
+
+    Args:
+        kind: whose samples they are.
     """
 
-    def __init__(self, fields: Sample) -> None:
+    def __init__(self, fields: Sample, kind: MaskedKind) -> None:
         super().__init__(next(iter(fields.values())))
-        self._fields = fields
+        self._fields, self.kind = fields, kind
 
     @property
     def fields(self) -> Sample:
@@ -274,7 +278,7 @@ class FieldRows(Rows):
         """The rows in this many parts of equal size, as views of the same memory."""
         size = len(self.text) // num_parts
         places = [slice(first, first + size) for first in range(0, size * num_parts, size)]
-        return [FieldRows({name: array[rows] for name, array in self._fields.items()}) for rows in places]
+        return [FieldRows({name: array[rows] for name, array in self._fields.items()}, self.kind) for rows in places]
 
 
 def empty_rows(num_rows: int, options: RowOptions, *, empty: Empty = np.empty) -> Rows:

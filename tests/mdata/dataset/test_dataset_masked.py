@@ -9,7 +9,6 @@ import pytest
 
 import mdata
 from mdata import UsageError
-from mdata.loader.loader import collate
 from mdata.order.data_split import split_range
 from mdata.samples.bert import BertSamples
 from mdata.samples.sample_options import MaskingOptions
@@ -144,11 +143,36 @@ def test_what_does_not_go_together_is_refused(folder, kind, options, said):
         opened(folder, kind, **options)
 
 
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_a_loader_gives_the_samples_themselves(folder, kind):
+    """In the microbatches of its steps, whichever buffers are reused."""
+    dataset = opened(folder, kind)
+    kept = []
+    for _, step in zip(range(4), mdata.Loader(dataset, mdata.BatchPlan(global_batch=6, micro_batch=2)), strict=False):
+        kept += step
+    assert [len(batch.rows) for batch in kept] == [2] * 12
+    assert sorted(number for batch in kept for number in batch.samples.tolist()) == list(range(24))
+    for batch in kept:
+        assert batch.rows.kind == dataset.options.kind
+        for row, number in enumerate(batch.samples.tolist()):
+            assert same({name: array[row] for name, array in batch.rows.fields.items()}, dataset[number])
+        assert batch.labels is batch.rows["labels"] and np.array_equal(batch.loss_mask, batch.rows["loss_mask"])
+
+
+def test_flat_keys_change_the_masks_of_their_kind(folder):
+    keys = {"mask_probability": 0.3, "max_ngram": 2, "whole_words": False, "longer_ngrams": True, "geometric": False}
+    for kind in OPTIONS:
+        plain, changed = opened(folder, kind).options.kind.masking, opened(folder, kind, **keys).options.kind.masking
+        assert changed == MaskingOptions(probability=0.3, max_ngram=2, whole_words=False, longer_ngrams=True)
+        assert opened(folder, kind, mask_probability=plain.probability).data_id == opened(folder, kind).data_id
+    assert opened(folder, "t5", max_ngram=2).options.kind.masking.geometric  # as the kind has it
+    with pytest.raises(UsageError, match=r"samples of kind 'gpt' have no mask_probability"):
+        open_by_keys(folder / "mix.json", sequence_length=32, mask_probability=0.3)
+
+
 def test_rows_and_fields_are_not_mixed_up(folder):
     bert, gpt = opened(folder, "bert"), mdata.open_dataset(folder / "mix.json", sequence_length=32)
     with pytest.raises(UsageError, match="out is for rows of text"):
         bert.read([0], out=gpt.empty_rows(1))
     with pytest.raises(UsageError, match="out is for samples of bert or t5"):
         gpt.read([0], out=bert.empty_rows(1))
-    with pytest.raises(UsageError, match="are not rows of tokens and labels"):
-        collate(bert, [0])
