@@ -60,7 +60,7 @@ def default_toml() -> str:
             lines += ["", f"# {texts.pop(section)}", f"[{section}]"]
         not_set = f"; not set: {key.not_set}" if key.not_set not in (None, "not set") else ""
         lines.append(f"# {key.comment[:1].upper()}{key.comment[1:]}: {key.expected}{not_set}.")
-        value = "..." if key.default is None else tomli_w.dumps({"x": key.default})[4:].strip()
+        value = "..." if key.default is None else " ".join(tomli_w.dumps({"x": key.default})[4:].split())
         lines.append(f"{'' if key.required else '# '}{name} = {value}")
     return "\n".join(lines)
 

@@ -491,9 +491,12 @@ def _expectation(hint: Any) -> str:
         return f"a list of {', '.join(repr(choice) for choice in get_args(get_args(hint)[0]))}"
     if origin is tuple:
         item = get_args(hint)[0]
-        return {str: 'a list of strings, such as ["a", "b"]', float: "a list of numbers, as [1.0, 1.5]"}.get(
-            item, "a list of integers, as [2, 1]"
-        )
+        of_items: dict[Any, str] = {
+            str: 'a list of strings, such as ["a", "b"]',
+            float: "a list of numbers, as [1.0, 1.5]",
+            int | str: 'a list of strings and integers, such as ["a", 2]',
+        }
+        return of_items.get(item, "a list of integers, as [2, 1]")
     words: Mapping[type, str] = types.MappingProxyType(
         {int: "integer", float: "number", bool: "true or false", str: "a string"}
     )

@@ -85,11 +85,14 @@ Preset = Literal[
     "command-r7b",
 ]  # those of presets.py
 FamilyName = Literal["gpt", "gpt_neox"]  # each a room, trainer/models/NAME/
+DataKind = Literal["gpt", "document", "packed", "chat", "fim", "bert", "t5"]
+TEXT_KINDS: tuple[DataKind, ...] = ("gpt", "document", "packed", "chat", "fim")  # whose labels are the next tokens
 Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
 Amount = Annotated[float, Range(0)]
 PositiveAmount = Annotated[float, Range(ABOVE_0)]
 Fraction = Annotated[float, Range(0, 1)]
+Share = Annotated[float, Range(0, ABOVE_1)]
 PositiveFraction = Annotated[float, Range(ABOVE_0, 1)]
 Small = Annotated[float, Range(1e-30, 1)]
 
@@ -262,6 +265,54 @@ class KernelsSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FimSection:
+    """Fill-in-the-middle, for kind fim."""
+
+    rate: Share = 0.5  # share of documents that are rearranged
+    spm_rate: Share = 0.5  # share of these that begin with the suffix
+    level: Literal["character", "token"] = "character"  # between what documents are cut
+    tokens: tuple[int | str, ...] = (
+        "<fim_prefix>",
+        "<fim_middle>",
+        "<fim_suffix>",
+    )  # prefix, middle and suffix, or their ids; then pad and eod, unless they are the tokenizer's
+    split_sample: str | None = (
+        None  # token between parts of a document that are rearranged separately; not set: whole documents are
+    )
+    fragment_rate: Annotated[float, Range(ABOVE_0, ABOVE_1)] | None = (
+        None  # share of these parts, in a chosen document; set it together with split_sample; not set: off
+    )
+    no_prefix: str | None = None  # documents that begin with this text are not rearranged; not set: all may be
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BertSection:
+    """Masked tokens and pairs of texts, for kind bert."""
+
+    head: bool = True  # rows have two texts, and whether the second follows the first; false: one text
+    short_probability: Share = 0.1  # share of rows that are shorter than the sequence length on purpose
+    mask_probability: PositiveFraction = 0.15  # share of tokens that are masked
+    max_ngram: Positive = 3  # most consecutive words that are masked together
+    whole_words: bool = True  # all tokens of a word are masked together
+    longer_ngrams: bool = False  # the longer, the likelier; false: the shorter
+    geometric: bool = False  # numbers of words are drawn as in SpanBERT, p = 0.2
+    permutation: bool = False  # native: as many further tokens as are masked change places
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class T5Section:
+    """Masked spans that the decoder predicts, for kind t5; train.sequence_length is the encoder's."""
+
+    decoder_length: Annotated[int, Range(3)] = 128  # tokens that the decoder reads
+    short_probability: Share = 0.1  # share of rows that are shorter than the sequence length on purpose
+    mask_probability: PositiveFraction = 0.15  # share of tokens that are masked
+    max_ngram: Positive = 10  # most consecutive words that are masked together
+    whole_words: bool = True  # all tokens of a word are masked together
+    longer_ngrams: bool = False  # the longer, the likelier; false: the shorter
+    geometric: bool = True  # numbers of words are drawn as in SpanBERT, p = 0.2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DataSection:
     """What to read; the manifest holds everything else about the data."""
 
@@ -274,7 +325,11 @@ class DataSection:
     order: Literal["native", "megatron"] = (
         "native"  # the rule that decides sample k; megatron: as Megatron-LM does for this run
     )
-    kind: Literal["gpt", "document", "packed"] = "gpt"  # what a row is: text stream, one document, or several packed
+    kind: DataKind = (
+        "gpt"  # what a row is: text stream, one document, several packed, conversations packed (chat), a stream with
+        # documents rearranged (fim), a text with masked tokens (bert), or with masked spans (t5)
+    )
+    longer: Literal["cut", "drop"] = "cut"  # document, packed, chat: what is done with documents longer than a row
     document_masks: bool = (
         False  # attention and positions do not cross documents; megatron: known by the id that ends one
     )
@@ -296,6 +351,24 @@ class DataSection:
     )
     cache_size: str | None = None  # limit on these blocks, such as "500 GiB"; not set: until the disk is nearly full
     skip: tuple[str, ...] = ()  # samples to skip, as ranges "FIRST-LAST" in the run's order
+    fim: FimSection | None = None
+    bert: BertSection | None = None
+    t5: T5Section | None = None
+
+    @property
+    def documents_apart(self) -> bool:
+        """Whether attention and positions do not cross documents; those of a chat never do."""
+        return self.document_masks or self.kind == "chat"
+
+    @property
+    def of_kind(self) -> FimSection | BertSection | T5Section | None:
+        """The options of kind fim, bert or t5, with defaults if its sub-section is not set; None: another kind."""
+        options: dict[str, FimSection | BertSection | T5Section] = {
+            "fim": self.fim or FimSection(),
+            "bert": self.bert or BertSection(),
+            "t5": self.t5 or T5Section(),
+        }
+        return options.get(self.kind)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
 
-from trainer.config.sections import FamilyName, RunConfig
+from trainer.config.sections import TEXT_KINDS, DataKind, FamilyName, RunConfig
 from trainer.kernels.scores import ScoreShape
 from trainer.parallel.params import ParamSpec, Place
 
@@ -197,7 +197,7 @@ class Family:
         function: shape -> what decides the function of a run's tensors, by keys of [model].
         effective: configuration -> the keys of [model] that have an effect on a trained model, derived ones too.
         build: a stage with uninitialized weights.
-        sections: the sub-sections of [model] that it reads.
+        sections: the sub-sections of [model] that it reads. data_kinds: the values of data.kind that it trains on.
         hugging_face, megatron: its models in these projects; None: they have none.
     """
 
@@ -216,6 +216,7 @@ class Family:
     effective: Callable[[RunConfig], dict[str, Any]]
     build: BuildStage
     sections: tuple[str, ...] = ()
+    data_kinds: tuple[DataKind, ...] = TEXT_KINDS
     buffers: Callable[[Any, Place], tuple[ParamSpec, ...]] = lambda *_: ()
     losses: Callable[[Any], tuple[str, ...]] = lambda _: ()
     hugging_face: HuggingFace | None = None

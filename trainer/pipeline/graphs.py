@@ -107,8 +107,9 @@ class StageGraphs:
         Args:
             make: the pass to record. ends: as in `Ends`.
         """
-        if batch.bounds is not None or (any(ends) and not self.whole_steps):
-            return None  # the number of document bounds differs between microbatches
+        varies = batch.bounds is not None or batch.lengths_B is not None
+        if varies or (any(ends) and not self.whole_steps):
+            return None  # the number of document bounds, or of real tokens, differs between microbatches
         key = _Key(Ends(*ends), loss, tuple(None if x is None else (x.shape, x.dtype) for x in _tensors(batch)))
         slots = self._slots.setdefault(stage, _Slots())
         if self._steps < WARMUP_STEPS or key not in slots.computed:
@@ -273,7 +274,9 @@ def _decisions(layers: Sequence[Layer]) -> Iterator[dict[MainGradients, tuple[fr
                 made[main] = overwritten, frozenset(name for name, _ in taken) - overwritten
 
 
-_TENSOR_FIELDS = tuple(field.name for field in dataclasses.fields(Microbatch) if field.name != "longest")
+_TENSOR_FIELDS = tuple(
+    field.name for field in dataclasses.fields(Microbatch) if field.name not in ("longest", "encoder")
+)
 
 
 def _tensors(batch: Microbatch) -> tuple[Tensor | None, ...]:

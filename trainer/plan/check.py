@@ -18,14 +18,17 @@ from mdata import MegatronOrder, UsageError
 from mdata.dataset.mock_data import MOCK
 from trainer.config.parse import sub_sections, value_problems
 from trainer.config.sections import (
+    BertSection,
     CheckpointSection,
     DataSection,
+    FimSection,
     MeshSection,
     OptimizerSection,
     PrecisionSection,
     RecomputeSection,
     RunConfig,
     RunSection,
+    T5Section,
     TrainSection,
 )
 from trainer.models.arithmetic import common_divisors, listed, round_up
@@ -44,6 +47,14 @@ from trainer.plan.lengths import (
     training_samples,
 )
 from trainer.plan.stages import num_chunks
+
+DOCUMENT_KINDS = ("document", "packed", "chat")  # whose rows begin with a document
+NO_DOCUMENT_MASKS = {
+    "document": 'changes nothing with data.kind="document", where each row is one document',
+    "chat": 'changes nothing with data.kind="chat", where conversations are always kept apart',
+    "bert": 'does not apply to data.kind="bert", where each row is of one document',
+    "t5": 'does not apply to data.kind="t5", where each row is of one document',
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +108,7 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
         *precision_problems(config),
     ]
     problems += [*_first_state_problems(config.checkpoint), *_keep_best_problems(config, facts)]
-    problems += _spike_problems(config)
+    problems += [*_spike_problems(config), *_kind_problems(config)]
     problems += [] if of_model else kernel_problems(config, world_size)  # these build the model's shape
     if config.data.blend == MOCK:
         return problems + list(_mock_problems(config.data, config.model.vocab_size))
@@ -239,18 +250,54 @@ def _recompute_problems(recompute: RecomputeSection, num_layers: int) -> Iterato
             )
 
 
+def _kind_problems(config: RunConfig) -> Iterator[str]:
+    """A kind of samples that the model's family does not train on, and options of other kinds."""
+    data, family = config.data, family_of(config)
+    if data.kind not in family.data_kinds:
+        families = [name for name in FAMILIES if data.kind in family_named(name).data_kinds]
+        own = '" or "'.join(family.data_kinds)
+        other = f', or model.family="{" or ".join(families)}"' if families else ""
+        yield (
+            f'data.kind="{data.kind}" is not what model.family="{config.model.family}" trains on; set '
+            f'data.kind="{own}"{other}'
+        )
+    for name in sub_sections("data"):
+        if getattr(data, name) is not None and name != data.kind:
+            yield (
+                f'[data.{name}] is for data.kind="{name}", not "{data.kind}"; set that kind, or leave the section out'
+            )
+    if data.longer != DataSection.__dataclass_fields__["longer"].default and data.kind not in DOCUMENT_KINDS:
+        kinds = ", ".join(f'"{kind}"' for kind in DOCUMENT_KINDS)
+        yield f'data.longer="{data.longer}" applies only to data.kind {kinds}; leave it out'
+    if data.document_masks and data.kind in NO_DOCUMENT_MASKS:
+        yield f"data.document_masks=true {NO_DOCUMENT_MASKS[data.kind]}; set it to false"
+    options, most = data.of_kind, config.model.max_position
+    if isinstance(options, T5Section) and config.model.position == "learned" and (most or 0) > 0:
+        assert most is not None, "above 0"
+        if options.decoder_length > most:
+            yield (
+                f"data.t5.decoder_length={options.decoder_length} is longer than model.max_position={most}, the "
+                "positions that the model has; lower it, or raise model.max_position"
+            )
+    if isinstance(options, BertSection) and options.permutation and (options.geometric or data.order == "megatron"):
+        other = "data.bert.geometric=true" if options.geometric else 'data.order="megatron"'
+        yield f"data.bert.permutation=true cannot be used with {other}; leave one of them out"
+    if isinstance(options, FimSection) and (options.split_sample is None) != (options.fragment_rate is None):
+        yield "data.fim.split_sample and data.fim.fragment_rate go together; set both, or neither"
+    if isinstance(options, FimSection) and not 3 <= len(options.tokens) <= 5:
+        yield (
+            f"data.fim.tokens={list(options.tokens)} has {len(options.tokens)} tokens; write prefix, middle and "
+            "suffix, and after them pad and eod if they are not the tokenizer's"
+        )
+
+
 def _order_problems(data: DataSection) -> Iterator[str]:
-    if data.order == "megatron" and data.kind != "gpt":
+    if data.order == "megatron" and data.kind in DOCUMENT_KINDS:
         yield f'data.kind="{data.kind}" needs data.order="native"; set that, or choose data.kind="gpt"'
-    if data.shuffle_block and (data.order == "megatron" or data.kind != "gpt"):
+    if data.shuffle_block and (data.order == "megatron" or data.kind not in ("gpt", "fim")):
         yield (
             f'data.shuffle_block={data.shuffle_block} applies only to data.order="native" with data.kind="gpt"; '
             "leave it out: other orders and kinds shuffle documents anyway"
-        )
-    if data.document_masks and data.kind == "document":
-        yield (
-            'data.document_masks=true changes nothing with data.kind="document", where each row is one document; '
-            "set it to false"
         )
     if data.blend_surplus != MegatronOrder.blend_surplus and data.order != "megatron":
         yield f'data.blend_surplus={data.blend_surplus:g} applies only to data.order="megatron"; leave it out'
@@ -297,7 +344,7 @@ def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
     if facts.num_samples is not None and run_length(config.train).samples > facts.num_samples:
         yield _too_few_samples(config.train, config.data, facts.num_samples)
     # Other kinds pad, or repeat a corpus before its end.
-    runs = config.data.order == "native" and config.data.kind == "gpt"
+    runs = config.data.order == "native" and config.data.kind in ("gpt", "fim")
     for name, tokens in facts.components or ((config.data.blend, facts.num_tokens),):
         if runs and tokens < length + 1:
             yield (
@@ -603,8 +650,10 @@ def why_not_recorded(config: RunConfig, *, data_parallel: int) -> str:
         return f'optimizer.sharding="{sharding}" moves buffers during a step'
     if config.kernels.tensor_parallel == "symmetric_memory":
         return 'kernels.tensor_parallel="symmetric_memory" waits for other GPUs inside its kernels'
-    if config.data.document_masks or config.data.kind == "packed":
+    if config.data.documents_apart or config.data.kind == "packed":
         return "the number of document bounds differs between microbatches"
+    if config.data.kind in ("bert", "t5"):
+        return f'rows of data.kind="{config.data.kind}" have padding, whose length differs between microbatches'
     return ""
 
 
@@ -644,8 +693,10 @@ def kernel_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     shape = family.shape(config, config.model.vocab_size or 1)
     attentions = (family.scores(shape, kind) for kind in {*family.kinds(shape)})
     ordinary = any(scores is not None and scores.is_ordinary for scores in attentions)
-    if config.data.document_masks or not ordinary:
-        option = "data.document_masks" if config.data.document_masks else "these options of the model"
+    if config.data.documents_apart or not ordinary:
+        option = "these options of the model"
+        if config.data.documents_apart:
+            option = "data.document_masks" if config.data.document_masks else f'data.kind="{config.data.kind}"'
         yield (
             f'kernels.attention="{kernels.attention}" supports only causal attention over whole rows, '
             f'which no layer has with {option}; set kernels.attention="auto"'

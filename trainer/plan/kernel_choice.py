@@ -78,7 +78,7 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
     for block, kind in enumerate(family.kinds(plan.shape)):
         if (scores := family.scores(plan.shape, kind)) is not None:
             forms.setdefault(scores, []).append(block)
-    documents, chunks = config.data.document_masks, device == "gpu" and chunks_by_cudnn(config, plan)
+    documents, chunks = config.data.documents_apart, device == "gpu" and chunks_by_cudnn(config, plan)
     attention = [attention_choice(scores, device, dtype=dtype, documents=documents, chunks=chunks) for scores in forms]
     if len(forms) > 1:
         attention = [

@@ -7,6 +7,7 @@ so the ids of every batch are checked instead. Everything here is numpy until `t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -22,9 +23,10 @@ from mdata.dataset.mock_data import MOCK, MockDataset
 from mdata.dataset.run_paths import StartedIn
 from mdata.loader.loader import BatchPlan, collate
 from mdata.progress import SILENT, Progress
+from mdata.samples.rows import FieldRows
 from mdata.tracing.run_record import RecordedSets, RecordedSpan, RunRecord, continued_spans, merged_ranges, span_of
-from trainer.config.sections import RunConfig, TrainSection
-from trainer.models.stage import Microbatch
+from trainer.config.sections import DataSection, RunConfig, TrainSection
+from trainer.models.stage import NO_PAIR, EncoderTokens, Microbatch
 from trainer.parallel.collectives import Group
 from trainer.plan.check import DataFacts
 from trainer.plan.lengths import batch_sizes, order_samples, run_length, skipped_ranges
@@ -88,7 +90,7 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
         components=tuple((c.name, c.num_tokens) for c in train.components),
         num_samples=train.num_samples,
         has_valid=bool(valid),
-        document_lengths=_document_lengths(train, config.train) if config.data.document_masks else (),
+        document_lengths=_document_lengths(train, config.train) if config.data.documents_apart else (),
     )
     tokenizer = train.load_tokenizer() if config.evaluate.tasks else None
     tasks = read_tasks(config.evaluate.tasks, tokenizer=tokenizer is not None)
@@ -172,6 +174,8 @@ def to_device(
 ) -> Microbatch:
     """Check the ids and move one microbatch to the device.
 
+    Rows of bert and t5 have lengths; where a label has no loss, it is 0.
+
     Args:
         numbered: the microbatch with its sample numbers. cp: the ranks that share its rows; None: rows are whole.
         components: int64[B], the component of each row, if the microbatch should have them.
@@ -180,30 +184,81 @@ def to_device(
     Raises:
         UsageError: an id is outside the model's vocabulary (possible only in a foreign corpus).
     """
+    skipped = skipped if skipped is not None and skipped.any() else None
+    if isinstance(batch.rows, FieldRows):
+        microbatch = _masked_rows(batch, batch.rows, device, vocab_size=vocab_size, skipped=skipped)
+    else:
+        microbatch = _text_rows(batch, device, vocab_size=vocab_size)
+    if skipped is not None:
+        counts_B = _moved(np.float32(1) - skipped.astype(np.float32), device)
+        microbatch = replace(microbatch, loss_mask_BS=microbatch.loss_mask_BS * counts_B[:, None])
+    if numbered:
+        microbatch = replace(microbatch, samples_B=_moved(np.asarray(batch.samples, np.int64), device))
+    if components is not None:
+        microbatch = replace(microbatch, components_B=_moved(components, device))
+    return microbatch if cp is None else microbatch.on_context_rank(cp)
+
+
+def _text_rows(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> Microbatch:
+    """Rows of text, whose labels are the next tokens."""
     text = batch.rows.text  # tokens and labels are views of it: one check, one copy
-    largest = int(text.max())
-    if largest >= vocab_size or int(text.min()) < 0:
+    _check_ids(batch, text, vocab_size=vocab_size)
+    moved = _moved(text, device)
+    tokens, labels = moved[:, :-1], moved[:, 1:]
+    mask = torch.ones(tokens.shape, device=device) if batch.rows.unmasked else _moved(batch.loss_mask, device)
+    microbatch = Microbatch(tokens_BS=tokens, labels_BS=labels, loss_mask_BS=mask)
+    documents = documents_of(batch)
+    if documents is None:
+        return microbatch
+    positions, bounds = (_moved(array, device) for array in (documents.positions, documents.bounds))
+    return replace(microbatch, positions_BS=positions, bounds=bounds, longest=documents.longest)
+
+
+def _masked_rows(
+    batch: mdata.Batch, rows: FieldRows, device: torch.device, *, vocab_size: int, skipped: np.ndarray | None
+) -> Microbatch:
+    """Rows of bert, or of t5, whose decoder predicts the masked spans."""
+    fields, loss = rows.fields, rows.loss_mask
+    labels = np.where(loss > 0, fields["labels"], 0)
+    inputs = [fields[name] for name in ("text", "text_enc", "text_dec") if name in fields]
+    for ids in (*inputs, labels):
+        _check_ids(batch, ids, vocab_size=vocab_size)
+    lengths = _lengths(fields["dec_mask" if "text_enc" in fields else "padding_mask"])
+    microbatch = Microbatch(
+        tokens_BS=_moved(inputs[-1], device),
+        labels_BS=_moved(labels, device),
+        loss_mask_BS=_moved(loss, device),
+        lengths_B=_moved(lengths, device),
+    )
+    if "text_enc" in fields:
+        encoder = EncoderTokens(_moved(inputs[0], device), _moved(_lengths(fields["enc_mask"]), device))
+        return replace(microbatch, encoder=encoder)
+    if not (isinstance(rows.kind, mdata.Bert) and rows.kind.head):
+        return microbatch
+    # Padding has the type 0, and in Megatron's order the padding's id.
+    types = np.where(np.arange(loss.shape[1]) < lengths[:, None], fields["types"], 0)
+    swapped = fields["is_random"] if skipped is None else np.where(skipped, NO_PAIR, fields["is_random"])
+    return replace(microbatch, types_BS=_moved(types, device), swapped_B=_moved(swapped, device))
+
+
+def _lengths(padding_mask: np.ndarray) -> np.ndarray:
+    """int32[B], the tokens before the padding, from a mask that is 1 where there is text.
+
+    The mask of Megatron's order has the padding's id elsewhere, and also in place of a real token that equals it.
+    """
+    ends = np.argmax(padding_mask[:, ::-1] == 1, axis=1)  # a row has text: at least its first token
+    return (padding_mask.shape[1] - ends).astype(np.int32)
+
+
+def _check_ids(batch: mdata.Batch, ids: np.ndarray, *, vocab_size: int) -> None:
+    largest = int(ids.max())
+    if largest >= vocab_size or int(ids.min()) < 0:
         raise UsageError(
             f"a batch holds a token id outside the model's vocabulary (samples {batch.samples.tolist()[:8]})",
             found=f"largest id {largest}",
             expected=f"0 to {vocab_size - 1}",
             fix="set model.vocab_size to the size of the vocabulary that made the corpus",
         )
-    moved = _moved(text, device)
-    tokens, labels = moved[:, :-1], moved[:, 1:]
-    mask = torch.ones(tokens.shape, device=device) if batch.rows.unmasked else _moved(batch.loss_mask, device)
-    if skipped is not None and skipped.any():
-        mask = mask * _moved(np.float32(1) - skipped.astype(np.float32), device)[:, None]
-    samples = _moved(np.asarray(batch.samples, np.int64), device) if numbered else None
-    places = None if components is None else _moved(components, device)
-    microbatch = Microbatch(
-        tokens_BS=tokens, labels_BS=labels, loss_mask_BS=mask, samples_B=samples, components_B=places
-    )
-    documents = documents_of(batch)
-    if documents is not None:
-        positions, bounds = (_moved(array, device) for array in (documents.positions, documents.bounds))
-        microbatch = replace(microbatch, positions_BS=positions, bounds=bounds, longest=documents.longest)
-    return microbatch if cp is None else microbatch.on_context_rank(cp)
 
 
 class DocumentPlaces(NamedTuple):
@@ -259,7 +314,7 @@ def _option_keys(config: RunConfig) -> dict[str, Any]:
         "split_shares": data.split,
         "order": data.order,
         "num_samples": order_samples(config) if data.order == "megatron" else None,
-        "kind": data.kind,
+        **_kind_keys(data),
         **document_mask_keys(order=data.order, wanted=data.document_masks),
         "shuffle_block": data.shuffle_block or 0,
         "blend_surplus": data.blend_surplus,
@@ -268,6 +323,14 @@ def _option_keys(config: RunConfig) -> dict[str, Any]:
         "cache": data.cache,
         "cache_size": data.cache_size,
     }
+
+
+def _kind_keys(data: DataSection) -> dict[str, Any]:
+    """The kind of samples and its options."""
+    options = {} if data.of_kind is None else dataclasses.asdict(data.of_kind)
+    if data.kind == "fim":
+        return {"kind": mdata.Gpt.name, **{f"fim_{key}": value for key, value in options.items()}}
+    return {"kind": data.kind, "longer": data.longer, **options}
 
 
 def record_of(
@@ -332,7 +395,11 @@ def _document_lengths(dataset: mdata.Dataset, train: TrainSection) -> tuple[int,
     for component, inside in zip(*dataset.locate(samples), strict=True):
         part = dataset.components[component]
         with part.damage_check:
-            ends = np.cumsum([piece.length for piece in part.samples.pieces(int(inside))])[:-1]
+            pieces = part.samples.pieces(int(inside))
+        ends = np.cumsum([piece.length for piece in pieces])[:-1]
+        if isinstance(dataset.options.kind, mdata.Packed):  # a conversation has several sequences
+            numbers = [part.corpus.document_of(piece.sequence) for piece in pieces]
+            ends = ends[np.diff(numbers) != 0]
         # The last token of a row is only a label; padding belongs to the last document.
         lengths.append(np.diff(np.append(ends[ends < length], length), prepend=0))
     documents = np.sort(np.concatenate(lengths))

@@ -37,7 +37,7 @@ from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.kernels.recording import CudaLane, Recorder
 from trainer.models.family import family_of
 from trainer.models.float8_layers import use_float8
-from trainer.models.stage import BufferedStage, LossFunction, Microbatch, joined
+from trainer.models.stage import NO_PAIR, BufferedStage, LossFunction, Microbatch, joined, loss_tokens
 from trainer.models.symmetric_layers import use_symmetric_products
 from trainer.optim.buffers import Buffers
 from trainer.optim.layout import make_layout
@@ -286,8 +286,18 @@ class Engine:
         """Forward and backward of all microbatches by the schedule; see Executor.run."""
         schedule = self._training(len(microbatches))
         return self.executor.run(
-            schedule, microbatches, own_means=own_means, scale=scale, num_components=num_components
+            schedule, self._counted(microbatches), own_means=own_means, scale=scale, num_components=num_components
         )
+
+    def _counted(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:
+        """Microbatches of pairs of texts with the counts of the whole step, by which the loss of pairs is weighted."""
+        pairs = [batch.swapped_B for batch in microbatches if batch.swapped_B is not None]
+        if not pairs:
+            return microbatches
+        tokens = torch.stack([loss_tokens(batch).float() for batch in microbatches]).sum()
+        rows = torch.stack([(swapped_B != NO_PAIR).sum().float() for swapped_B in pairs]).sum()
+        counts = all_reduce_(torch.stack((tokens, rows)), self.dp)
+        return [replace(batch, step_tokens=counts[0], step_rows=counts[1]) for batch in microbatches]
 
     def _scales(self, num_microbatches: int, *, own_means: bool) -> tuple[Tensor, Tensor | None]:
         """(loss scale of this step, what gradients are multiplied by).

@@ -19,7 +19,7 @@ import mdata
 from mdata.dataset.eval_sets import evaluated_samples
 from mdata.loader.loader import collate
 from mdata.progress import SILENT, Progress
-from trainer.models.stage import Microbatch
+from trainer.models.stage import NO_PAIR, Microbatch
 from trainer.run.data import evaluation_batches, to_device
 from trainer.run.engine import EVALUATED_PER_RANK, Engine
 from trainer.tasks.loaded_model import prompt_ids
@@ -68,7 +68,9 @@ def evaluate_sets(
 def without_loss(batch: Microbatch) -> Microbatch:
     """The microbatch with a loss of 0 from 0 tokens."""
     tokens = None if batch.loss_tokens is None else torch.zeros_like(batch.loss_tokens)
-    return replace(batch, loss_mask_BS=torch.zeros_like(batch.loss_mask_BS), loss_tokens=tokens)
+    swapped = None if batch.swapped_B is None else torch.full_like(batch.swapped_B, NO_PAIR)
+    nothing = torch.zeros_like(batch.loss_mask_BS)
+    return replace(batch, loss_mask_BS=nothing, loss_tokens=tokens, swapped_B=swapped)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

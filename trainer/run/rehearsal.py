@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from trainer.config.sections import KernelsSection, ModelSection, RunConfig
+from trainer.config.sections import BertSection, KernelsSection, ModelSection, RunConfig, T5Section
 from trainer.models.family import family_of
-from trainer.models.stage import Microbatch
+from trainer.models.stage import EncoderTokens, Microbatch
 from trainer.optim.layout import make_layout
 from trainer.optim.muon import parts_of
 from trainer.optim.ownership import owned_by
@@ -35,6 +35,7 @@ from trainer.run.engine import Engine
 
 RUN = 3  # microbatches that are run: the first, one for all between, the last
 UPDATE = "update"  # what a rank does behind its last action
+COUNT = ""  # what it does before its first: it counts what the step reads
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,15 +182,27 @@ def _keys(
 
 
 def _microbatch(model: ModelSection, plan: Plan, engine: Engine) -> Microbatch:
-    rows = (plan.micro_batch, plan.sequence_length)
-    ids = torch.zeros(rows, dtype=torch.int64, device="meta")
+    data = engine.config.data
+
+    def ids(length: int) -> torch.Tensor:
+        return torch.zeros(plan.micro_batch, length, dtype=torch.int64, device="meta")
+
+    options, length = data.of_kind, plan.sequence_length
+    inputs = ids(options.decoder_length if isinstance(options, T5Section) else length)
     numbered = model.hidden_dropout or model.attention_dropout
-    return Microbatch(
-        tokens_BS=ids,
-        labels_BS=ids,
-        loss_mask_BS=torch.ones(rows, device="meta"),
-        samples_B=ids[:, 0] if numbered else None,
-    ).on_context_rank(engine.cp)
+    batch = Microbatch(
+        tokens_BS=inputs,
+        labels_BS=inputs,
+        loss_mask_BS=torch.ones(inputs.shape, device="meta"),
+        samples_B=inputs[:, 0] if numbered else None,
+    )
+    if isinstance(options, T5Section | BertSection):
+        batch = dataclasses.replace(batch, lengths_B=inputs[:, 0].int())
+    if isinstance(options, T5Section):
+        batch = dataclasses.replace(batch, encoder=EncoderTokens(ids(length), inputs[:, 0].int()))
+    if isinstance(options, BertSection) and options.head:
+        batch = dataclasses.replace(batch, types_BS=inputs, swapped_B=inputs[:, 0])
+    return batch.on_context_rank(engine.cp)
 
 
 def members(mesh: Mesh) -> list[dict[Hashable, Group]]:
@@ -215,6 +228,8 @@ def _entries(events: list[Event], schedule: Schedule, *, rank: int) -> Iterator[
     by_action: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         by_action[event.action].append(event)
+    for event in by_action[COUNT]:
+        yield Entry("join", event.axis, _what(event), COUNT)
     for action in schedule.actions[rank]:
         few = numbers.index(action.microbatch) if action.microbatch in numbers else 1
         done = by_action[str(action._replace(microbatch=few))]

@@ -21,6 +21,7 @@ from trainer.config.parse import (
     key_names,
     load_config,
     parse_config,
+    section_of,
     setting_problem,
     value_problems,
 )
@@ -302,12 +303,12 @@ NOT_SET = {key.name: key.expected for key in describe() if key.default is None a
 @pytest.mark.parametrize("name", sorted(NOT_SET))
 def test_a_key_that_is_not_set_is_none(path: Path, name: str) -> None:
     """Absent, none on the command line, and 0 or "" as files before 0.1 have it; it is absent from files again."""
-    section, key = name.split(".")
+    section, _, key = name.rpartition(".")
     read = load_config(path, [f"{name}=none"])
     is_number = NOT_SET[name].startswith(("integer", "number"))
     for text in ("0", "0.0", '""') if is_number else ('""',):
         assert load_config(path, [f"{name}={text}"]) == read
-    assert getattr(getattr(read, section), key) is None
+    assert getattr(section_of(read, section), key) is None
     assert f"\n{key} = " not in dump_config(read).split(f"[{section}]")[1].split("\n[")[0]
     if is_number:
         with pytest.raises(UsageError, match=rf"{name} is False; expected"):
