@@ -38,6 +38,7 @@ from .rewriting.merge import merge as merge
 from .rewriting.shuffle import shuffle as shuffle
 from .rewriting.subsets import sample as sample
 from .rewriting.subsets import split as split
+from .samples.rows import FieldRows as FieldRows
 from .samples.rows import Rows as Rows
 from .samples.rows import Sample as Sample
 from .samples.sample_options import T5 as T5

@@ -46,7 +46,7 @@ from mdata.progress import SILENT, Progress
 from mdata.samples.base import RowSamples, Samples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import Empty, FieldRows, Gathered, Rows, Sample, empty_rows, finish, in_order, room_in
-from mdata.samples.sample_options import MaskedKind, TextKind
+from mdata.samples.sample_options import T5, MaskedKind, TextKind
 from mdata.util.arrays import Int64s
 from mdata.util.canonical_json import hash_of
 from mdata.util.gc_pause import gc_paused
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 
 P = ParamSpec("P")
+LEAST_MASKED = 0.75  # of the masking probability; without limits nearly all of it is reached
 
 
 def _accepts_options(open_by_keywords: Callable[P, Dataset]) -> Callable[P, Dataset]:
@@ -354,6 +355,33 @@ class Dataset:
             for name, values in part.items():
                 rows.fields[name][places] = values
         return rows
+
+    def check_spans(self, samples: npt.ArrayLike) -> None:
+        """T5: read these samples, and refuse options that leave much less masked in them than was asked for.
+
+        Raises:
+            UsageError: sentinels or the decoder's length run out; in Megatron's order already for one sample.
+        """
+        kind = self.options.kind
+        assert isinstance(kind, T5), "only T5 has spans"
+        fields, sentinels = self.read(samples).fields, self._masked(0).vocabulary.sentinels
+        spans = np.isin(fields["text_enc"], sentinels).sum(1)
+        cells = fields["dec_mask"].sum(1)
+        masked = cells - spans - 1  # the decoder reads bos, and each span behind its sentinel
+        tokens = fields["enc_mask"].sum(1) - spans + masked
+        share = float(masked.sum() / max(1, tokens.sum()))
+        if share >= LEAST_MASKED * kind.masking.probability:
+            return
+        of_sentinels, of_decoder = (spans == len(sentinels)).sum(), (cells >= kind.decoder_length - 1).sum()
+        limit = f"{len(sentinels)} sentinels" if of_sentinels > of_decoder else f"decoder_length={kind.decoder_length}"
+        raise UsageError(
+            f"too few tokens of t5 samples are masked: {limit} is the limit",
+            found=f"{share:.1%} masked, in {len(masked)} samples of {int(tokens.mean())} tokens on average",
+            expected=f"about {kind.masking.probability:.1%}, the masking probability",
+            fix="a tokenizer with more sentinels (<extra_id_0> ...), or shorter samples"
+            if of_sentinels > of_decoder
+            else "a longer decoder, or shorter samples",
+        )
 
     def _masked(self, number: int) -> MaskedSamples:
         return cast("MaskedSamples", self.components[number].samples)

@@ -149,5 +149,5 @@ def _refuse_empty(boundaries: npt.NDArray[np.int64], options: MappingOptions) ->
         "no document can be made into samples",
         found=f"{len(counts)} documents, {enough} of them with {options.least_sentences} sentences or more",
         expected=f"such a document, with no sentence longer than {LONGEST_SENTENCE} tokens",
-        fix="mdata preprocess --split-sentences; without the next-sentence task one sentence is enough",
+        fix="mdata preprocess --split-sentences; without the next-sentence head (head = false) one sentence is enough",
     )

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -308,7 +308,8 @@ def baselines_of(run: Run, data: RunData) -> tuple[dict[str, Baselines], list[st
 def _rows(dataset: mdata.Dataset, samples: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     for k in samples.tolist():
         row = dataset[k]
-        yield row["tokens"], row["labels"], row["loss_mask"]
+        tokens = next(row[name] for name in ("tokens", "text_dec", "text") if name in row)  # the decoder's, of T5
+        yield tokens, row["labels"], row["loss_mask"]
 
 
 def _curve_names(run: Run) -> list[str]:
@@ -332,8 +333,11 @@ def valid_curve(run: Run, name: str) -> list[tuple[int, float]]:
 
 
 def _bits_per_byte(dataset: mdata.Dataset) -> float | None:
-    """Bits per byte of text for one nat per token: tokens / bytes / ln 2, over the whole corpus."""
-    if not dataset.text_bytes:
+    """Bits per byte of text for one nat per token: tokens / bytes / ln 2, over the whole corpus.
+
+    None: unknown, or only some of the tokens are predicted.
+    """
+    if not dataset.text_bytes or isinstance(dataset.options.kind, mdata.Bert | mdata.T5):
         return None
     return dataset.num_corpus_tokens / dataset.text_bytes / math.log(2)
 
@@ -367,8 +371,16 @@ def _decoded_rows(run: Run, train: mdata.Dataset) -> tuple[list[str], list[str]]
     tokenizer = train.components[0].corpus.load_tokenizer()
     if tokenizer is None:
         return [], []
-    rows = [tokenizer.decode(train[k]["tokens"].tolist()) for k in range(min(SHOWN_ROWS, run.consumed))]
+    rows = [tokenizer.decode(_real_tokens(train[k]).tolist()) for k in range(min(SHOWN_ROWS, run.consumed))]
     return rows, list(tokenizer.special_ids)
+
+
+def _real_tokens(row: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What a model reads of a row; of a T5, its encoder. Samples of bert and t5 say where their padding is."""
+    for text, mask in (("text", "padding_mask"), ("text_enc", "enc_mask")):
+        if text in row:
+            return row[text][row[mask] == 1]
+    return row["tokens"]
 
 
 def _checked(value: Any, form: Any, path: Path) -> Any:

@@ -23,7 +23,6 @@ from mdata.dataset.mock_data import MOCK, MockDataset
 from mdata.dataset.run_paths import StartedIn
 from mdata.loader.loader import BatchPlan, collate
 from mdata.progress import SILENT, Progress
-from mdata.samples.rows import FieldRows
 from mdata.tracing.run_record import RecordedSets, RecordedSpan, RunRecord, continued_spans, merged_ranges, span_of
 from trainer.config.sections import DataSection, RunConfig, TrainSection
 from trainer.models.stage import NO_PAIR, EncoderTokens, Microbatch
@@ -34,6 +33,7 @@ from trainer.plan.plan import Plan
 from trainer.tasks.in_training import FixedTask, read_tasks, task_problems
 
 COUNTED_ROWS, COUNTED_TOKENS = 256, 64  # evenly spaced samples of the run for counting attention
+CHECKED_ROWS = 64  # the same for checking the spans of T5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,8 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
     if config.data.blend == MOCK:
         return _mock(config)
     train = _open_training(config, progress)
+    if config.data.kind == "t5":
+        train.check_spans(_spread_samples(train, config.train, CHECKED_ROWS))
     steps, limit = run_length(config.train).steps, config.train.eval_samples
     valid_asked = samples_asked(limit, steps=steps, interval=config.train.eval_interval or 0)
     test_asked = samples_asked(limit, steps=steps)
@@ -185,7 +187,7 @@ def to_device(
         UsageError: an id is outside the model's vocabulary (possible only in a foreign corpus).
     """
     skipped = skipped if skipped is not None and skipped.any() else None
-    if isinstance(batch.rows, FieldRows):
+    if isinstance(batch.rows, mdata.FieldRows):
         microbatch = _masked_rows(batch, batch.rows, device, vocab_size=vocab_size, skipped=skipped)
     else:
         microbatch = _text_rows(batch, device, vocab_size=vocab_size)
@@ -215,7 +217,7 @@ def _text_rows(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> 
 
 
 def _masked_rows(
-    batch: mdata.Batch, rows: FieldRows, device: torch.device, *, vocab_size: int, skipped: np.ndarray | None
+    batch: mdata.Batch, rows: mdata.FieldRows, device: torch.device, *, vocab_size: int, skipped: np.ndarray | None
 ) -> Microbatch:
     """Rows of bert, or of t5, whose decoder predicts the masked spans."""
     fields, loss = rows.fields, rows.loss_mask
@@ -384,13 +386,18 @@ def _recorded_sets(
     )
 
 
+def _spread_samples(dataset: mdata.Dataset, train: TrainSection, most: int) -> np.ndarray:
+    """At most so many samples, evenly spaced over those that the run reads."""
+    num_samples = run_length(train).samples
+    end = num_samples if dataset.num_samples is None else min(num_samples, dataset.num_samples)
+    return np.unique(np.linspace(0, end - 1, most, dtype=np.int64)) if end > 0 else np.empty(0, np.int64)
+
+
 def _document_lengths(dataset: mdata.Dataset, train: TrainSection) -> tuple[int, ...]:
     """The lengths of the documents around evenly spaced tokens of the run's rows; no token is read."""
-    length, num_samples = train.sequence_length, run_length(train).samples
-    end = num_samples if dataset.num_samples is None else min(num_samples, dataset.num_samples)
-    if end < 1:
+    length, samples = train.sequence_length, _spread_samples(dataset, train, COUNTED_ROWS)
+    if not len(samples):
         return ()  # less than a step, which is reported separately
-    samples = np.unique(np.linspace(0, end - 1, COUNTED_ROWS, dtype=np.int64))
     lengths = []
     for component, inside in zip(*dataset.locate(samples), strict=True):
         part = dataset.components[component]

@@ -19,9 +19,11 @@ import mdata
 from mdata.loader.loader import collate
 from mdata.samples.special_tokens import vocabulary_from
 from tests.helpers.open_by_keys import open_by_keys
+from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import WORDS, make_corpora, write_jsonl
 from tests.trainer.run.one_rank import alone, curve
 from trainer.config.sections import (
+    BertSection,
     CheckpointSection,
     DataKind,
     DataSection,
@@ -35,8 +37,15 @@ from trainer.config.sections import (
 )
 from trainer.models import family as families
 from trainer.models.gpt import FAMILY as GPT
-from trainer.models.stage import NO_PAIR
+from trainer.models.stage import NO_PAIR, Microbatch
+from trainer.parallel.mesh import Mesh
+from trainer.plan.check import check
+from trainer.plan.plan import make_plan
+from trainer.report.data import read_corpora, read_run
 from trainer.run.data import open_data, to_device
+from trainer.run.engine import Engine
+from trainer.run.metrics import read_metrics
+from trainer.run.rehearsal import rehearse
 
 KINDS: tuple[DataKind, ...] = get_args(DataKind)
 FAMILY = dataclasses.replace(GPT, data_kinds=KINDS)  # takes rows of every kind as a text to be continued
@@ -55,36 +64,32 @@ def of_any_kind() -> Iterator[None]:
     families.family_named.cache_clear()
 
 
-def write_sentences(path: Path, *, documents: int = 40, sentences: int = 8) -> None:
-    """Documents of 1 to 8 sentences of 2 to 9 words."""
-    draw = random.Random(3)
-    texts = []
-    for _ in range(documents):
-        lines = [" ".join(draw.choices(WORDS, k=draw.randint(2, 9))) for _ in range(draw.randint(1, sentences))]
-        texts.append(" ".join(f"{line.capitalize()}." for line in lines))
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-
-
-def make_sentences(folder: Path, *, sentinels: int = 30, **options: int) -> Path:
-    """A corpus of sentences, by a WordPiece vocabulary."""
+def make_sentences(
+    folder: Path, *, name="s", documents=40, sentences=8, seed=3, sentinels=30, split_sentences=True
+) -> Path:
+    """Documents of 1 to 8 sentences of 2 to 9 words, as a corpus of sentences, by a WordPiece vocabulary."""
     tables = folder / "nltk/tokenizers/punkt_tab/english"
-    tables.mkdir(parents=True)
-    for name in ("abbrev_types.txt", "sent_starters.txt", "collocations.tab", "ortho_context.tab"):
-        (tables / name).write_text("")
+    tables.mkdir(parents=True, exist_ok=True)
+    for table in ("abbrev_types.txt", "sent_starters.txt", "collocations.tab", "ortho_context.tab"):
+        (tables / table).write_text("")
     entries = [*NAMES, *WORDS, ".", *(f"<extra_id_{number}>" for number in range(sentinels))]
     (folder / "vocab.txt").write_text("\n".join(entries) + "\n")
-    write_sentences(folder / "s.jsonl", **options)
+    draw, lines = random.Random(seed), []
+    for _ in range(documents):
+        texts = [" ".join(draw.choices(WORDS, k=draw.randint(2, 9))) for _ in range(draw.randint(1, sentences))]
+        lines.append(json.dumps({"text": " ".join(f"{text.capitalize()}." for text in texts)}) + "\n")
+    (folder / f"{name}.jsonl").write_text("".join(lines))
     mdata.preprocess(
         mdata.PreprocessOptions(
-            input=(str(folder / "s.jsonl"),),
-            output_prefix=str(folder / "s"),
+            input=(str(folder / f"{name}.jsonl"),),
+            output_prefix=str(folder / name),
             tokenizer_type="BertWordPieceLowerCase",
             vocab_file=str(folder / "vocab.txt"),
-            split_sentences=True,
-            nltk_data=str(folder / "nltk"),
+            split_sentences=split_sentences,
+            nltk_data=str(folder / "nltk") if split_sentences else None,
         )
     )
-    return folder / "s_text_sentence.json"
+    return folder / f"{name}_text_{'sentence' if split_sentences else 'document'}.json"
 
 
 def make_chat(folder: Path) -> Path:
@@ -111,6 +116,12 @@ def make_chat(folder: Path) -> Path:
     return folder / "c_messages_chat.json"
 
 
+def refused(corpus, folder, kind, **data) -> str:
+    with pytest.raises(mdata.UsageError) as raised:
+        open_data(config_of({kind: corpus}, folder, kind, **data))
+    return str(raised.value)
+
+
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory) -> dict[str, Path]:
     """kind -> a corpus for it."""
@@ -129,7 +140,7 @@ def config_of(corpora, folder, kind, *, steps=2, tokens=(5, 6, 7), **data) -> Ru
         run=RunSection(folder=str(folder), seed=7),
         model=ModelSection(family="gpt_neox", num_layers=1, hidden_size=16, num_heads=2),
         data=DataSection(
-            blend=str(corpora[kind]), split="80,20", cache=str(folder / "cache"), kind=kind, **{**options, **data}
+            blend=str(corpora[kind]), kind=kind, **{"split": "80,20", "cache": f"{folder}/cache", **options, **data}
         ),
         train=TrainSection(
             sequence_length=length, global_batch=4, micro_batch=2, steps=steps, eval_interval=2, eval_samples=6
@@ -225,3 +236,129 @@ def test_padding_that_megatron_knows_by_value_is_no_text(corpora, pad):
     longest = [np.flatnonzero(row == entries["[SEP]"])[-1] + 1 for row in batch.rows["text"]]
     assert microbatch.lengths_B.tolist() == longest
     assert set(microbatch.types_BS.flatten().tolist()) == {0, 1}
+
+
+def test_a_mixture_is_evaluated_reported_and_has_losses_by_component(corpora, tmp_path):
+    """With a set of its own; the report's baselines count the masked tokens, and it shows rows without padding."""
+    folder = tmp_path / "corpora"
+    folder.mkdir()
+    held = make_sentences(folder, name="held", documents=12, seed=4)
+    mdata.make_blend(["0.7", str(corpora["bert"]), "0.3", str(held)], tmp_path / "mix.json")
+    for kind in ("bert", "t5"):
+        config = config_of(
+            {kind: tmp_path / "mix.json"},
+            tmp_path / kind,
+            kind,
+            split="100,0,0",
+            valid=(str(held),),
+            allow_overlap=True,
+        )
+        alone(config)
+        lines = list(read_metrics(tmp_path / kind))
+        assert {*lines[0]["train"], *lines[1]["train"]} == {"s", "held"} and {*lines[1]["valid"]} == {"held"}
+        found = read_corpora(read_run(tmp_path / kind))
+        (valid,) = found.valid
+        masked = mdata.open_dataset(held, sequence_length=LENGTH, split="whole", kind=config_kind(config))
+        rows = masked.read(np.arange(6) * len(masked) // 6)
+        assert valid.baselines.valid_tokens == rows.loss_mask.sum() and valid.bits_per_byte is None
+        assert found.rows and not any("[PAD]" in row for row in found.rows)
+        assert found.special and not found.notes
+
+
+def config_kind(config: RunConfig) -> mdata.Bert | mdata.T5:
+    return mdata.Bert() if config.data.kind == "bert" else mdata.T5(decoder_length=DECODER)
+
+
+def _counts(context):
+    """The counts that a step's microbatches have on a rank; rank 0 has a row without a pair."""
+    config = config_of({"gpt": "mock"}, "unused", "gpt", split="100,0,0", cache=None)
+    config = replace(config, model=replace(config.model, family="gpt", vocab_size=50))
+    engine = Engine(config, make_plan(config, 2), world=context.join(Mesh(2)))
+    run, seen = engine.executor.run, []
+    engine.executor.run = lambda schedule, batches, **options: seen.extend(batches) or run(schedule, batches, **options)
+    tokens = torch.ones(2, LENGTH, dtype=torch.int64)
+    mask = torch.zeros(2, LENGTH)
+    mask[:, : 3 + context.rank] = 1
+    swapped = torch.tensor([context.rank, NO_PAIR if context.rank == 0 else 0])
+    batch = Microbatch(tokens_BS=tokens, labels_BS=tokens, loss_mask_BS=mask, swapped_B=swapped)
+    engine.step([batch], 1e-3)
+    engine.evaluate([batch])
+    engine.step([replace(batch, swapped_B=None)], 1e-3)
+    return [tuple(None if x is None else x.item() for x in (batch.step_tokens, batch.step_rows)) for batch in seen]
+
+
+def test_a_step_of_pairs_knows_its_tokens_and_rows_on_all_ranks():
+    assert run_ranks(_counts, 2) == [[(14, 3), (None, None), (None, None)]] * 2
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5", "chat"])
+def test_a_step_of_each_kind_is_rehearsed(corpora, tmp_path, kind):
+    """Also the sum of a step's counts, on all ranks that read other rows."""
+    config = config_of(corpora, tmp_path, kind)
+    plan = make_plan(config, 2, facts=open_data(config).facts)
+    matched = rehearse(config, plan).matched
+    text = replace(config, data=replace(config.data, kind="gpt", t5=None))
+    expected = rehearse(text, make_plan(text, 2, facts=open_data(text).facts)).matched
+    assert matched.collectives - expected.collectives == (kind == "bert") * 1
+
+
+def test_data_of_another_kind_is_named(corpora, tmp_path):
+    """Before anything starts, with what to do."""
+    plain = make_sentences(tmp_path, sentinels=0, sentences=1)
+    words = make_sentences(tmp_path, name="words", split_sentences=False)
+    said = {
+        "documents": refused(words, tmp_path, "bert"),
+        "one sentence": refused(plain, tmp_path, "bert"),
+        "no sentinels": refused(plain, tmp_path, "t5"),
+        "no chat": refused(words, tmp_path, "chat"),
+        "no tokens": refused(corpora["gpt"], tmp_path, "fim", fim=FimSection()),
+        "short decoder": refused(corpora["t5"], tmp_path, "t5", t5=T5Section(decoder_length=4)),
+    }
+    assert "words is not divided into sentences" in said["documents"] and "--split-sentences" in said["documents"]
+    assert "0 of them with 2 sentences or more" in said["one sentence"] and "head = false" in said["one sentence"]
+    assert "names no sentinels" in said["no sentinels"] and "<extra_id_0>" in said["no sentinels"]
+    assert "does not hold conversations" in said["no chat"] and "--chat" in said["no chat"]
+    assert "no token for the prefix of fim_tokens" in said["no tokens"]
+    assert "decoder_length=4 is the limit" in said["short decoder"] and "about 15.0%" in said["short decoder"]
+    assert all(text.count("\n") <= 3 for text in said.values())
+    open_data(config_of({"bert": plain}, tmp_path, "bert", bert=BertSection(head=False)))
+
+
+def test_too_few_sentinels_are_named(tmp_path):
+    """In Megatron's order the first row of some that does not fit; in native order rows that mask much less."""
+    few = make_sentences(tmp_path, sentinels=2)
+    assert "3 spans" in refused(few, tmp_path, "t5", order="megatron")
+    many = T5Section(decoder_length=DECODER, mask_probability=0.5, geometric=False, max_ngram=1)
+    said = refused(few, tmp_path, "t5", t5=many)
+    assert "2 sentinels is the limit" in said and "more sentinels (<extra_id_0> ...)" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "problem"),
+    [
+        ("gpt", {"bert": BertSection()}, '[data.bert] is for data.kind="bert", not "gpt"; set that kind, or leave'),
+        ("bert", {"t5": T5Section()}, '[data.t5] is for data.kind="t5", not "bert"'),
+        ("bert", {"longer": "drop"}, 'data.longer="drop" applies only to data.kind "document", "packed", "chat"'),
+        ("bert", {"document_masks": True}, 'data.document_masks=true does not apply to data.kind="bert"'),
+        ("chat", {"document_masks": True}, 'data.document_masks=true changes nothing with data.kind="chat"'),
+        ("chat", {"order": "megatron"}, 'data.kind="chat" needs data.order="native"'),
+        ("bert", {"bert": BertSection(permutation=True), "order": "megatron"}, "data.bert.permutation=true cannot be"),
+        ("fim", {"fim": FimSection(split_sample="x")}, "data.fim.split_sample and data.fim.fragment_rate go together"),
+        ("fim", {"fim": FimSection(tokens=("a", "b"))}, "data.fim.tokens=['a', 'b'] has 2 tokens"),
+        ("t5", {}, "data.t5.decoder_length=24 is longer than model.max_position=20"),
+    ],
+)
+def test_what_does_not_go_together_is_told(corpora, tmp_path, kind, data, problem):
+    config = config_of(corpora, tmp_path, kind, **data)
+    if kind == "t5":
+        config = replace(config, model=replace(config.model, position="learned", max_position=20))
+    problems = [text for text in check(config, 1, facts=None) if not text.startswith("train.sequence_length")]
+    assert len(problems) == 1 and problems[0].startswith(problem)
+
+
+def test_a_family_is_told_which_kinds_it_trains_on(corpora, tmp_path):
+    config = config_of(corpora, tmp_path, "t5")
+    config = replace(config, model=replace(config.model, family="gpt"))
+    (problem,) = check(config, 1, facts=None)
+    assert problem.startswith('data.kind="t5" is not what model.family="gpt" trains on; set data.kind="gpt" or "docu')
+    assert 'or model.family="' in problem
