@@ -286,7 +286,7 @@ class FimSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class BertSection:
+class BertSamplesSection:
     """Masked tokens and pairs of texts, for kind bert."""
 
     head: bool = True  # rows have two texts, and whether the second follows the first; false: one text
@@ -352,7 +352,7 @@ class DataSection:
     cache_size: str | None = None  # limit on these blocks, such as "500 GiB"; not set: until the disk is nearly full
     skip: tuple[str, ...] = ()  # samples to skip, as ranges "FIRST-LAST" in the run's order
     fim: FimSection | None = None
-    bert: BertSection | None = None
+    bert: BertSamplesSection | None = None
     t5: T5Section | None = None
 
     @property
@@ -361,11 +361,11 @@ class DataSection:
         return self.document_masks or self.kind == "chat"
 
     @property
-    def of_kind(self) -> FimSection | BertSection | T5Section | None:
+    def of_kind(self) -> FimSection | BertSamplesSection | T5Section | None:
         """The options of kind fim, bert or t5, with defaults if its sub-section is not set; None: another kind."""
-        options: dict[str, FimSection | BertSection | T5Section] = {
+        options: dict[str, FimSection | BertSamplesSection | T5Section] = {
             "fim": self.fim or FimSection(),
-            "bert": self.bert or BertSection(),
+            "bert": self.bert or BertSamplesSection(),
             "t5": self.t5 or T5Section(),
         }
         return options.get(self.kind)

@@ -26,7 +26,7 @@ from trainer.parallel.context import columns_of
 Tensors = tuple[Tensor, ...]
 
 
-NO_PAIR = -1  # in Microbatch.swapped_B
+NO_PAIR = -1  # in Microbatch.swapped_B, of a row that does not count
 
 
 class NamedLoss(NamedTuple):
@@ -75,11 +75,10 @@ class Microbatch:
         components_B: int64[B], the blend component of each row; None: losses by component are not requested.
         lengths_B: int32[B], real tokens of each row; the rest is padding. None: rows have no padding.
         types_BS: int64[B, S], 0 for tokens of the first text of a row, 1 for those of the second; None: one text.
-        swapped_B: int64[B], 1 where the second text does not follow the first, for the loss of pairs; NO_PAIR: the row
-            has no part in that loss. None: no pairs.
-        step_tokens: fp32 scalar, the loss tokens of all microbatches of this training step on all ranks; None: the
-            family does not ask for it, or no step is trained.
-        step_rows: fp32 scalar, in the same way the rows with a part in the loss of pairs.
+        swapped_B: int64[B], 1 where the second text does not follow the first, for the loss of pairs; -1: does not
+            count. None: no pairs.
+        step_tokens, step_pairs: fp32 scalars, the sum of the mask and the rows with pairs of the whole step, over all
+            ranks; None: no loss needs them.
         encoder: what the encoder reads; None: the model has one stack.
         step: a step of generation, whose tokens [1, N] are new ones of several rows; None: whole rows.
         losses: where stages put losses beside that of the labels, by the names that their family lists.
@@ -99,7 +98,7 @@ class Microbatch:
     types_BS: Tensor | None = None
     swapped_B: Tensor | None = None
     step_tokens: Tensor | None = None
-    step_rows: Tensor | None = None
+    step_pairs: Tensor | None = None
     encoder: EncoderTokens | None = None
     losses: dict[str, NamedLoss] | None = None
     step: PagedStep | None = None
@@ -119,11 +118,6 @@ class Microbatch:
             columns_S=mine_S,
             loss_tokens=self.loss_mask_BS.sum(),
         )
-
-
-def loss_tokens(batch: Microbatch) -> Tensor:
-    """The loss tokens of whole rows, on all ranks that share them."""
-    return batch.loss_mask_BS.sum() if batch.loss_tokens is None else batch.loss_tokens
 
 
 def only_tokens(tokens_BS: Tensor) -> Microbatch:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from trainer.layers.base import Layer, weights_later
-from trainer.models.stage import Microbatch, NamedLoss, Stage, Tensors, loss_tokens
+from trainer.models.stage import Microbatch, NamedLoss, Stage, Tensors
 from trainer.pipeline.loss_sums import loss_factor, loss_sums, with_named
 
 
@@ -87,7 +87,7 @@ class Pass:
         """(gradients with which the losses of other names begin, these losses)."""
         if not named:
             return (), ()
-        tokens = loss_tokens(batch)
+        tokens = _loss_tokens(batch)
         factor = loss_factor(tokens, own_means=self.loss.own_means, scale=scale)
         losses = {name: loss for name, loss in named.items() if loss.sum.requires_grad and loss.factor}
         seeds = (
@@ -127,7 +127,7 @@ class Pass:
             add()
 
     def _with_loss(self, received: Tensors, batch: Microbatch, scale: Tensor | None) -> tuple[Tensors, Tensor]:
-        mask_BS, options, tokens = batch.loss_mask_BS, self.loss, loss_tokens(batch)
+        mask_BS, options, tokens = batch.loss_mask_BS, self.loss, _loss_tokens(batch)
         factor = loss_factor(tokens, own_means=options.own_means, scale=scale)
         if factor is not None:  # the loss computes its gradient in its forward pass: only the mask can scale it
             outputs = self.stage(received, dataclasses.replace(batch, loss_mask_BS=mask_BS.double() * factor))
@@ -135,6 +135,11 @@ class Pass:
             outputs = self.stage(received, batch)
         totals = loss_sums(outputs, batch, factor=factor, num_components=options.num_components)
         return outputs[:1], totals
+
+
+def _loss_tokens(batch: Microbatch) -> Tensor:
+    """Of the whole microbatch, on all ranks that share its rows."""
+    return batch.loss_mask_BS.sum() if batch.loss_tokens is None else batch.loss_tokens
 
 
 def _take_gradient(tensor: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from mdata import MegatronOrder, UsageError
 from mdata.dataset.mock_data import MOCK
 from trainer.config.parse import sub_sections, value_problems
 from trainer.config.sections import (
-    BertSection,
+    BertSamplesSection,
     CheckpointSection,
     DataSection,
     FimSection,
@@ -28,7 +28,6 @@ from trainer.config.sections import (
     RecomputeSection,
     RunConfig,
     RunSection,
-    T5Section,
     TrainSection,
 )
 from trainer.models.arithmetic import common_divisors, listed, round_up
@@ -271,15 +270,12 @@ def _kind_problems(config: RunConfig) -> Iterator[str]:
         yield f'data.longer="{data.longer}" applies only to data.kind {kinds}; leave it out'
     if data.document_masks and data.kind in NO_DOCUMENT_MASKS:
         yield f"data.document_masks=true {NO_DOCUMENT_MASKS[data.kind]}; set it to false"
-    options, most = data.of_kind, config.model.max_position
-    if isinstance(options, T5Section) and config.model.position == "learned" and (most or 0) > 0:
-        assert most is not None, "above 0"
-        if options.decoder_length > most:
-            yield (
-                f"data.t5.decoder_length={options.decoder_length} is longer than model.max_position={most}, the "
-                "positions that the model has; lower it, or raise model.max_position"
-            )
-    if isinstance(options, BertSection) and options.permutation and (options.geometric or data.order == "megatron"):
+    options = data.of_kind
+    if (
+        isinstance(options, BertSamplesSection)
+        and options.permutation
+        and (options.geometric or data.order == "megatron")
+    ):
         other = "data.bert.geometric=true" if options.geometric else 'data.order="megatron"'
         yield f"data.bert.permutation=true cannot be used with {other}; leave one of them out"
     if isinstance(options, FimSection) and (options.split_sample is None) != (options.fragment_rate is None):

@@ -37,7 +37,7 @@ from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.kernels.recording import CudaLane, Recorder
 from trainer.models.family import family_of
 from trainer.models.float8_layers import use_float8
-from trainer.models.stage import NO_PAIR, BufferedStage, LossFunction, Microbatch, joined, loss_tokens
+from trainer.models.stage import BufferedStage, LossFunction, Microbatch, joined
 from trainer.models.symmetric_layers import use_symmetric_products
 from trainer.optim.buffers import Buffers
 from trainer.optim.layout import make_layout
@@ -285,19 +285,21 @@ class Engine:
     ) -> Tensor:
         """Forward and backward of all microbatches by the schedule; see Executor.run."""
         schedule = self._training(len(microbatches))
+        if not own_means:
+            microbatches = self._with_step_sums(microbatches)
         return self.executor.run(
-            schedule, self._counted(microbatches), own_means=own_means, scale=scale, num_components=num_components
+            schedule, microbatches, own_means=own_means, scale=scale, num_components=num_components
         )
 
-    def _counted(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:
-        """Microbatches of pairs of texts with the counts of the whole step, by which the loss of pairs is weighted."""
+    def _with_step_sums(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:
+        """Microbatches of pairs with the sums of the step that the loss of pairs begins with; others as they are."""
         pairs = [batch.swapped_B for batch in microbatches if batch.swapped_B is not None]
         if not pairs:
             return microbatches
-        tokens = torch.stack([loss_tokens(batch).float() for batch in microbatches]).sum()
-        rows = torch.stack([(swapped_B != NO_PAIR).sum().float() for swapped_B in pairs]).sum()
-        counts = all_reduce_(torch.stack((tokens, rows)), self.dp)
-        return [replace(batch, step_tokens=counts[0], step_rows=counts[1]) for batch in microbatches]
+        tokens = torch.stack([batch.loss_mask_BS.sum() for batch in microbatches]).sum()
+        sums = torch.stack((tokens, torch.stack([(x >= 0).sum() for x in pairs]).sum().to(tokens.dtype)))
+        tokens, rows = all_reduce_(sums, self.dp).unbind()
+        return [replace(batch, step_tokens=tokens, step_pairs=rows) for batch in microbatches]
 
     def _scales(self, num_microbatches: int, *, own_means: bool) -> tuple[Tensor, Tensor | None]:
         """(loss scale of this step, what gradients are multiplied by).

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from trainer.config.sections import BertSection, KernelsSection, ModelSection, RunConfig, T5Section
+from trainer.config.sections import BertSamplesSection, KernelsSection, ModelSection, RunConfig, T5Section
 from trainer.models.family import family_of
 from trainer.models.stage import EncoderTokens, Microbatch
 from trainer.optim.layout import make_layout
@@ -196,11 +196,11 @@ def _microbatch(model: ModelSection, plan: Plan, engine: Engine) -> Microbatch:
         loss_mask_BS=torch.ones(inputs.shape, device="meta"),
         samples_B=inputs[:, 0] if numbered else None,
     )
-    if isinstance(options, T5Section | BertSection):
+    if isinstance(options, T5Section | BertSamplesSection):
         batch = dataclasses.replace(batch, lengths_B=inputs[:, 0].int())
     if isinstance(options, T5Section):
         batch = dataclasses.replace(batch, encoder=EncoderTokens(ids(length), inputs[:, 0].int()))
-    if isinstance(options, BertSection) and options.head:
+    if isinstance(options, BertSamplesSection) and options.head:
         batch = dataclasses.replace(batch, types_BS=inputs, swapped_B=inputs[:, 0])
     return batch.on_context_rank(engine.cp)
 
