@@ -97,7 +97,7 @@ def scored_attention(
     q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scores: ScoreShape, tensors: ScoreTensors
 ) -> Tensor:
     """See plain.scored_attention."""
-    if tensors.keep_BHST is not None:
+    if tensors.keep_BHST is not None or tensors.bias_HST is not None:
         return plain.scored_attention(q_BSHK, k_BTGK, v_BTGK, scores, tensors)
     from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
@@ -105,8 +105,8 @@ def scored_attention(
     document_BT, slope_H = tensors.document_BS, tensors.slope_H
     place_S = tensors.column_S
     mask = create_block_mask(
-        _visible(scores.window, document_BT, place_S),
-        batch if document_BT is not None else None,
+        _visible(scores, document_BT, place_S, tensors.length_B),
+        batch if document_BT is not None or tensors.length_B is not None else None,
         None,
         queries,
         k_BTGK.shape[1],
@@ -131,12 +131,16 @@ def scored_attention(
     return y_BHSK.transpose(1, 2)
 
 
-def _visible(window: int, document_BT: Tensor | None, place_S: Tensor | None) -> Callable[..., Tensor]:
+def _visible(
+    scores: ScoreShape, document_BT: Tensor | None, place_S: Tensor | None, length_B: Tensor | None
+) -> Callable[..., Tensor]:
     def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         place = i if place_S is None else place_S[i]
-        is_visible = place >= j
-        if window:
-            is_visible = is_visible & (place - j < window)
+        is_visible = place >= j if scores.causal else j >= 0
+        if scores.window:
+            is_visible = is_visible & (place - j < scores.window)
+        if length_B is not None:
+            is_visible = is_visible & (j < length_B[b])
         return is_visible if document_BT is None else is_visible & (document_BT[b, place] == document_BT[b, j])
 
     return mask

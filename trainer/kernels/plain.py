@@ -234,7 +234,9 @@ class ScoreTensors(NamedTuple):
     Args:
         sink_H: the additional logit of each head's softmax. slope_H: of ALiBi.
         document_BS: the document of each token of the row. keep_BHST: bool, the weights that dropout keeps.
-        column_S: int64, the position of each query in its row; None: there are as many queries as keys.
+        column_S: int64, the position of each query in its row; None: queries begin where keys do.
+        length_B: int32, real keys of each row, at least 1; the rest is padding, which no query sees.
+        bias_HST: added to scores; differentiable.
     """
 
     sink_H: Tensor | None = None
@@ -242,6 +244,8 @@ class ScoreTensors(NamedTuple):
     document_BS: Tensor | None = None
     keep_BHST: Tensor | None = None
     column_S: Tensor | None = None
+    length_B: Tensor | None = None
+    bias_HST: Tensor | None = None
 
 
 def document_attention(
@@ -261,21 +265,25 @@ def document_attention(
 def scored_attention(
     q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scores: ScoreShape, tensors: ScoreTensors
 ) -> Tensor:
-    """Causal attention with every option of `ScoreShape`, in at least fp32: [B, S, H, K]. Holds all scores at once.
+    """Attention with every option of `ScoreShape`, in at least fp32: [B, S, H, K]. Holds all scores at once.
 
-    Differentiable by autograd, in q, k, v and sink_H.
+    Differentiable by autograd, in q, k, v, sink_H and bias_HST.
     """
     heads, (length, groups) = q_BSHK.shape[2], k_BTGK.shape[1:3]
     q, k, v = (_widen(x) for x in (q_BSHK.unflatten(2, (groups, heads // groups)), k_BTGK, v_BTGK))
     score = torch.einsum("bsgrk,btgk->bgrst", q, k).flatten(1, 2) * scores.factor(q_BSHK.shape[-1])
     if scores.softcap:
         score = scores.softcap * (score / scores.softcap).tanh()
+    if tensors.bias_HST is not None:
+        score = score + _widen(tensors.bias_HST)
     token = torch.arange(length, device=q.device)
-    query = token if tensors.column_S is None else tensors.column_S
+    query = torch.arange(q.shape[1], device=q.device) if tensors.column_S is None else tensors.column_S
     distance_ST = query.unsqueeze(1) - token
     if tensors.slope_H is not None:
         score = score - tensors.slope_H.view(-1, 1, 1) * distance_ST
-    hidden = distance_ST < 0
+    hidden = (distance_ST < 0) & scores.causal
+    if tensors.length_B is not None:
+        hidden = hidden | (token >= tensors.length_B.unsqueeze(1))[:, None, None]
     if scores.window:
         hidden = hidden | (distance_ST >= scores.window)
     if (document_BS := tensors.document_BS) is not None:

@@ -25,6 +25,8 @@ class ScoreShape:
         window: number of newest tokens that a query attends to, including its own; 0: all.
         sinks: one more logit in each softmax, which takes weight but adds no value: 0, or learned for each head.
         dropout: probability with which a weight becomes 0.
+        causal: a query attends to no later token; False: to all real tokens, and there may be more or fewer keys.
+        relative: each head adds a learned bias of the distance (Raffel et al. 2020).
     """
 
     scale: float = 0.0
@@ -33,11 +35,14 @@ class ScoreShape:
     window: int = 0
     sinks: Sinks = "none"
     dropout: float = 0.0
+    causal: bool = True
+    relative: bool = False
 
     @property
     def is_ordinary(self) -> bool:
         """Whether this is a causal softmax of scaled scores, for which libraries have kernels."""
-        return not (self.softcap or self.alibi or self.window or self.dropout or self.sinks != "none")
+        changed = self.softcap or self.alibi or self.window or self.dropout or self.relative or self.sinks != "none"
+        return self.causal and not changed
 
     def operation(self, *, documents: bool) -> Operation:
         """Which operation of kernels/table.py computes this; `documents`: rows hold several that must not mix."""

@@ -1,4 +1,4 @@
-"""Causal self-attention with H query heads over G key-value heads (Ainslie et al. 2023 for G < H).
+"""Self-attention with H query heads over G key-value heads (Ainslie et al. 2023 for G < H).
 
 If there are fewer key-value heads than tp ranks, neighbouring ranks hold copies of one, in a separate projection: the
 gradient of the head is the sum of theirs.
@@ -55,6 +55,8 @@ class Sequences:
         samples_B: int64[B], global sample numbers; None: nothing is dropped.
         context: if rows are divided over ranks; documents are then those of whole rows. None: rows are whole.
         step: a step of generation: the tokens are new ones of rows in pages. pages: those of this block.
+        lengths_B: int32[B], real tokens of each row; the rest is padding, to which nothing attends. None: all are real.
+        bias_HST: what relative positions add to the scores of this rank's heads; None: nothing.
     """
 
     batch: int
@@ -65,6 +67,8 @@ class Sequences:
     context: ContextRows | None = None
     step: PagedStep | None = None
     pages: Pages | None = None
+    lengths_B: Tensor | None = None
+    bias_HST: Tensor | None = None
 
     def of_block(self, number: int) -> Sequences:
         """As the attention of a block sees them."""
@@ -174,7 +178,7 @@ class Attention(Layer):
             keep_BHST = self.dropout.keep_weights(
                 sequences.samples_B, range(mine.start, mine.stop), length=sequences.row_length, columns_S=column_S
             )
-        return ScoreTensors(sink_H, slope_H, document_BS, keep_BHST, column_S)
+        return ScoreTensors(sink_H, slope_H, document_BS, keep_BHST, column_S, sequences.lengths_B, sequences.bias_HST)
 
 
 def _heads_norm(shape: AttentionShape, heads: int, *, tp: Group, kernels: Kernels) -> Norm | HeadsNorm:

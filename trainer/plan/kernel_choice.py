@@ -191,6 +191,9 @@ def attention_choice(
     if scores.dropout:
         reason = f"model.attention_dropout; {ALL_SCORES} (not in the estimate)"
         return Choice("attention", PLAIN, reason, (no_sdpa, (FLEX, "it cannot drop attention weights")))
+    if scores.relative:
+        reason = f"relative positions; {ALL_SCORES} (not in the estimate)"
+        return Choice("attention", PLAIN, reason, (no_sdpa, (FLEX, "its gradients of biases differ between runs")))
     not_plain = (PLAIN, ALL_SCORES)
     if operation == "scored_attention":
         return Choice("attention", FLEX, keys, (no_sdpa, not_plain))
@@ -206,13 +209,15 @@ def _others_than_sdpa(device: Device) -> tuple[tuple[str, str], ...]:
 
 
 def option_names(scores: ScoreShape) -> list[str]:
-    """The settings that rule out a fused kernel of causal attention, in the order in which they apply."""
+    """What rules out a fused kernel of causal attention, in the order in which it applies."""
     named = {
         "model.attention_softcap": scores.softcap,
         'model.position = "alibi"': scores.alibi,
         "model.window": scores.window,
         "model.attention_sinks": scores.sinks != "none",
         "model.attention_dropout": scores.dropout,
+        'model.position = "relative"': scores.relative,
+        "rows of the encoder": not scores.causal,
     }
     return [name for name, is_set in named.items() if is_set]
 

@@ -98,6 +98,29 @@ CASES = {
 }
 
 
+def test_rows_of_an_encoder_are_rows_without_their_padding(monkeypatch):
+    """No mask but that of padding; also with fewer queries than keys, as a decoder has."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    monkeypatch.setattr(gpu, "_flex", lambda: flex_attention)
+    q, k, v = _heads()
+    lengths, scores = (LENGTH, 7), ScoreShape(causal=False, relative=True)
+    bias_HST = torch.randn(HEADS, LENGTH, LENGTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for queries, bias in ((LENGTH, bias_HST), (5, None)):
+        added = bias if bias is None else bias.requires_grad_()
+        tensors = ScoreTensors(length_B=torch.tensor(lengths, dtype=torch.int32), bias_HST=added)
+        got = plain.scored_attention(q[:, :queries], k, v, scores, tensors)
+        for row, length in enumerate(lengths):
+            moved = (x[row : row + 1].transpose(1, 2) for x in (q[:, :queries], k[:, :length], v[:, :length]))
+            mask = None if bias is None else bias[:, :, :length].detach()
+            _close(got[row], F.scaled_dot_product_attention(*moved, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1))
+        on_gpu = gpu.scored_attention(q[:, :queries].detach(), k.detach(), v.detach(), scores, tensors)
+        torch.testing.assert_close(on_gpu, got, rtol=0, atol=1e-6)
+        got.sum().backward()
+        assert not k.grad[1, 7:].any() and k.grad[1, :7].any()
+    assert bias_HST.grad.abs().sum() > 0
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_flex_attention_is_the_plain_path(name, monkeypatch):
     """Uncompiled, which is the same arithmetic; a GPU compares the compiled form."""

@@ -30,6 +30,8 @@ FORMS = {
     "model.window": ScoreShape(window=2),
     "model.attention_sinks": ScoreShape(sinks="zero"),
     "model.attention_dropout": ScoreShape(dropout=0.1),
+    'model.position = "relative"': ScoreShape(relative=True),
+    "rows of the encoder": ScoreShape(causal=False),
 }
 
 
@@ -51,7 +53,8 @@ def test_a_layer_calls_what_its_form_of_attention_says(name, documents):
 
 def test_every_option_of_scores_is_named():
     fields = {field.name for field in dataclasses.fields(ScoreShape)} - {"scale"}
-    assert len(option_names(ScoreShape(softcap=1.0, alibi=True, window=1, sinks="zero", dropout=0.5))) == len(fields)
+    every = ScoreShape(softcap=1.0, alibi=True, window=1, sinks="zero", dropout=0.5, relative=True, causal=False)
+    assert len(option_names(every)) == len(fields)
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])

@@ -26,6 +26,7 @@ _KEYS = {  # keys of [model] whose names are not those of the parts of a shape, 
 }
 # A learned max_position is a tensor's shape; alibi is a value of position; dropout is often lowered on the way.
 _NOT_FUNCTION = ("padded_vocab_size", "max_position", "init_std", "scores_alibi", "scores_dropout", "hidden_dropout")
+_NOT_FUNCTION += ("scores_causal", "scores_relative")  # the family decides the first, position the second
 _NOT_TRAINED = ("family", "preset", "init_std", "attention_dropout", "hidden_dropout")
 _OF_SCALING = {
     "none": (),
