@@ -13,15 +13,24 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from trainer.kernels.plain import add_product
 from trainer.kernels.table import Kernels
-from trainer.layers.base import add_weight_gradient
+from trainer.layers.base import Layer, Parallel, add_bias_gradient, add_weight_gradient
 from trainer.layers.embedding import VocabularyEmbedding
 from trainer.parallel.collectives import all_reduce_
 
 CHUNK_TOKENS = 2048  # limits the logits that exist at the same time; 4,096 were no faster (docs/design/one-gpu.md)
+
+
+class VocabularyBias(Layer):
+    """What is added to the logits of this rank's vocabulary rows."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(rows))
 
 
 def head_loss(
@@ -33,24 +42,28 @@ def head_loss(
     kernels: Kernels,
     chunk_tokens: int = CHUNK_TOKENS,
     softcap: float = 0.0,
+    bias: VocabularyBias | None = None,
+    parallel: Parallel | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """weight * -log softmax(x W^T)[label], in nats: the sum over all tokens, and each token's; equal on every tp rank.
+    """weight * -log softmax(x W^T + b)[label], in nats: the sum over all tokens, and each token's; equal on every tp rank.
 
     Args:
         x_ND: output of the last norm, this rank's tokens.
         rows: the layer whose weight is W.
         labels_N: int64, all tokens. weight_N: the loss mask, all tokens.
         chunk_tokens: tokens whose logits exist at the same time; affects only memory and speed.
-        softcap: c of c tanh(logit / c); 0: off.
+        softcap: c of c tanh(logit / c); 0: off. bias: b; None: there is none.
+        parallel: how x is divided over tp; None: as the embedding's output.
 
     Returns:
         fp64 scalar; at least fp32[N], without a gradient.
 
-    The forward pass adds to the main gradient of W, for a loss with factor 1: a caller that multiplies the loss before
-    backward has to use a model without main gradients.
+    The forward pass adds to the main gradients of W and b, for a loss with factor 1: a caller that multiplies the
+    loss before backward has to use a model without main gradients.
     """
-    options = _Options(kernels, torch.is_grad_enabled(), chunk_tokens, softcap)
-    loss, losses_N = _HeadLoss.apply(x_ND, rows.weight, labels_N, weight_N, rows, options)
+    options = _Options(kernels, torch.is_grad_enabled(), chunk_tokens, softcap, bias, parallel or rows.parallel)
+    bias_V = None if bias is None else bias.bias
+    loss, losses_N = _HeadLoss.apply(x_ND, rows.weight, bias_V, labels_N, weight_N, rows, options)
     return loss, losses_N
 
 
@@ -59,6 +72,8 @@ class _Options(NamedTuple):
     train: bool
     chunk_tokens: int
     softcap: float
+    bias: VocabularyBias | None
+    parallel: Parallel
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -67,21 +82,23 @@ class _HeadLoss(torch.autograd.Function):
         ctx: Any,
         x_ND: Tensor,
         weight_VD: Tensor,
+        bias_V: Tensor | None,
         labels_N: Tensor,
         weight_N: Tensor,
         rows: VocabularyEmbedding,
         options: _Options,
     ) -> tuple[Tensor, Tensor]:
-        kernels, train, chunk, cap = options
-        x_ND = rows.parallel.gather(x_ND)
+        kernels, train, chunk, cap, bias, parallel = options
+        x_ND = parallel.gather(x_ND)
         column_N = torch.where(rows.local(labels_N), labels_N - rows.first, -1)
         loss, losses = torch.zeros((), dtype=torch.float64, device=x_ND.device), []
         main = rows.main_gradients.tensors.get("weight")
         dx_ND = torch.empty_like(x_ND) if train else None
         own = torch.zeros_like(weight_VD, dtype=_wide(weight_VD)) if train and main is None else None
-        for first in range(0, len(x_ND), chunk):
+        own_bias = None
+        for first in range(0, len(x_ND) or 1, chunk):
             part = slice(first, first + chunk)
-            logits_CV = x_ND[part] @ weight_VD.t()
+            logits_CV = F.linear(x_ND[part], weight_VD, bias_V)
             if cap:
                 logits_CV = capped(logits_CV, cap)
                 slope_CV = 1 - (logits_CV / cap).square()
@@ -98,9 +115,11 @@ class _HeadLoss(torch.autograd.Function):
                     add_product(own, logits_CV, x_NI=x_ND[part])
                 else:
                     add_weight_gradient(rows.main_gradients, "weight", dy_NO=logits_CV, x_NI=x_ND[part])
+                if bias is not None and (dbias := add_bias_gradient(bias.main_gradients, logits_CV)) is not None:
+                    own_bias = dbias.to(_wide(dbias)) if own_bias is None else own_bias + dbias
             del logits_CV  # before those of the next chunk exist
         # Summed here, so that under sequence parallelism only this rank's tokens are kept until backward.
-        ctx.save_for_backward(None if dx_ND is None else rows.parallel.reduce(dx_ND), own)
+        ctx.save_for_backward(None if dx_ND is None else parallel.reduce(dx_ND), own, own_bias)
         ctx.dtype = weight_VD.dtype
         losses_N = torch.cat(losses)
         ctx.mark_non_differentiable(losses_N)
@@ -108,9 +127,9 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        dx_ND, own = ctx.saved_tensors
-        dweight = None if own is None else (own * grad.to(own.dtype)).to(ctx.dtype)
-        return dx_ND * grad.to(dx_ND.dtype), dweight, None, None, None, None
+        dx_ND, *own = ctx.saved_tensors
+        dweight, dbias = (None if x is None else (x * grad.to(x.dtype)).to(ctx.dtype) for x in own)
+        return dx_ND * grad.to(dx_ND.dtype), dweight, dbias, None, None, None, None
 
 
 def capped(logits: Tensor, cap: float) -> Tensor:

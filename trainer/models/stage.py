@@ -40,11 +40,14 @@ class NamedLoss(NamedTuple):
     Args:
         sum: scalar, differentiable. weight: scalar. Reported is the quotient of both sums over the step.
         factor: by which its mean counts in the objective.
+        of_step: with loss_average = "token" its mean is that over the pairs of the whole step, so that tokens have no
+            part in it; `weight` are then the microbatch's pairs.
     """
 
     sum: Tensor
     weight: Tensor
     factor: float = 1.0
+    of_step: bool = False
 
 
 class EncoderTokens(NamedTuple):

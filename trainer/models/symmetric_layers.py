@@ -31,5 +31,5 @@ def use_symmetric_products(
     size = workspace_bytes(num_tokens, config.model.hidden_size, group_size=tp.size, dtype=dtype)
     products = open_symmetric_products(tp, workspace_bytes=size, device=device, dtype=dtype)
     for layer in model.modules():
-        if isinstance(layer, Linear):
+        if isinstance(layer, Linear) and layer.parallel.sequence_parallel:
             layer.parallel.products = products

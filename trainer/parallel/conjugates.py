@@ -25,6 +25,11 @@ def gather_sequence(x: Tensor, group: Group) -> Tensor:
     return x if group.size == 1 else _GatherSequence.apply(x, group)
 
 
+def gather_rows(x: Tensor, group: Group) -> Tensor:
+    """Forward: all-gather along dim 0. Backward: this rank's rows; all ranks compute the same."""
+    return x if group.size == 1 else _GatherRows.apply(x, group)
+
+
 def scatter_sequence(x: Tensor, group: Group) -> Tensor:
     """Forward: reduce-scatter along dim 0. Backward: all-gather. (Conjugate of gather_sequence.)"""
     return x if group.size == 1 else _ScatterSequence.apply(x, group)
@@ -54,6 +59,17 @@ class _GatherSequence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return reduce_scatter(grad, ctx.group), None
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.mine = slice(group.rank * len(x), (group.rank + 1) * len(x))
+        return all_gather(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad[ctx.mine].contiguous(), None
 
 
 class _ScatterSequence(torch.autograd.Function):

@@ -90,10 +90,14 @@ class Pass:
         tokens = _loss_tokens(batch)
         factor = loss_factor(tokens, own_means=self.loss.own_means, scale=scale)
         losses = {name: loss for name, loss in named.items() if loss.sum.requires_grad and loss.factor}
-        seeds = (
-            (loss.factor * tokens.double() / loss.weight * (1.0 if factor is None else factor)).to(loss.sum.dtype)
-            for loss in losses.values()
-        )
+        seeds = []
+        for loss in losses.values():
+            n, weight = tokens, loss.weight
+            if loss.of_step and not self.loss.own_means:
+                assert batch.step_tokens is not None and batch.step_pairs is not None, "the step's sums are not known"
+                n, weight = batch.step_tokens, batch.step_pairs
+            share = loss.factor * n.double() / torch.where(weight > 0, weight, 1)
+            seeds.append((share * (1.0 if factor is None else factor)).to(loss.sum.dtype))
         return tuple(seeds), tuple(loss.sum for loss in losses.values())
 
     def backward(self, gradients: Tensors) -> Tensors:

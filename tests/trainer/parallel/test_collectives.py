@@ -10,7 +10,7 @@ from trainer.parallel import collectives, conjugates
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 
-PAIRS = ["reduce_from_group", "gather_sequence", "scatter_sequence"]
+PAIRS = ["reduce_from_group", "gather_sequence", "scatter_sequence", "gather_rows"]
 
 
 def _inputs(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,7 +24,7 @@ def _forward_and_backward(context, name):
     x.requires_grad_()
     before = x.detach().clone()
     y = getattr(conjugates, name)(x, world.groups["tp"])
-    grad = upstream.repeat(context.world, 1)[: len(y)] if name == "gather_sequence" else upstream[: len(y)]
+    grad = upstream.repeat(context.world, 1)[: len(y)] if name.startswith("gather") else upstream[: len(y)]
     y.backward(grad)
     assert torch.equal(x.detach(), before), "the input was written to"
     return y.detach().cpu(), grad.cpu(), x.grad.cpu()
@@ -42,11 +42,14 @@ def test_pair_equals_the_single_process_twin(name, world):
         "reduce_from_group": [total] * world,
         "gather_sequence": [torch.cat(inputs)] * world,
         "scatter_sequence": list(total.split(part)),
+        "gather_rows": [torch.cat(inputs)] * world,
     }[name]
     for rank, (y, grad, x_grad) in enumerate(results):
         torch.testing.assert_close(y, outputs[rank].detach(), rtol=0, atol=1e-14)
         if name == "reduce_from_group":
             expected = grad
+        elif name == "gather_rows":
+            expected = grad[4 * rank : 4 * rank + 4]
         else:
             score = sum((o * g).sum() for o, (_, g, _) in zip(outputs, results, strict=True))
             (expected,) = torch.autograd.grad(score, inputs[rank], retain_graph=True)
