@@ -117,6 +117,19 @@ def _cohere(sizes: _Values, *, theta: float, scale: float = 0.0625) -> _Values:
     return _llama(sizes, vocab=256000, theta=theta, tied=True) | form
 
 
+def _bert(layers: int, hidden: int, heads: int) -> _Values:
+    """Devlin et al. 2019."""
+    form: _Values = {"family": "bert", "vocab_size": 30522, "max_position": 512, "position": "learned"}
+    form |= {"norm": "layernorm", "norm_epsilon": 1e-12, "activation": "gelu_erf", "bias": True}
+    return _sizes(layers, hidden, heads, 4 * hidden) | form | {"tie_embeddings": True, "bert": {"norm": "post"}}
+
+
+def _megatron_bert(layers: int, hidden: int, heads: int) -> _Values:
+    """Shoeybi et al. 2019; the vocabulary is that of cased text with its padding, as published."""
+    form = {"vocab_size": 29056, "norm_epsilon": 1e-5, "activation": "gelu", "bert": {"norm": "pre"}}
+    return _bert(layers, hidden, heads) | form
+
+
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "gpt2": _gpt(12, 768, 12, length=1024),
@@ -176,5 +189,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "command-r": _cohere(_sizes(40, 8192, 64, 22528), theta=8e6),
         "command-r7b": _cohere(_sizes(32, 4096, 32, 14336, kv_heads=8), theta=50000.0, scale=0.25)
         | {"window": 4096, "window_interval": 4, "rope_interval": 4},
+        "bert-base": _bert(12, 768, 12),
+        "bert-large": _bert(24, 1024, 16),
+        "megatron-bert-345m": _megatron_bert(24, 1024, 16),
+        "megatron-bert-1.3b": _megatron_bert(24, 2048, 32),
     }
 )

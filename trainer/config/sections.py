@@ -83,8 +83,12 @@ Preset = Literal[
     "aya-8b",
     "command-r",
     "command-r7b",
+    "bert-base",
+    "bert-large",
+    "megatron-bert-345m",
+    "megatron-bert-1.3b",
 ]  # those of presets.py
-FamilyName = Literal["gpt", "gpt_neox"]  # each a room, trainer/models/NAME/
+FamilyName = Literal["gpt", "gpt_neox", "bert"]  # each a room, trainer/models/NAME/
 DataKind = Literal["gpt", "document", "packed", "chat", "fim", "bert", "t5"]
 TEXT_KINDS: tuple[DataKind, ...] = ("gpt", "document", "packed", "chat", "fim")  # whose labels are the next tokens
 Positive = Annotated[int, Range(1)]
@@ -142,11 +146,26 @@ class GPTNeoXSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BertSection:
+    """What models of family bert have beside the keys of [model]."""
+
+    norm: Literal["pre", "post"] = (
+        "pre"  # pre: what layers read is normalized, and the last sum, as in Megatron; post: every sum, and the
+        # embedding, as in the original BERT
+    )
+    binary_head: bool = True  # a head on the first token says whether the second text of a row follows the first
+    token_types: Count | None = (
+        None  # kinds of texts in a row, each with an embedding; 0: none; not set: 2 with binary_head, or else 0
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSection:
     """The shape of the model; sizes are logical, whatever the layout."""
 
     family: FamilyName = (
-        "gpt"  # kind of model; gpt: decoder only, as GPT-2 and Llama; gpt_neox: the same with a parallel residual
+        "gpt"  # kind of model; gpt: decoder only, as GPT-2 and Llama; gpt_neox: the same with a parallel residual;
+        # bert: an encoder that predicts masked tokens
     )
     preset: Preset | None = (
         None  # a published model, such as llama2-7b, whose values are used for keys that are not set
@@ -225,6 +244,7 @@ class ModelSection:
     tie_embeddings: bool = True  # the output head shares the embedding's weights
     init_std: Amount = 0.02  # standard deviation of the initial weights
     gpt_neox: GPTNeoXSection | None = None
+    bert: BertSection | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -168,10 +168,12 @@ class Megatron:
         arguments: (keys of [model], derived ones too) -> the arguments with which Megatron-LM builds it.
         tensor: (our tensor, its shape, shape of the model, checkpoint_version, fused) -> where it is in theirs: a name
             within its layer, or within the model; `fused`: norms have the names of fused layers.
+        stack: the module that holds its layers.
     """
 
     arguments: Callable[[Json], dict[str, Any]]
     tensor: Callable[[str, tuple[int, ...], Any, float, bool], Form]
+    stack: Literal["decoder", "encoder"] = "decoder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

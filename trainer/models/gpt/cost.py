@@ -77,8 +77,8 @@ def stage_cost(
     weight_bytes = 8.0 * sum(_weights(shape, place) for _ in blocks)
     if place.is_last:
         rows = shape.padded_vocab_size / place.tp_size
-        products += 2 * width * rows * (1 + BACKWARD_PRODUCTS)
-        moved += 3 * rows  # the loss reads logits, then reads them again and writes their gradient
+        products += 2 * width * rows * (1 + BACKWARD_PRODUCTS) * shape.predicted
+        moved += 3 * rows * shape.predicted  # the loss reads logits, then reads them again and writes their gradient
         weight_bytes += 8 * width * rows
     return StageCost(
         product_flops=products * tokens,
@@ -99,7 +99,8 @@ def _recomputed(blocks: range, recompute: RecomputeSection) -> set[int]:
 
 def _forward(shape: GPTShape, place: Place, *, kind: str, document_lengths: tuple[int, ...]) -> _Forward:
     tp, width = place.tp_size, shape.hidden_size
-    seen = _seen(scores_of(shape, kind).window, document_lengths)
+    scores = scores_of(shape, kind)
+    seen = _seen(scores.window, document_lengths) if scores.causal else sum(document_lengths) / len(document_lengths)
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     return _Forward(
         products=2 * _weights(shape, place),

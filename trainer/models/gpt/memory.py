@@ -53,7 +53,7 @@ def activation_bytes(
     head = 0
     if place.is_last:
         rows = shape.padded_vocab_size // place.tp_size
-        head = 2 * stream + 2 * whole + min(tokens, HEAD_CHUNK_TOKENS) * rows * element
+        head = 2 * stream + 2 * whole + min(round(tokens * shape.predicted), HEAD_CHUNK_TOKENS) * rows * element
     return max(peak, kept + head)
 
 

@@ -20,7 +20,7 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
     width, std = shape.hidden_size, shape.init_std
     # Each block adds two terms to the residual stream: keep its variance (GPT-2, Radford et al. 2019).
     residual_std = std / (2 * max(1, shape.num_layers)) ** 0.5  # without layers: only counted, never drawn
-    table = _Table(place)
+    table = Table(place)
     if place.is_first or (place.is_last and shape.tie_embeddings):
         apart = place.num_stages > 1 and place.ends_apart
         if not place.is_first:
@@ -63,7 +63,7 @@ def _up(shape: GPTShape) -> list[tuple[str, int]]:
     return [(name, shape.ffn_hidden_size) for name in names]
 
 
-class _Table:
+class Table:
     """Appends rows to the table; each method is one way to divide a tensor.
 
     Attributes:
@@ -161,6 +161,11 @@ class _Table:
         self._add(f"{name}.weight", (rows, part), [piece], std=std, decay=True, matrix=True)
         if bias:
             self.whole(f"{name}.bias", (rows,), std=0.0, decay=False)
+
+    def dense(self, name: str, rows: int, inputs: int, *, std: float) -> None:
+        """A layer of a head, whole on each rank, with a bias."""
+        self.whole(f"{name}.weight", (rows, inputs), std=std, decay=True)
+        self.whole(f"{name}.bias", (rows,), std=0.0, decay=False)
 
     def vocabulary(
         self, name: str, shape: GPTShape, std: float, *, ends: tuple[str, ...] = (), again: int | None = None

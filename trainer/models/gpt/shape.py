@@ -105,6 +105,11 @@ class GPTShape:
         return 2
 
     @property
+    def predicted(self) -> float:
+        """The share of tokens for which the head computes logits."""
+        return 1.0
+
+    @property
     def in_norms(self) -> int:
         """Norms of what attention and MLP read in a block."""
         return 0 if self.block_norm == "output" else 2

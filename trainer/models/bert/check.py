@@ -1,0 +1,48 @@
+"""Rules between the keys of a BERT. Each problem is one line with the conflicting values and advice. Pure, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer.config.sections import ModelSection, RunConfig
+from trainer.models.bert.shape import section_of, token_types
+from trainer.models.gpt import check as gpt
+from trainer.models.gpt.check import cut_by_tp
+
+__all__ = ["cut_by_tp", "model_problems"]
+
+# What attention to both sides, or the published heads, have no form of.
+_FIXED = (
+    "window",
+    "attention_softcap",
+    "attention_sinks",
+    "logit_softcap",
+    "logit_scale",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "block_norm",
+    "tie_embeddings",
+)
+
+
+def model_problems(config: RunConfig) -> Iterator[str]:
+    """Every conflict among the model's sizes and options, and with the layout."""
+    yield from gpt.model_problems(config)
+    model, section = config.model, section_of(config)
+    for key in _FIXED:
+        value, only = getattr(model, key), ModelSection.__dataclass_fields__[key].default
+        if value != only:
+            instead = '; model.bert.norm="post" is where sums are normalized' if key == "block_norm" else ""
+            yield f'model.{key}={value!r} has no meaning with model.family="bert"; leave it out{instead}'
+    if model.position == "alibi":
+        yield 'model.position="alibi" has no form for tokens on both sides; set model.position="learned" or "rope"'
+    if section.binary_head and token_types(config) == 1:
+        yield (
+            "model.bert.token_types=1 gives both texts of a pair the same type, but model.bert.binary_head=true reads "
+            "pairs; set model.bert.token_types=2, or model.bert.binary_head=false"
+        )
+    if config.mesh.cp > 1:
+        yield (
+            f'mesh.cp={config.mesh.cp} divides rows for causal attention, which model.family="bert" does not have; '
+            "set mesh.cp=1, and mesh.tp for rows that are too long for one GPU"
+        )

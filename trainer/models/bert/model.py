@@ -1,0 +1,196 @@
+"""BERT's forward pass: a GPT's blocks with attention to both sides, another embedding and other heads.
+
+Pre-norm blocks are a GPT's. Post-norm ones (Devlin et al. 2019) normalize each sum, and the first is the embedding's.
+The heads read all tokens of the microbatch on each tp rank: under sequence parallelism they are gathered once, and each
+rank takes its own tokens' part of the gradient, which all ranks compute alike. Masked tokens are selected before the
+head. Padding tokens are computed too, and nothing reads them.
+
+Shapes: as in models/gpt/model.py; M masked tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainer.config.sections import RunConfig
+from trainer.kernels.table import Kernels
+from trainer.layers.base import Parallel, as_input
+from trainer.layers.dropout import TokenPlaces
+from trainer.layers.embedding import PositionEmbedding
+from trainer.layers.head import VocabularyBias, head_loss
+from trainer.layers.linear import Linear, column_product
+from trainer.models.bert.shape import SENTENCE_LOSS, BertShape
+from trainer.models.gpt.model import GPT, Block, Context, build_gpt, make_norm
+from trainer.models.stage import Microbatch, NamedLoss, Tensors, summed
+from trainer.parallel.collectives import Group
+from trainer.parallel.conjugates import gather_columns, gather_rows
+from trainer.parallel.params import Place
+
+
+class PostNormBlock(Block):
+    """norm(x + attention(x)), then norm(x + mlp(x))."""
+
+    def forward(self, x_ND: Tensor, branch_ND: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
+        """See `Block`; the sums are normalized here, so nothing is left to add."""
+        assert branch_ND is None, "the block before has added it"
+        assert self.attention_out_norm is not None and self.mlp_out_norm is not None, "block_norm is not output"
+        branch_ND = self.drop_attention(self.attention(x_ND, context.sequences), context.places)
+        sum_ND, y_ND = self.attention_out_norm(x_ND, branch_ND)
+        with self.recomputed(self.attention_out_norm, sum_ND, y_ND):
+            branch_ND = self.drop_mlp(self.mlp(y_ND, recompute=self.selective), context.places)
+        return self.mlp_out_norm(y_ND, branch_ND)[1], None
+
+
+class Transform(nn.Module):
+    """What the head reads of a token: norm(gelu(dense(x)))."""
+
+    def __init__(self, shape: BertShape, kernels: Kernels) -> None:
+        super().__init__()
+        self.dense, self.norm = _dense(shape.hidden_size, shape.hidden_size), make_norm(shape, kernels)
+        self.approximate = "none" if shape.activation == "gelu_erf" else "tanh"
+
+    def forward(self, x_MD: Tensor) -> Tensor:
+        y_MD: Tensor = self.norm(F.gelu(self.dense(x_MD), approximate=self.approximate))[1]
+        return y_MD
+
+
+class Bert(GPT):
+    """One rank's part of one pipeline stage of the model. See `GPT`."""
+
+    shape: BertShape
+
+    def __init__(self, shape: BertShape, place: Place, **options: Any) -> None:
+        super().__init__(shape, place, **options)
+        width, tp = shape.hidden_size, self.parallel.tp
+        self.whole_rows = Parallel(tp, sequence_parallel=False)
+        if place.is_first and shape.token_types:
+            self.types = PositionEmbedding(shape.token_types, width)
+        if place.is_first and shape.is_post_norm:
+            self.embedding_norm = make_norm(shape, self.kernels)
+        if not place.is_last:
+            return
+        if shape.is_post_norm:
+            del self.final_norm
+        self.transform = Transform(shape, self.kernels)
+        self.head = VocabularyBias(shape.padded_vocab_size // tp.size)
+        if shape.binary_head:
+            self.pooler, self.binary_head = _dense(width, width), _dense(width, 2)
+
+    def forward(self, received: Tensors, batch: Microbatch) -> Tensors:
+        """See `GPT`; the last stage also adds the loss of pairs, if there are pairs."""
+        x_ND, branch_ND = self._through_blocks(received, batch)
+        if not self.place.is_last:
+            return (x_ND if branch_ND is None else x_ND + branch_ND,)
+        y_ND = self._encoded(x_ND, branch_ND)
+        if self.shape.binary_head and batch.losses is not None and batch.swapped_B is not None:
+            batch.losses[SENTENCE_LOSS] = _pair_loss(self._pair_logits(y_ND, batch), batch.swapped_B)
+        if self.loss_function is not None:
+            return summed(self.loss_function(self._all_logits(y_ND, batch), batch), batch)
+        weight_N = batch.loss_mask_BS.flatten()
+        masked_M = _masked(weight_N)
+        loss, losses_M = head_loss(
+            self.transform(y_ND[masked_M]),
+            self.embedding,
+            labels_N=batch.labels_BS.flatten()[masked_M],
+            weight_N=weight_N[masked_M],
+            kernels=self.kernels,
+            bias=self.head,
+            parallel=self.whole_rows,
+        )
+        return loss, torch.zeros_like(weight_N, dtype=losses_M.dtype).index_copy(0, masked_M, losses_M)
+
+    def pair_logits(self, batch: Microbatch) -> Tensor:
+        """Of a stage that is the whole model: logits of "follows" and "does not follow": [B, 2]."""
+        return self._pair_logits(self._encoded(*self._through_blocks((), batch)), batch)
+
+    def _encoded(self, x_ND: Tensor, branch_ND: Tensor | None) -> Tensor:
+        """All tokens after the last norm, on each tp rank."""
+        if self.shape.is_post_norm:
+            y_ND = x_ND
+        else:
+            _, y_ND = self.final_norm(x_ND, branch_ND)
+        return gather_rows(y_ND, self.parallel.tp) if self.parallel.sequence_parallel else y_ND
+
+    def _pair_logits(self, y_ND: Tensor, batch: Microbatch) -> Tensor:
+        first_BD = y_ND.view(*batch.tokens_BS.shape, -1)[:, 0].contiguous()
+        logits_B2: Tensor = self.binary_head(self.pooler(first_BD).tanh())
+        return logits_B2
+
+    def _whole_logits(self, x_ND: Tensor, branch_ND: Tensor | None, batch: Microbatch) -> Tensor:
+        return self._all_logits(self._encoded(x_ND, branch_ND), batch)
+
+    def _all_logits(self, y_ND: Tensor, batch: Microbatch) -> Tensor:
+        logits_NV = gather_columns(self._logits_of(y_ND), self.parallel.tp)
+        return logits_NV[:, : self.shape.vocab_size].unflatten(0, batch.tokens_BS.shape)
+
+    def _local_logits(self, x_ND: Tensor, branch_ND: Tensor | None) -> Tensor:
+        return self._logits_of(self._encoded(x_ND, branch_ND))
+
+    def _logits_of(self, y_ND: Tensor) -> Tensor:
+        rows = self.embedding
+        logits_NV = column_product(self.transform(y_ND), rows, weight=rows.weight, parallel=self.whole_rows)
+        return logits_NV + as_input(self.head, "bias").to(logits_NV.dtype)
+
+    def _enter(self, batch: Microbatch, places: TokenPlaces | None) -> Tensor:
+        """The first residual stream: types are added, and the sum is normalized before dropout."""
+        x_ND = super()._enter(batch, None)
+        if self.shape.token_types:
+            types_BS = torch.zeros_like(batch.tokens_BS) if batch.types_BS is None else batch.types_BS
+            mine = self.parallel.local_tokens(batch.tokens_BS.numel())
+            x_ND = x_ND + self.types(types_BS.flatten()[mine])
+        if self.shape.is_post_norm:
+            x_ND = self.embedding_norm(x_ND)[1]
+        return self.drop_embedding(x_ND, places)
+
+    def _context(self, batch: Microbatch) -> Context:
+        context = super()._context(batch)
+        return context._replace(sequences=replace(context.sequences, lengths_B=batch.lengths_B))
+
+
+class PostNormBert(Bert):
+    """The model of Devlin et al. 2019."""
+
+    block_type = PostNormBlock
+
+
+def _dense(inputs: int, outputs: int) -> Linear:
+    """A layer that is not divided."""
+    whole = Parallel(Group.single("tp"), sequence_parallel=False)
+    return Linear(inputs, outputs, parallel=whole, bias=True, column=True)
+
+
+def _masked(weight_N: Tensor) -> Tensor:
+    """The tokens that count in the loss: int64[M]. Their number is not known on a device without data: all count."""
+    if weight_N.device.type == "meta":
+        return torch.arange(len(weight_N), device=weight_N.device)
+    return weight_N.nonzero().squeeze(1)
+
+
+def _pair_loss(logits_B2: Tensor, swapped_B: Tensor) -> NamedLoss:
+    wide = logits_B2.to(torch.promote_types(logits_B2.dtype, torch.float32))
+    total = F.cross_entropy(wide, swapped_B, ignore_index=-1, reduction="sum")
+    return NamedLoss(total, (swapped_B >= 0).sum(), of_step=True)
+
+
+def build_bert(
+    shape: BertShape,
+    place: Place,
+    *,
+    groups: Mapping[str, Group],
+    dtype: torch.dtype,
+    device: torch.device,
+    config: RunConfig | None = None,
+    allocate: bool = True,
+) -> Bert:
+    """See `build_gpt`."""
+    model = PostNormBert if shape.is_post_norm else Bert
+    built = build_gpt(
+        shape, place, groups=groups, dtype=dtype, device=device, config=config, allocate=allocate, model=model
+    )
+    return cast(Bert, built)

@@ -1,0 +1,83 @@
+"""The function that a BERT computes: a GPT's numbers, and what an encoder has beside them. Pure, no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainer.config.sections import BertSection, RunConfig
+from trainer.models.family import DecodeState
+from trainer.models.gpt import shape as gpt
+
+OWN_KEYS = ("norm", "binary_head", "token_types")  # keys of [model.bert]
+MASKED = 0.15  # share of tokens that are predicted, as published models had it; the head computes nothing else
+SENTENCE_LOSS = "sop"  # the loss of pairs, whose name in Megatron stands for the order of sentences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BertShape(gpt.GPTShape):
+    """A GPT's, with attention to tokens on both sides. Post-norm has block_norm "output".
+
+    Args:
+        token_types: kinds of texts in a row, each with an embedding; 0: they have none.
+        binary_head: whether token 0 says if the second text follows the first.
+    """
+
+    token_types: int
+    binary_head: bool
+
+    @property
+    def is_post_norm(self) -> bool:
+        """Whether sums are normalized, and the embedding, in place of what layers read."""
+        return self.block_norm == "output"
+
+    @property
+    def predicted(self) -> float:
+        """The share of tokens for which the head computes logits."""
+        return MASKED
+
+
+def section_of(config: RunConfig) -> BertSection:
+    """[model.bert], with its defaults if it is left out."""
+    return config.model.bert or BertSection()
+
+
+def token_types(config: RunConfig) -> int:
+    """Rows of the embedding of token types; as in Megatron, only pairs have them unless they are asked for."""
+    section = section_of(config)
+    return (2 if section.binary_head else 0) if section.token_types is None else section.token_types
+
+
+def bert_shape(config: RunConfig, vocab_size: int) -> BertShape:
+    """The model that a configuration describes."""
+    shape, section = gpt.gpt_shape(config, vocab_size), section_of(config)
+    same = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)}
+    same |= {"block_norm": "output" if section.norm == "post" else "input"}
+    same |= {"scores": replace(shape.scores, causal=False)}
+    return BertShape(**same, token_types=token_types(config), binary_head=section.binary_head)
+
+
+def loss_names(shape: BertShape) -> tuple[str, ...]:
+    """The loss of pairs, if there is a head for them."""
+    return (SENTENCE_LOSS,) if shape.binary_head else ()
+
+
+def decode_state(shape: BertShape, kind: str) -> DecodeState:
+    """Nothing: each token depends on all others, so none is kept."""
+    return DecodeState(tensors={})
+
+
+def function_keys(shape: BertShape) -> dict[str, Any]:
+    """See `gpt.function_keys`."""
+    keys = gpt.function_keys(shape)
+    own = {"norm": "post" if keys.pop("block_norm") == "output" else "pre"}
+    own |= {name: keys.pop(name) for name in OWN_KEYS[1:]}
+    return keys | {f"bert.{name}": value for name, value in own.items()}
+
+
+def effective_keys(config: RunConfig) -> dict[str, Any]:
+    """See `gpt.effective_keys`."""
+    section = section_of(config)
+    own = {"norm": section.norm, "binary_head": section.binary_head, "token_types": token_types(config)}
+    return gpt.effective_keys(config) | {f"bert.{name}": value for name, value in own.items()}
