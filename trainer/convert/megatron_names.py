@@ -52,6 +52,8 @@ class StateDictLayout:
         version: of the order of rows of q, k, v (checkpoint_version).
         fused: whether norms have the names of fused layers.
         prefix: before all names.
+        written: names are those that Megatron-Core reads; False: those of `modern_name`, in which every stack is a
+            decoder.
     """
 
     family: Family
@@ -66,6 +68,7 @@ class StateDictLayout:
     version: float = 3.0
     fused: bool = False
     prefix: str = ""
+    written: bool = False
 
 
 def modern_name(name: str) -> str:
@@ -133,15 +136,20 @@ def _cut(ours: str, form: Form, *, number: int | None, layout: StateDictLayout) 
     """The link of a form for one state dict: its layer, its part of the axis that tp cuts, and padding."""
     lengths, theirs_in, ours_in = dict(form.lengths), dict(form.theirs_in), {}
     theirs, dims = layout.prefix + form.tensor, form.theirs
+    stack = "decoder"
+    if layout.written and layout.family.megatron is not None:
+        stack = layout.family.megatron.stack
     if number is not None:
         at = "" if layout.stacked else f"{number - layout.layers.start}."
-        theirs = f"{layout.prefix}decoder.layers.{at}{form.tensor}"
+        theirs = f"{layout.prefix}{stack}.layers.{at}{form.tensor}"
+    elif form.tensor.startswith("decoder."):  # the last norm
+        theirs = f"{layout.prefix}{stack}{form.tensor.removeprefix('decoder')}"
     if number is not None and layout.stacked:
         dims = f"layer {dims}"
         theirs_in["layer"] = (number - layout.layers.start, len(layout.layers))
     if form.cut:
         whole = lengths[form.cut]
-        vocabulary = "embedding" in ours or ours.endswith("head.weight")
+        vocabulary = "embedding" in ours or ours.endswith(("head.weight", "head.bias"))
         part = (layout.padded_rows if vocabulary else whole) // layout.tp_size
         first = min(layout.tp_rank * part, whole)
         lengths[form.cut] = min(first + part, whole) - first
