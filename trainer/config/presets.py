@@ -130,6 +130,22 @@ def _megatron_bert(layers: int, hidden: int, heads: int) -> _Values:
     return _bert(layers, hidden, heads) | form
 
 
+def _t5(layers: int, hidden: int, heads: int, ffn: int, *, head_dim: int = 64, gated: bool = False) -> _Values:
+    """Raffel et al. 2020; v1.1 has gates and a head of its own. Scores are not divided: the first weights are."""
+    form: _Values = {"family": "t5", "position": "relative", "norm": "rmsnorm", "norm_epsilon": 1e-6, "bias": False}
+    form |= {"head_dim": head_dim, "attention_scale": 1.0, "vocab_size": 32128, "t5": {"init": "sizes"}}
+    if gated:
+        form |= {"activation": "geglu_tanh", "tie_embeddings": False}
+    else:
+        form |= {"activation": "relu", "tie_embeddings": True, "logit_scale": hidden**-0.5}
+    return _sizes(2 * layers, hidden, heads, ffn) | form
+
+
+def _mt5(layers: int, hidden: int, heads: int, ffn: int) -> _Values:
+    """Xue et al. 2021."""
+    return _t5(layers, hidden, heads, ffn, gated=True) | {"vocab_size": 250112}
+
+
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "gpt2": _gpt(12, 768, 12, length=1024),
@@ -193,5 +209,19 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "bert-large": _bert(24, 1024, 16),
         "megatron-bert-345m": _megatron_bert(24, 1024, 16),
         "megatron-bert-1.3b": _megatron_bert(24, 2048, 32),
+        "t5-small": _t5(6, 512, 8, 2048),
+        "t5-base": _t5(12, 768, 12, 3072),
+        "t5-large": _t5(24, 1024, 16, 4096),
+        "t5-3b": _t5(24, 1024, 32, 16384, head_dim=128),
+        "t5-v1.1-small": _t5(8, 512, 6, 1024, gated=True),
+        "t5-v1.1-base": _t5(12, 768, 12, 2048, gated=True),
+        "t5-v1.1-large": _t5(24, 1024, 16, 2816, gated=True),
+        "t5-v1.1-xl": _t5(24, 2048, 32, 5120, gated=True),
+        "mt5-small": _mt5(8, 512, 6, 1024),
+        "mt5-base": _mt5(12, 768, 12, 2048),
+        "mt5-large": _mt5(24, 1024, 16, 2816),
+        "mt5-xl": _mt5(24, 2048, 32, 5120),
+        "megatron-t5-220m": _gpt(24, 768, 12, length=512)
+        | {"family": "t5", "activation": "gelu", "vocab_size": 30624, "t5": {"head_bias": True}},
     }
 )

@@ -87,8 +87,21 @@ Preset = Literal[
     "bert-large",
     "megatron-bert-345m",
     "megatron-bert-1.3b",
+    "t5-small",
+    "t5-base",
+    "t5-large",
+    "t5-3b",
+    "t5-v1.1-small",
+    "t5-v1.1-base",
+    "t5-v1.1-large",
+    "t5-v1.1-xl",
+    "mt5-small",
+    "mt5-base",
+    "mt5-large",
+    "mt5-xl",
+    "megatron-t5-220m",
 ]  # those of presets.py
-FamilyName = Literal["gpt", "gpt_neox", "bert"]  # each a room, trainer/models/NAME/
+FamilyName = Literal["gpt", "gpt_neox", "bert", "t5"]  # each a room, trainer/models/NAME/
 DataKind = Literal["gpt", "document", "packed", "chat", "fim", "bert", "t5"]
 TEXT_KINDS: tuple[DataKind, ...] = ("gpt", "document", "packed", "chat", "fim")  # whose labels are the next tokens
 Positive = Annotated[int, Range(1)]
@@ -160,12 +173,27 @@ class BertSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class T5ModelSection:
+    """What models of family t5 have beside the keys of [model], where num_layers counts those of both stacks."""
+
+    encoder_layers: Positive | None = (
+        None  # how many of the layers, the first ones, are the encoder's; not set: half of them
+    )
+    relative_buckets: Annotated[int, Range(4)] = 32  # learned biases of each head, under model.position = "relative"
+    relative_distance: Annotated[int, Range(2)] = 128  # tokens from which on all distances have the same bias
+    head_bias: bool = False  # the output head has a bias, as in Megatron's T5 with tied embeddings
+    init: Literal["normal", "sizes"] = (
+        "normal"  # initial weights; sizes: scaled by the sizes of each matrix, as in the original T5
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSection:
     """The shape of the model; sizes are logical, whatever the layout."""
 
     family: FamilyName = (
         "gpt"  # kind of model; gpt: decoder only, as GPT-2 and Llama; gpt_neox: the same with a parallel residual;
-        # bert: an encoder that predicts masked tokens
+        # bert: an encoder that predicts masked tokens; t5: encoder and decoder
     )
     preset: Preset | None = (
         None  # a published model, such as llama2-7b, whose values are used for keys that are not set
@@ -184,7 +212,9 @@ class ModelSection:
     max_position: Positive | None = (
         None  # rows of learned positions, in tokens; not set: derived from train.sequence_length
     )
-    position: Literal["rope", "learned", "alibi", "none"] = "rope"  # position encoding; alibi: Press et al. 2022
+    position: Literal["rope", "learned", "alibi", "relative", "none"] = (
+        "rope"  # position encoding; alibi: Press et al. 2022; relative: learned biases of distances, as in T5
+    )
     rope_theta: Annotated[float, Range(1)] = 10000.0  # base of the rotary frequencies
     rope_fraction: Annotated[float, Range(0.01, ABOVE_1)] = 1.0  # share of a head's features that are rotated
     rope_interleaved: bool = False  # rotated pairs are neighbours (2i, 2i + 1), and not halves apart
@@ -245,6 +275,7 @@ class ModelSection:
     init_std: Amount = 0.02  # standard deviation of the initial weights
     gpt_neox: GPTNeoXSection | None = None
     bert: BertSection | None = None
+    t5: T5ModelSection | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

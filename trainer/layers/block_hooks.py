@@ -52,17 +52,17 @@ class BlockHooks:
 
 
 def enter_block(
-    hooks: BlockHooks, block: int, *, stream: tuple[Tensor, Tensor | None], adds: bool = False
-) -> tuple[Tensor, Tensor | None]:
+    hooks: BlockHooks, block: int, *, stream: tuple[Tensor | None, ...], adds: bool = False
+) -> tuple[Any, ...]:
     """Call the hooks between one block of a stage and the next, in both directions.
 
     Args:
-        stream: output of the previous block.
+        stream: output of the previous block, and what else crosses the border; the first is no None.
     """
     hooks.before_forward(block, adds=adds)
-    if not stream[0].requires_grad:
+    if stream[0] is None or not stream[0].requires_grad:
         return stream
-    given: tuple[Tensor, Tensor | None] = _Border.apply(hooks, block, *stream)
+    given: tuple[Any, ...] = _Border.apply(hooks, block, *stream)
     return given
 
 
@@ -70,7 +70,7 @@ def leave_block(hooks: BlockHooks, block: int, *, x: Tensor) -> Tensor:
     """The output of a stage whose backward pass is run by other code: its hooks begin here."""
     if not x.requires_grad:
         return x
-    given, _ = _Border.apply(hooks, block + 1, x, None)
+    (given,) = _Border.apply(hooks, block + 1, x)
     return cast(Tensor, given)
 
 
@@ -78,15 +78,13 @@ class _Border(torch.autograd.Function):
     """Forward: identity. Backward: identity, between two blocks."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hooks: BlockHooks, block: int, x: Tensor, branch: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, hooks: BlockHooks, block: int, *stream: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.hooks, ctx.block = hooks, block
         ctx.set_materialize_grads(False)  # the last norm reads one of the two only
-        return x.view_as(x), None if branch is None else branch.view_as(branch)
+        return tuple(None if x is None else x.view_as(x) for x in stream)
 
     @staticmethod
-    def backward(ctx: Any, dx: Tensor | None, dbranch: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         ctx.hooks.after_backward(ctx.block)
         ctx.hooks.before_backward(ctx.block - 1)
-        return None, None, dx, dbranch
+        return None, None, *gradients

@@ -45,7 +45,9 @@ def head_loss(
     bias: VocabularyBias | None = None,
     parallel: Parallel | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """weight * -log softmax(x W^T + b)[label], in nats: the sum over all tokens, and of each; equal on every tp rank.
+    """weight * -log softmax(x W^T + b)[label], in nats: the sum over all tokens, and each token's.
+
+    Equal on every tp rank.
 
     Args:
         x_ND: output of the last norm, this rank's tokens.

@@ -20,6 +20,11 @@ def reduce_from_group(x: Tensor, group: Group) -> Tensor:
     return x if group.size == 1 else _Reduce.apply(x, group)
 
 
+def copy_to_group(x: Tensor, group: Group) -> Tensor:
+    """Forward: identity. Backward: all-reduce. (f of Shoeybi et al.)"""
+    return x if group.size == 1 else _Copy.apply(x, group)
+
+
 def gather_sequence(x: Tensor, group: Group) -> Tensor:
     """Forward: all-gather along dim 0. Backward: reduce-scatter. (Conjugate of scatter_sequence.)"""
     return x if group.size == 1 else _GatherSequence.apply(x, group)
@@ -48,6 +53,17 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_reduce_(grad.clone(memory_format=torch.contiguous_format), ctx.group), None
 
 
 class _GatherSequence(torch.autograd.Function):

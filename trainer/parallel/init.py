@@ -80,7 +80,7 @@ def _parts(runs: Iterable[ElementRange]) -> Iterator[tuple[Tensor, Slice, float]
                 for start, size, flat in rectangles(rectangle.size, low, high=high):
                     at = tuple(a + b for a, b in zip(rectangle.start, start, strict=True))
                     part = Slice(name=rectangle.name, shape=rectangle.shape, start=at, size=size, flat=flat)
-                    yield where[flat : flat + math.prod(size)], part, spec.std
+                    yield where[flat : flat + math.prod(size)], part, spec.std * rectangle.std_factor
 
 
 def _draw(seed: int, part: Slice, std: float) -> Tensor:

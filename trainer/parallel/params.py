@@ -73,6 +73,7 @@ class Piece:
         start: first index of the rectangle in each dim.
         size: extent of the rectangle in each dim.
         offset: index of the local parameter's element at which it begins.
+        std_factor: by which the standard deviation of its initial values differs from that of the parameter.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Piece:
     start: tuple[int, ...]
     size: tuple[int, ...]
     offset: int = 0
+    std_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +143,7 @@ class Slice:
         start: first index of the rectangle in each dim.
         size: its extent in each dim.
         flat: index of the local parameter's element at which it begins; contiguous from there, row-major.
+        std_factor: see `Piece`.
     """
 
     name: str
@@ -148,6 +151,7 @@ class Slice:
     start: tuple[int, ...]
     size: tuple[int, ...]
     flat: int
+    std_factor: float = 1.0
 
 
 def num_elements(specs: Iterable[ParamSpec]) -> int:
@@ -177,6 +181,7 @@ def slices(spec: ParamSpec, *, first: int, stop: int) -> Iterator[Slice]:
                 start=tuple(a + b for a, b in zip(piece.start, start, strict=True)),
                 size=size,
                 flat=piece.offset + flat,
+                std_factor=piece.std_factor,
             )
 
 

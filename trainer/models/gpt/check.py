@@ -92,6 +92,11 @@ def _size_problems(config: RunConfig) -> Iterator[str]:
 
 def _option_problems(model: ModelSection) -> Iterator[str]:
     """Options of the model that have no effect, or are impossible, together with others."""
+    if model.position == "relative" and model.family != "t5":
+        yield (
+            f'model.position="relative" is for model.family="t5", not "{model.family}"; choose "rope", "learned", '
+            '"alibi" or "none"'
+        )
     preset = PRESETS.get(model.preset or "", {})
     needs: tuple[tuple[str, bool, str], ...] = (
         ("rope_fraction", model.position == "rope", 'model.position="rope"'),

@@ -11,9 +11,9 @@ parallelism), D hidden, V local vocabulary rows.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from trainer.layers.norm import Norm
 from trainer.layers.recompute import keep_input, recomputed
 from trainer.layers.recompute_chunks import Chunk, chunks
 from trainer.layers.rope import Rotation, Rotations, rotation
-from trainer.layers.shapes import RopeShape
+from trainer.layers.shapes import AttentionShape, RopeShape
 from trainer.models.family import DecodeState
 from trainer.models.gpt.shape import GPTShape, attention_shape, decode_state, kinds, mlp_shape
 from trainer.models.stage import LossFunction, Microbatch, Tensors, only_tokens, summed
@@ -63,6 +63,8 @@ class Block(nn.Module):
         selective: outputs of norms and of the nonlinearity are computed again in backward.
     """
 
+    attention_shape: Callable[[Any, int], AttentionShape] = staticmethod(attention_shape)
+
     def __init__(
         self, shape: GPTShape, parallel: Parallel, *, number: int, kernels: Kernels, seed: int, selective: bool
     ) -> None:
@@ -71,7 +73,7 @@ class Block(nn.Module):
         weights = site(shape.scores.dropout, site="weights") if shape.scores.dropout else None
         enters, leaves = shape.block_norm != "output", shape.block_norm != "input"
         self.attention_norm = make_norm(shape, kernels) if enters else None
-        self.attention = Attention(attention_shape(shape, number), parallel, kernels=kernels, dropout=weights)
+        self.attention = Attention(self.attention_shape(shape, number), parallel, kernels=kernels, dropout=weights)
         self.attention_out_norm = make_norm(shape, kernels) if leaves else None
         self.mlp_norm = make_norm(shape, kernels) if enters else None
         self.mlp = MLP(mlp_shape(shape), parallel, kernels=kernels)
@@ -261,6 +263,10 @@ class GPT(nn.Module):
 
     def _enter(self, batch: Microbatch, places: TokenPlaces | None) -> Tensor:
         """The first residual stream."""
+        return self.drop_embedding(self._embedded(batch), places)
+
+    def _embedded(self, batch: Microbatch) -> Tensor:
+        """The tokens' embeddings, with learned positions."""
         tokens_BS = batch.tokens_BS
         x_ND = self.embedding(tokens_BS.flatten())
         if self.shape.embedding_multiplier != 1:
@@ -272,7 +278,7 @@ class GPT(nn.Module):
                 where = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
             where_N = where.expand(tokens_BS.shape).flatten()[mine]
             x_ND = x_ND + self.positions(where_N)
-        return self.drop_embedding(x_ND, places)
+        return x_ND
 
     def _through_blocks(self, received: Tensors, batch: Microbatch) -> tuple[Tensor, Tensor | None]:
         """The residual stream after the last block, and what that adds to it; enters the head on the last stage."""

@@ -31,20 +31,8 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
     if shape.position == "learned" and place.is_first:
         table.whole("positions.weight", (shape.max_position, width), std=std, decay=True)
     for i in place.blocks(shape.num_layers):
-        table.block, block = i + 1, f"blocks.{i}"
-        if shape.in_norms:
-            table.norm(f"{block}.attention_norm", shape)
-        table.heads(f"{block}.attention", shape)
-        inner, bias = shape.num_heads * shape.head_dim, shape.bias is True
-        table.rows(f"{block}.attention.out", width, inner, std=residual_std, bias=bias)
-        if shape.out_norms:
-            table.norm(f"{block}.attention_out_norm", shape)
-        if shape.in_norms == 2:
-            table.norm(f"{block}.mlp_norm", shape)
-        table.columns(f"{block}.mlp.up", _up(shape), width, std=std, bias=bias)
-        table.rows(f"{block}.mlp.down", width, shape.ffn_hidden_size, std=residual_std, bias=bias)
-        if shape.out_norms:
-            table.norm(f"{block}.mlp_out_norm", shape)
+        table.block = i + 1
+        table.attention_and_mlp(f"blocks.{i}", shape, residual_std=residual_std)
     table.block = shape.num_layers + 1
     if place.is_last:
         table.norm("final_norm", shape)
@@ -75,6 +63,22 @@ class Table:
         self.partial = ("tp",) if place.sequence_parallel and place.tp_size > 1 else ()
         self.block = 0
         self.specs: list[ParamSpec] = []
+
+    def attention_and_mlp(self, block: str, shape: GPTShape, *, residual_std: float) -> None:
+        """A block of a GPT."""
+        width, inner, bias = shape.hidden_size, shape.num_heads * shape.head_dim, shape.bias is True
+        if shape.in_norms:
+            self.norm(f"{block}.attention_norm", shape)
+        self.heads(f"{block}.attention", shape)
+        self.rows(f"{block}.attention.out", width, inner, std=residual_std, bias=bias)
+        if shape.out_norms:
+            self.norm(f"{block}.attention_out_norm", shape)
+        if shape.in_norms == 2:
+            self.norm(f"{block}.mlp_norm", shape)
+        self.columns(f"{block}.mlp.up", _up(shape), width, std=shape.init_std, bias=bias)
+        self.rows(f"{block}.mlp.down", width, shape.ffn_hidden_size, std=residual_std, bias=bias)
+        if shape.out_norms:
+            self.norm(f"{block}.mlp_out_norm", shape)
 
     def heads(self, name: str, shape: GPTShape) -> None:
         """The projections to queries, keys and values.

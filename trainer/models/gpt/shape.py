@@ -25,8 +25,10 @@ _KEYS = {  # keys of [model] whose names are not those of the parts of a shape, 
     "scores_sinks": "attention_sinks",
 }
 # A learned max_position is a tensor's shape; alibi is a value of position; dropout is often lowered on the way.
-_NOT_FUNCTION = ("padded_vocab_size", "max_position", "init_std", "scores_alibi", "scores_dropout", "hidden_dropout")
-_NOT_FUNCTION += ("scores_causal", "scores_relative")  # the family decides the first, position the second
+_NOT_FUNCTION = (
+    "padded_vocab_size", "max_position", "init_std", "scores_alibi", "scores_dropout", "hidden_dropout",
+    "scores_causal", "scores_relative",  # the family decides the first, position the second
+)  # fmt: skip
 _NOT_TRAINED = ("family", "preset", "init_std", "attention_dropout", "hidden_dropout")
 _OF_SCALING = {
     "none": (),
@@ -71,7 +73,7 @@ class GPTShape:
     vocab_size: int
     padded_vocab_size: int
     max_position: int
-    position: Literal["rope", "learned", "alibi", "none"]
+    position: Literal["rope", "learned", "alibi", "relative", "none"]
     rope: RopeShape = field(default_factory=RopeShape)
     rope_interval: int = 0
     norm: Literal["rmsnorm", "layernorm"]
@@ -157,6 +159,7 @@ def gpt_shape(config: RunConfig, vocab_size: int) -> GPTShape:
             scale=model.attention_scale or 0.0,
             softcap=model.attention_softcap or 0.0,
             alibi=model.position == "alibi",
+            relative=model.position == "relative",
             window=model.window or 0,
             sinks=model.attention_sinks,
             dropout=model.attention_dropout,

@@ -1,0 +1,260 @@
+"""T5: an encoder and a decoder in one list of blocks, which pipeline stages divide anywhere.
+
+Covers Megatron's form (LayerNorm, biases, learned or rotary positions, scores divided by the root of the head's size)
+and the original one (RMSNorm, no biases, relative positions, scores not divided). From stage to stage travel
+
+    in the encoder  its stream, the decoder's embeddings, the tables of relative positions of both stacks
+    in the decoder  its stream, the encoder's output, the decoder's table
+
+so that the embedding and the tables are parameters of the first stage alone. What a stage passes on unchanged is a view
+of what it received, so that its gradient comes back by itself, and is added to those of the stage's own blocks.
+
+Shapes: B rows, S tokens of the decoder, T of the encoder, N = B * S, M = B * T, D hidden, R buckets, H local heads.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from trainer.config.sections import RunConfig
+from trainer.layers.base import as_input
+from trainer.layers.block_hooks import enter_block
+from trainer.layers.cross_attention import CrossAttention, CrossRows, RelativeBias, relative_bias, share
+from trainer.layers.dropout import Dropout
+from trainer.layers.head import VocabularyBias, head_loss
+from trainer.layers.recompute import keep_input
+from trainer.models.gpt.model import GPT, Block, Context, build_gpt, entered, make_norm
+from trainer.models.stage import Microbatch, Tensors, summed
+from trainer.models.t5.shape import T5Shape, attention_shape, cross_shape, of_stacks
+from trainer.parallel.collectives import Group
+from trainer.parallel.params import Place
+
+
+class T5Block(Block):
+    """A block of the encoder, or of the decoder with cross attention between attention and MLP."""
+
+    attention_shape = staticmethod(attention_shape)
+
+    def __init__(self, shape: T5Shape, parallel: Any, **options: Any) -> None:
+        super().__init__(shape, parallel, **options)
+        if options["number"] < shape.encoder_layers:
+            return
+        kernels, seed, layer = options["kernels"], options["seed"], options["number"] + 1
+        site = functools.partial(Dropout, seed=seed, layer=layer, kernels=kernels)
+        weights = site(shape.scores.dropout, site="cross_weights") if shape.scores.dropout else None
+        self.cross_norm = make_norm(shape, kernels)
+        self.cross = CrossAttention(cross_shape(shape), parallel, kernels=kernels, dropout=weights)
+        self.drop_cross = site(shape.hidden_dropout, site="cross")
+
+    def decode(
+        self, x_ND: Tensor, branch_ND: Tensor | None, context: Context, *, read_MD: Tensor, rows: CrossRows
+    ) -> tuple[Tensor, Tensor]:
+        """The same of a decoder block, which also reads the encoder's output."""
+        x_ND, branch_ND = self.attend(x_ND, branch_ND, context)
+        x_ND, y_ND = entered(self.cross_norm, x_ND, branch_ND)
+        with self.recomputed(self.cross_norm, x_ND, y_ND):
+            branch_ND = self.drop_cross(self.cross(y_ND, read_MD, rows), context.places)
+        return self.feed_forward(x_ND, branch_ND, context)
+
+
+class _Rows(NamedTuple):
+    """The data of one microbatch for the blocks of both stacks."""
+
+    encoder: Context
+    decoder: Context
+    cross: CrossRows
+
+
+class T5(GPT):
+    """One rank's part of one pipeline stage of the model; see `GPT`."""
+
+    block_type = T5Block
+    shape: T5Shape
+
+    def __init__(self, shape: T5Shape, place: Place, **options: Any) -> None:
+        super().__init__(shape, place, **options)
+        self.chunks = of_stacks(self.chunks, shape.encoder_layers)
+        heads, blocks = shape.num_heads // self.parallel.tp.size, place.blocks(shape.num_layers)
+        # Another layer's number, so that the two embeddings drop other features.
+        self.drop_decoder = Dropout(
+            shape.hidden_dropout, seed=options["seed"], layer=shape.num_layers + 1, site="embedding",
+            kernels=self.kernels,
+        )  # fmt: skip
+        if shape.is_relative and place.is_first:
+            self.encoder_bias = RelativeBias(shape.relative_buckets, heads)
+            self.decoder_bias = RelativeBias(shape.relative_buckets, heads)
+        if shape.encoder_layers - 1 in blocks:
+            self.encoder_norm = make_norm(shape, self.kernels)
+        if shape.head_bias and place.is_last:
+            self.head_bias = VocabularyBias(shape.padded_vocab_size // self.parallel.tp.size)
+
+    def forward(self, received: Tensors, batch: Microbatch) -> Tensors:
+        """See `GPT.forward`."""
+        x_ND, branch_ND, beside = self._through(received, batch)
+        if not self.place.is_last:
+            x_ND = x_ND.view_as(x_ND) if branch_ND is None else x_ND + branch_ND
+            return (x_ND, *(x.view_as(x) for x in beside))
+        if self.loss_function is not None:
+            return summed(self.loss_function(self._whole_logits(x_ND, branch_ND, batch), batch), batch)
+        return head_loss(
+            self._before_head(x_ND, branch_ND),
+            self._head(),
+            labels_N=batch.labels_BS.flatten(),
+            weight_N=batch.loss_mask_BS.flatten(),
+            kernels=self.kernels,
+            softcap=self.shape.logit_softcap,
+            bias=self.head_bias if self.shape.head_bias else None,
+        )
+
+    def _through_blocks(self, received: Tensors, batch: Microbatch) -> tuple[Tensor, Tensor | None]:
+        x_ND, branch_ND, _ = self._through(received, batch)
+        return x_ND, branch_ND
+
+    def _through(self, received: Tensors, batch: Microbatch) -> tuple[Tensor, Tensor | None, Tensors]:
+        """(the stream after the last block, what that adds to it, what else the next stage gets)."""
+        blocks, first_of_decoder = self.place.blocks(self.shape.num_layers), self.shape.encoder_layers
+        rows = self._rows(batch)
+        if not received:
+            self.hooks.before_forward(0)
+            received = self._enter_both(batch, rows)
+        x_ND, beside_ND, *tables = received
+        branch_ND: Tensor | None = None
+        beside: Tensors = (beside_ND, *tables)
+        if blocks.start < first_of_decoder:
+            biases = self._biases(tables[:1], rows.encoder, both=True)
+            run = functools.partial(self._encode, rows)
+            x_ND, branch_ND, entering_ND, *passed = self._chunked(
+                run, range(blocks.start, min(blocks.stop, first_of_decoder)), (x_ND, None, beside_ND, *biases, *tables)
+            )
+            tables = passed[len(biases) :]
+            beside = (entering_ND, *tables)
+            if blocks.stop >= first_of_decoder:
+                _, output_MD = self.encoder_norm(x_ND, branch_ND)
+                x_ND, branch_ND, tables = entering_ND, None, tables[1:]
+                beside = (output_MD, *tables)
+        if blocks.stop > first_of_decoder:
+            biases = self._biases(tables, rows.decoder, both=False)
+            run = functools.partial(self._decode, rows)
+            stream = (x_ND, None, share(beside[0], self.parallel), *biases)
+            x_ND, branch_ND, *_ = self._chunked(run, range(max(blocks.start, first_of_decoder), blocks.stop), stream)
+        if self.place.is_last:
+            adds = torch.is_grad_enabled()  # the loss computes its gradient in the forward pass
+            x_ND, branch_ND = enter_block(self.hooks, self.hooked[-1], stream=(x_ND, branch_ND), adds=adds)
+        return x_ND, branch_ND, beside
+
+    def _chunked(self, run: Any, blocks: range, stream: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+        for chunk in self.chunks:
+            if chunk.blocks.start in blocks:
+                call = functools.partial(run, chunk.blocks)
+                stream = keep_input(call, *stream) if chunk.again else call(*stream)
+        return stream
+
+    def _crossed(self, number: int, stream: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+        """The stream after the border before a block."""
+        if number + 1 == self.hooked[0]:
+            self.hooks.before_forward(number + 1)
+            return stream
+        return enter_block(self.hooks, number + 1, stream=stream)
+
+    def _encode(self, rows: _Rows, blocks: Iterable[int], *stream: Tensor | None) -> tuple[Any, ...]:
+        """Blocks of the encoder: (stream, branch, the decoder's embeddings, own biases, tables) to the same."""
+        for i in blocks:
+            x_ND, branch_ND, entering_ND, *rest = self._crossed(i, stream)
+            context = _with_bias(rows.encoder, rest if self.shape.is_relative else [])
+            x_ND, branch_ND = cast(T5Block, self.blocks[str(i)])(x_ND, branch_ND, context)
+            stream = (x_ND, branch_ND, entering_ND, *rest)
+        return stream
+
+    def _decode(self, rows: _Rows, blocks: Iterable[int], *stream: Tensor | None) -> tuple[Any, ...]:
+        """Blocks of the decoder: (stream, branch, the encoder's output, whole, own biases) to the same."""
+        for i in blocks:
+            x_ND, branch_ND, read_MD, *rest = self._crossed(i, stream)
+            context = _with_bias(rows.decoder, rest)
+            block = cast(T5Block, self.blocks[str(i)])
+            x_ND, branch_ND = block.decode(x_ND, branch_ND, context, read_MD=read_MD, rows=rows.cross)
+            stream = (x_ND, branch_ND, read_MD, *rest)
+        return stream
+
+    def _biases(self, tables: Iterable[Tensor], context: Context, *, both: bool) -> Tensors:
+        length, longest = context.sequences.length, self.shape.relative_distance
+        return tuple(relative_bias(table, length, both=both, longest=longest) for table in tables)
+
+    def _enter_both(self, batch: Microbatch, rows: _Rows) -> Tensors:
+        """What the first block gets: both embeddings, and the tables of both stacks."""
+        encoder = replace(batch, tokens_BS=_encoder(batch).tokens_BS, positions_BS=None)
+        x_MD, x_ND = self._embedded(encoder), self._embedded(batch)
+        x_MD = self.drop_embedding(x_MD, rows.encoder.places)
+        x_ND = self.drop_decoder(x_ND, rows.decoder.places)
+        tables = (self.encoder_bias(), self.decoder_bias()) if self.shape.is_relative else ()
+        return (x_MD, x_ND, *tables)
+
+    def _rows(self, batch: Microbatch) -> _Rows:
+        tokens_BT, lengths_B = _encoder(batch)
+        encoder = self._context(replace(batch, tokens_BS=tokens_BT, positions_BS=None, bounds=None))
+        encoder = encoder._replace(sequences=replace(encoder.sequences, lengths_B=lengths_B))
+        rows, length = batch.tokens_BS.shape
+        cross = CrossRows(rows, length, tokens_BT.shape[1], lengths_B, batch.samples_B)
+        return _Rows(encoder, self._context(batch), cross)
+
+    def _local_logits(self, x_ND: Tensor, branch_ND: Tensor | None) -> Tensor:
+        logits_NV = super()._local_logits(x_ND, branch_ND)
+        return logits_NV + as_input(self.head_bias, "bias").to(logits_NV.dtype) if self.shape.head_bias else logits_NV
+
+    def received(self, batch: Microbatch) -> Tensors:
+        """See `Stage`."""
+        return () if self.place.is_first else self._at_border(self.place.blocks(self.shape.num_layers).start, batch)
+
+    def given(self, batch: Microbatch) -> Tensors:
+        """See `Stage`."""
+        return () if self.place.is_last else self._at_border(self.place.blocks(self.shape.num_layers).stop, batch)
+
+    def _at_border(self, number: int, batch: Microbatch) -> Tensors:
+        """Buffers for what enters this block."""
+        encoder, decoder = (
+            self._stream(replace(batch, tokens_BS=x))[0] for x in (_encoder(batch).tokens_BS, batch.tokens_BS)
+        )
+        in_encoder, tables = number < self.shape.encoder_layers, list[Tensor]()
+        if self.shape.is_relative:
+            heads, wide = (
+                self.shape.num_heads // self.parallel.tp.size,
+                torch.promote_types(encoder.dtype, torch.float32),
+            )
+            count = 2 if in_encoder else 1
+            tables = [
+                torch.empty(self.shape.relative_buckets, heads, dtype=wide, device=encoder.device) for _ in range(count)
+            ]
+        return (encoder, decoder, *tables) if in_encoder else (decoder, encoder, *tables)
+
+
+def _with_bias(context: Context, biases: list[Tensor]) -> Context:
+    if not biases:
+        return context
+    return context._replace(sequences=replace(context.sequences, bias_HST=biases[0]))
+
+
+def _encoder(batch: Microbatch) -> Any:
+    assert batch.encoder is not None, "a microbatch of a model with two stacks has what the encoder reads"
+    return batch.encoder
+
+
+def build_t5(
+    shape: T5Shape,
+    place: Place,
+    *,
+    groups: Mapping[str, Group],
+    dtype: torch.dtype,
+    device: torch.device,
+    config: RunConfig | None = None,
+    allocate: bool = True,
+) -> T5:
+    """See `build_gpt`."""
+    built = build_gpt(
+        shape, place, groups=groups, dtype=dtype, device=device, config=config, allocate=allocate, model=T5
+    )
+    return cast(T5, built)
