@@ -11,9 +11,12 @@ import torch
 
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, check_same_gradients, layouts, reduced, small_config
+from trainer.config.parse import parse_config
 from trainer.config.sections import MeshSection, OptimizerSection, RecomputeSection, RunConfig, T5ModelSection
+from trainer.models.family import family_of
 from trainer.models.stage import EncoderTokens, Microbatch
 from trainer.parallel.collectives import all_reduce_
+from trainer.parallel.params import Place, num_elements
 
 PUBLISHED = {  # elements of the tensors of presets
     "t5-small": 60_506_624,
