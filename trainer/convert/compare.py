@@ -195,8 +195,14 @@ def _by_transformers(model: ModelFolder, tokens_BS: Tensor) -> Tensor:
     more = {"local_files_only": True, "trust_remote_code": False, "attn_implementation": "eager"}
     try:
         with library_errors():
-            built = transformers.AutoModelForCausalLM.from_pretrained(str(model.path), dtype=torch.float32, **more)
-            logits: Tensor = built.eval()(tokens_BS).logits
+            two_stacks = transformers.AutoConfig.from_pretrained(
+                str(model.path), local_files_only=True, trust_remote_code=False
+            ).is_encoder_decoder
+            opens = transformers.AutoModelForSeq2SeqLM if two_stacks else transformers.AutoModelForCausalLM
+            built = opens.from_pretrained(str(model.path), dtype=torch.float32, **more).eval()
+            # Both stacks read the same tokens, as in `logits` of our stages.
+            read_too = {"decoder_input_ids": tokens_BS} if two_stacks else {}
+            logits: Tensor = built(tokens_BS, **read_too).logits
     except LibraryError as error:
         raise UsageError(
             f"transformers {transformers.__version__} cannot run {model.path}, which the result is compared with",

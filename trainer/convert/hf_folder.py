@@ -126,6 +126,8 @@ def open_hf(path: Path) -> ModelFolder:
     head = face.forms("head.weight", size, shape, model_type)[0].tensor
     bare = tied.removeprefix(prefix) in source.tensors
     tied = tied.removeprefix(prefix) if bare else tied
+    if face.ties_by_presence and head not in source.tensors:
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, tie_embeddings=True))
     both = config.model.tie_embeddings and {head, tied} <= source.tensors.keys()
     if both and not equal_tensors(source, (head, tied), size=size):
         # As transformers 5 does.
@@ -138,7 +140,7 @@ def open_hf(path: Path) -> ModelFolder:
     pattern = face.buffers.get(model_type)
     buffers = {name for name in source.tensors if pattern and re.fullmatch(pattern, name)}
     used = {one.theirs.tensor for one in links} | ({head} if config.model.tie_embeddings else set()) | buffers
-    fix = "only plain causal language models are read; merge adapters first"
+    fix = "only plain language models are read; merge adapters first"
     check_used(source.tensors, used, where=path, fix=fix)
     if unread := sorted({file.name for file in path.glob("*.safetensors")} - source.files):
         notes.append(f"not read, because they do not belong to this model: {few(unread, 4)}")

@@ -14,7 +14,7 @@ from typing import Any
 from mdata import UsageError
 from trainer.config.parse import parse_config, problems_error, value_text
 from trainer.config.sections import RunConfig
-from trainer.models.family import family_of
+from trainer.models.family import family_named, family_of
 
 # What is only there to make a model's configuration a whole one: a run gives its own.
 _RUN: Mapping[str, Mapping[str, Any]] = {
@@ -40,6 +40,7 @@ def model_config(
     tables: dict[str, dict[str, Any]] = {name: dict(table) for name, table in _RUN.items()}
     tables["model"] = dict(keys)
     tables["train"]["sequence_length"] = context
+    tables["data"]["kind"] = family_named(keys.get("family", "gpt")).data_kinds[0]
     for name, table in (more or {}).items():
         tables[name] = {**tables.get(name, {}), **table}
     config, problems = parse_config(tables)

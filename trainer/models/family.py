@@ -136,6 +136,7 @@ class HuggingFace:
         prefixes: model_type -> prefix of tensors that is left out in published folders.
         buffers: model_type -> pattern of tensors that older versions stored beside the weights.
         is_derived: (name of a buffer, its values, shape of the model) -> whether config.json gives the same values.
+        ties_by_presence: a folder without a tensor of the head is of a tied model, whatever config.json says.
     """
 
     architectures: Mapping[str, str]
@@ -153,6 +154,7 @@ class HuggingFace:
     prefixes: Mapping[str, str] = field(default_factory=dict)
     buffers: Mapping[str, str] = field(default_factory=dict)
     is_derived: Callable[[str, torch.Tensor, Any], bool] = lambda *_: True
+    ties_by_presence: bool = False
 
     def forms(self, name: str, size: tuple[int, ...], shape: Any, model_type: str) -> tuple[Form, ...]:
         """Where the parts of one of our tensors are in theirs."""

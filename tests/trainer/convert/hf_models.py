@@ -35,6 +35,10 @@ OLMO3["full_attention"] |= {"original_max_position_embeddings": 16, "beta_fast":
 OLMO3 |= {"sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}
 GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 13.0, "residual_multiplier": 0.22}
 GRANITE |= {"attention_multiplier": 0.4, "tie_word_embeddings": True}
+T5 = {"vocab_size": 300, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
+T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "n_positions": 64}
+T5 |= {"pad_token_id": 0, "eos_token_id": 256, "decoder_start_token_id": 0}
+TWO_STACKS = ("t5", "t5_v1.1", "mt5")  # which read one text and write another
 NAMES = ("gpt2", "llama2", "llama3", "mistral", "qwen2", "qwen3", "gpt_neox")
 NAMES += ("stablelm", "stablelm2", "cohere", "cohere2")
 NAMES += ("olmo2", "olmo3", "smollm3", "phi3", "phi4", "gemma2", "gemma3", "granite")
@@ -82,6 +86,11 @@ def config(name, **changes):
         "cohere2": lambda: transformers.Cohere2Config(
             **SIZES | {"num_hidden_layers": 4, "sliding_window": 5, "sliding_window_pattern": 2} | changes
         ),
+        "t5": lambda: transformers.T5Config(**T5 | changes),
+        "t5_v1.1": lambda: transformers.T5Config(
+            **T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 3} | changes
+        ),
+        "mt5": lambda: transformers.MT5Config(**T5 | {"feed_forward_proj": "gated-gelu"} | changes),
         "gpt_neox": lambda: transformers.GPTNeoXConfig(**NEOX | {"rotary_pct": 0.5} | changes),
     }[name]()
 
@@ -91,7 +100,11 @@ def save(name: str, folder: Path, *, dtype=torch.float32, shard="1GB", tokens=Tr
     import transformers
 
     torch.manual_seed(len(name))
-    model = transformers.AutoModelForCausalLM.from_config(config(name, **changes))
+    made = config(name, **changes)
+    opens = transformers.AutoModelForSeq2SeqLM if name in TWO_STACKS else transformers.AutoModelForCausalLM
+    model = opens.from_config(made)
+    if name in TWO_STACKS[1:]:  # transformers ties them whatever the configuration says
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

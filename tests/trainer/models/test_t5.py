@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from tests.helpers.ranks import run_ranks
+from tests.trainer.convert import hf_models
 from tests.trainer.engines import assemble, check_same_gradients, layouts, reduced, small_config
 from trainer.config.parse import parse_config
-from trainer.config.sections import MeshSection, OptimizerSection, RecomputeSection, RunConfig, T5ModelSection
-from trainer.models.family import family_of
+from trainer.config.sections import (
+    DataSection,
+    MeshSection,
+    OptimizerSection,
+    RecomputeSection,
+    RunConfig,
+    T5ModelSection,
+    T5Section,
+)
+from trainer.convert.hf_folder import open_hf
+from trainer.models.family import family_named, family_of
 from trainer.models.stage import EncoderTokens, Microbatch
-from trainer.parallel.collectives import all_reduce_
+from trainer.parallel.collectives import Group, all_reduce_
 from trainer.parallel.params import Place, num_elements
 
 PUBLISHED = {  # elements of the tensors of presets
@@ -72,6 +85,7 @@ def _config(
     return replace(
         config,
         model=model,
+        data=DataSection(blend="unused", kind="t5", t5=T5Section(decoder_length=DECODER)),
         mesh=MeshSection(**mesh),
         train=replace(config.train, micro_batch=micro_batch),
         recompute=RecomputeSection(**(recompute or {})),
@@ -142,6 +156,65 @@ def test_presets_have_the_published_number_of_parameters(name: str) -> None:
     assert (
         num_elements(family.parameters(family.shape(config, config.model.vocab_size or 0), Place())) == PUBLISHED[name]
     )
+
+
+@pytest.mark.parametrize("name", hf_models.TWO_STACKS)
+def test_the_original_form_is_that_of_transformers(name: str, tmp_path: Path) -> None:
+    """Logits and every gradient (their norms and softmax compute in fp32): rows of several lengths, stacks of another depth, heads tied and not."""
+    transformers = pytest.importorskip("transformers")
+    hf_models.save(name, tmp_path, dtype=torch.float64, tokens=False)
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    folder = open_hf(tmp_path)
+    family, shape, alone = family_of(folder.config), folder.shape, {"tp": Group.single("tp")}
+    ours = family.build(shape, Place(), groups=alone, dtype=torch.float64, device=torch.device("cpu"))
+    pairs = list(_pairs(ours, dict(theirs.named_parameters()), shape))
+    for mine, parameter in pairs:
+        mine.data.copy_(parameter.data)
+    generator = torch.Generator().manual_seed(1)
+    read, tokens, labels = (torch.randint(0, 256, (2, n), generator=generator) for n in (50, 30, 30))
+    lengths, written = torch.tensor([50, 33]), torch.arange(30) < torch.tensor([[20], [30]])
+    batch = Microbatch(
+        tokens_BS=tokens,
+        labels_BS=labels,
+        loss_mask_BS=written.float(),
+        encoder=EncoderTokens(read, lengths.int()),
+    )
+    mask, labels = (torch.arange(50) < lengths.unsqueeze(1)).long(), labels.masked_fill(~written, -100)
+    expected = theirs(read, attention_mask=mask, decoder_input_ids=tokens, labels=labels)
+    largest = expected.logits.abs().max().item()
+    torch.testing.assert_close(ours.whole_logits(batch), expected.logits, rtol=0, atol=1e-5 * largest)
+    ours((), batch)[0].backward()
+    (expected.loss * written.sum()).backward()
+    assert len(pairs) == len(dict(theirs.named_parameters()))
+    for mine, parameter in pairs:
+        torch.testing.assert_close(mine.grad, parameter.grad, rtol=0, atol=1e-5 * parameter.grad.abs().max().item())
+
+
+class _Part(NamedTuple):
+    """Rows of a parameter."""
+
+    parameter: torch.Tensor
+    rows: slice
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.parameter.data[self.rows]
+
+    @property
+    def grad(self) -> torch.Tensor:
+        assert self.parameter.grad is not None
+        return self.parameter.grad[self.rows]
+
+
+def _pairs(ours: Any, theirs: dict[str, torch.Tensor], shape: Any) -> Iterator[tuple[_Part, torch.Tensor]]:
+    """Each of their parameters with the rows of ours that it is."""
+    family, named = family_named("t5"), dict(ours.named_parameters())
+    assert family.hugging_face is not None
+    for spec in family.parameters(shape, Place()):
+        for piece in spec.pieces:
+            (form,) = family.hugging_face.forms(piece.name, piece.shape, shape, "t5")
+            first = piece.offset // math.prod(piece.shape[1:])
+            yield _Part(named[spec.name], slice(first, first + piece.shape[0])), theirs[form.tensor]
 
 
 LAYOUTS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainer.models.family import Family, built_by
 from trainer.models.t5.check import cut_by_tp, float8_sizes, problems
 from trainer.models.t5.cost import activation_bytes, flops_per_token, stage_cost
+from trainer.models.t5.huggingface import HUGGING_FACE
 from trainer.models.t5.params import parameter_table
 from trainer.models.t5.shape import decode_state, effective, function, kinds, scores_of, t5_shape
 
@@ -24,4 +25,6 @@ FAMILY = Family(
     effective=effective,
     build=built_by("trainer.models.t5.model", "build_t5"),
     sections=("t5",),
+    data_kinds=("t5",),
+    hugging_face=HUGGING_FACE,
 )

@@ -48,8 +48,6 @@ def problems(config: RunConfig) -> Iterator[str]:
             f"model.t5.relative_distance={section.relative_distance} is not above half of "
             f"model.t5.relative_buckets={section.relative_buckets}, the distances with a bucket of their own; raise it"
         )
-    if config.data.document_masks or config.data.kind == "packed":
-        yield 'model.family="t5" reads rows of one text; leave data.document_masks and data.kind="packed" out'
 
 
 def cut_by_tp(config: RunConfig) -> dict[str, int]:

@@ -30,7 +30,7 @@ from trainer.layers.dropout import Dropout
 from trainer.layers.head import VocabularyBias, head_loss
 from trainer.layers.recompute import keep_input
 from trainer.models.gpt.model import GPT, Block, Context, build_gpt, entered, make_norm
-from trainer.models.stage import Microbatch, Tensors, summed
+from trainer.models.stage import EncoderTokens, Microbatch, Tensors, only_tokens, summed
 from trainer.models.t5.shape import T5Shape, attention_shape, cross_shape, of_stacks
 from trainer.parallel.collectives import Group
 from trainer.parallel.params import Place
@@ -201,6 +201,12 @@ class T5(GPT):
         rows, length = batch.tokens_BS.shape
         cross = CrossRows(rows, length, tokens_BT.shape[1], lengths_B, batch.samples_B)
         return _Rows(encoder, self._context(batch), cross)
+
+    def logits(self, tokens_BS: Tensor, received: Tensors = ()) -> Tensor:
+        """See `GPT.logits`; both stacks read the same tokens, none of which is padding."""
+        lengths_B = torch.full((len(tokens_BS),), tokens_BS.shape[1], dtype=torch.int32, device=tokens_BS.device)
+        batch = replace(only_tokens(tokens_BS), encoder=EncoderTokens(tokens_BS, lengths_B))
+        return self._local_logits(*self._through_blocks(received, batch)).view(*tokens_BS.shape, -1)
 
     def _local_logits(self, x_ND: Tensor, branch_ND: Tensor | None) -> Tensor:
         logits_NV = super()._local_logits(x_ND, branch_ND)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from trainer.config.sections import RunConfig, T5ModelSection
+from trainer.config.sections import RunConfig, T5ModelSection, T5Section
 from trainer.kernels.scores import ScoreShape
 from trainer.layers.recompute_chunks import Chunk
 from trainer.layers.shapes import AttentionShape
@@ -79,7 +79,8 @@ def encoder_layers(config: RunConfig) -> int:
 
 def decoder_length(config: RunConfig) -> int:
     """Most tokens of a decoder's row; the encoder's are train.sequence_length."""
-    return getattr(getattr(config.data, "of_kind", None), "decoder_length", config.train.sequence_length)
+    options = config.data.of_kind
+    return options.decoder_length if isinstance(options, T5Section) else config.train.sequence_length
 
 
 def kinds(shape: T5Shape) -> tuple[Kind, ...]:
