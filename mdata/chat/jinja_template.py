@@ -92,6 +92,8 @@ class JinjaTemplate:
                 raise TemplateRefused(f"the chat template asks for an answer after message {number} has ended")
             said = text[start:stop]
             end = len(said.rstrip()) if message.role == ASSISTANT else len(said)
+            if message.role == ASSISTANT and message.content.strip() and not end:
+                raise TemplateRefused(f"the chat template writes nothing for the answer in message {number}")
             yield Turn(_part(text[at:start]), _part(said[:end]), _part(said[end:]))
             at = stop
 

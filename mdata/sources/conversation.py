@@ -37,22 +37,25 @@ def _words(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-# A message's field is metadata if the last word of its name is one of these, and none refers to media.
+# A message's field is metadata if the last word of its name is one of these, and none refers to media or the loss.
 METADATA_WORDS = _words(
     "at category control count country date hash header id identifier ids idx index info ip label lang language"
     " length locale meta metadata model moderation number quality rating redacted score scores source state status time"
     " timestamp toxic toxicity type url uuid version"
 )
 _MEDIA = _words("attachment attachments audio audios file files image images media video videos")
+_NOT_METADATA = _MEDIA | _words("loss mask masked masks train trained training weight weights")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 
 # Names of fields in lower case, without "_" and "-". These of a record carry text or media of its conversation.
 _CARRIES_TEXT = _MEDIA | _words(
     "builtintools chattemplatekwargs customtools documents functions imageurl inputaudio pythontools tools xmltools"
 )
+# Lists and objects under a name with one of these words are tools, or calls of them.
+_TOOLS = _words("function functions tool tools")
 # An example of its own, unless the conversation contains it.
-_EXAMPLE = _words("completion history input instruction output prompt response")
-_SYSTEM = _words("system systemmessage systemprompt")
+_EXAMPLE = _words("completion history input instruction instructions output prompt response")
+_SYSTEM = _words("developermessage system systeminstruction systeminstructions systemmessage systemprompt")
 # True or 1: train on this; false or 0: do not.
 _FLAGS = _words("computeloss loss lossweight shouldtrain train trainable trained training trainon trainonturn weight")
 _NEGATIVE_FLAGS = _words("ignore ignoreloss noloss")
@@ -189,7 +192,7 @@ def _check_fields(
         if _is_about_loss(name, value, True, where, train_on) or _is_empty(value):
             continue
         word = _word(name)
-        is_lost = word in _CARRIES_TEXT or (word in _SYSTEM and not begins_with_system)
+        is_lost = word in _CARRIES_TEXT or _holds_tools(name, value) or (word in _SYSTEM and not begins_with_system)
         if is_lost or (word in _EXAMPLE and not _is_said(value, contents)):
             raise _lost(where)
 
@@ -200,12 +203,12 @@ def _is_about_loss(name: str, value: Any, trained: bool, where: str, train_on: s
     Raises:
         BadConversation: it contradicts --chat-train-on.
     """
-    word = _word(name)
-    if word in _MASKS:
+    word, last_word = _word(name), next(reversed(_words_of(name)), "")
+    if word in _MASKS or last_word == "weights":
         agrees = _is_empty(value)
-    elif word in _FLAGS or word in _NEGATIVE_FLAGS:
+    elif word in _FLAGS or word in _NEGATIVE_FLAGS or last_word == "weight":
         # False in a negative flag asks for nothing; true may mean that the turn is left out.
-        expected = trained if word in _FLAGS else False
+        expected = trained and word not in _NEGATIVE_FLAGS
         agrees = value is None or (isinstance(value, bool | int | float) and value == expected)
     else:
         return False
@@ -254,13 +257,23 @@ def _folded(name: str) -> str:
 
 
 def _is_metadata(name: str) -> bool:
-    return len(name) <= _LONGEST_NAME and _names_metadata(name)
+    words = _words_of(name)
+    return bool(words) and words[-1] in METADATA_WORDS and _NOT_METADATA.isdisjoint(words)
+
+
+def _holds_tools(name: str, value: Any) -> bool:
+    if _TOOLS.isdisjoint(_words_of(name)) or _is_metadata(name):
+        return False
+    return isinstance(value, list | Mapping) or (isinstance(value, str) and value.lstrip().startswith(("[", "{")))
+
+
+def _words_of(name: str) -> tuple[str, ...]:
+    return _split_name(name) if len(name) <= _LONGEST_NAME else ()
 
 
 @lru_cache(maxsize=1024)
-def _names_metadata(name: str) -> bool:
-    words = [word.lower() for word in _WORD.findall(name)]
-    return bool(words) and words[-1] in METADATA_WORDS and _MEDIA.isdisjoint(words)
+def _split_name(name: str) -> tuple[str, ...]:
+    return tuple(word.lower() for word in _WORD.findall(name))
 
 
 def _is_empty(value: Any) -> bool:

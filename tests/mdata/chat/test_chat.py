@@ -106,6 +106,11 @@ def test_a_template_of_jinja_gives_the_same_text_and_turns(train_on):
         ("{{ messages[0].nothing.more }}", "fails"),
         ("{{ ''.__class__.__mro__ }}", "fails"),
         ("{% for i in range(10 ** 9) %}x{% endfor %}", "fails"),
+        ("", "writes nothing for the answer in message 2"),
+        (
+            "{% for m in messages if m.role != 'assistant' %}{{ m.content }}{% endfor %}",
+            "writes nothing for the answer",
+        ),
     ],
 )
 def test_templates_of_jinja_that_do_not_go_by_turns_are_refused(source, told):
@@ -139,7 +144,7 @@ def test_what_templates_of_jinja_may_use():
     )
     assert spans_of([USER, GPT], template, train_on="assistant") == [["<s>[Hi]"], ["Yes</s>"]]
     assert "today" not in str(
-        spans_of([GPT], JinjaTemplate("x", "{{ 'today' if strftime_now is defined }}", ()), train_on="last")
+        spans_of([USER], JinjaTemplate("x", "{{ 'today' if strftime_now is defined }}", ()), train_on="last")
     )
     (spans,) = spans_of([USER], JinjaTemplate("own", "{{ {'a': '<'} | tojson }}", ()), train_on="last")
     assert spans == ['{"a": "<"}']

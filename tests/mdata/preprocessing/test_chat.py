@@ -154,7 +154,8 @@ def test_bad_records_are_named(tmp_path):
     assert corpus.document(1).tolist() == corpus.document(0).tolist()
     template = tmp_path / "refusing.jinja"
     template.write_text(
-        "{{ raise_exception('too short') if messages and messages[0].role == 'assistant' else messages[0].content }}"
+        "{{ raise_exception('too short') if messages and messages[0].role == 'assistant'"
+        " else messages | map(attribute='content') | join }}"
     )
     source.write_text(json.dumps(good) + "\n" + json.dumps({"messages": good["messages"][1:]}) + "\n")
     with pytest.raises(BadInputError, match=r"x.jsonl:2: the chat template fails: too short"):

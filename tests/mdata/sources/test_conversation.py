@@ -82,6 +82,12 @@ def test_a_field_that_holds_nothing_is_no_field(name, value):
         ("files", ["a.pdf"]),
         ("file", {"id": "f"}),
         ("attachments", ["a.pdf"]),
+        ("available_tools", [CALL]),
+        ("toolDefinitions", {"f": CALL}),
+        ("tool_calls", [CALL]),
+        ("function_schemas", json.dumps([CALL])),
+        ("instructions", "Be brief."),
+        ("system_instruction", "Be brief."),
     ],
 )
 def test_a_field_of_the_record_that_carries_text_is_named(name, value):
@@ -118,6 +124,8 @@ def test_a_system_prompt_beside_a_conversation_that_has_one_is_not_used():
         ("assistant", 1, "ignore", True),
         ("assistant", 0, "no_loss", True),
         ("assistant", 1, "completion_mask", [1]),
+        ("assistant", 1, "turn_weight", 0),
+        ("assistant", 1, "tokenWeights", [0, 1]),
     ],
 )
 def test_a_flag_that_asks_for_another_loss_is_named(train_on, number, name, value):
@@ -134,7 +142,17 @@ def test_a_field_of_a_message_that_is_not_metadata_is_named(name):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("end_turn", False), ("prefix", True), ("hidden", False), ("image_url", "u"), ("file_id", "f"), ("idea", "i")],
+    [
+        ("end_turn", False),
+        ("prefix", True),
+        ("hidden", False),
+        ("image_url", "u"),
+        ("file_id", "f"),
+        ("idea", "i"),
+        ("loss_type", "none"),
+        ("train_id", 0),
+        ("weight_score", 0),
+    ],
 )
 def test_a_flag_of_a_message_that_is_not_about_loss_is_named(name, value):
     with pytest.raises(BadConversation, match=f"'{name}' would be lost"):
@@ -203,10 +221,13 @@ def test_flags_that_say_what_is_done_anyway_are_accepted():
     assert flat_messages([talk[1], {**talk[2], "weight": 0, "train": False}, talk[2]], "last")[-1] == "a"
     with pytest.raises(BadConversation, match="the record's 'mask' is 'User'"):
         flat_messages(talk, "assistant", record={"mask": "User"})
-    for name, value in (("weight", 0), ("ignore", True), ("no_loss", 1), ("train_on", False)):
-        with pytest.raises(BadConversation, match=f"the record's '{name}' is '{value}'"):
+    others = (("sample_weight", 0.5), ("weights", [0, 1]))
+    for name, value in (("weight", 0), ("ignore", True), ("no_loss", 1), ("train_on", False), *others):
+        with pytest.raises(BadConversation, match=f"the record's '{name}' is .*, but only --chat-train-on"):
             flat_messages(talk, "assistant", record={name: value})
-    assert flat_messages(talk, "assistant", record={"ignore": False, "train_on": True})[-1] == "a"
+    assert flat_messages(talk, "assistant", record={"ignore": False, "train_on": True, "sample_weight": 1})[-1] == "a"
+    harmless = {"tool_count": 2, "has_tools": True, "tool_ids": ["a"], "tool_choice": "auto"}
+    assert flat_messages(talk, "assistant", record=harmless)[-1] == "a"
 
 
 @pytest.mark.parametrize(
