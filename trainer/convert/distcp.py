@@ -248,9 +248,9 @@ class ChunkSource:
             for start, size in chunks
         ]
         stored += [((name, ()), 0) for name in self.objects]
-        lacking = [name for (name, start), _ in stored if (name, start) not in self._records]
+        lacking = dict.fromkeys(repr(name) for (name, start), _ in stored if (name, start) not in self._records)
         if lacking:
-            raise DamageError(f"{metadata} does not record where {few(lacking, 4)} is stored", fix="restore it")
+            raise DamageError(f"{metadata} does not record where {few(list(lacking), 4)} is stored", fix="restore it")
         for (name, start), needed in stored:
             record = self._records[name, start]
             if record.compressed:

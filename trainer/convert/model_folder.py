@@ -27,6 +27,7 @@ from trainer.checkpoint.tiling import Rectangle
 from trainer.config.parse import dump_config
 from trainer.config.sections import MeshSection, RunConfig
 from trainer.convert.links import Source, TensorInfo
+from trainer.convert.safetensors_stream import DTYPES
 from trainer.kernels.updates import state_names
 from trainer.models.family import Family, ModelShape, family_of
 from trainer.parallel.params import Place
@@ -129,12 +130,12 @@ def check_tensors(
         for name, size in expected.items()
         if name in found and found[name].shape != tuple(size)
     ]
-    broken = [name for name in expected if name in found and not found[name].dtype.is_floating_point]
+    broken = [name for name in expected if name in found and found[name].dtype not in DTYPES]
     others = [name for name in found if name not in expected] if whole else []
     if missing or wrong or broken or others:
         parts = [f"missing: {few(missing, 4)}"] if missing else []
         parts += [f"of another shape: {few(wrong, 4)}"] if wrong else []
-        parts += [f"not of a float type: {few(broken, 4)}"] if broken else []
+        parts += [f"not in F64, F32, F16 or BF16: {few(broken, 4)}"] if broken else []
         parts += [f"not of this model: {few(others, 4)}"] if others else []
         raise DamageError(
             f"the tensors of {where} do not fit its configuration",

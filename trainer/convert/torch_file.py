@@ -287,7 +287,8 @@ def _directory(data: memoryview) -> tuple[int, int, int]:
     end = at
     if at >= _AT_END64.size and bytes(data[at - _AT_END64.size : at - _AT_END64.size + 4]) == b"PK\6\7":
         _, _, end, _ = _AT_END64.unpack_from(data, at - _AT_END64.size)
-        if end + _END64.size > at or bytes(data[end : end + 4]) != b"PK\6\6":
+        # Right before its locator, as torch writes it; elsewhere it may be of another archive in the same file.
+        if end + _END64.size != at - _AT_END64.size or bytes(data[end : end + 4]) != b"PK\6\6":
             raise PickleFault("an archive whose 64-bit end record is not where it says")
         wide = _END64.unpack_from(data, end)
         narrow, limits = (count, size, first), (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
@@ -388,6 +389,8 @@ def _construct(name: str, arguments: tuple[Any, ...]) -> Any:
         if type(inner) is Name and type(own) is tuple and inner.name.startswith("torch._utils._rebuild_"):
             return _construct(inner.name, own)
     if name.startswith("torch._utils."):
+        if any(arguments[7 if function == "_rebuild_tensor_v3" else 6 :]):  # its values are negated or conjugated
+            return Made(name, arguments)
         if function in ("_rebuild_tensor", "_rebuild_tensor_v2") and len(arguments) >= 4:
             return _tensor(*arguments[:4], dtype=None) or Made(name, arguments)
         if function == "_rebuild_tensor_v3" and len(arguments) >= 7:

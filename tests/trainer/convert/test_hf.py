@@ -487,7 +487,7 @@ def _integers(folder):
         (_outside, "../other.safetensors"),
         (_cut, "model-00001"),
         (_pickle, "pytorch_model.bin"),
-        (_integers, "not of a float type: model."),
+        (_integers, "not in F64, F32, F16 or BF16: model."),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
         (lambda folder: save_tokenizer(folder, more=60), "317 ids"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer"),

@@ -174,6 +174,7 @@ ARCHIVES = {
     "64-bit count": (lambda: with_end(32, "<Q", 1 << 60, magic=b"PK\6\6"), "disagree"),
     "cut": (lambda: saved()[:-10], "truncated"),
     "half": (lambda: saved()[: len(saved()) // 2], "truncated"),
+    "two archives": (lambda: saved() + saved(), "64-bit end"),
     "more behind": (lambda: saved() + b"x", "does not match"),
     "empty": (lambda: b"", "is empty"),
     "text": (lambda: b"hello, world", "is damaged"),
