@@ -64,7 +64,9 @@ def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
     except (ShellError, RecursionError) as error:
         fix = f"give the command itself: mtrain config --from-megatron '{SCRIPT} --num-layers ...'"
         raise UsageError("the script cannot be read", found=str(error), fix=fix) from error
-    launches = [command for command in commands if any(_is_script(word) for word in command)]
+    launches = [
+        command for command in commands if command[0] not in ("echo", "printf") and any(map(_is_script, command))
+    ]
     if len(launches) != 1:
         others = [word for command in commands for word in command if word.endswith(".py")]
         other = next((name for word in others if (name := PurePath(word).name) in _OTHERS), None)

@@ -11,22 +11,29 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from trainer.migrate.lexer import ShellError, Statement, closing, split_statements
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_ELEMENT = re.compile(r"([A-Za-z_]\w*)\[.*\]\+?=.*", re.DOTALL)  # A[1]=x
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!0-]")
-_BRACES = re.compile(r"([A-Za-z_]\w*|[0-9]{1,9}|[@*])(\[[@*]\])?(?:(:?[-=])(.*))?", re.DOTALL)
+_BRACES = re.compile(r"([A-Za-z_]\w*|[0-9]{1,9}|[@*])(\[[@*]\])?(?:(:?[-=+])(.*))?", re.DOTALL)
+_ALTERNATIVES = re.compile(r"\{[^{}\s'\"$]*(?:,|\.\.)[^{}\s'\"]*\}")  # a{b,c}, {1..3}
 _DECLARES = frozenset({"export", "declare", "local", "readonly", "typeset"})
+_TESTS = frozenset({"[", "[[", "test"})
+# Commands that scripts ask something; others are assumed to succeed.
+_QUESTIONS = frozenset({"command", "diff", "grep", "hash", "ls", "nvidia-smi", "pgrep", "type", "which"})
+_ALWAYS = MappingProxyType({"true": True, ":": True, "false": False})
 _LOOPS = frozenset({"for", "while", "until", "select"})
 _RESERVED = frozenset(
     {"if", "elif", "else", "then", "fi", "do", "done", "esac", "{", "}", "(", ")", "!", "time", "exec"}
 )
 MOST_CHARACTERS = 10_000_000
-_INTEGER = re.compile("-?[0-9]{1,18}")
+_INTEGER = re.compile("-?(?:0|[1-9][0-9]{0,17})")  # 010 is 8 in some places
 _MOST_NUMBER = 2**63 - 1
 _MOST_ARITHMETIC = 1000  # characters of an expression
 _ARITHMETIC: Mapping[type, Callable[[int, int], int]] = MappingProxyType(
@@ -88,12 +95,14 @@ class _Block(NamedTuple):
         taken: whether it runs; before: whether an earlier branch did. None: unknown.
         end: the word that ends it; "": one command.
         arguments: the script's, restored at the end of a function's body.
+        function: the name of the function whose body it is.
     """
 
     taken: bool | None
     before: bool | None
     end: str
     arguments: list[str] | None = None
+    function: str = ""
 
 
 class _ShellReader:
@@ -104,13 +113,17 @@ class _ShellReader:
         self._values: dict[str, list[str]] = {"PWD": ["."]}
         self._commands: list[list[str]] = []
         self._blocks: list[_Block] = []
-        self._in_head = False  # of a function: its body follows
+        self._head = ""  # the function whose body follows
+        self._functions: dict[str, set[str]] = {}  # the variables that each changes
+        self._subshells: list[list[str]] = []  # the variables that each has changed
+        self._sure = False  # whether the command runs that is followed
+        self._ended = False  # by `exit`
 
     def read(self, text: str) -> list[list[str]]:
         self._work.add(len(text))
         statements = split_statements(text)
         at = 0
-        while at < len(statements):
+        while at < len(statements) and not self._ended:
             at = self._statement(statements, at)
         if self._blocks:
             end = self._blocks[-1].end
@@ -126,22 +139,39 @@ class _ShellReader:
             first = words[0]
             if first in ("if", "elif"):
                 return self._condition(statements, at, first)
+            if words[:2] == ["(", "("]:  # arithmetic
+                self._forget(_VARIABLE.findall(" ".join(words)))
+                words = []
+                break
+            if first == "(":
+                self._subshells.append([])
+            elif first == ")":
+                self._leave_subshell()
             rest = self._opened(words, statements[at : at + 2])
             words = words[1:] if rest is None else rest
             self._branch(first, line)
-        taken = self._taken()
-        words = words[:-1] if words[-1:] == [")"] else words
-        if words and words[0] not in ("[", "[[") and taken is not False:
-            self._simple(words, sure=taken is True)
-        after = statements[at].after
+        taken, after = self._taken(), statements[at].after
+        closed = words[-1:] == [")"]
+        words = words[:-1] if closed else words
+        # What a part of a pipeline or a background job assigns is lost.
+        apart = after in ("|", "&") or (at > 0 and statements[at - 1].after == "|")
+        if words and words[0] not in _TESTS and taken is not False:
+            self._simple(words, sure=taken is True and not apart)
+        if closed:
+            self._leave_subshell()
         if after in ("&&", "||") and at + 1 < len(statements):
             return self._chained(statements, at, words)
         return at + 1
 
     def _chained(self, statements: list[Statement], at: int, words: list[str]) -> int:
         """A command after `&&` or `||`: followed if the test before it says so; commands are assumed to succeed."""
-        is_test = bool(words) and words[0] in ("[", "[[")
-        done = self._truth(words) if is_test else True
+        done: bool | None = True
+        if words and words[0] in _TESTS:
+            done = self._truth(words)
+        elif words and (words[0] in _QUESTIONS or words[0] in self._functions):
+            done = None
+        elif words:
+            done = _ALWAYS.get(words[0], True)
         if statements[at].after == "||" and done is not None:
             done = not done
         depth = len(self._blocks)
@@ -164,25 +194,34 @@ class _ShellReader:
             never = truth is (first == "until")  # a loop over the script's arguments, and there are none
             self._blocks.append(_Block(False if never else None, None, "done"))
             if first in ("for", "select"):
-                self._forget(rest[:1])
+                self._forget(_VARIABLE.findall(" ".join(rest)) if rest[:1] == ["("] else rest[:1])
                 return []
             return rest
         if first == "case":
             self._blocks.append(_Block(None, None, "esac"))
             return words[words.index(")") + 1 :] if ")" in words else []
         if _is_function(words):
-            self._in_head = True
+            self._head = (rest[0] if first == "function" else first).removesuffix("(")
             return [word for word in rest[first == "function" :] if word not in ("(", ")")]
         if first == "{":
-            body = self._in_head
-            self._blocks.append(_Block(None if body else True, None, "}", self._arguments if body else None))
+            body = self._head
+            self._blocks.append(_Block(None if body else True, None, "}", self._arguments if body else None, body))
             if body:
-                self._arguments, self._in_head = ["<arguments>"], False
+                self._functions.setdefault(body, set())
+                self._arguments, self._head = ["<arguments>"], ""
         return None
 
-    def _forget(self, names: Sequence[str]) -> None:
+    def _forget(self, names: Iterable[str], *, local: bool = False) -> None:
         """Set these variables to an unknown value."""
-        self._values.update({name: [f"<{name}>"] for name in names if re.fullmatch(r"[A-Za-z_]\w*", name)})
+        variables = [name for name in names if _VARIABLE.fullmatch(name)]
+        self._values.update({name: [f"<{name}>"] for name in variables})
+        for block in self._blocks if not local else ():
+            if block.function:
+                self._functions[block.function].update(variables)
+
+    def _leave_subshell(self) -> None:
+        if self._subshells:
+            self._forget(self._subshells.pop())
 
     def _condition(self, statements: list[Statement], at: int, first: str) -> int:
         words = list(statements[at].words)
@@ -221,26 +260,56 @@ class _ShellReader:
 
     def _simple(self, raw: list[str], *, sure: bool) -> None:
         """Assignments and commands; if it is uncertain that they run, an assigned value becomes unknown."""
-        start = 1 if raw[0] in _DECLARES else 0
-        assigned = 0
-        for word in raw[start:]:
-            match = _ASSIGNMENT.fullmatch(word)
-            if not match:
-                if start:  # export NAME, declare -a NAME
-                    continue
+        self._sure = sure
+        declares = raw[0] in _DECLARES
+        # Of such variables the value is not the text: integers, references, letters of one case.
+        odd = declares and any(re.fullmatch("-[A-Za-z]*[ilnu][A-Za-z]*", word) for word in raw[1:])
+        assignments: list[re.Match[str]] = []
+        for word in raw[declares:]:
+            if match := _ASSIGNMENT.fullmatch(word):
+                assignments.append(match)
+            elif element := _ELEMENT.fullmatch(word):
+                assignments.append(element)
+            elif not declares:
                 break
-            self._assign(match, sure=sure)
-            assigned += 1
-        if start or assigned == len(raw):
+            elif odd:
+                self._forget([word])
+        if declares:  # all values are those before the command
+            new = [self._assigned(match) for match in assignments]
+            for match, values in zip(assignments, new, strict=True):
+                self._assign(match[1], values, sure=sure and not odd, local=raw[0] != "export")
             return
-        words = [field for word in raw[assigned:] for field in self.expand(word)]
-        if words[:1] == ["shift"]:
-            self._shift("".join(words[1:2]) or "1", sure=sure)
-        elif words[:1] and words[0] in ("read", "mapfile", "readarray"):
-            self._forget(words[1:])
-        elif words[:1] == ["eval"]:
-            self._commands += _ShellReader(self._arguments, self._work).read(" ".join(words[1:]))
-        elif words:
+        if len(assignments) == len(raw):
+            for match in assignments:
+                self._assign(match[1], self._assigned(match), sure=sure)
+            return
+        # Assignments before a command are for that command alone.
+        words = [field for word in raw[len(assignments) :] for field in self.expand(word)]
+        if words:
+            self._command(words, raw[len(assignments) :], sure=sure)
+
+    def _command(self, words: list[str], raw: list[str], *, sure: bool) -> None:
+        """A command, or a builtin that changes variables or the script's arguments."""
+        name, rest = words[0], words[1:]
+        if name == "shift":
+            self._shift("".join(rest[:1]) or "1", sure=sure)
+        elif name == "set" and "--" in rest:
+            self._arguments = rest[rest.index("--") + 1 :] if sure else ["<arguments>"]
+        elif name == "unset" and sure and not self._subshells:
+            for variable in rest:
+                self._values.pop(variable, None)
+        elif name in ("read", "mapfile", "readarray", "unset"):
+            self._forget(rest)
+        elif name == "let":
+            self._forget(_VARIABLE.findall(" ".join(raw[1:])))
+        elif name == "printf" and rest[:1] == ["-v"]:
+            self._forget(rest[1:2])
+        elif name == "exit" and sure and not self._blocks and not self._subshells:
+            self._ended = True
+        elif name == "eval":
+            self._commands += _ShellReader(self._arguments, self._work).read(" ".join(rest))
+        else:
+            self._forget(self._functions.get(name, ()))
             self._commands.append(words)
 
     def _shift(self, count: str, *, sure: bool) -> None:
@@ -249,18 +318,27 @@ class _ShellReader:
         elif self._arguments:
             self._arguments = ["<arguments>"]
 
-    def _assign(self, match: re.Match[str], *, sure: bool) -> None:
-        name, plus, raw = match.groups()
-        self._work.add(sum(map(len, self._values.get(name, []))) // 64 + 1)  # which are copied
-        if not sure:
-            self._forget([name])
-        elif raw.startswith("("):
-            statements = split_statements(raw[1:-1])
-            new = [field for statement in statements for word in statement.words for field in self.expand(word)]
-            self._values[name] = [*self._values.get(name, []), *new] if plus else new
+    def _assign(self, name: str, values: list[str] | None, *, sure: bool, local: bool = False) -> None:
+        """Set a variable; None: to an unknown value."""
+        if self._subshells:
+            self._subshells[-1].append(name)
+        if sure and values is not None:
+            self._values[name] = values
         else:
-            text = " ".join(self.expand(f'"{raw}"' if raw[:1] not in ("'", '"') else raw))
-            self._values[name] = ["".join(self._values.get(name, [])) + text] if plus else [text]
+            self._forget([name], local=local)
+
+    def _assigned(self, match: re.Match[str]) -> list[str] | None:
+        """The new value of an assignment; None: unknown."""
+        if match.re is _ELEMENT:
+            return None
+        name, plus, raw = match.groups()
+        old = self._values.get(name, []) if plus else []
+        self._work.add(sum(map(len, self._values.get(name, []))) // 64 + 1)  # which are copied
+        if raw.startswith("("):
+            statements = split_statements(raw[1:-1])
+            return [*old, *(field for line in statements for word in line.words for field in self.expand(word))]
+        text = " ".join(self.expand(f'"{raw}"' if raw[:1] not in ("'", '"') else raw))
+        return ["".join(old[:1]) + text, *old[1:]]
 
     def expand(self, raw: str) -> list[str]:
         """The fields of a raw word: quotes removed, variables expanded, split at blanks as in bash."""
@@ -268,7 +346,7 @@ class _ShellReader:
         current: str | None = None
         for values, quoted in self._parts(raw, quoted=False):
             self._work.add(sum(map(len, values)) + len(values))
-            pieces = list(values) if quoted else [piece for value in values for piece in _split(value)]
+            pieces = list(values) if quoted else [piece for value in values for piece in self._split(value)]
             if quoted and not pieces:
                 continue
             for number, piece in enumerate(pieces):
@@ -278,6 +356,12 @@ class _ShellReader:
                 if piece or quoted or current is not None:
                     current = (current or "") + piece
         return [*fields, current] if current is not None else fields
+
+    def _split(self, value: str) -> list[str]:
+        """Fields of an unquoted value; an empty one at an end means that the neighbour does not join."""
+        if "IFS" in self._values and not set(value).isdisjoint("".join(self._values["IFS"]) + " \t\n"):
+            return [_unknown_word(value)]
+        return re.split(r"\s+", value)
 
     def _parts(self, raw: str, *, quoted: bool) -> Iterator[tuple[list[str], bool]]:
         """(values, whether they stay unsplit) of each part of a raw word."""
@@ -297,13 +381,27 @@ class _ShellReader:
                 inside = list(self._parts(raw[at + 1 : end - 1], quoted=True))
                 yield from inside or [([""], True)]
                 at = end
+            elif raw.startswith('$"', at) and not quoted:
+                at += 1
+            elif raw.startswith("$'", at) and not quoted:
+                end = closing(raw, at + 1)
+                text = raw[at + 2 : end - 1]
+                yield [_unknown_word(text) if "\\" in text else text], True
+                at = end
+            elif raw.startswith("$[", at):
+                end = (raw.find("]", at) + 1) or len(raw)
+                yield [_unknown_word(raw[at:end])], True
+                at = end
+            elif not quoted and (alternatives := _ALTERNATIVES.match(raw, at)):
+                yield [_unknown_word(alternatives.group())], True
+                at = alternatives.end()
             elif mark == "`" or raw.startswith("$(", at):
                 yield self._substituted(raw, at)
                 at = closing(raw, at + (mark == "$"))
             elif mark == "$" and (expression_and_end := _reference(raw, at)):
                 inside_braces, at = expression_and_end
                 values = self._value(inside_braces)
-                listed = inside_braces in ("@", "*") or "[" in inside_braces
+                listed = inside_braces == "@" or "[@]" in inside_braces
                 unsplit = quoted or inside_braces[-1:] in ("'", '"')  # ${NAME:-"a b"}
                 yield (values, True) if quoted and listed else ([" ".join(values)], unsplit)
             elif placeholder := re.match(r"<[^<>\n]*>", raw[at:]):
@@ -324,7 +422,7 @@ class _ShellReader:
                 return [str(value)], True
         if inside.strip("$()` ") == "pwd":
             return ["."], True
-        return ["<output_of_" + re.sub(r"\W+", "_", inside.strip("$()`"))[:24] + ">"], True
+        return [_unknown_word(inside.strip("$()`"))], True
 
     def _value(self, reference: str) -> list[str]:
         """The value of an expression in braces: NAME, NAME[@], NAME:-default, @, 1."""
@@ -335,25 +433,41 @@ class _ShellReader:
                 if reference == "#" and self._arguments != ["<arguments>"]
                 else [f"<{re.sub(r'[^A-Za-z_0-9]', '_', reference)}>"]
             )
-        name, _, default_mark, default = match.groups()
+        name, listed, default_mark, default = match.groups()
         if name in ("@", "*"):
             return self._arguments
         if name.isdigit():
             values = self._arguments[int(name) - 1 : int(name)] if int(name) else ["<script>"]
+            if not values and self._arguments == ["<arguments>"]:
+                values = [f"<argument_{name}>"]
+            is_set = bool(values)
         else:
             values = self._values.get(name, [])
-        if default_mark and (name not in self._values or ":" in default_mark) and not "".join(values):
-            return [" ".join(self.expand(f'"{default}"' if default[:1] not in ("'", '"') else default))]
-        if not values and name not in self._values:
+            values = values if listed else values[:1]  # the first of an array
+            is_set = name in self._values
+        if default_mark:
+            is_empty = not is_set or (":" in default_mark and not "".join(values))
+            if default_mark.endswith("+") and any(map(unknown, values)):
+                return [f"<{name}>"]
+            if is_empty != default_mark.endswith("+"):
+                word = " ".join(self.expand(f'"{default}"' if default[:1] not in ("'", '"') else default))
+                if default_mark.endswith("="):
+                    self._assign(name, [word], sure=self._sure)
+                return [word]
+            if is_empty:
+                return [""]
+        if not is_set:
             return [f"<argument_{name}>" if name.isdigit() else f"<{name}>"]
         return values
 
     def _truth(self, tokens: Sequence[str]) -> bool | None:
         """A condition of tests on strings and numbers, joined by && and ||; None: unknown."""
+        if "[[" in tokens and "&&" in tokens and "||" in tokens:
+            return None  # && binds more tightly inside [[ ]], and not between commands
         result: bool | None = None
         joint, atom = "", []  # type: str, list[str]
         for token in [*tokens, ";"]:
-            if token in ("[", "[[", "]", "]]", "\n"):
+            if token in ("[", "[[", "]", "]]", "\n") or (token == "test" and not atom):
                 continue
             if token not in ("&&", "||", ";"):
                 atom.append(token)
@@ -372,6 +486,8 @@ class _ShellReader:
         if len(words) == 2 and words[0] in ("-z", "-n"):
             # A variable that is not set counts as empty here: scripts test for that.
             name = re.fullmatch(r"<(\w+)>", words[1])
+            if name and not re.fullmatch(r'"?\$\{?\w+\}?"?', raw[1]):
+                return None  # a part of a variable, or an element
             if name and (name[1] in self._values or name[1].startswith("output_of_")):
                 return None  # set, but to an unknown value
             empty = not words[1] or bool(name)
@@ -388,9 +504,14 @@ class _ShellReader:
         return None
 
 
+def _unknown_word(text: str) -> str:
+    return "<output_of_" + re.sub(r"\W+", "_", text)[:24] + ">"
+
+
 def _is_function(words: Sequence[str]) -> bool:
-    """Whether these words define a function: `function f` or `f()`."""
-    return words[0] == "function" or (words[0][:-1].isidentifier() and words[0].endswith("(") and words[1:2] == [")"])
+    """Whether these words define a function: `function f`, `f()` or `f ()`."""
+    named = words[0].removesuffix("(").isidentifier() and [words[0][-1:], *words[1:3]]
+    return words[0] == "function" or (named and (named[:2] == ["(", ")"] or named[1:] == ["(", ")"]))
 
 
 def _reference(raw: str, at: int) -> tuple[str, int] | None:
@@ -400,12 +521,6 @@ def _reference(raw: str, at: int) -> tuple[str, int] | None:
         return raw[at + 2 : end - 1], end
     name = _NAME.match(raw, at + 1)
     return (name.group(), name.end()) if name else None
-
-
-def _split(value: str) -> list[str]:
-    """Fields of an unquoted value; an empty one at an end means that the neighbour does not join."""
-    parts = re.split(r"\s+", value)
-    return parts if value else [""]
 
 
 def _calculated(text: str) -> int | None:
@@ -421,6 +536,8 @@ def _calculated(text: str) -> int | None:
             return node.value
         raise ValueError(text)
 
+    if re.search(r"#|\d_", text):  # 16#ff
+        return None
     if len(text) > _MOST_ARITHMETIC:
         raise ShellError(f"arithmetic of {len(text)} characters, beyond the limit of {_MOST_ARITHMETIC}")
     try:
