@@ -26,7 +26,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def problems(path: Path, ranks: int) -> list[str]:
-    return survey(read_config(path), ranks).problems
+    """Without the libraries of trackers, which need not be installed here."""
+    return [text for text in survey(read_config(path), ranks).problems if "the library of tracker" not in text]
 
 
 @pytest.mark.scaled

@@ -135,3 +135,41 @@ def test_what_cannot_be_tracked_is_refused(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "config.toml").write_text(RUN.format(folder=tmp_path, steps=5).partition("[track]")[0])
     assert main(["track", str(tmp_path)]) == 2
     assert "no tracker given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("ftp://host/secret", "the scheme 'ftp'"),
+        ("host/secret", "no scheme"),
+        ("https:///secret", "no host"),
+        ("https://host:99999/secret", "a host or a port"),
+        ("https://host:0/secret", "the port 0"),
+        ("https://host/secret\n", "a space"),
+    ],
+)
+def test_a_url_that_cannot_be_a_webhooks_is_named_before_the_start(
+    url: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With all other problems, and without what may be a secret."""
+    (tmp_path / "run.toml").write_text(RUN.format(folder=tmp_path / "run", steps=5))
+    for command in ("check", "train"):
+        settings = [f"track.webhook_url={json.dumps(url)}", "train.micro_batch=3"]
+        assert main([command, str(tmp_path / "run.toml"), "--nproc", "1", *settings]) == 2
+        error = capsys.readouterr().err
+        assert f"track.webhook_url has {fault}" in error and "train.global_batch=4 is not a multiple" in error
+        assert "secret" not in error and not (tmp_path / "run").exists()
+
+
+def test_a_missing_library_is_named_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trainer.tracking.trackers.find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    (tmp_path / "run.toml").write_text(RUN.format(folder=tmp_path / "run", steps=5))
+    command, problem = ["check", str(tmp_path / "run.toml")], "the library of tracker 'wandb' is not installed"
+    to = 'track.to=["wandb"]'
+    assert main([*command, "--nproc", "1", to]) == 2
+    assert f"track.to: {problem}" in capsys.readouterr().err
+    assert main([*command, "--ranks", "2", to]) == 0, "the ranks run on other machines"
+    assert f"note      on this machine: track.to: {problem}" in capsys.readouterr().out

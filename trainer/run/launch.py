@@ -39,6 +39,7 @@ from trainer.plan.lengths import given_lengths
 from trainer.plan.nearest_layout import nearest_layout, nearest_layout_text
 from trainer.run.end_time import time_problems
 from trainer.run.signals import HEARD, SAME_REQUEST_S
+from trainer.tracking.trackers import address_problems, missing_libraries
 
 if TYPE_CHECKING:
     from trainer.run.resume import Start
@@ -109,7 +110,7 @@ class Survey:
         start: where and how it goes on; None where its data or its checkpoint does not let it.
         facts: of the data; None where it cannot be opened.
         nearest: the settings to change for the nearest layout that works, by section.key; {}: the layout works.
-        here: problems of the run's folders on this machine, where the run is to be on others.
+        here: problems of this machine (the run's folders, the trackers' libraries), where the run is to be on others.
         unchecked: why more problems may appear when these are solved; None: these are all.
         kind: of the error, from the worst problem.
     """
@@ -142,7 +143,7 @@ def survey(
 
     Args:
         every_byte: whether checkpoint.load="latest-valid" compares every byte, or only what is fast to read.
-        elsewhere: the run is to be on other machines, whose disks this one need not have.
+        elsewhere: the run is to be on other machines, whose disks and libraries this one need not have.
 
     Raises:
         MdataError: the data or the checkpoint is damaged, and nothing else is wrong.
@@ -156,8 +157,11 @@ def survey(
     addresses = list(_address_problems(config))
     folders = list(folder_problems(config)) if config.run.folder else []
     anywhere = list(folder_problems(config, anywhere=True)) if elsewhere else folders
+    libraries = [f"track.to: {text}, or leave it out" for text in missing_libraries(config.track.to).values()]
     found = [
         *anywhere,
+        *address_problems(config.track),
+        *([] if elsewhere else libraries),
         *addresses,
         *time_problems(config.run, time.time()),
     ]
@@ -194,7 +198,7 @@ def survey(
     if damage and problems == [str(damage[0])]:
         raise damage[0]
     kind = DamageError if damage else UsageError
-    here = [problem for problem in folders if problem not in anywhere]
+    here = [problem for problem in folders if problem not in anywhere] + (libraries if elsewhere else [])
     return Survey(problems, start, facts, nearest, here, unchecked=AFTERWARDS if wrong else None, kind=kind)
 
 

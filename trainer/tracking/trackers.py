@@ -13,6 +13,7 @@ import re
 import struct
 import sys
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -373,9 +374,9 @@ class Webhook(Tracker):
     def open(self, run: TrackedRun) -> None:
         """See `Tracker`."""
         address = run.settings.webhook_url or os.environ.get(WEBHOOK_URL)
-        if not address or not address.startswith(("http://", "https://")):
-            found = "neither track.webhook_url nor MTRAIN_WEBHOOK_URL is set" if not address else "another scheme"
-            raise UsageError("the webhook has no usable URL", found=found, expected="http://... or https://...")
+        fault = url_fault(address) if address else "neither track.webhook_url nor MTRAIN_WEBHOOK_URL is set"
+        if not address or fault:
+            raise UsageError("the webhook has no usable URL", found=fault, expected=URL_FORM)
         self._address, self._run = address, run
 
     def event(self, alert: Alert) -> None:
@@ -389,6 +390,27 @@ class Webhook(Tracker):
         )
         with urllib.request.urlopen(request, timeout=WEBHOOK_TIMEOUT_S) as answer:
             answer.read(1)
+
+
+URL_FORM = "http://HOST/... or https://HOST/..."
+
+
+def url_fault(address: str) -> str | None:
+    """Why an address cannot be a webhook's, without showing it: what follows the scheme is often a secret."""
+    if not address.isascii() or re.search(r"[\s\x00-\x1f\x7f]", address):
+        return "a space or another character that no URL has"
+    scheme, separator, _ = address.partition("://")
+    if not separator:
+        return "no scheme"
+    if scheme.lower() not in ("http", "https"):
+        return f"the scheme {scheme[:20]!r}"
+    try:
+        parts = urllib.parse.urlsplit(address)
+        if not parts.hostname:
+            return "no host"
+        return "the port 0" if parts.port == 0 else None
+    except ValueError:  # brackets without an address in them, or a port that is no number up to 65535
+        return "a host or a port that no URL has"
 
 
 def webhook_body(run: TrackedRun, alert: Alert) -> dict[str, Any]:
@@ -417,6 +439,12 @@ TRACKERS: Mapping[str, Callable[[], Tracker]] = MappingProxyType(
     }
 )
 _LIBRARIES = ("tensorboard", "wandb", "mlflow", "trackio")
+
+
+def address_problems(settings: TrackSection) -> Iterator[str]:
+    """What is wrong with the addresses of [track], as far as their text tells."""
+    if settings.webhook_url is not None and (fault := url_fault(settings.webhook_url)):
+        yield f"track.webhook_url has {fault}; write {URL_FORM}, or leave it out and set {WEBHOOK_URL}"
 
 
 def missing_libraries(names: Iterable[str]) -> dict[str, str]:
