@@ -120,7 +120,10 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     text = _explained(draft.tables, command=f"mtrain train {output}")
     atomic_io.atomic_write(output, text.encode())
     ranks_there = f" --ranks {ranks}" if ranks not in (1, _visible_gpus()) else ""
-    lines = [f"wrote {output}: {_summary(config, layout, ranks)}", *(f"on this machine: {text}" for text in checked.here)]
+    lines = [
+        f"wrote {output}: {_summary(config, layout, ranks)}",
+        *(f"on this machine: {text}" for text in checked.here),
+    ]
     lines.append(f"next: mtrain check {output}{ranks_there}")
     console.result("\n".join(lines), {"output": str(output), "config": draft.tables, "ranks": ranks})
     return 0

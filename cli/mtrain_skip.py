@@ -1,12 +1,13 @@
 """Skip samples of a run: do not train on the given steps or samples.
 
-The range is recorded in RUN/data.json and events.jsonl, and applies permanently from the next start of the run on.
-Skipped samples keep their place in the order: their steps are counted, but change nothing. Training that has already
-happened is not undone; for that, continue from the older checkpoint that the output names.
+The range is recorded in RUN/data.json and events.jsonl, and applies from the next start of the run on. Skipped samples
+keep their place in the order: their steps are counted, but change nothing. Training that has already happened is not
+undone; for that, continue from the older checkpoint that the output names. With --undo, the run trains on the samples
+after all; that is refused for steps that are already done.
 
 Examples:
   mtrain skip runs/first --steps 12300-12350
-  mtrain skip runs/first --samples 3148800-3161855
+  mtrain skip runs/first --samples 3148800-3161855 --undo
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given.add_argument(
         "--samples", metavar="A-B", help="samples A to B of the run's order, counted from 0; or a single sample"
     )
+    parser.add_argument("--undo", action="store_true", help="train on them after all")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Record the samples, and report the effect."""
-    from trainer.run.skipping import skip
+    from trainer.run.skipping import skip, undo
 
     what, text = ("steps", arguments.steps) if arguments.steps is not None else ("samples", arguments.samples)
     match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", text)
@@ -41,5 +43,5 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
             f"--{what} {text} is not a range", expected="A-B with A <= B, such as 12300-12350, or one number"
         )
     first, last = int(match[1]), int(match[2] or match[1])
-    result = skip(arguments.run_folder, **{what: (first, last)})
+    result = (undo if arguments.undo else skip)(arguments.run_folder, **{what: (first, last)})
     console.result(result.text(), result.facts())

@@ -189,6 +189,18 @@ def merged_ranges(*lists: SampleRanges) -> tuple[tuple[int, int], ...]:
     return tuple(merged)
 
 
+def common_ranges(ranges: SampleRanges, span: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    """The samples of merged ranges that are in a span (first, last)."""
+    pairs = ((max(first, span[0]), min(last, span[1])) for first, last in ranges)
+    return tuple((first, last) for first, last in pairs if first <= last)
+
+
+def ranges_without(ranges: SampleRanges, span: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    """The samples of merged ranges that are not in a span (first, last)."""
+    before, after = (0, span[0] - 1), (span[1] + 1, _LARGEST_SAMPLE)
+    return (*common_ranges(ranges, before), *common_ranges(ranges, after))
+
+
 def in_ranges(samples: npt.ArrayLike, ranges: SampleRanges) -> npt.NDArray[np.bool_]:
     """Which of these samples are in merged ranges."""
     bounds = np.array([(first, last + 1) for first, last in ranges], np.int64).reshape(-1)

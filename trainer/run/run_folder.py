@@ -31,6 +31,7 @@ from mdata.tracing.run_record import (
     SampleRanges,
     merged_ranges,
     parse_record,
+    ranges_without,
     read_record,
     write_record,
 )
@@ -246,12 +247,25 @@ def record_skip(folder: Path, ranges: SampleRanges) -> None:
     Raises:
         UsageError: no data.json there, or written by a later version. DamageError: it cannot be read.
     """
+    _change_skip(folder, lambda recorded: merged_ranges(recorded, ranges))
+
+
+def unrecord_skip(folder: Path, samples: tuple[int, int]) -> None:
+    """Remove the samples from a first to a last one from those that data.json records as skipped.
+
+    Raises:
+        UsageError, DamageError: as `record_skip`.
+    """
+    _change_skip(folder, lambda recorded: ranges_without(recorded, samples))
+
+
+def _change_skip(folder: Path, change: Callable[[SampleRanges], tuple[tuple[int, int], ...]]) -> None:
     with _record_locked(folder):
         record = read_record(folder)
         if record is None:
             fix = "start the run once more: it writes one"
             raise UsageError(f"{folder} has no {RECORD} that could record skipped samples", fix=fix)
-        write_record(folder, msgspec.structs.replace(record, skip=merged_ranges(record.skip, ranges)))
+        write_record(folder, msgspec.structs.replace(record, skip=change(record.skip)))
 
 
 def _record_locked(folder: Path) -> AbstractContextManager[None]:

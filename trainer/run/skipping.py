@@ -1,7 +1,8 @@
-"""A user's decision to skip samples of a run, recorded in its folder and in events.jsonl.
+"""A user's decision to skip samples of a run, or to take that back, recorded in its folder and in events.jsonl.
 
 It may be made while the run is active; it takes effect at the next start. Samples of steps that are already trained are
-recorded, too: they are skipped if the run returns to a checkpoint before them.
+recorded, too: they are skipped if the run returns to a checkpoint before them. Only steps that are still to come can be
+taken back, so that data.json never calls a sample trained that was not.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from typing import Any
 
 from mdata import UsageError
 from mdata.tracing.run_folder import find_record
+from mdata.tracing.run_record import RunRecord, SampleRanges, common_ranges, merged_ranges
 from mdata.tracing.run_steps import Steps
+from mdata.util import file_lock
 from trainer.checkpoint.folder import find_checkpoint, step_of, whole_checkpoints
 from trainer.checkpoint.location import Location, checkpoints_of
 from trainer.checkpoint.object_folder import LATEST
+from trainer.config.parse import load_config
+from trainer.config.sections import RunConfig
+from trainer.plan.lengths import skipped_ranges
 from trainer.run.metrics import append_event
-from trainer.run.run_folder import record_skip
+from trainer.run.run_folder import record_skip, unrecord_skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +57,9 @@ class Skipped:
 
     def text(self) -> str:
         """For people."""
-        (first, last), (first_step, last_step) = self.samples, self.steps
-        steps = f"step {first_step:,}" if first_step == last_step else f"steps {first_step:,} to {last_step:,}"
-        text = f"{self.folder}: samples {first:,} to {last:,} ({steps}) are skipped from the next start on"
+        first_step, last_step = self.steps
+        samples = _samples_text([self.samples])
+        text = f"{self.folder}: {samples} ({_steps_text(self.steps)}) are skipped from the next start on"
         if self.newest < first_step:
             return text
         some = "some" if self.newest < last_step else "all"
@@ -62,6 +68,39 @@ class Skipped:
             return f"{text}\n{trained}, and there is no older one: only a new run can leave them out"
         pointer = self.before.parent / LATEST
         return f"{text}\n{trained}: to undo that, write {self.before.name} into {pointer}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unskipped:
+    """What is no longer recorded as skipped.
+
+    Args:
+        steps: first and last step that read the samples. samples: ranges, (first, last).
+    """
+
+    folder: Path
+    steps: tuple[int, int]
+    samples: tuple[tuple[int, int], ...]
+
+    def facts(self) -> dict[str, Any]:
+        """For programs."""
+        return {"run": str(self.folder), "steps": list(self.steps), "unskipped": [list(span) for span in self.samples]}
+
+    def text(self) -> str:
+        """For people."""
+        return (
+            f"{self.folder}: {_samples_text(self.samples)} ({_steps_text(self.steps)}) are trained on again from the "
+            "next start on, unless data.skip of the run's configuration names them"
+        )
+
+
+def _steps_text(steps: tuple[int, int]) -> str:
+    first, last = steps
+    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+
+
+def _samples_text(ranges: SampleRanges) -> str:
+    return "samples " + ", ".join(f"{first:,} to {last:,}" for first, last in ranges)
 
 
 def skip(folder: Path, *, steps: tuple[int, int] | None = None, samples: tuple[int, int] | None = None) -> Skipped:
@@ -73,32 +112,85 @@ def skip(folder: Path, *, steps: tuple[int, int] | None = None, samples: tuple[i
     Raises:
         UsageError: not a run folder, or the run has no such step. DamageError: a file of the run cannot be read.
     """
-    record = find_record(folder)
-    seed = int(record.options.get("seed", 0))
-    of_run = Steps([span.steps for span in record.spans], seed=seed, total=record.num_steps)
-    if steps is not None:
-        first = of_run.bounds(steps[0])[0]
-        samples = first, sum(of_run.bounds(steps[1])) - 1
-    assert samples is not None, "steps or samples are given"
-    if of_run.num_samples is not None and samples[0] >= of_run.num_samples:
-        raise UsageError(f"{folder} has no sample {samples[0]:,}", expected=f"samples 0 to {of_run.num_samples - 1:,}")
+    of_run = _steps_of(find_record(folder))
+    samples = _span(folder, of_run, steps, samples)
     first_step, last_step = (of_run.step_of(sample) for sample in samples)
     record_skip(folder, [samples])
-    append_event(
-        folder,
-        {
-            "time_s": round(time.time(), 3),
-            "event": "skip",
-            "step": first_step,
-            "steps": [first_step, last_step],
-            "samples": list(samples),
-            "why": "mtrain skip",
-        },
-    )
+    _append(folder, "skip", (first_step, last_step), samples=[samples])
     root = checkpoints_of(folder)
-    newest = find_checkpoint(root).folder
-    latest = step_of(newest) if newest is not None else 0
+    latest = _newest_step(root)
     before = (place for place in whole_checkpoints(root) if step_of(place) < min(first_step, latest + 1))
     return Skipped(
         folder=folder, steps=(first_step, last_step), samples=samples, newest=latest, before=next(before, None)
     )
+
+
+def undo(folder: Path, *, steps: tuple[int, int] | None = None, samples: tuple[int, int] | None = None) -> Unskipped:
+    """Record that a run trains on samples that it was to skip.
+
+    Args:
+        steps, samples: the first and the last; one of the two. Those that are not skipped are left as they are.
+
+    Raises:
+        UsageError: not a run folder, no such step, none of its samples is skipped, a step that is already done, or one
+            that the run, which is active, skips. DamageError: a file of the run cannot be read.
+    """
+    record = find_record(folder)
+    of_run = _steps_of(record)
+    span = _span(folder, of_run, steps, samples)
+    skipped = common_ranges(record.skip, span)
+    if not skipped:
+        recorded = _samples_text(record.skip) if record.skip else "no skipped samples"
+        raise UsageError(f"{folder} skips none of {_samples_text([span])}", found=recorded)
+    first_step, last_step = (of_run.step_of(sample) for sample in (skipped[0][0], skipped[-1][1]))
+    newest = _newest_step(checkpoints_of(folder))
+    if first_step <= newest:
+        raise UsageError(
+            f"{folder} has already done {_steps_text((first_step, min(last_step, newest)))} without these samples",
+            found=f"its newest checkpoint is step-{newest}",
+            fix=f"name steps from {newest + 1} on, or first return to a checkpoint before step {first_step}",
+        )
+    if file_lock.held_by(folder / ".lock") and _skips(load_config(folder / "config.toml"), skipped):
+        raise UsageError(
+            f"{folder} is being trained, and skips {_samples_text(skipped)} when it gets there",
+            fix="mtrain stop it first; then undo this and start it again",
+        )
+    unrecord_skip(folder, span)
+    _append(folder, "skip undone", (first_step, last_step), samples=skipped)
+    return Unskipped(folder=folder, steps=(first_step, last_step), samples=skipped)
+
+
+def _skips(config: RunConfig, ranges: SampleRanges) -> bool:
+    """Whether a start with this configuration skips some of these samples."""
+    skipped = merged_ranges(skipped_ranges(config.data.skip))
+    return any(common_ranges(skipped, span) for span in ranges)
+
+
+def _steps_of(record: RunRecord) -> Steps:
+    seed = int(record.options.get("seed", 0))
+    return Steps([span.steps for span in record.spans], seed=seed, total=record.num_steps)
+
+
+def _span(
+    folder: Path, of_run: Steps, steps: tuple[int, int] | None, samples: tuple[int, int] | None
+) -> tuple[int, int]:
+    """The first and the last sample, all of which the run has."""
+    if steps is not None:
+        first = of_run.bounds(steps[0])[0]
+        samples = first, sum(of_run.bounds(steps[1])) - 1
+    assert samples is not None, "steps or samples are given"
+    if of_run.num_samples is not None and samples[1] >= of_run.num_samples:
+        raise UsageError(f"{folder} has no sample {samples[1]:,}", expected=f"samples 0 to {of_run.num_samples - 1:,}")
+    return samples
+
+
+def _newest_step(root: Location) -> int:
+    """The step of the checkpoint that the run continues from; 0: there is none."""
+    newest = find_checkpoint(root).folder
+    return step_of(newest) if newest is not None else 0
+
+
+def _append(folder: Path, event: str, steps: tuple[int, int], *, samples: SampleRanges) -> None:
+    line = {"time_s": round(time.time(), 3), "event": event, "step": steps[0], "steps": list(steps)}
+    span = [samples[0][0], samples[-1][1]]
+    append_event(folder, {**line, "samples": span, "why": "mtrain skip"})

@@ -16,11 +16,13 @@ from mdata.tracing.run_record import (
     RecordedSets,
     RecordedSpan,
     RunRecord,
+    common_ranges,
     continued_spans,
     has_record,
     in_ranges,
     merged_ranges,
     parse_record,
+    ranges_without,
     read_record,
     span_of,
     write_record,
@@ -148,3 +150,10 @@ def test_steps_before_the_first_span_are_unknown():
     assert steps.bounds(4) == (12, 4) and steps.bounds(7) == (28, 8) and steps.num_samples == 36
     assert list(steps.places(11)) == [] and [place.step for place in steps.places(12)] == [4]
     assert Steps([span(3, 12).steps], seed=0, total=3).num_samples == 12
+
+
+def test_ranges_are_taken_from_ranges():
+    ranges = ((2, 5), (9, 9), (20, 30))
+    assert ranges_without(ranges, (4, 22)) == ((2, 3), (23, 30)) and ranges_without(ranges, (0, 99)) == ()
+    assert ranges_without(ranges, (24, 25)) == ((2, 5), (9, 9), (20, 23), (26, 30))
+    assert common_ranges(ranges, (4, 22)) == ((4, 5), (9, 9), (20, 22)) and common_ranges(ranges, (6, 8)) == ()

@@ -22,10 +22,11 @@ from cli.mdata import main as mdata_command
 from cli.mtrain import main as mtrain
 from mdata.tracing.run_folder import trace_run
 from mdata.tracing.run_record import read_record
+from mdata.util import file_lock
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import WORDS
 from tests.trainer.run.one_rank import alone, curve, events
-from trainer.config.parse import parse_config
+from trainer.config.parse import dump_config, parse_config
 from trainer.config.sections import RunConfig, SpikesSection
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
@@ -326,7 +327,54 @@ def test_a_humans_decision_is_recorded_and_kept(reported, tmp_path, capsys):
     assert "skipped: the run does not train on it" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["--steps", "9-8"], ["--steps", "x"], ["--samples", "99999999"], ["--steps", "999"]])
+def test_a_decision_is_taken_back(reported, tmp_path, capsys):
+    """In part, and as if it had never been; not for steps that are done, or that an active run is about to skip."""
+    folder = tmp_path / "run"
+    config = from_checkpoint(reported, folder, ())
+    last = FAULTY + FAULTS - 1
+    assert mtrain(["skip", str(folder), "--steps", f"{FAULTY}-{last}"]) == 0
+    capsys.readouterr()
+    assert mtrain(["skip", str(folder), "--steps", f"{FAULTY - 3}-{FAULTY}", "--undo", "--json"]) == 0
+    first = (FAULTY - 1) * BATCH
+    said = json.loads(capsys.readouterr().out)
+    assert (said["steps"], said["unskipped"]) == ([FAULTY, FAULTY], [[first, first + BATCH - 1]])
+    assert read_record(folder).skip == ((first + BATCH, last * BATCH - 1),)
+    assert mtrain(["skip", str(folder), "--steps", f"{FAULTY}-{last}", "--undo"]) == 0
+    assert "are trained on again from the next start on" in capsys.readouterr().out
+    assert read_record(folder).skip == ()
+    assert [(event["step"], event["steps"]) for event in events(config, "skip undone")] == [
+        (FAULTY, [FAULTY, FAULTY]),
+        (FAULTY + 1, [FAULTY + 1, last]),
+    ]
+    assert mtrain(["skip", str(folder), "--steps", f"{FAULTY}", "--undo"]) == 2
+    assert "skips none of samples" in capsys.readouterr().err
+    alone(config)
+    assert losses(config) == losses(reported)
+
+    assert mtrain(["skip", str(folder), "--steps", f"{FAULTY}"]) == 0
+    assert mtrain(["skip", str(folder), "--steps", f"{FAULTY}", "--undo"]) == 2
+    error = capsys.readouterr().err
+    assert f"has already done step {FAULTY} without" in error and f"a checkpoint before step {FAULTY}" in error
+    (folder / "checkpoints" / "latest").write_text(f"step-{SAVED}")
+    active = replace(config, data=replace(config.data, skip=(skipped_samples(FAULTY, FAULTY),)))
+    (folder / "config.toml").write_text(dump_config(active))
+    with file_lock.hold(folder / ".lock"):
+        assert mtrain(["skip", str(folder), "--steps", f"{FAULTY}", "--undo"]) == 2
+    assert "mtrain stop it first" in capsys.readouterr().err
+    assert mtrain(["skip", str(folder), "--steps", f"{FAULTY}", "--undo"]) == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--steps", "9-8"],
+        ["--steps", "x"],
+        ["--samples", "99999999"],
+        ["--steps", "999"],
+        ["--steps", f"{FAULTY}-{STEPS + 1}"],
+        ["--samples", f"5-{STEPS * BATCH}"],
+    ],
+)
 def test_a_decision_that_cannot_be_meant_is_refused(words, reported, tmp_path, capsys):
     before = (Path(reported.run.folder) / "data.json").read_bytes()
     assert mtrain(["skip", reported.run.folder, *words]) == 2
