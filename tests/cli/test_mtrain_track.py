@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cli.mtrain import main
+from tests.helpers.posts import Posts, receiving_posts
 from trainer.run.metrics import read_metrics
 
 RUN = """
@@ -41,23 +40,10 @@ to = ["prometheus", "webhook"]
 
 
 @pytest.fixture
-def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, object]]]:
-    got: list[dict[str, object]] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
-        monkeypatch.setenv("MTRAIN_WEBHOOK_URL", f"http://127.0.0.1:{made.server_address[1]}/")
-        yield got
-        made.shutdown()
+def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Posts]:
+    with receiving_posts() as posts:
+        monkeypatch.setenv("MTRAIN_WEBHOOK_URL", f"{posts.address}/")
+        yield posts
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -69,17 +55,18 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
-def test_a_webhook_hears_of_a_killed_rank_0(tmp_path: Path, webhook: list[dict[str, object]]) -> None:
+def test_a_webhook_hears_of_a_killed_rank_0(tmp_path: Path, webhook: Posts) -> None:
     folder = tmp_path / "run"
     (tmp_path / "run.toml").write_text(RUN.format(folder=folder, steps=100_000))
     command = [sys.executable, "-m", "cli.mtrain", "train", str(tmp_path / "run.toml"), "--nproc", "1"]
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        wait_until(lambda: bool(webhook) and (folder / "metrics.prom").exists())
+        wait_until(lambda: bool(webhook.bodies) and (folder / "metrics.prom").exists())
         os.kill(process.pid, signal.SIGKILL)
-    wait_until(lambda: len(webhook) == 2)
-    assert [body["event"] for body in webhook] == ["start", "crash"]
-    assert "its process vanished without recording why" in str(webhook[1]["text"])
+    wait_until(lambda: len(webhook.bodies) == 2)
+    start, crash = map(json.loads, webhook.bodies)
+    assert (start["event"], crash["event"]) == ("start", "crash")
+    assert "its process vanished without recording why" in crash["text"]
     wait_until(lambda: "mtrain_running{" in (folder / "metrics.prom").read_text())
     wait_until(lambda: not list(folder.glob(".track-*.lock")))
     gauges = (folder / "metrics.prom").read_text()
@@ -87,13 +74,11 @@ def test_a_webhook_hears_of_a_killed_rank_0(tmp_path: Path, webhook: list[dict[s
 
 
 @pytest.mark.slow
-def test_a_run_waits_for_its_trackers(
-    tmp_path: Path, webhook: list[dict[str, object]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_waits_for_its_trackers(tmp_path: Path, webhook: Posts, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     (tmp_path / "run.toml").write_text(RUN.format(folder=folder, steps=5))
     assert main(["train", str(tmp_path / "run.toml"), "--nproc", "1", "checkpoint.interval=3"]) == 0
-    assert [body["event"] for body in webhook] == ["start", "finish"]
+    assert [json.loads(body)["event"] for body in webhook.bodies] == ["start", "finish"]
     assert " 5.0\n" in (folder / "metrics.prom").read_text().split("mtrain_step{")[1]
     for stored in folder.glob("checkpoints/step-*"):
         assert (stored / "tracking.json").read_bytes() == (folder / "tracking.json").read_bytes()
@@ -103,7 +88,9 @@ def test_a_run_waits_for_its_trackers(
     settings = [f"run.folder={moved}", f"checkpoint.folder={folder}/checkpoints", "train.steps=6"]
     assert main(["train", str(tmp_path / "run.toml"), "--nproc", "1", "optimizer.decay_steps=6", *settings]) == 0
     assert (moved / "tracking.json").read_bytes() == (folder / "tracking.json").read_bytes()
-    assert {body["run"]["id"] for body in webhook} == {json.loads((moved / "tracking.json").read_bytes())["id"]}
+    assert {json.loads(body)["run"]["id"] for body in webhook.bodies} == {
+        json.loads((moved / "tracking.json").read_bytes())["id"]
+    }
     # And is sent again by hand.
     (folder / "metrics.prom").unlink()
     capsys.readouterr()

@@ -27,7 +27,7 @@ from trainer.run.goodput import Tally
 from trainer.run.log_text import event_text, losses_text
 
 METRICS, EVENTS, RANKS = "metrics.jsonl", "events.jsonl", "ranks.json"
-ENDS = ("finished", "stopped", "failed")  # events that end a start of a run
+ENDS = ("finished", "stopped", "failed", "rollback")  # events that end a start of a run
 ALIVE_S = 10.0  # seconds between signs of life
 
 

@@ -12,7 +12,7 @@ import gc
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -107,11 +107,18 @@ def train(
             has ended.
         StoppedError, KeyboardInterrupt: SIGTERM or Ctrl-C; a checkpoint of the last step was written before.
     """
-    with _joined(config, world) as world, owned_folder(config, world) as owner, lost_ranks_named(world):
+    with (
+        _joined(config, world) as world,
+        owned_folder(config, world) as owner,
+        lost_ranks_named(world),
+        closing(Follower(progress.note)) as follower,  # waited for after the end of the run is written
+    ):
         start_again = False
         while True:
             with suppress(RollBackError):
-                return _train(config, world, owner, loss, callbacks, progress, watch, ranks, rolled_back=start_again)
+                return _train(
+                    config, world, owner, loss, callbacks, progress, watch, ranks, follower, rolled_back=start_again
+                )
             start_again = True
             gc.collect()  # the model, whose memory the next one needs
             if world.device.type == "cuda":
@@ -141,6 +148,7 @@ def _train(
     progress: Progress,
     watch: Callable[[Action | None], None] | None,
     ranks: RankTimes | None,
+    follower: Follower,
     *,
     rolled_back: bool,
 ) -> TrainResult:
@@ -183,6 +191,7 @@ def _train(
             callbacks=callbacks,
             progress=progress,
             times=ranks,
+            follower=follower,
             rolled_back=rolled_back,
         )
 
@@ -204,6 +213,7 @@ def _go_on(
     callbacks: Sequence[Callback],
     progress: Progress,
     times: RankTimes | None,
+    follower: Follower,
     rolled_back: bool,
 ) -> TrainResult:
     config, done, newest, plan, world = start.config, start.done, start.folder, engine.plan, engine.world
@@ -223,7 +233,6 @@ def _go_on(
     for line in header(config, plan, start=start, device=device_text(world.device)):
         progress.note(line)
     tracks = bool(config.track.to)
-    follower: Follower | None = None
     if tracks:
         try:
             run_id(folder, wanted=config.track.id, stored=_stored_id(newest))
@@ -232,27 +241,23 @@ def _go_on(
             progress.note(f"track: {error}\n  the run continues without trackers")
     resumed = done.steps if newest else None
     tally = _tally_so_far(config, tell=progress.note)
-    try:
-        with MetricsWriter(
-            folder, resumed_step=resumed, tell=progress.note, tally=tally, check_owner=owner.check_folder
-        ) as log:
-            facts = {**start.facts(), **owner.facts(), "world_size": world.world_size, "device": str(world.device)}
-            log.event("start", facts | ({"rolled_back": True} if rolled_back else {}))
-            for text in start.notes:
-                log.event("note", {"text": text})
-            if log.put_aside:
-                text = f"metrics of later steps were moved to {log.put_aside}"
-                log.event("note", {"text": text})
-                progress.note(text)
-            if tracks:  # after the start is written, and waited for after the end is
-                follower = Follower(folder, note=progress.note)
-                log.after_line = follower.poll
-            result = loop(log=log).run(unrecorded)
-            log.event("finished" if result.step == plan.steps else "stopped", {"step": result.step})
-            return result
-    finally:
-        if follower is not None:
-            follower.close()
+    with MetricsWriter(
+        folder, resumed_step=resumed, tell=progress.note, tally=tally, check_owner=owner.check_folder
+    ) as log:
+        facts = {**start.facts(), **owner.facts(), "world_size": world.world_size, "device": str(world.device)}
+        log.event("start", facts | ({"rolled_back": True} if rolled_back else {}))
+        for text in start.notes:
+            log.event("note", {"text": text})
+        if log.put_aside:
+            text = f"metrics of later steps were moved to {log.put_aside}"
+            log.event("note", {"text": text})
+            progress.note(text)
+        if tracks:  # after the start is written
+            follower.start(folder)
+            log.after_line = follower.poll
+        result = loop(log=log).run(unrecorded)
+        log.event("finished" if result.step == plan.steps else "stopped", {"step": result.step})
+        return result
 
 
 def _stored_id(checkpoint: Location | None) -> bytes | None:

@@ -158,7 +158,9 @@ class Alerts:
         """The alerts of the next event."""
         kind, time_s = event.get("event"), float(event.get("time_s") or 0.0)
         step = event.get("step") if type(event.get("step")) is int else None
-        if kind == "start":
+        if kind == "start" and event.get("rolled_back"):
+            self.running, self.ended = True, None  # the same process goes on
+        elif kind == "start":
             if self.running:
                 yield self.crash(time_s, step=None, why="it ended without recording why, and was started again")
             self.running, self.ended = True, None

@@ -332,17 +332,22 @@ def _locked(sending: Sending, run: TrackedRun, follow: bool, times: Times) -> No
 
 
 class Follower:
-    """The follower as rank 0 sees it.
+    """The follower as rank 0 sees it; it does nothing until it is started, and follows across rollbacks.
 
     Args:
-        folder: of the run, with config.toml and events.jsonl. note: prints a line for the user.
+        note: prints a line for the user.
     """
 
-    def __init__(self, folder: Path, *, note: Callable[[str], None]) -> None:
-        self._note, self._log = note, folder / LOG
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note, self._log, self._said = note, Path(LOG), 0
         self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, folder: Path) -> None:
+        """Start the process, unless it runs, for a run folder with config.toml and events.jsonl."""
+        if self._process is not None:
+            return
+        self._log = folder / LOG
         words = [*command_line("mtrain"), "track", str(folder), "--follow", "--parent", str(os.getpid())]
-        self._said = 0
         try:
             log = atomic_io.open_no_link(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
@@ -358,10 +363,12 @@ class Follower:
             finally:
                 os.close(log)
         except OSError as error:
-            note(f"the trackers could not be started: {error}; send the run afterwards: mtrain track {folder}")
+            self._note(f"the trackers could not be started: {error}; send the run afterwards: mtrain track {folder}")
 
     def poll(self) -> None:
         """Print the follower's new lines for the user."""
+        if self._process is None:
+            return
         with suppress(OSError), self._log.open("rb") as log:
             log.seek(self._said)
             content = log.read()

@@ -1,7 +1,8 @@
 """A planted spike in real runs: found, shown, skipped or rolled back, exactly as with these samples in data.skip.
 
-The fault: from step FAULTY on, the documents of one corpus are shuffled bytes. Megatron's order depends on the lengths
-of documents alone, so shuffling their bytes does not change it, and a trace of the sound corpus says which to shuffle.
+The fault: from a step on, the documents of one corpus are shuffled bytes. Megatron's order depends on the lengths of
+documents alone, so shuffling their bytes does not change it, and a trace of the sound corpus says which to shuffle. A
+document fills a row, so that no other step reads a part of it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from cli.mtrain import main as mtrain
 from mdata.tracing.run_folder import trace_run
 from mdata.tracing.run_record import read_record
 from mdata.util import file_lock
+from tests.helpers.posts import receiving_posts
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import WORDS
 from tests.trainer.run.one_rank import alone, curve, events
 from trainer.config.parse import dump_config, parse_config
-from trainer.config.sections import RunConfig, SpikesSection
+from trainer.config.sections import RunConfig, SpikesSection, TrackSection
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
 from trainer.plan.check import check
@@ -37,7 +39,21 @@ from trainer.run.train import train
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-BATCH, LENGTH, FAULTY, FAULTS, STEPS, SAVED = 16, 32, 120, 3, 132, 110
+BATCH, LENGTH = 16, 32
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A run of so many steps with a checkpoint at `saved`; `faults` steps from `faulty` on read shuffled documents."""
+
+    steps: int
+    saved: int
+    faulty: int
+    faults: int
+
+
+STEPS, SAVED, FAULTY, FAULTS = 132, 110, 120, 3
+SHORT, LONG = Plant(STEPS, SAVED, FAULTY, FAULTS), Plant(steps=360, saved=290, faulty=300, faults=40)
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +73,14 @@ class Corpora:
     shuffled: dict[int, str]
 
 
-def config_of(folder: Path, blend: Path, **spikes) -> RunConfig:
+def config_of(folder: Path, blend: Path, *, plant: Plant = SHORT, **spikes) -> RunConfig:
     tables = {
         "run": {"folder": str(folder), "seed": 7},
         "model": {"num_layers": 1, "hidden_size": 32, "num_heads": 2, "tie_embeddings": False},
         "data": {"blend": str(blend), "order": "megatron"},
-        "train": {"sequence_length": LENGTH, "global_batch": BATCH, "micro_batch": 8, "steps": STEPS},
+        "train": {"sequence_length": LENGTH, "global_batch": BATCH, "micro_batch": 8, "steps": plant.steps},
         "optimizer": {"lr": 1e-2, "warmup_steps": 10},
-        "checkpoint": {"interval": SAVED, "keep": 9},
+        "checkpoint": {"interval": plant.saved, "keep": 9},
         "spikes": {"window": 64, **spikes},
     }
     config, problems = parse_config(tables)
@@ -84,36 +100,40 @@ def write_corpus(folder: Path, name: str, texts: list[str]) -> Path:
     return folder / f"{name}_text_document.json"
 
 
-def texts(seed: int) -> list[str]:
-    """Sentences whose words follow each other by a rule: 100 bytes and more, enough for one epoch of the run."""
+def texts(seed: int, count: int = 1200) -> list[str]:
+    """Rows of words that follow each other by a rule; with its end-of-document token each fills a sample."""
     draw, rows = random.Random(seed), []
-    for _ in range(480):
+    for _ in range(count):
         start = draw.randrange(len(WORDS))
-        rows.append(" ".join(WORDS[(start + 5 * i) % len(WORDS)] for i in range(draw.randint(16, 22))))
+        rows.append(" ".join(WORDS[(start + 5 * i) % len(WORDS)] for i in range(LENGTH))[: LENGTH - 1])
     return rows
+
+
+def planted(plant: Plant, folder: Path) -> Corpora:
+    sound, faulty = folder / "sound", folder / "faulty"
+    rows = {name: texts(seed, plant.steps * BATCH * 5 // 9) for seed, name in ((1, "good"), (2, "bad"))}
+    config = config_of(sound / "run", mixed(sound, rows), plant=plant)
+    tracer = mdata.Tracer(open_data(config).train)
+    draw, shuffled = random.Random(3), {}
+    for sample in range((plant.faulty - 1) * BATCH, (plant.faulty - 1 + plant.faults) * BATCH):
+        traced = tracer.sample(sample)
+        if traced.name.startswith("bad"):
+            document = traced.parts[0].document  # of the next one it has only a label
+            shuffled[document] = "".join(draw.sample(rows["bad"][document], LENGTH - 1))
+    bad = [shuffled.get(document, text) for document, text in enumerate(rows["bad"])]
+    return Corpora(mixed(faulty, {**rows, "bad": bad}), shuffled)
+
+
+def mixed(folder: Path, rows: dict[str, list[str]]) -> Path:
+    folder.mkdir()
+    made = {name: write_corpus(folder, name, lines) for name, lines in rows.items()}
+    mdata.make_blend(["0.5", str(made["good"]), "0.5", str(made["bad"])], folder / "mix.json")
+    return folder / "mix.json"
 
 
 @pytest.fixture(scope="module")
 def corpora(quick, tmp_path_factory) -> Corpora:
-    sound, folder = (tmp_path_factory.mktemp(name) for name in ("sound", "faulty"))
-    rows = {"good": texts(1), "bad": texts(2)}
-    made = {name: write_corpus(sound, name, lines) for name, lines in rows.items()}
-    mdata.make_blend(["0.5", str(made["good"]), "0.5", str(made["bad"])], sound / "mix.json")
-    config = config_of(sound / "run", sound / "mix.json")
-    tracer = mdata.Tracer(open_data(config).train)
-    read: dict[bool, set[int]] = {True: set(), False: set()}
-    for sample in range(STEPS * BATCH):
-        traced = tracer.sample(sample)
-        if traced.name.startswith("bad"):
-            faulty = 0 <= sample // BATCH + 1 - FAULTY < FAULTS
-            read[faulty] |= {part.document for part in traced.parts}
-    draw, shuffled = random.Random(3), {}
-    for document in sorted(read[True]):
-        text = rows["bad"][document]
-        shuffled[document] = rows["bad"][document] = "".join(draw.sample(text, len(text)))
-    made = {name: write_corpus(folder, name, lines) for name, lines in rows.items()}
-    mdata.make_blend(["0.5", str(made["good"]), "0.5", str(made["bad"])], folder / "mix.json")
-    return Corpora(folder / "mix.json", shuffled)
+    return planted(SHORT, tmp_path_factory.mktemp("corpora"))
 
 
 @pytest.fixture(scope="module")
@@ -132,10 +152,10 @@ def skipping(corpora, tmp_path_factory) -> RunConfig:
     return config
 
 
-def from_checkpoint(reported: RunConfig, folder: Path, skip: tuple[str, ...]) -> RunConfig:
-    """A run that goes on from the checkpoint at SAVED without some samples."""
+def from_checkpoint(reported: RunConfig, folder: Path, skip: tuple[str, ...], *, plant: Plant = SHORT) -> RunConfig:
+    """A run that goes on from the first checkpoint without some samples."""
     shutil.copytree(reported.run.folder, folder)
-    (folder / "checkpoints" / "latest").write_text(f"step-{SAVED}")
+    (folder / "checkpoints" / "latest").write_text(f"step-{plant.saved}")
     config = replace(reported, run=replace(reported.run, folder=str(folder)))
     return replace(config, data=replace(config.data, skip=skip))
 
@@ -148,40 +168,43 @@ def losses(config: RunConfig) -> dict[int, float]:
     return {step: loss for step, loss, _ in curve(config)}
 
 
-def test_a_planted_spike_is_found_and_its_page_shows_the_documents(corpora, reported):
-    (spike,) = events(reported, "spike")
-    assert FAULTY <= spike["step"] <= FAULTY + 2
+def assert_found(plant: Plant, corpora: Corpora, config: RunConfig) -> None:
+    """Within 3 steps, and its page names the corpus first and quotes the documents with file and row."""
+    spike = events(config, "spike")[0]
+    assert plant.faulty <= spike["step"] <= plant.faulty + 2
     assert spike["loss"] > spike["loss_limit"] and spike["losses"]["bad"] > 3 > spike["losses"]["good"]
-    assert sum(norm**2 for norm in spike["norms"].values()) == pytest.approx(spike["grad_norm"] ** 2, rel=1e-5)
-    assert {"embedding.weight", "blocks.mlp.up.weight"} <= spike["norms"].keys()
-
-    page = (Path(reported.run.folder) / spike["page"]).read_text()
+    page = (Path(config.run.folder) / spike["page"]).read_text()
     assert not re.search(r"<script|<img|<link|src=|href=|@import|url\(", page)
     text = html.unescape(re.sub("<[^>]*>", "\n", page))
     by_corpus = text[text.index("Loss by corpus") : text.index("Gradient norm by group")]
     assert 0 < by_corpus.index("bad") < by_corpus.index("good"), "what stands out comes first"
     documents = text[text.index("Documents") : text.index("Surrounding steps")]
-    tracer = trace_run(reported.run.folder)
-    rows = [tracer.sample(sample) for sample in range(*spike_range(spike))]
-    faulty = [part for row in rows if row.name == "bad" for part in row.parts]
-    assert {part.document for part in faulty} <= corpora.shuffled.keys() and len(faulty) >= 4
+    tracer, (first, last) = trace_run(config.run.folder), spike["samples"]
+    rows = [tracer.sample(sample) for sample in range(first, last + 1)]
+    faulty = [row.parts[0] for row in rows if row.name == "bad"]
+    assert len(faulty) >= 4
     for part in faulty:
-        assert corpora.shuffled[part.document][part.in_document :][: part.count] in documents
-        assert f"bad.jsonl:{part.document + 1}" in documents
+        assert corpora.shuffled[part.document] in documents and f"bad.jsonl:{part.document + 1}" in documents
     around = text[text.index("Surrounding steps") :]
     assert f"{spike['step']} (spike)" in around and f"\n{spike['step'] + 10}\n" in around, (
         "written again ten steps later"
     )
 
 
-def spike_range(spike) -> tuple[int, int]:
-    first, last = spike["samples"]
-    return first, last + 1
+def test_a_planted_spike_is_found_and_its_page_shows_the_documents(corpora, reported):
+    assert_found(SHORT, corpora, reported)
+    (spike,) = events(reported, "spike")
+    assert sum(norm**2 for norm in spike["norms"].values()) == pytest.approx(spike["grad_norm"] ** 2, rel=1e-5)
+    assert {"embedding.weight", "blocks.mlp.up.weight"} <= spike["norms"].keys()
 
 
 def test_rolling_back_is_the_run_from_that_checkpoint_without_these_samples(corpora, reported, tmp_path):
     config = config_of(tmp_path / "back", corpora.blend, action="roll_back", skip_before=1, skip_after=FAULTS - 1)
-    notes = alone(config)
+    with receiving_posts() as posts:
+        notes = alone(replace(config, track=TrackSection(to=("webhook",), webhook_url=posts.address)))
+    assert [json.loads(body)["event"] for body in posts.bodies] == ["start", "spike", "finish"], (
+        "one follower, no crash"
+    )
     (rollback,) = events(config, "rollback")
     first, last = FAULTY - 1, FAULTY + FAULTS - 1
     samples = skipped_samples(first, last)
@@ -193,12 +216,36 @@ def test_rolling_back_is_the_run_from_that_checkpoint_without_these_samples(corp
     assert read_record(checkpoint).skip == (tuple(rollback["samples"]),), "each later checkpoint knows them"
     assert [event["step"] for event in events(config, "skip")] == list(range(first, last + 1))
     assert [event["step"] for event in events(config, "start")] == [0, SAVED]
-
-    other = from_checkpoint(reported, tmp_path / "other", (samples,))
-    alone(other)
-    assert losses(config) == losses(other) and list(losses(config)) == list(range(1, STEPS + 1))
-    assert all(losses(config)[step] is None for step in range(first, last + 1))
+    assert_equals_the_run_without(samples, config, from_checkpoint(reported, tmp_path / "other", (samples,)))
     assert losses(config)[STEPS] != losses(reported)[STEPS]
+
+
+def assert_equals_the_run_without(samples: str, config: RunConfig, other: RunConfig) -> None:
+    """Bit for bit, and only the steps of these samples have no loss."""
+    alone(other)
+    first, last = (int(sample) // BATCH + 1 for sample in samples.split("-"))
+    assert losses(config) == losses(other) and list(losses(config)) == list(range(1, config.train.steps + 1))
+    assert [step for step, loss in losses(config).items() if loss is None] == list(range(first, last + 1))
+
+
+@pytest.mark.soak
+def test_a_corpus_that_turns_bad_at_step_300(quick, tmp_path):
+    """It stays so for longer than one return skips: the run returns twice, and is the run without all its samples."""
+    corpora = planted(LONG, tmp_path)
+    reported = config_of(tmp_path / "reported", corpora.blend, plant=LONG)
+    alone(reported)
+    assert_found(LONG, corpora, reported)
+    back = {"action": "roll_back", "skip_after": LONG.faults // 2 - 1}
+    config = config_of(tmp_path / "back", corpora.blend, plant=LONG, **back)
+    alone(config)
+    assert [(event["step"], event["checkpoint"]) for event in events(config, "rollback")] == [
+        (LONG.faulty, f"step-{LONG.saved}"),
+        (LONG.faulty + LONG.faults // 2, f"step-{LONG.saved}"),
+    ]
+    samples = skipped_samples(LONG.faulty, LONG.faulty + LONG.faults - 1)
+    assert read_record(config.run.folder).skip == (tuple(map(int, samples.split("-"))),)
+    other = from_checkpoint(reported, tmp_path / "other", (samples,), plant=LONG)
+    assert_equals_the_run_without(samples, config, other)
 
 
 def test_skipping_on_the_device_is_the_run_without_these_samples(reported, skipping, tmp_path):
@@ -278,24 +325,27 @@ def test_what_is_no_range_is_refused(corpora, tmp_path):
     assert "has no checkpoint to return to" in check(back, 1, facts=None)[0]
 
 
-@pytest.mark.soak
-def test_an_ordinary_run_raises_no_alarm(tmp_path):
-    """2,000 steps with a warmup, a mixture that changes at a step, and a ramp."""
+@pytest.mark.parametrize("scale", [1, pytest.param(10, marks=pytest.mark.soak)])
+def test_an_ordinary_run_raises_no_alarm(scale, quick, tmp_path):
+    """2,000 steps with a warmup, a mixture that changes at a step, and a ramp; a tenth of it in `make test`."""
     rows = {"plain": texts(1), "other": [text[::-1] for text in texts(2)]}
     made = {name: write_corpus(tmp_path, name, lines) for name, lines in rows.items()}
-    shares = [(800, 0.9, ""), (500, 0.3, ""), (400, 0.8, "ramp = true"), (None, 0.8, "")]
+    shares = [(80, 0.9, ""), (50, 0.3, ""), (40, 0.8, "ramp = true"), (None, 0.8, "")]
     spec = [f"[[component]]\nname = '{name}'\npath = '{path}'" for name, path in made.items()]
     for steps, share, more in shares:
-        length = f"samples = {steps * BATCH}" if steps else ""
+        length = f"samples = {steps * scale * BATCH}" if steps else ""
         spec.append(f"[[phase]]\n{length}\n{more}\nshares = {{ plain = {share}, other = {1 - share:.1f} }}")
     (tmp_path / "mix.toml").write_text("\n".join(spec))
     mdata.make_blend(tmp_path / "mix.toml", tmp_path / "mix.json")
-    config = config_of(tmp_path / "run", tmp_path / "mix.json", window=128)
-    data, of_run = replace(config.data, order="native"), replace(config.train, steps=2000)
-    optimizer = replace(config.optimizer, warmup_steps=100)
-    config = replace(config, data=data, train=of_run, optimizer=optimizer, spikes=SpikesSection())
+    config = config_of(tmp_path / "run", tmp_path / "mix.json")
+    data, of_run = replace(config.data, order="native"), replace(config.train, steps=200 * scale)
+    optimizer, spikes = (
+        replace(config.optimizer, warmup_steps=10 * scale),
+        SpikesSection(window=128 if scale > 1 else 32),
+    )
+    config = replace(config, data=data, train=of_run, optimizer=optimizer, spikes=spikes)
     alone(config)
-    assert len(curve(config)) == 2000
+    assert len(curve(config)) == 200 * scale
     assert not events(config, "spike")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import threading
 import time
@@ -15,11 +14,13 @@ import pytest
 
 from mdata import UsageError
 from mdata.util import file_lock
+from tests.helpers.posts import Posts, receiving_posts
 from tests.trainer.plan.test_plan import config as sound
 from trainer.config.parse import dump_config
 from trainer.config.sections import TrackSection
+from trainer.run.metrics import read_events
 from trainer.tracking import follower
-from trainer.tracking.files import Alert, AlertKind
+from trainer.tracking.files import Alert, AlertKind, Alerts
 from trainer.tracking.follower import POSITION, Sending, Times, send, told_lines, tracked_run
 from trainer.tracking.trackers import OtherRunError, TrackedRun, Tracker, Webhook, prometheus_text, webhook_body
 
@@ -148,6 +149,25 @@ def test_a_run_that_goes_back_continues_its_curve(run: TrackedRun) -> None:
     assert store.alerts == ["start", "crash", "start", "finish"] and store.closed == ["crash", "finish"]
 
 
+def test_a_run_that_returns_from_a_spike_neither_crashes_nor_starts(run: TrackedRun) -> None:
+    """It is the same process; between the two lines it may be killed."""
+    spike, back = {"event": "spike", "step": 9}, {"event": "rollback", "step": 9, "checkpoint": "step-5"}
+    write(run, "events", {"event": "start", "step": 0}, spike, back)
+    killed = Store()
+    sending(run, Recording(killed)).run()
+    assert killed.alerts == ["start", "spike", "crash"] and killed.closed == ["crash"]
+    write(run, "events", {"event": "start", "step": 5, "rolled_back": True}, {"event": "finished", "step": 12})
+    store = Store()
+    alerts = Alerts()
+    assert [alert.kind for event in read_events(run.folder) for alert in alerts.of(event)] == [
+        "start",
+        "spike",
+        "finish",
+    ]
+    sending(run, Recording(store)).run()
+    assert store.closed == ["finish"]
+
+
 def test_an_older_run_that_has_done_all_its_steps_is_no_crash(run: TrackedRun) -> None:
     write(run, "events", {"event": "start", "step": 0})
     write(run, "metrics", *steps(1, 4))
@@ -220,31 +240,13 @@ def test_damaged_lines_are_named(run: TrackedRun) -> None:
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[str, list[dict[str, object]], list[float]]]:
-    """A webhook: its address, what it got, and for how long it hangs before it answers."""
-    got: list[dict[str, object]] = []
-    hangs: list[float] = []
-    release = threading.Event()
+def server() -> Iterator[Posts]:
+    with receiving_posts() as posts:
+        yield posts
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if hangs:
-                release.wait(hangs.pop(0))
-                return
-            got.append(body)
-            self.send_response(204)
-            self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        made.daemon_threads = True
-        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{made.server_address[1]}/hook", got, hangs
-        release.set()
-        made.shutdown()
+def events_of(posts: Posts) -> list[str]:
+    return [json.loads(body)["event"] for body in posts.bodies]
 
 
 def with_webhook(run: TrackedRun, **track: object) -> TrackedRun:
@@ -254,41 +256,39 @@ def with_webhook(run: TrackedRun, **track: object) -> TrackedRun:
     return tracked_run(run.folder, config)
 
 
-def test_a_webhook_is_told_at_least_once_and_not_again(run: TrackedRun, server) -> None:
-    address, got, _ = server
-    run = with_webhook(run, webhook_url=address)
+def test_a_webhook_is_told_at_least_once_and_not_again(run: TrackedRun, server: Posts) -> None:
+    run = with_webhook(run, webhook_url=server.address)
     write(run, "events", {"event": "start", "step": 0}, {"event": "spike", "step": 3})
     for _ in range(2):
         sending(run, Webhook(), name="webhook").run()
-    assert [body["event"] for body in got] == ["start", "spike", "crash"]
+    assert events_of(server) == ["start", "spike", "crash"]
     write(run, "events", {"event": "start", "step": 3}, {"event": "stopped", "step": 4})
     sending(run, Webhook(), name="webhook").run()
-    assert [body["event"] for body in got] == ["start", "spike", "crash", "start", "stop"]
+    assert events_of(server) == ["start", "spike", "crash", "start", "stop"]
+    got = [json.loads(body) for body in server.bodies]
     assert got[0]["run"]["id"] == run.id.id and got[1]["facts"] == {"event": "spike", "step": 3}
     assert json.loads((run.folder / POSITION).read_bytes()) == {"events": 4, "running": False}
 
 
 def test_a_webhook_that_hangs_delays_no_other_tracker(run: TrackedRun, server, monkeypatch) -> None:
-    address, got, hangs = server
-    hangs += [60.0] * 100
+    server.hangs += [60.0] * 100
     monkeypatch.setattr("trainer.tracking.trackers.WEBHOOK_TIMEOUT_S", 0.05)
     monkeypatch.setattr(follower, "WEBHOOK_TIMEOUT_S", 0.05)
-    run = with_webhook(run, webhook_url=address)
+    run = with_webhook(run, webhook_url=server.address)
     write(run, "events", {"event": "start", "step": 0}, {"event": "finished", "step": 9})
     write(run, "metrics", *steps(1, 9))
     told: list[str] = []
     lacks = send(run, ["webhook", "prometheus"], alive=lambda: False, tell=told.append, follow=True, times=FAST)
-    assert lacks == ["webhook: timed out"] and not got
+    assert lacks == ["webhook: timed out"] and not server.bodies
     assert 'mtrain_step{run="' in (run.folder / "metrics.prom").read_text()
-    assert len(told) == 1 and address not in told[0]
+    assert len(told) == 1 and server.address not in told[0]
 
 
 def test_alerts_that_nobody_wants_are_not_sent(run: TrackedRun, server) -> None:
-    address, got, _ = server
-    run = with_webhook(run, webhook_url=address, webhook_on=("crash",), webhook_form="slack")
+    run = with_webhook(run, webhook_url=server.address, webhook_on=("crash",), webhook_form="slack")
     write(run, "events", {"event": "start", "step": 0}, {"event": "failed", "error": "out of memory"})
     sending(run, Webhook(), name="webhook").run()
-    (body,) = got
+    body = json.loads(*server.bodies)
     assert list(body) == ["text"] and "failed: out of memory" in body["text"] and run.name in body["text"]
 
 
