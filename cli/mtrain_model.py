@@ -17,6 +17,9 @@ from mdata.progress import SILENT
 from .console import Console
 
 if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+    from trainer.parallel.world import Placement
     from trainer.tasks.loaded_model import Model
 
 
@@ -95,14 +98,13 @@ def each_opened(
     """
     from trainer.checkpoint.location import location_of
     from trainer.parallel.mesh import Mesh
-    from trainer.parallel.world import Placement, find_placement, join_world, leave_at_the_end
+    from trainer.parallel.world import Placement, find_placement, join_world, leave_at_the_end, lost_ranks_named
     from trainer.tasks.loaded_model import Model
 
     place = find_placement(os.environ) or Placement()
     tp = getattr(arguments, "tp", None)
     _refuse_layout(arguments, place.world_size, tp=tp, command=command)
     mesh = Mesh(place.world_size, place.world_size // arguments.pp if tp is None else tp, pp=arguments.pp)
-    world = join_world(mesh, placement=place)
 
     def read(checkpoint: str) -> Model:
         with console.progress() as progress:
@@ -116,8 +118,31 @@ def each_opened(
                 progress=progress if world.is_main else SILENT,
             )
 
-    yield map(read, checkpoints)
+    with _ended_together(place, console) as store:
+        world = join_world(mesh, placement=place, store=store)
+        with lost_ranks_named(world):
+            yield map(read, checkpoints)
     leave_at_the_end(console.note)
+
+
+@contextmanager
+def _ended_together(place: Placement, console: Console) -> Iterator[Store | None]:
+    """The store of several ranks, which all end when one of them fails in the block."""
+    from trainer.parallel.world import another_connection, open_store
+    from trainer.run.shared_end import ended_together
+
+    if place.world_size == 1:
+        yield None
+        return
+
+    def end(code: int, text: str) -> None:
+        console.error(text)
+        os._exit(code)
+
+    store = open_store(place, tell=console.note)
+    own = another_connection(store)
+    with ended_together(own, rank=place.rank, world_size=place.world_size, end=end):
+        yield store
 
 
 def _refuse_layout(arguments: argparse.Namespace, world_size: int, *, tp: int | None, command: str) -> None:

@@ -312,6 +312,7 @@ def test_the_openai_package(server):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(7200)
 def test_a_thousand_clients_and_a_cache_too_small(served, model):
     prompts = [f"client {i}" for i in range(1000)]
     engine = Engine(model, cache_tokens=100, max_batch=16)
@@ -389,11 +390,13 @@ def test_drawn_requests_are_answered_or_refused(server):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(7200)
 def test_ten_thousand_drawn_requests(server):
     ask_drawn(server, random.Random(7), 10_000)
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(7200)
 def test_ten_thousand_requests_leave_no_memory_behind(server):
     """Prompts are few, because tokenizers keep a bounded number of words."""
     prompts, sizes = [f"client {i}" for i in range(40)], list[int]()
