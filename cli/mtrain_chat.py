@@ -86,6 +86,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
             tokenizer=arguments.tokenizer,
             settings=arguments.set,
             dtype=arguments.dtype,
+            weights=arguments.weights,
             progress=progress,
         )
     served = served_model(model, arguments.model, template=arguments.chat_template)

@@ -73,6 +73,12 @@ def add_folder_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
         choices=("fp32", "bf16", "fp16"),
         help="of the computation (default: that of the run; for other folders that of the weights, on a CPU fp32)",
     )
+    group.add_argument(
+        "--weights",
+        default="",
+        choices=("fp8",),
+        help="keep linear layers in FP8, in half the memory of bf16 (default: in --dtype)",
+    )
     return group
 
 
@@ -115,6 +121,7 @@ def each_opened(
                 tokenizer=arguments.tokenizer,
                 settings=arguments.set,
                 dtype=arguments.dtype,
+                weights=arguments.weights,
                 progress=progress if world.is_main else SILENT,
             )
 

@@ -94,6 +94,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         "tokenizer": arguments.tokenizer,
         "set": arguments.set,
         "dtype": arguments.dtype,
+        "weights": arguments.weights,
         "max_batch": arguments.max_batch,
         "cache_tokens": arguments.cache_tokens,
         **mesh,

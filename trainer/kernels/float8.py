@@ -55,6 +55,17 @@ class Operand(NamedTuple):
     inverse_1: Tensor
 
 
+class Float8Rows(NamedTuple):
+    """A matrix in FP8 with a scale for each row.
+
+    Args:
+        values_RC: E4M3. inverse_R1: fp32, the factors that turn the values into the matrix.
+    """
+
+    values_RC: Tensor
+    inverse_R1: Tensor
+
+
 def scale_for(largest: Tensor, *, dtype: torch.dtype, margin: int = 0) -> Tensor:
     """The scale for values up to `largest`, 2^margin below the limit; 1 if `largest` is 0 or not finite."""
     scale = LARGEST[dtype] / largest / 2**margin
@@ -102,3 +113,22 @@ def float8_product(
     if out is None:
         return product_MN.to(dtype)
     return out.add_(product_MN) if add else out.copy_(product_MN)
+
+
+def float8_rows(x_RC: Tensor, largest_R1: Tensor | None = None) -> Float8Rows:
+    """x in FP8, each row scaled by its largest absolute value; `largest_R1`: these, where the row has more columns."""
+    wide_RC, limit = x_RC.float(), LARGEST[E4M3]
+    scale_R1 = scale_for(wide_RC.abs().amax(-1, keepdim=True) if largest_R1 is None else largest_R1, dtype=E4M3)
+    return Float8Rows((wide_RC * scale_R1).clamp(-limit, limit).to(E4M3), scale_R1.reciprocal())
+
+
+def float8_rows_product(left: Float8Rows, right: Float8Rows, *, dtype: torch.dtype) -> Tensor:
+    """left right^T: [M, K] x [N, K] -> [M, N]."""
+    product_MN = left.values_RC.float() @ right.values_RC.float().t()
+    return (product_MN * left.inverse_R1 * right.inverse_R1.t()).to(dtype)
+
+
+def scaled_mm_rows_product(left: Float8Rows, right: Float8Rows, *, dtype: torch.dtype) -> Tensor:
+    """The same by PyTorch's matrix product in FP8."""
+    scales = {"scale_a": left.inverse_R1, "scale_b": right.inverse_R1.t()}
+    return torch._scaled_mm(left.values_RC, right.values_RC.t(), **scales, out_dtype=dtype)

@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from trainer.kernels import plain
-from trainer.kernels.float8 import E4M3, E5M2, Operand, Scaling, float8_product, float8_quantize
+from trainer.kernels.float8 import (
+    E4M3,
+    E5M2,
+    Operand,
+    Scaling,
+    float8_product,
+    float8_quantize,
+    float8_rows,
+    float8_rows_product,
+)
 from trainer.kernels.plain import AdamConstants, AdamState
 
 # Tolerance of a result in that dtype: a few roundings to 8, 11 or 24 bits.
@@ -111,16 +120,38 @@ EXAMPLES: dict[str, Callable[[Any, Callable[..., Tensor], torch.dtype], Results]
 
 def float8_differences(quantize: Callable[..., Any], product: Callable[..., Tensor], *, device: torch.device) -> str:
     """How FP8 rounding and products differ from the plain ones; empty: no difference."""
+    return _float8_differences(_float8, (quantize, product), (float8_quantize, float8_product), device)
+
+
+def float8_rows_differences(
+    quantize: Callable[..., Any], product: Callable[..., Tensor], *, device: torch.device
+) -> str:
+    """The same of matrices with a scale for each row."""
+    return _float8_differences(_float8_rows, (quantize, product), (float8_rows, float8_rows_product), device)
+
+
+def _float8_differences(
+    examples: Callable[..., Results], kernels: tuple[Any, Any], plain: tuple[Any, Any], device: torch.device
+) -> str:
     try:
-        results = list(_float8(quantize, product, _draws(device)))
+        results = list(examples(*kernels, _draws(device)))
     except (RuntimeError, TypeError, AttributeError, ImportError, AssertionError) as error:
         return f"its self-test failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    expected = _float8(float8_quantize, float8_product, _draws(device))
+    expected = examples(*plain, _draws(device))
     for (name, actual), (_, right) in zip(results, expected, strict=True):
         # Results are rounded to bf16. Values are equal, except where a scale that differs in its last bit changed one.
         if problem := _difference(name, actual, right, tolerance=2e-3 if "value" in name else 1e-2):
             return problem
     return ""
+
+
+def _float8_rows(quantize: Callable[..., Any], product: Callable[..., Tensor], draw: Callable[..., Tensor]) -> Results:
+    weight = float8_rows(draw(96, 128))
+    for tokens in (1, TOKENS):
+        x8 = quantize(draw(tokens, 128).bfloat16())
+        yield "a rounded value", x8.values_RC.float()
+        yield "a scale", x8.inverse_R1
+        yield "the product", product(x8, weight, dtype=torch.bfloat16)
 
 
 def _float8(quantize: Callable[..., Any], product: Callable[..., Tensor], draw: Callable[..., Tensor]) -> Results:

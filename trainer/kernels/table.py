@@ -23,7 +23,7 @@ from mdata import UsageError
 from mdata.errors import install_command
 from trainer.config.sections import KernelsSection
 from trainer.kernels import apex, chunk_attention, float8, gpu, library, paged_attention, plain, transformer_engine
-from trainer.kernels.self_test import differences, float8_differences
+from trainer.kernels.self_test import differences, float8_differences, float8_rows_differences
 
 Kernel = Callable[..., Any]
 
@@ -182,5 +182,24 @@ def float8_kernels(device: torch.device) -> tuple[Kernel, Kernel]:
         raise UsageError(
             f"precision.fp8 needs {transformer_engine.NAME} and a GPU with FP8, but {reason}; "
             f'install it ({install_command("gpu")}), or set precision.fp8="none"'
+        )
+    return kernels
+
+
+def float8_rows_kernels(device: torch.device) -> tuple[Kernel, Kernel]:
+    """The kernels for rows in FP8 and their products: PyTorch's on a GPU, otherwise the plain ones.
+
+    Raises:
+        UsageError: the GPU has no FP8, or PyTorch's product computes something else.
+    """
+    if device.type != "cuda":
+        return float8.float8_rows, float8.float8_rows_product
+    kernels = torch.compile(float8.float8_rows), float8.scaled_mm_rows_product
+    capability = torch.cuda.get_device_capability(device)
+    reason = "" if capability >= (8, 9) else f"{torch.cuda.get_device_name(device)} has none"
+    if reason := reason or float8_rows_differences(*kernels, device=device):
+        raise UsageError(
+            f"weights in FP8 need a GPU with FP8 products (compute capability 8.9 or higher): {reason}",
+            fix="leave out --weights fp8",
         )
     return kernels

@@ -15,15 +15,17 @@ Shapes: N tokens, I inputs and O outputs of this rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.kernels.float8 import Operand
+from trainer.kernels.float8 import Float8Rows, Operand, float8_rows, float8_rows_product
 from trainer.layers.base import Layer, MainGradients, Parallel, add_bias_gradient, add_weight_gradient
 from trainer.layers.float8_scaling import LayerScaling
+from trainer.parallel.collectives import all_reduce_
 
 
 class Linear(Layer):
@@ -36,6 +38,7 @@ class Linear(Layer):
 
     Attributes:
         float8: how its products are computed in FP8; None: in the dtype of the weight.
+        kept_rows: the weight in FP8 in place of `weight`, see `keep_rows`; None: there is none.
     """
 
     def __init__(self, inputs: int, outputs: int, *, parallel: Parallel, bias: bool, column: bool) -> None:
@@ -44,13 +47,29 @@ class Linear(Layer):
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
         self.float8: LayerScaling | None = None
+        self.kept_rows: Float8Rows | None = None
+        self._rows_kernels = Float8RowsKernels(float8_rows, float8_rows_product)
 
     def prepare(self) -> None:
         """Round the weight to FP8 if it has changed since it was last rounded."""
         if self.float8 is not None:
             self.float8.keep_weight(self.weight)
 
+    @torch.no_grad()
+    def keep_rows(self, kernels: Float8RowsKernels) -> None:
+        """From now on keep the weight in FP8 alone, with a scale for each output; the layer only runs forward.
+
+        Its scales do not depend on the number of ranks.
+        """
+        largest_O1 = self.weight.float().abs().amax(-1, keepdim=True)
+        if not self.column:
+            largest_O1 = all_reduce_(largest_O1, self.parallel.tp, op="max")
+        self.kept_rows, self._rows_kernels = float8_rows(self.weight, largest_O1), kernels
+        self.register_parameter("weight", None)
+
     def forward(self, x_NI: Tensor) -> Tensor:
+        if self.kept_rows is not None:
+            return self._forward_with_rows(x_NI, self.kept_rows)
         if self.float8 is not None:
             return float8_linear(
                 x_NI,
@@ -63,6 +82,21 @@ class Linear(Layer):
             )
         apply = _Column.apply if self.column else _Row.apply
         return apply(x_NI, self.weight, self.bias, self.parallel, self.main_gradients)
+
+    def _forward_with_rows(self, x_NI: Tensor, rows_OI: Float8Rows) -> Tensor:
+        """Inputs are rounded with a scale for each token, of the columns that this rank has."""
+        whole_NI = self.parallel.gather(x_NI) if self.column else x_NI
+        y_NO = self._rows_kernels.product(self._rows_kernels.quantize(whole_NI), rows_OI, dtype=x_NI.dtype)
+        if not self.column:
+            y_NO = self.parallel.reduce(y_NO)
+        return y_NO if self.bias is None else y_NO.add_(self.bias)
+
+
+class Float8RowsKernels(NamedTuple):
+    """The operations of kernels/float8.py on matrices with a scale for each row, or those of a GPU."""
+
+    quantize: Callable[[Tensor], Float8Rows]
+    product: Callable[..., Tensor]
 
 
 def column_product(x_ND: Tensor, layer: Layer, *, weight: Tensor, parallel: Parallel) -> Tensor:

@@ -1,6 +1,7 @@
 """Which layers are computed in FP8: the linear layers of blocks, optionally not of the first and last blocks.
 
-Embeddings, head, norms and attention stay in the dtype of the model.
+Embeddings, head, norms and attention stay in the dtype of the model. Training keeps weights in that dtype, too, and
+rounds them for each step; a model that is only used may keep them in FP8 alone.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from mdata import UsageError
 from trainer.config.sections import RunConfig
-from trainer.kernels.float8 import E4M3, E5M2
-from trainer.kernels.table import float8_kernels
+from trainer.kernels.float8 import E4M3, E5M2, MULTIPLE
+from trainer.kernels.table import float8_kernels, float8_rows_kernels
 from trainer.layers.float8_scaling import Float8Kernels, Float8Recipe, Float8Scaling
-from trainer.layers.linear import Linear
+from trainer.layers.linear import Float8RowsKernels, Linear
 
 
 def use_float8(model: nn.Module, config: RunConfig, *, num_layers: int, device: torch.device) -> Float8Scaling | None:
@@ -55,3 +57,30 @@ def recipe_of(config: RunConfig) -> Float8Recipe:
         margin=precision.fp8_margin,
         input_again=config.recompute.mode == "selective",
     )
+
+
+def keep_float8_weights(model: nn.Module, *, device: torch.device) -> None:
+    """Keep the weights of a stage's linear layers in FP8, in place of its dtype; it can only run forward then.
+
+    Raises:
+        UsageError: the device, the dtype or the widths do not allow it, or there are no such layers.
+    """
+    linears = [layer for layer in model.modules() if isinstance(layer, Linear)]
+    on_gpu, fix = device.type == "cuda", "leave out --weights fp8"
+    if not linears:
+        raise UsageError("weights in FP8 are those of linear layers, and the model has none", fix=fix)
+    if on_gpu and (dtype := linears[0].weight.dtype) != torch.bfloat16:
+        raise UsageError(f"on a GPU weights in FP8 need --dtype bf16, not {str(dtype).removeprefix('torch.')}", fix=fix)
+    odd = next((layer for layer in linears if any(width % MULTIPLE for width in layer.weight.shape)), None)
+    if on_gpu and odd is not None:
+        raise UsageError(
+            "a GPU cannot multiply a weight of this shape in FP8",
+            found=f"{odd.weight.shape[0]} outputs and {odd.weight.shape[1]} inputs on a rank",
+            expected=f"multiples of {MULTIPLE}",
+            fix=f"fewer ranks along tp, or {fix}",
+        )
+    kernels = Float8RowsKernels(*float8_rows_kernels(device))
+    for layer in linears:
+        layer.keep_rows(kernels)
+    if on_gpu:
+        torch.cuda.empty_cache()  # the cache of keys and values takes what is free

@@ -200,6 +200,7 @@ def serve_here(folder: Path, *, rank: int) -> None:
         tokenizer=settings["tokenizer"],
         settings=settings["set"],
         dtype=settings["dtype"],
+        weights=settings["weights"],
     )
     engine = Engine(model, max_batch=settings["max_batch"], cache_tokens=settings["cache_tokens"])
     link.reply(Ready(engine.capacity))

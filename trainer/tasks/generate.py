@@ -398,6 +398,7 @@ def _job(model: Model, request: Request) -> str:
         request.number,
         request.sample,
         reported,
+        *([model.weights] if model.weights else []),
     ]
     return hash_of(json.dumps(facts))[:16]
 

@@ -37,13 +37,14 @@ from trainer.convert.model_folder import ModelFolder, read_json
 from trainer.convert.native import is_native
 from trainer.errors import out_of_memory_in
 from trainer.models.family import family_of
+from trainer.models.float8_layers import keep_float8_weights
 from trainer.models.stage import only_tokens
 from trainer.parallel.collectives import all_gather, all_reduce_, start_receive_, start_send
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
 from trainer.parallel.world import Placement, World, join_world
 from trainer.plan.check import DataFacts
-from trainer.plan.plan import make_plan
+from trainer.plan.plan import Plan, make_plan
 from trainer.tasks.load_model import load_model
 from trainer.tasks.score import Span, SpanScore, batches_by_length
 
@@ -77,6 +78,7 @@ class Model:
         ends: ids that end a text. bos: the id that begins one; None where the tokenizer has none.
         recommended: sampling options of the folder's generation_config.json.
         name: of the folder. run_folder: with its checkpoints, on a disk; None: another folder.
+        weights: "fp8", or "": as in the folder.
         notes: what the user should know of it.
     """
 
@@ -92,6 +94,7 @@ class Model:
     recommended: Mapping[str, float] = dataclasses.field(default_factory=dict)
     name: str = "model"
     run_folder: Path | None = None
+    weights: str = ""
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -104,6 +107,7 @@ class Model:
         tokenizer: str = "",
         settings: Sequence[str] = (),
         dtype: str = "",
+        weights: str = "",
         forward: bool = True,
         progress: Progress = SILENT,
     ) -> Model:
@@ -117,6 +121,7 @@ class Model:
             settings: `model.key=value` for what a checkpoint of Megatron-LM does not state.
             dtype: "fp32", "bf16" or "fp16"; "": that of the run; of a foreign folder fp32 on the CPU and that of its
                 weights on a GPU.
+            weights: "fp8": those of linear layers are kept and multiplied in FP8; "": in `dtype`.
             forward: whether it is to be run; otherwise no weights are read, and `module` is None.
             progress: is notified of what is unusual about the folder.
 
@@ -124,6 +129,8 @@ class Model:
             UsageError: no such folder or checkpoint, a format that is not known, or a tokenizer that does not fit.
             DamageError: files are incomplete or damaged.
         """
+        if weights not in ("", "fp8"):
+            raise UsageError(f"--weights {weights} is not known", expected="fp8")
         location = location_of(path) if isinstance(path, str) else path
         _check_checkpoint(location, checkpoint)
         folder = open_model(location, checkpoint=checkpoint, settings=settings)
@@ -137,7 +144,7 @@ class Model:
         facts = _generation_facts(folder)
         ends = facts.ends or frozenset(() if spoken is None or spoken.eod is None else (spoken.eod,))
         return cls(
-            module=_set_up(folder, world, dtype=_dtype(folder, world, dtype)) if forward else None,
+            module=_set_up(folder, world, dtype=_dtype(folder, world, dtype), weights=weights) if forward else None,
             world=world,
             vocab_size=min(rows, spoken.vocab_size) if padded and spoken else rows,
             rows=rows,
@@ -149,6 +156,7 @@ class Model:
             recommended=facts.recommended,
             name=str(location).rstrip("/").rpartition("/")[2],
             run_folder=_run_folder(location),
+            weights=weights,
             notes=folder.notes,
         )
 
@@ -487,24 +495,34 @@ def _dtype(folder: ModelFolder, world: World, name: str) -> str:
 
 
 @out_of_memory_in("setting up the model", fix="more ranks: each holds a part of the model")
-def _set_up(folder: ModelFolder, world: World, *, dtype: str) -> Any:
+def _set_up(folder: ModelFolder, world: World, *, dtype: str, weights: str) -> Any:
     """This rank's stage with its weights."""
     tp, pp = world.groups["tp"], world.groups["pp"]
     config = _for_these_ranks(folder.config, tp.size, pp.size, dtype=dtype)
     facts = DataFacts(vocab_size=folder.vocab_size, largest_id=None, eod=None, fingerprint=None, num_tokens=2**62)
     plan = make_plan(config, tp.size * pp.size, facts=facts)
     if folder.format == "mtrain":
-        return load_model(folder.path, config, plan=plan, world=world)
+        module = load_model(folder.path, config, plan=plan, world=world)
+    else:
+        module = _from_source(folder, config, plan, world=world, dtype=DTYPES[dtype])
+    if weights == "fp8":
+        keep_float8_weights(module, device=world.device)
+    return module.eval()
+
+
+def _from_source(folder: ModelFolder, config: RunConfig, plan: Plan, *, world: World, dtype: torch.dtype) -> Any:
+    """This rank's stage from a folder of another project."""
+    tp, pp = world.groups["tp"], world.groups["pp"]
     (place,) = plan.pipeline.places(pp.rank, Place(tp_rank=tp.rank, tp_size=tp.size))
     family = family_of(config)
-    module = family.build(plan.shape, place, groups={"tp": tp}, dtype=DTYPES[dtype], device=world.device)
+    module = family.build(plan.shape, place, groups={"tp": tp}, dtype=dtype, device=world.device)
     named = dict(module.named_parameters())
     for spec in family.parameters(plan.shape, place):
         flat = named[spec.name].data.zero_().view(-1)
         for piece in spec.pieces:
             stored = folder.source.read(f"weight/{piece.name}", (piece.start, piece.size))
             flat[piece.offset : piece.offset + math.prod(piece.size)] = stored.reshape(-1).to(flat)
-    return module.eval()
+    return module
 
 
 def _for_these_ranks(config: RunConfig, tp: int, pp: int, *, dtype: str) -> RunConfig:

@@ -15,8 +15,12 @@ from trainer.kernels.float8 import (
     Scaling,
     float8_product,
     float8_quantize,
+    float8_rows,
+    float8_rows_product,
     scale_for,
+    scaled_mm_rows_product,
 )
+from trainer.kernels.self_test import float8_rows_differences
 
 FORMATS = st.sampled_from((E4M3, E5M2))
 MANTISSA = {E4M3: 3, E5M2: 2}
@@ -92,3 +96,25 @@ def test_a_product_is_that_of_what_was_rounded(seed):
     torch.testing.assert_close(out.double(), before + exact, rtol=1e-5, atol=1e-5)
     float8_product(left, right, dtype=torch.float32, out=out.fill_(torch.nan))
     torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_are_scaled_by_their_own_largest_values():
+    x = _draw(5, 4, 32) * torch.tensor([[1e-3], [1.0], [0.0], [1e4]])
+    rows = float8_rows(x)
+    assert rows.values_RC.float().abs().amax(-1).tolist() == [448.0, 448.0, 0.0, 448.0]
+    for row in (0, 1, 3):
+        one = float8_quantize(x[row : row + 1], E4M3, scaling=NONE, columns=False)
+        assert torch.equal(rows.values_RC[row].float(), one.rows_RC[0].float())
+        assert rows.inverse_R1[row] == one.inverse_1
+    half = float8_rows(x[:, :16], x.abs().amax(-1, keepdim=True))
+    assert torch.equal(half.values_RC.float(), rows.values_RC[:, :16].float())
+
+
+def test_pytorchs_product_of_rows_is_that_of_the_plain_one():
+    """Which PyTorch has on a CPU, too, with the arguments that a GPU gets."""
+    assert not float8_rows_differences(float8_rows, scaled_mm_rows_product, device=torch.device("cpu"))
+
+    def doubled(*rows, dtype):
+        return 2 * float8_rows_product(*rows, dtype=dtype)
+
+    assert "the product" in float8_rows_differences(float8_rows, doubled, device=torch.device("cpu"))

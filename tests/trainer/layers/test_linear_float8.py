@@ -8,14 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from mdata import UsageError
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import GLOBAL_BATCH, SEQUENCE, layouts, microbatches, save_engine, small_config
 from trainer.config.sections import MeshSection, PrecisionSection, RecomputeSection, TrainSection
-from trainer.kernels.float8 import E4M3, E5M2, LARGEST, float8_product, float8_quantize
+from trainer.kernels.float8 import (
+    E4M3,
+    E5M2,
+    LARGEST,
+    float8_product,
+    float8_quantize,
+    float8_rows,
+    float8_rows_product,
+)
 from trainer.layers.base import Parallel
 from trainer.layers.float8_scaling import Float8Kernels, Float8Recipe, Float8Scaling
-from trainer.layers.linear import Linear
+from trainer.layers.linear import Float8RowsKernels, Linear
+from trainer.models.float8_layers import keep_float8_weights
 from trainer.parallel.collectives import Group
 
 TOKENS, WIDTH, MICROBATCHES = 32, 16, 8
@@ -234,3 +245,49 @@ def _continued(context: Any, folder: str) -> tuple[Any, Any]:
 def test_a_checkpoint_keeps_the_history(tmp_path):
     first, second = run_ranks(functools.partial(_continued, folder=str(tmp_path)), 1)[0]
     assert first == second
+
+
+ROWS = Float8RowsKernels(float8_rows, float8_rows_product)
+
+
+def _kept(context: Any, column: bool) -> tuple[Any, ...]:
+    """This rank's part of a layer whose weight is kept in FP8: its values, its scales, and what it gives."""
+    world = context.join()
+    group = Group("tp", world.world_size, world.rank, world.groups["world"].group)
+    whole, x = _draw(1, 32, 32).float(), _draw(2, 5, 32).float()
+    mine = slice(32 // group.size * group.rank, 32 // group.size * (group.rank + 1))
+    part = whole[mine] if column else whole[:, mine]
+    parallel = Parallel(group, sequence_parallel=False)
+    layer = Linear(part.shape[1], part.shape[0], parallel=parallel, bias=True, column=column)
+    layer.weight.data.copy_(part)
+    layer.bias.data.fill_(0.5)
+    layer.keep_rows(ROWS)
+    assert [name for name, _ in layer.named_parameters()] == ["bias"] and layer.kept_rows is not None
+    with torch.no_grad():
+        y = layer(x if column else x[:, mine])
+    return layer.kept_rows.values_RC.float(), layer.kept_rows.inverse_R1, y
+
+
+@pytest.mark.parametrize("column", [True, False])
+def test_a_weight_that_is_kept_in_fp8_is_the_same_on_any_number_of_ranks(column):
+    ((values, inverse, y),) = run_ranks(_kept, 1, column)
+    exact = _draw(2, 5, 32).float() @ _draw(1, 32, 32).float().t() + 0.5
+    assert 0 < (y - exact).norm() / exact.norm() < 0.05
+    parts = run_ranks(_kept, 2, column)
+    assert torch.equal(torch.cat([part[0] for part in parts], dim=0 if column else 1), values)
+    if column:
+        assert torch.equal(torch.cat([part[1] for part in parts]), inverse)
+        assert torch.equal(torch.cat([part[2] for part in parts], dim=1), y)
+    else:
+        assert all(torch.equal(part[1], inverse) for part in parts)
+        assert (parts[0][2] - y).norm() / y.norm() < 0.05, "each rank scales the part of a token that it has"
+
+
+def test_weights_that_a_gpu_cannot_keep_in_fp8_are_refused():
+    gpu, layer = torch.device("cuda"), Linear(32, 24, parallel=ALONE, bias=False, column=True)
+    with pytest.raises(UsageError, match="need --dtype bf16, not float32"):
+        keep_float8_weights(layer, device=gpu)
+    with pytest.raises(UsageError, match=r"24 outputs and 32 inputs on a rank(.|\n)*multiples of 16"):
+        keep_float8_weights(layer.bfloat16(), device=gpu)
+    with pytest.raises(UsageError, match="those of linear layers, and the model has none"):
+        keep_float8_weights(nn.Linear(16, 16), device=CPU)

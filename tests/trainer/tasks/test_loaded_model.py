@@ -53,6 +53,24 @@ def test_the_logits_of_any_folder(to: str, theirs: Path, logits: torch.Tensor, t
     assert len(answer.tokens) == 3
 
 
+def test_weights_in_fp8(theirs: Path, logits: torch.Tensor) -> None:
+    whole, model = Model.load(theirs), Model.load(theirs, weights="fp8")
+    left = {name for name, _ in model.module.named_parameters()}
+    gone = {name for name, _ in whole.module.named_parameters()} - left
+    assert {name.split(".", 2)[2] for name in gone} == {
+        "attention.qkv.weight", "attention.out.weight", "mlp.up.weight", "mlp.down.weight"
+    }  # fmt: skip
+    assert {"embedding.weight", "head.weight", "final_norm.weight"} <= left
+    difference = (model.logits(IDS) - logits).norm() / logits.norm()
+    assert 1e-4 < difference < 0.1
+    request = Request(ids=tuple(IDS), rules=Sampling(max_tokens=6, greedy=True), log_probs=0)
+    (answer,) = continue_rows(model, [request])
+    scores = model.score([[*IDS, *answer.tokens]]).log_prob_BS[0, len(IDS) - 1 :]
+    assert answer.log_probs == pytest.approx(scores.tolist(), abs=0.02), "with the cache as without"
+    with pytest.raises(UsageError, match="--weights fp4 is not known"):
+        Model.load(theirs, weights="fp4")
+
+
 def _changed(theirs: Path, folder: Path, **settings: object) -> Path:
     shutil.copytree(theirs, folder)
     path = folder / "generation_config.json"
