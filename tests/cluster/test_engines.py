@@ -6,6 +6,7 @@ If Slurm or Ray is missing its tests are skipped and counted as skipped; `make c
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -86,6 +87,15 @@ def test_a_part_that_is_preempted_or_near_its_limit_is_queued_again(tmp_path, cl
     cluster.run("scontrol", "requeue", task)
     wait_until(lambda: attempts() >= 3 or 1 in job.done_parts(), 150)
     wait_until(lambda: 1 in job.done_parts(), 150)
+
+
+@NEEDS_SLURM
+def test_no_daemon_outlives_tests_that_are_killed(tmp_path):
+    lines = ["import os, pathlib, signal, sys", "from tests.helpers.slurm import slurm"]
+    lines += ["with slurm(pathlib.Path(sys.argv[1])) as cluster:", "    os.kill(os.getpid(), signal.SIGKILL)"]
+    words = [sys.executable, "-c", "\n".join(lines), str(tmp_path / "slurm")]
+    assert subprocess.run(words, cwd=ROOT).returncode == -signal.SIGKILL
+    wait_until(lambda: not list(slurm.processes_of(tmp_path / "slurm/slurm.conf")))
 
 
 @NEEDS_SLURM

@@ -1,7 +1,8 @@
 """A Slurm cluster on this machine: munged, slurmctld and some slurmd on loopback, from Debian's packages.
 
 Several nodes are several slurmd of one host (its build has --enable-multiple-slurmd). Needs root, because slurmd does;
-if a program is missing, tests are skipped with that reason.
+if a program is missing, tests are skipped with that reason. No process outlives the tests: a guard of its own process
+group kills all of the cluster when the tests end, even if they were killed.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from tests.helpers.house_rules import ROOT
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
+# Reads until the tests have closed their end of the pipe, or are gone.
+GUARD = "import sys; from tests.helpers.slurm import kill_all; sys.stdin.read(); kill_all(sys.argv[1])"
 
 
 def missing() -> str | None:
@@ -81,7 +87,9 @@ class Slurm:
         return "\n".join(lines) + "\n"
 
     def start(self) -> None:
-        """Start all daemons, and wait until the nodes are idle."""
+        """Start the guard and all daemons, and wait until the nodes are idle."""
+        guard = [sys.executable, "-c", GUARD, str(self._conf_path)]
+        self._guard = subprocess.Popen(guard, cwd=ROOT, stdin=subprocess.PIPE, process_group=0)
         munge = ["--socket", str(self.folder / "munge.socket"), "--key-file", str(self.folder / "munge.key")]
         munge += ["--pid-file", str(self.folder / "munge.pid"), "--log-file", str(self.folder / "munge.log")]
         self._spawn("munged", ["munged", "--foreground", "--force", *munge, f"--seed-file={self.folder}/munge.seed"])
@@ -112,16 +120,8 @@ class Slurm:
 
     def _started_on(self, name: str) -> list[tuple[int, int]]:
         """(process, its parent) of what a node runs for jobs of this cluster."""
-        return [(pid, parent) for pid, parent, words in self._ours() if f"SLURMD_NODENAME={name}".encode() in words]
-
-    def _ours(self) -> Iterator[tuple[int, int, list[bytes]]]:
-        """(process, its parent, its environment) of all that was started with this cluster's slurm.conf."""
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError, IndexError, ValueError):
-                words = (folder / "environ").read_bytes().split(b"\0")
-                if f"SLURM_CONF={self._conf_path}".encode() in words:
-                    parent = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
-                    yield int(folder.name), parent, words
+        node = f"SLURMD_NODENAME={name}".encode()
+        return [(pid, parent) for pid, parent, words in processes_of(self._conf_path) if node in words]
 
     def stop(self) -> None:
         """End all daemons and what they run."""
@@ -129,20 +129,16 @@ class Slurm:
         for process in reversed(self._processes.values()):
             process.terminate()
         for process in self._processes.values():
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for pid, *_ in list(self._ours()):  # a slurmstepd that wants to tell slurmctld of its end
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self._guard.communicate()  # kills the rest, such as a slurmstepd that wants to tell slurmctld of its end
+        for process in self._processes.values():
+            process.wait()
 
     def _spawn(self, name: str, words: list[str]) -> None:
         log = (self.folder / f"{name}.out").open("wb")
-        self._processes[name] = subprocess.Popen(
-            [str(shutil.which(words[0], path=_path())), *words[1:]], env=self.environment, stdout=log, stderr=log
-        )
+        command = [str(shutil.which(words[0], path=_path())), *words[1:]]
+        self._processes[name] = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, process_group=0)
         log.close()
 
 
@@ -154,6 +150,25 @@ def slurm(folder: Path, *, nodes: int = 2, cpus: int = 2, max_array: int = 1001)
         stack.callback(made.stop)
         made.start()
         yield made
+
+
+def processes_of(conf_path: str | Path) -> Iterator[tuple[int, int, list[bytes]]]:
+    """(process, its parent, its environment) of all that was started with this slurm.conf."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError, ValueError):
+            words = (folder / "environ").read_bytes().split(b"\0")
+            if f"SLURM_CONF={conf_path}".encode() in words:
+                parent = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
+                yield int(folder.name), parent, words
+
+
+def kill_all(conf_path: str) -> None:
+    """Kill every process that was started with this slurm.conf, until there is none."""
+    while processes := list(processes_of(conf_path)):
+        for pid, *_ in processes:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
 
 
 def _free_port() -> int:
