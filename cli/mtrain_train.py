@@ -30,6 +30,7 @@ from mdata.errors import MdataError, StoppedError
 from mdata.util.commands import command_line
 from trainer.checkpoint.folder import latest_checkpoint
 from trainer.checkpoint.location import checkpoints_folder
+from trainer.errors import rank_here
 from trainer.launching.job import record_end, refuse_restart
 
 from .console import Console, Parser
@@ -67,7 +68,7 @@ def _rank() -> int:
 
 
 def _who() -> str:
-    return f"rank {_rank()} on {os.uname().nodename}"
+    return rank_here(_rank())
 
 
 def _train(arguments: argparse.Namespace, console: Console) -> int:

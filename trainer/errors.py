@@ -1,4 +1,4 @@
-"""Errors of the trainer: out of memory, with the phase that ran out and the amount, and a lost rank.
+"""Errors of the trainer: out of memory, with the phase that ran out and the amount, and a lost rank; who reports them.
 
 On a GPU PyTorch reports out of memory with its own RuntimeError type, on a CPU (as do libraries below it) with a plain
 RuntimeError and a message, numpy with MemoryError. `out_of_memory_in` marks a function or a block as a phase and turns
@@ -9,6 +9,7 @@ and still has to write its report.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,16 @@ SENTENCES = (
 )
 FEWER_TOKENS = "a smaller train.micro_batch, recompute.mode, a shorter train.sequence_length, or a larger mesh.tp"
 MORE_RANKS = "more ranks (a larger mesh.tp, or more data-parallel ones), or a smaller model"
+
+
+def host_name() -> str:
+    """This machine's name; in a job of Slurm, Slurm's name for it."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+
+def rank_here(rank: int) -> str:
+    """A rank of this machine, for messages: "rank 3 on gpu017"."""
+    return f"rank {rank} on {host_name()}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -21,6 +21,7 @@ from mdata import MdataError, ResourceError
 from mdata.errors import explain_os_error
 from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, commit, missing_parts, write_part
+from trainer.errors import rank_here
 
 LONGEST_PAUSE_S = 0.5  # between looks for files; on a shared file system each costs a message
 
@@ -130,9 +131,9 @@ class BackgroundSave:
         if error is None or isinstance(error, MdataError):
             return error
         if isinstance(error, OSError):
-            return explain_os_error(error, f"rank {rank} writing a checkpoint")
+            return explain_os_error(error, f"{rank_here(rank)} writing a checkpoint")
         # A bug, or no memory; in a thread it would be lost.
-        return ResourceError(f"rank {rank} could not write a checkpoint", found=repr(error)[:200])
+        return ResourceError(f"{rank_here(rank)} could not write a checkpoint", found=repr(error)[:200])
 
     def join(self) -> None:
         """Wait for the end; signal handlers may run meanwhile."""

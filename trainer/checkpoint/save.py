@@ -37,7 +37,7 @@ from trainer.checkpoint.location import Location, ObjectFolder
 from trainer.checkpoint.object_folder import put, put_all, remove_others, remove_unfinished, try_to_write
 from trainer.checkpoint.rank_file import OwnedState, RankFile, part_name
 from trainer.checkpoint.stored_files import INDEX, files_of, listed
-from trainer.errors import size_text
+from trainer.errors import host_name, rank_here, size_text
 from trainer.parallel.collectives import Group, gather_objects
 
 T = TypeVar("T")
@@ -237,7 +237,7 @@ def check_room(place: Path, needed_bytes: int, *, what: str, fix: str, begun: Pa
     if usage.free + there < needed_bytes:
         raise ResourceError(
             f"{what} does not fit into {place}",
-            found=f"{size_text(usage.free)} free",
+            found=f"{size_text(usage.free)} free on {host_name()}",
             expected=f"{size_text(needed_bytes - there)}",
             fix=fix,
         )
@@ -258,7 +258,7 @@ def together(world: Group, action: Callable[[], T], *, doing: str = "writing a c
     try:
         outcome = action()
     except OSError as error:
-        outcome = explain_os_error(error, f"rank {world.rank} {doing}")
+        outcome = explain_os_error(error, f"{rank_here(world.rank)} {doing}")
     except MdataError as error:
         outcome = error
     values = gather_objects(outcome, world)

@@ -13,7 +13,6 @@ next start's scheduler; run.health = "stop" also ends the run.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import statistics
 import time
@@ -31,7 +30,7 @@ from mdata import ResourceError, __version__
 from mdata.util import atomic_io
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
-from trainer.errors import out_of_memory_in
+from trainer.errors import host_name, out_of_memory_in
 from trainer.parallel.collectives import all_reduce_, exchange, gather_objects
 from trainer.parallel.world import World
 from trainer.run.excluded_hosts import EXCLUDED, excluded_hosts
@@ -190,7 +189,7 @@ def measure(config: RunConfig, world: World, *, data_id: str) -> RankHealth:
     shared = replace(config, run=replace(config.run, folder=""))  # without a common disk each machine has its own
     answer = torch.ones(2, device=device).sum().item()
     assert answer == 2.0, f"{device} adds 1 and 1 to {answer}"
-    host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename  # Slurm excludes by its own names
+    host = host_name()  # Slurm excludes by its own names
     hosts = gather_objects(host, everyone)
     links = measure_links(world, hosts) if device.type == "cuda" else {}
     if links:

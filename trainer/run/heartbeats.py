@@ -123,7 +123,8 @@ def verdict(
         return Verdict(what=problem, found=f"nothing was heard of {numbers(late)}", lost=late, by=ranks.rank)
     if lost:
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
-        problem = f"rank {lost[0]} of {ranks.world_size} does not respond{more}"
+        host = on_hosts([heartbeats[lost[0]]])
+        problem = f"rank {lost[0]} of {ranks.world_size}{host} does not respond{more}"
         places_text = places([(rank, heartbeats[rank]) for rank in lost], last=True)
         return Verdict(what=problem, found=places_text, lost=lost, by=ranks.rank)
     are_all = len(heartbeats) == ranks.world_size and here
@@ -133,15 +134,16 @@ def verdict(
     return None
 
 
-def without_store(ranks: Ranks, why: str, *, heartbeat: Heartbeat) -> Verdict:
+def without_store(ranks: Ranks, why: str, *, heartbeat: Heartbeat, holder: Heartbeat | None = None) -> Verdict:
     """The verdict of a rank that cannot reach the store. A pure function.
 
     Args:
-        why: how the store fails, for the message. heartbeat: of this rank.
+        why: how the store fails, for the message. heartbeat: of this rank. holder: the last one of ranks.holder.
     """
     own = f"; {places([(ranks.rank, heartbeat)])}"
     if ranks.holder is not None:
-        problem = f"rank {ranks.holder} of {ranks.world_size} does not respond"
+        host = on_hosts([holder] if holder else [])
+        problem = f"rank {ranks.holder} of {ranks.world_size}{host} does not respond"
         return Verdict(what=problem, found=f"its process holds the store of all ranks, which {why}{own}", by=ranks.rank)
     problem = f"rank {ranks.rank} of {ranks.world_size} cannot reach the store that all ranks share"
     return Verdict(what=problem, found=f"the launcher on the first machine holds it, and it {why}{own}", by=ranks.rank)
@@ -163,15 +165,19 @@ def held_up_by(heartbeats: Mapping[int, Heartbeat]) -> list[int]:
 def places(heartbeats: Sequence[tuple[int, Heartbeat]], *, last: bool = False) -> str:
     """Where ranks are, grouped by position; of many positions the rarest, which show the difference.
 
-    Groups of ranks are named unless that makes too many positions.
+    Groups of ranks are named unless that makes too many positions, and hosts if there are several.
     """
-    ranks, named = dict[str, list[int]](), dict[str, list[int]]()
+    ranks, named, of = dict[str, list[int]](), dict[str, list[int]](), dict(heartbeats)
+    several = len({heartbeat.host for heartbeat in of.values()}) > 1
     for rank, heartbeat in heartbeats:
         ranks.setdefault(heartbeat.where, []).append(rank)
         peers = f" ({heartbeat.peers})" if heartbeat.peers else ""
         named.setdefault(heartbeat.where + peers, []).append(rank)
     rarest = sorted((named if len(named) <= SHOWN else ranks).items(), key=lambda ranks_there: len(ranks_there[1]))
-    texts = [f"{numbers(ranks_there)} {'was last ' if last else ''}{where}" for where, ranks_there in rarest[:SHOWN]]
+    texts = []
+    for where, ranks_there in rarest[:SHOWN]:
+        hosts = on_hosts([of[rank] for rank in ranks_there]) if several else ""
+        texts.append(f"{numbers(ranks_there)}{hosts} {'was last ' if last else ''}{where}")
     return "; ".join([*texts, *([f"and at {len(rarest) - SHOWN} more places"] if len(rarest) > SHOWN else [])])
 
 
@@ -202,6 +208,12 @@ def numbers(ranks: Sequence[int]) -> str:
         return f"ranks {ranks[0]} to {ranks[-1]}"
     shown = ", ".join(map(str, ranks[:SHOWN])) + (f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+
+
+def on_hosts(heartbeats: Sequence[Heartbeat]) -> str:
+    """Where ranks run, behind their numbers: " on gpu017"; "" where it is not known, or they are many."""
+    hosts = list(dict.fromkeys(heartbeat.host for heartbeat in heartbeats))
+    return f" on {', '.join(hosts)}" if all(hosts) and len(hosts) <= SHOWN else ""
 
 
 def _group_in(variables: Mapping[str, Any]) -> Group | None:

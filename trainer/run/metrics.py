@@ -62,6 +62,7 @@ class MetricsWriter:
         self._tell, self._check_owner, self.tally = tell, check_owner, tally
         self._alive_s, self._has_ended = 0.0, False
         self.after_line: Callable[[], None] = lambda: None
+        self._folder = folder
         self.put_aside = _keep_until(folder, resumed_step)
         _drop_torn_end(folder / EVENTS)
         self._metrics = _open_append(folder / METRICS)
@@ -74,7 +75,8 @@ class MetricsWriter:
         if self.tally is not None:
             self.tally.line(line)
             line["goodput"] = round(self.tally.goodput().share, 4)
-        atomic_io.write_all(self._metrics, _line(line))
+        with atomic_io.named_in_errors(self._folder / METRICS):
+            atomic_io.write_all(self._metrics, _line(line))
         self.after_line()
         for text in losses_text(step, values):
             self._tell(text)
@@ -85,7 +87,8 @@ class MetricsWriter:
         line = {"time_s": round(time.time(), 3), "event": kind, **facts}
         if self.tally is not None:
             self.tally.event(line)
-        atomic_io.write_all(self._events, _line(line))
+        with atomic_io.named_in_errors(self._folder / EVENTS):
+            atomic_io.write_all(self._events, _line(line))
         self._has_ended |= kind in ENDS
         if text := event_text(kind, facts):
             self._tell(text)
@@ -99,8 +102,9 @@ class MetricsWriter:
 
     def sync(self) -> None:
         """Wait until everything written is on disk."""
-        for fd in (self._metrics, self._events):
-            atomic_io.sync(fd)
+        for fd, name in ((self._metrics, METRICS), (self._events, EVENTS)):
+            with atomic_io.named_in_errors(self._folder / name):
+                atomic_io.sync(fd)
 
     def close(self) -> None:
         """Sync and close both files."""

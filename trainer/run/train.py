@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from mdata import Batch, DamageError
+from mdata.errors import explain_os_error
 from mdata.progress import SILENT, Progress
 from mdata.tracing.run_record import in_ranges, merged_ranges
 from trainer.checkpoint.folder import folder_name, read_index
@@ -29,6 +30,7 @@ from trainer.checkpoint.load import read_extras
 from trainer.checkpoint.location import Location, checkpoints_folder
 from trainer.checkpoint.save import check_target, together
 from trainer.config.sections import RunConfig
+from trainer.errors import rank_here
 from trainer.models.stage import LossFunction, Microbatch
 from trainer.optim.schedules import rates
 from trainer.parallel.collectives import gather_objects
@@ -110,7 +112,7 @@ def train(
     with (
         _joined(config, world) as world,
         owned_folder(config, world) as owner,
-        lost_ranks_named(world),
+        _rank_named(world),
         closing(Follower(progress.note)) as follower,  # waited for after the end of the run is written
     ):
         start_again = False
@@ -123,6 +125,18 @@ def train(
             gc.collect()  # the model, whose memory the next one needs
             if world.device.type == "cuda":
                 torch.cuda.empty_cache()
+
+
+@contextmanager
+def _rank_named(world: World) -> Iterator[None]:
+    """Name this rank, one of several, in errors of connections and of its machine, such as a full disk."""
+    try:
+        with lost_ranks_named(world):
+            yield
+    except OSError as error:
+        if world.world_size == 1:
+            raise
+        raise explain_os_error(error, rank_here(world.rank)) from error
 
 
 @contextmanager

@@ -31,6 +31,7 @@ import torch
 from torch.distributed.distributed_c10d import Store
 
 from mdata import StoppedError
+from trainer.errors import host_name
 from trainer.parallel.world import JOIN_S, Placement, World, another_connection
 from trainer.pipeline.actions import Action
 from trainer.run.heartbeats import (
@@ -45,6 +46,7 @@ from trainer.run.heartbeats import (
     members_of,
     not_started,
     numbers,
+    on_hosts,
     places,
     ranks_of,
     stands,
@@ -136,7 +138,7 @@ class Watchdog:
         asked: Callable[[], int | None] = lambda: None,
         times: RankTimes | None = None,
     ) -> None:
-        self._times, self._host = times or RankTimes(), os.uname().nodename
+        self._times, self._host = times or RankTimes(), host_name()
         self.ranks, self.store, self.tick_s, self.start_ticks = ranks, store, tick_s, start_ticks
         self.end, self.tell, self.on_gpu = end, tell, device == "cuda"
         self._main, self._left, self._wake = threading.get_ident(), threading.Event(), threading.Event()
@@ -207,7 +209,9 @@ class Watchdog:
             if max(self._unanswered, self._failures) >= SILENT_TICKS and self._heartbeat.still >= STILL_TICKS:
                 silent = f"has not answered for {self._unanswered * self.tick_s:.0f} s"
                 why = silent if self._unanswered >= self._failures else f"fails: {self._failure}"
-                self._found = without_store(self.ranks, why, heartbeat=self._heartbeat)
+                self._found = without_store(
+                    self.ranks, why, heartbeat=self._heartbeat, holder=self._heartbeats.get(self.ranks.holder or 0)
+                )
             if self._found is not None and not self._left.wait(self._grace_s):
                 self.end(self._found.error())
         if self._exchange is not None:
@@ -303,7 +307,8 @@ class Watchdog:
         self._told = self._told + 1 if busy else 0
         if self._told % STILL_TICKS == 1:
             places_text = "" if late else f": {places([(rank, self._heartbeats[rank]) for rank in busy[:SHOWN]])}"
-            self.tell(f"the other ranks wait for {numbers(busy)}{places_text or ', which have not reported yet'}")
+            named = numbers(busy) + on_hosts([self._heartbeats[rank] for rank in busy])
+            self.tell(f"the other ranks wait for {named}{places_text or ', which have not reported yet'}")
 
 
 def _fingerprint(frame: FrameType | None) -> Iterator[tuple[int, int]]:

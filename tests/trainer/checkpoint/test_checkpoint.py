@@ -374,7 +374,9 @@ def test_a_full_disk_is_told_with_the_files_name(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(atomic_io, "write", full)
-    with pytest.raises(mdata.ResourceError, match=r"rank 0 writing a checkpoint: .*rank-0\.safetensors: No space left"):
+    with pytest.raises(
+        mdata.ResourceError, match=r"rank 0 on \S+ writing a checkpoint: .*rank-0\.safetensors: No space left"
+    ):
         together(Group.single("world"), lambda: atomic_io.atomic_write(tmp_path / "rank-0.safetensors", b"x"))
 
 

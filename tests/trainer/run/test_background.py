@@ -23,6 +23,7 @@ from tests.trainer.run.one_rank import alone, curve, events
 from trainer.checkpoint import background
 from trainer.checkpoint.folder import latest_checkpoint, step_of, whole_checkpoints
 from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunConfig
+from trainer.errors import rank_here
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
 from trainer.run import after_step
@@ -269,7 +270,7 @@ def test_what_one_rank_could_not_write_is_settled_by_all(policy: str, config_of,
     config = config_of(tmp_path / "run", on_failure=policy)
     messages = run_ranks(_one_fails, 2, config)
     if policy == "stop":
-        assert all("rank 1 writing a checkpoint" in message for message in messages)
+        assert all(f"{rank_here(1)} writing a checkpoint" in message for message in messages)
         assert steps_saved(config) == [2]
     else:
         assert messages == ["", ""] and steps_saved(config) == [2, 6]

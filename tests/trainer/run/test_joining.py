@@ -15,6 +15,7 @@ import pytest
 
 from mdata import StoppedError
 from tests.helpers.ranks import RankError, run_ranks, stop_ranks
+from trainer.errors import host_name
 from trainer.parallel import world as world_module
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world, leave_world, open_store
@@ -73,7 +74,8 @@ def test_a_rank_that_stops_while_it_joins_is_named(tmp_path: Path) -> None:
     found = sorted(tmp_path.glob("rank-*"))
     assert [path.name for path in found] == ["rank-0", "rank-2"]
     for path in found:
-        assert path.read_text().startswith("rank 1 of 3 does not respond\n  found: rank 1 was last in join_world")
+        lost = f"rank 1 of 3 on {host_name()} does not respond"
+        assert path.read_text().startswith(f"{lost}\n  found: rank 1 was last in join_world")
 
 
 def test_a_rank_that_never_comes_ends_the_others_after_the_time_of_the_run(tmp_path: Path) -> None:

@@ -80,6 +80,14 @@ def test_measured_values_are_never_lost_to_a_full_disk(tmp_path: Path, monkeypat
         assert {json.loads(line)["step"] for line in lines} == set(range(1, 8))
 
 
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, name in enumerate(("metrics.jsonl", "events.jsonl")):
+        with MetricsWriter(tmp_path) as log, durable_calls(monkeypatch, number), pytest.raises(OSError) as error:
+            log.step(1, {})
+            log.event("note", {})
+        assert error.value.filename == str(tmp_path / name)
+
+
 def test_events_stay_and_say_when(tmp_path: Path) -> None:
     for step in (0, 3):
         with MetricsWriter(tmp_path, resumed_step=step) as log:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
@@ -20,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.ranks import RankError, run_ranks, stop_ranks
+from trainer.errors import host_name
 from trainer.layers.base import Parallel
 from trainer.optim.data_parallel import GradientReducer
 from trainer.parallel.collectives import Group, Pending, all_reduce_
@@ -47,6 +49,8 @@ from trainer.run.heartbeats import (
 )
 from trainer.run.launch import SilentRanksError
 from trainer.run.watchdog import HEARD_TICKS, Watchdog, launch_without_the_lock
+
+HOST = host_name()
 
 TICK_S = 0.1
 _heartbeats = st.builds(
@@ -121,6 +125,19 @@ def test_places_are_shown_once_and_the_rarest_first() -> None:
     )
     many = [Heartbeat(where=f"in place {rank}") for rank in range(7)]
     assert places(list(enumerate(many))).endswith("rank 3 in place 3; and at 3 more places")
+
+
+def test_hosts_are_named_where_there_are_several() -> None:
+    heartbeats = [Heartbeat(number=1, where="in f", host=f"gpu{rank // 2}") for rank in range(6)]
+    heartbeats[3] = replace(heartbeats[3], where="in g")
+    assert places(list(enumerate(heartbeats[:2]))) == "ranks 0, 1 in f"
+    assert places(list(enumerate(heartbeats[:4]))) == "rank 3 on gpu1 in g; ranks 0, 1, 2 on gpu0, gpu1 in f"
+    found = verdict(
+        dict(enumerate(heartbeats)), {**dict.fromkeys(range(6), 0), 5: 99}, ranks=Ranks(rank=0, world_size=6)
+    )
+    assert found is not None and found.what == "rank 5 of 6 on gpu2 does not respond"
+    many = [replace(heartbeats[0], host=f"gpu{rank}") for rank in range(9)]
+    assert places(list(enumerate(many))) == "ranks 0 to 8 in f"
 
 
 def test_the_ranks_of_groups_are_named_where_that_is_short() -> None:
@@ -279,7 +296,7 @@ def test_a_rank_without_a_sign_is_named_on_the_others(case: str, lost: int, tmp_
     assert [path.name for path in found] == [f"rank-{rank}" for rank in range(3) if rank != lost]
     for path in found:
         told = path.read_text()
-        assert told.startswith(f"rank {lost} of 3 does not respond\n")
+        assert told.startswith(f"rank {lost} of 3 on {HOST} does not respond\n")
         assert f"found: rank {lost} was last" in told and "the same command continues" in told
 
 
@@ -292,7 +309,7 @@ def test_rank_0_is_named_if_it_holds_the_store_and_is_stopped(tmp_path: Path) ->
     assert found and {path.name for path in found} <= {"rank-1", "rank-2"}
     for path in found:
         told = path.read_text()
-        assert told.startswith("rank 0 of 3 does not respond\n")
+        assert told.startswith(f"rank 0 of 3 on {HOST} does not respond\n")
         assert "holds the store of all ranks, which has not answered for " in told
 
 
@@ -315,7 +332,7 @@ def test_ranks_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
 def test_a_rank_that_is_slow_is_named_and_goes_on(tmp_path: Path) -> None:
     told = run_ranks(_rank, 2, "slow", str(tmp_path))
     assert told[1] == [] and 1 <= len(told[0]) <= 3
-    assert told[0][0].startswith("the other ranks wait for rank 1: rank 1 at 1F7 of the schedule, in ")
+    assert told[0][0].startswith(f"the other ranks wait for rank 1 on {HOST}: rank 1 at 1F7 of the schedule, in ")
     assert not list(tmp_path.iterdir())
 
 
