@@ -2,21 +2,25 @@
 
     python -m tests.trainer.run.faulty_rank FOLDER KIND RANK STEP TICK_S
 
-Everything else is as in `mtrain train --nproc`. The faulty rank writes the time of its fault to FOLDER/fault.
+Everything else is as in `mtrain train --nproc`, but each rank takes itself for the only one of its host. The faulty
+rank writes the time of its fault to FOLDER/fault. A slow link is one between this rank and the next, of three.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from tests.helpers.small_disk import fill
+
+CLOCK_S, DELAY_S = 90.0, 0.2
 
 
 def main(argv: list[str]) -> int:
@@ -28,10 +32,17 @@ def main(argv: list[str]) -> int:
 
     watchdog_module.Watchdog = partial(watchdog_module.Watchdog, tick_s=tick_s)  # type: ignore[assignment,misc]
     watchdog_module.TICK_S = tick_s
+    os.environ["SLURMD_NODENAME"] = f"node{os.environ['RANK']}"
     fault = Fault(folder, kind, is_here=int(os.environ["RANK"]) == faulty, step=step, tick_s=tick_s)
     if kind == "never" and fault.is_here:
         fault.mark()
         time.sleep(600)
+    if kind == "clock" and fault.is_here:
+        fault.mark()
+        real = time.time
+        time.time = lambda: real() + CLOCK_S
+    if kind == "link":
+        _measure_links({faulty, (faulty + 1) % int(os.environ["WORLD_SIZE"])}, fault)
     train_module.train = partial(train_module.train, callbacks=[fault])
     return mtrain_rank.main([str(folder)])
 
@@ -65,16 +76,28 @@ class Fault:
         elif self.kind == "slow":
             time.sleep(14 * self.tick_s)
         elif self.kind == "disk":
-            from mdata.util import atomic_io
-
-            atomic_io.write = partial(_full, atomic_io.write)
+            fill(self.folder.parent / "run")
 
 
-def _full(write: Callable[[int, Any], int], fd: int, data: Any) -> int:
-    """The disk of the run folder has no space left."""
-    if "/run/" in str(Path(f"/proc/self/fd/{fd}").readlink()):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return write(fd, data)
+def _measure_links(slow: set[int], fault: Fault) -> None:
+    """Have the CPUs measure their links, as GPUs do, while messages between two ranks take longer."""
+    from trainer.run import health
+
+    exchange, measure = health.exchange, health.measure
+
+    def delayed(x: Any, *, peer: int, group: Any) -> Any:
+        if {group.rank, peer} == slow:
+            time.sleep(DELAY_S)
+        return exchange(x, peer=peer, group=group)
+
+    def measured(config: Any, world: Any, *, data_id: str) -> health.RankHealth:
+        rank = measure(config, world, data_id=data_id)
+        if fault.is_here:
+            fault.mark()
+        hosts = [f"node{number}" for number in range(world.world_size)]
+        return replace(rank, links=health.measure_links(world, hosts))
+
+    health.exchange, health.measure, health.LINK_BYTES = delayed, measured, 1 << 16
 
 
 if __name__ == "__main__":

@@ -9,27 +9,31 @@ import random
 import re
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mdata import ResourceError
+from tests.helpers.small_disk import missing, small_disk
 from tests.trainer.run.test_end_time import run_in
 from trainer.config.parse import dump_config
 from trainer.config.sections import CheckpointSection
 from trainer.run.launch import launch
 from trainer.run.metrics import read_metrics
 
-KINDS = ("kill", "stop", "hang", "slow", "never", "disk")
+KINDS = ("kill", "stop", "hang", "slow", "never", "disk", "link", "clock")
 MESSAGES = {
-    "kill": r"rank {rank} (was killed by SIGKILL|of {world} does not respond)",
-    "stop": r"rank {rank} of {world} does not respond",
-    "hang": r"all ranks wait for each other",
+    "kill": r"rank {rank} (was killed by SIGKILL|of {world} on node{rank} does not respond)",
+    "stop": r"rank {rank} of {world} on node{rank} does not respond",
+    "hang": r"all ranks wait for each other\n.*rank {rank} on node{rank} in all_reduce_ over other",
     "never": r"rank {rank} of {world} did not start",
-    "disk": r"No space left on device",
+    "disk": r"rank \d on node\d.*: No space left on device|does not fit into .*\n.* free on node0",
+    "link": r"rank {low} on node{low}, cpu and rank {high} on node{high}, cpu: .* GB/s between them",
+    "clock": r"rank {rank} on node{rank}, cpu: its clock is 9\d\.\d s ahead of the median",
 }
+FOUND_AT_THE_START = ("link", "clock")
 pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(400)]
 
 
@@ -42,8 +46,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _left_behind(folder: Path) -> list[str]:
-    """Ranks and temporary files; what a killed rank was writing of a checkpoint is removed by the next start."""
+    """Ranks, their shared memory, temporary files; the next start removes what a killed rank wrote of a checkpoint."""
+    pids = {path.read_text() for path in (folder / "reports").glob("listens-*")}
     found = [str(path) for path in (folder / "temporary").iterdir()]
+    found += [str(path) for path in Path("/dev/shm").iterdir() if pids & set(re.findall(r"\d+", path.name))]
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended
             words = path.read_bytes().split(b"\0")
@@ -55,11 +61,19 @@ def _left_behind(folder: Path) -> list[str]:
 def _run(folder: Path, seed: int, tick_s: float, capfd: pytest.CaptureFixture[str]) -> None:
     draw = random.Random(seed)
     kind, world = KINDS[seed % len(KINDS)], draw.choice([2, 3])
+    world = 3 if kind in FOUND_AT_THE_START else world  # two cannot tell which of them is off
     rank, step = draw.randrange(world), draw.randint(2, 40)
-    config = run_in(folder / "run", join_minutes=12 * tick_s / 60 if kind == "never" else 5.0)
+    low, high = sorted((rank, (rank + 1) % world))
+    config = run_in(
+        folder / "run",
+        join_minutes=12 * tick_s / 60 if kind == "never" else 5.0,
+        health="stop" if kind in FOUND_AT_THE_START else "warn",
+    )
     steps = step + 20 if kind == "slow" else 10**6
     config = replace(config, train=replace(config.train, steps=steps, micro_batch=1, global_batch=6))
     config = replace(config, checkpoint=CheckpointSection(interval=7, minutes=0.0))
+    if kind == "disk" and (reason := missing()):
+        pytest.skip(reason)
     reports = folder / "reports"
     reports.mkdir()
     (reports / "config.toml").write_text(dump_config(config))
@@ -68,13 +82,14 @@ def _run(folder: Path, seed: int, tick_s: float, capfd: pytest.CaptureFixture[st
         launch([*words, str(tick_s)], nproc=world, reports=reports)
         assert read_metrics(folder / "run")[-1]["step"] == steps
         # The first rank watches: nobody says that all wait for it.
-        assert rank == 0 or f"the other ranks wait for rank {rank}" in capfd.readouterr().err
+        assert rank == 0 or f"the other ranks wait for rank {rank} on node{rank}: " in capfd.readouterr().err
     else:
-        with pytest.raises(ResourceError) as error:
+        disk = small_disk(folder / "run", 4096) if kind == "disk" else nullcontext()
+        with pytest.raises(ResourceError) as error, disk:
             launch([*words, str(tick_s)], nproc=world, reports=reports)
         assert (reports / "fault").exists(), f"{kind} on {rank} of {world} at {step}, before it: {error.value}"
         took_s = time.time() - float((reports / "fault").read_text())
-        message = MESSAGES[kind].format(rank=rank, world=world)
+        message = MESSAGES[kind].format(rank=rank, world=world, low=low, high=high)
         assert re.search(message, str(error.value)), f"{kind} on {rank} of {world} at {step}: {error.value}"
         assert took_s <= 60, f"{kind} on {rank} of {world} at {step}"
     assert not _left_behind(folder)
