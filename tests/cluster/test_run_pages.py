@@ -117,7 +117,7 @@ def test_slurm(folder):
         assert "asked to save and end" in told and "stopped by mtrain stop" in told
         assert "Slurm job 2 is queued" in told and "runs/first: done, step 100 of 100" in told
         text = run(here("Containers"), folder, cluster.environment)
-        assert "--container-image=mtrain.sqsh" in text and not cluster.run("squeue", "-h")
+        assert f"--container-image={folder}/mtrain.sqsh" in text and not cluster.run("squeue", "-h")
 
 
 @LONG

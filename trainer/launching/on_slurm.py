@@ -22,6 +22,7 @@ from trainer.run.excluded_hosts import EXCLUDED
 
 _SCRIPT_NAME = "batch.sh"
 _EXCLUDE = "--exclude="
+_SQUASHFS = (".sqsh", ".sqfs", ".squashfs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +34,7 @@ class SlurmOptions:
         cpus: of each rank; None: as the site gives.
         site: for sbatch: ["--partition=long"].
         env: NAME=VALUE of each rank.
-        container_image, container_mounts: for pyxis.
+        container_image, container_mounts: for pyxis; a squashfs file, from `job.cwd` on, or an enroot address.
         grace_s: from the signal to the time limit.
         max_restarts: in a row without a new checkpoint.
     """
@@ -99,14 +100,11 @@ def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) 
     srun = ["srun", '--nodes="$SLURM_JOB_NUM_NODES"', *resources]
     srun += ["--kill-on-bad-exit=1", "--no-kill=off", "--export=ALL"]
     if options.container_image:
-        mounts = ",".join(options.container_mounts)
-        container = [f"--container-image={options.container_image}", f"--container-workdir={job.cwd}"]
-        container += [f"--container-mounts={mounts}"] if mounts else []
-        srun += [*map(shlex.quote, container), "mtrain"]
+        srun += [*map(shlex.quote, _container(job, options)), "mtrain"]
     else:
         srun += [shlex.join(command_line("mtrain"))]
     srun += ["train", shlex.quote(str(job.config))]
-    exports = [f"export {name}={shlex.quote(value)}" for name, _, value in (one.partition("=") for one in options.env)]
+    exports = [f"export {name}={shlex.quote(value)}" for name, _, value in _variables(options)]
     metrics = shlex.quote(str(Path(job.run_folder, "metrics.jsonl")))
     reached = f"tail -n 1 {metrics} | cut -d, -f1"
     if checkpoints is not None:
@@ -127,6 +125,22 @@ def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) 
             max_restarts=options.max_restarts,
         ),
     )
+
+
+def _container(job: RunJob, options: SlurmOptions) -> list[str]:
+    """Options of pyxis for srun. It takes a name without a slash for an image of a registry, whatever its ending."""
+    image = options.container_image or ""
+    image = str(Path(job.cwd, image)) if image.endswith(_SQUASHFS) else image
+    container = [f"--container-image={image}", f"--container-workdir={job.cwd}"]
+    if options.container_mounts:
+        container.append(f"--container-mounts={','.join(options.container_mounts)}")
+    if options.env:  # otherwise those of the image would count
+        container.append(f"--container-env={','.join(name for name, *_ in _variables(options))}")
+    return container
+
+
+def _variables(options: SlurmOptions) -> list[tuple[str, str, str]]:
+    return [variable.partition("=") for variable in options.env]
 
 
 # Exit codes: 75 stopped on request; 5 out of a resource, or a rank was lost; above 128 killed (130: Ctrl-C).

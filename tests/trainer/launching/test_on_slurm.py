@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 import subprocess
@@ -63,13 +64,43 @@ def test_with_two_numbers_of_nodes_slurm_takes_as_many_as_there_are(tmp_path):
         assert "--ntasks-per-node=4" in srun_of(text) and "ntasks" not in "".join(options_of(text))
 
 
-def test_a_container_gets_its_own_mtrain(tmp_path):
-    options = SlurmOptions(container_image="a.sqsh", container_mounts=["/data:/data", "/code:/code:ro"])
+# What pyxis 0.15 and later publish in `srun --help`, with the form of the value. A path has a slash: pyxis takes every
+# image for one of a registry unless it begins with "/" or ".".
+PYXIS = {
+    "--container-image": r"(/|\./).*|([^@/]+@)?([^#/]+#)?[a-z0-9][\w./-]*(:[\w.-]+)?",
+    "--container-mounts": r"[^:,]+:[^:,]+(:[\w+]+)?(,[^:,]+:[^:,]+(:[\w+]+)?)*",
+    "--container-workdir": r"/.*",
+    "--container-env": r"\w+(,\w+)*",
+    "--container-name": r".+",
+    "--container-save": r".+",
+    "--container-unshare": r"(net|ipc|uts)(,(net|ipc|uts))*",
+}  # and some without a value, such as --container-mount-home
+
+
+def test_a_container_gets_its_own_mtrain_and_options_that_pyxis_publishes(tmp_path):
+    mounts, env = ["/data:/data", "/code:/code:ro+rprivate"], ["NCCL_DEBUG=WARN", "A=b=c"]
+    options = SlurmOptions(container_image="a.sqsh", container_mounts=mounts, env=env)
     text = batch_text(a_job(tmp_path), options, checkpoints=None)
     words = srun_of(text)
-    assert words[6:9] == ["--container-image=a.sqsh", f"--container-workdir={tmp_path}",
-                          "--container-mounts=/data:/data,/code:/code:ro"]  # fmt: skip
-    assert words[9:11] == ["mtrain", "train"] and "--container" not in "".join(options_of(text))
+    container = dict(word.split("=", 1) for word in words[6:10])
+    assert container == {
+        "--container-image": f"{tmp_path}/a.sqsh",
+        "--container-workdir": str(tmp_path),
+        "--container-mounts": "/data:/data,/code:/code:ro+rprivate",
+        "--container-env": "NCCL_DEBUG,A",
+    }
+    assert all(re.fullmatch(PYXIS[name], value) for name, value in container.items())
+    assert words[10:12] == ["mtrain", "train"] and "--container" not in "".join(options_of(text))
+
+
+@pytest.mark.parametrize(
+    "image", ["nvcr.io#nvidia/pytorch:26.01-py3", "ubuntu", "docker://me@host#a/b", "/images/a.sqsh"]
+)
+def test_an_image_of_a_registry_or_with_a_full_path_stays_as_it_is(tmp_path, image):
+    text = batch_text(a_job(tmp_path), SlurmOptions(container_image=image), checkpoints=None)
+    assert [word for word in srun_of(text) if word.startswith("--container")] == [
+        f"--container-image={image}", f"--container-workdir={tmp_path}",
+    ]  # fmt: skip
 
 
 @pytest.fixture
