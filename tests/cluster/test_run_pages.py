@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import jsonschema
@@ -42,6 +43,22 @@ def commands(name, section):
     found = [line for block in blocks(text) for line in block.splitlines()]
     assert found, f"{section} of {name}.md"
     return found
+
+
+# How many blocks of each language a page has; the tests below read all of them, by section or by language.
+BLOCKS = {
+    "one_machine": {"toml": 1, "bash": 2},
+    "slurm": {"bash": 4},
+    "torchrun": {"bash": 2},
+    "ray": {"bash": 1},
+    "kubernetes": {"bash": 2, "text": 1, "yaml": 1},
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_no_block_is_left_out_by_the_tests_below(name):
+    fences = re.findall(r"^```(.*)$", page(name), re.MULTILINE)
+    assert Counter(fences[::2]) == BLOCKS[name] and set(fences[1::2]) == {""}
 
 
 @pytest.fixture
@@ -191,6 +208,12 @@ def test_kubernetes(folder):
         facts = yaml.safe_load((folder / name).read_text())
         assert facts["kind"] == kind
         jsonschema.validate(facts, {**SCHEMAS["manifests"][kind], "$defs": SCHEMAS["$defs"]})
+    job_set = yaml.safe_load((folder / "first.yaml").read_text())
+    (replicated,) = job_set["spec"]["replicatedJobs"]
+    apply, logs = blocks(page("kubernetes"), "text")[0].splitlines()
+    assert apply == "kubectl apply -f first.yaml"
+    # JobSet names the jobs that it makes after itself, the kind of job, and a number.
+    assert logs == f"kubectl logs -f job/{job_set['metadata']['name']}-{replicated['name']}-0"
 
 
 @LONG
