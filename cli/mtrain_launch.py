@@ -185,6 +185,11 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise UsageError("--container-mounts needs --container-image")
 
 
+def variables(pairs: list[str]) -> dict[str, str]:
+    """NAME=VALUE of each --env."""
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
 def _seconds(limit: str | None) -> int | None:
     """The seconds of a time limit in Slurm's forms, "60", "1:30:00", "2-12"; None: another form, which Slurm checks."""
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit or "")
@@ -278,7 +283,7 @@ def _launch(
         gpus=arguments.gpus,
         cpus=arguments.cpus,
         site=excluding(slurm_options(arguments), hosts),
-        env=arguments.env,
+        env=variables(arguments.env),
         container_image=arguments.container_image,
         container_mounts=arguments.container_mounts,
         grace_s=arguments.grace,
@@ -301,7 +306,7 @@ def _print_manifest(arguments: argparse.Namespace, words: list[str], job: RunJob
         namespace=arguments.namespace,
         image=arguments.container_image,
         claims=arguments.container_mounts,
-        env=arguments.env,
+        env=variables(arguments.env),
         gpus=arguments.gpus,
         cpus=arguments.cpus,
         grace_s=arguments.grace,

@@ -13,6 +13,7 @@ from trainer.launching.job import load_job, record_end
 from trainer.launching.on_ray import RayOptions, train_on_ray
 
 from .console import Console
+from .mtrain_launch import variables
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,6 +25,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--cpus", type=int, default=1)
     parser.add_argument("--env", action="append", default=[])
     options = vars(parser.parse_args(argv))
+    options["env"] = variables(options["env"])
     job, console = load_job(options.pop("run_folder")), Console("mtrain")
     assert job is not None, "mtrain launch has written the record"
     try:

@@ -154,8 +154,10 @@ def start_here(job: RunJob, command: Sequence[str]) -> RunJob:
     Args:
         job: prepared. command: trains, or waits for the nodes that do.
     """
-    environment = {**os.environ, END_FILE: str(_end_path(job, f"local-{job.launches}"))}
+    end = job.folder / f"end-local-{job.launches}"
+    environment = {**os.environ, END_FILE: str(end)}
     with os_errors_named("starting the run"):
+        end.unlink(missing_ok=True)
         log = atomic_io.open_no_link(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             process = subprocess.Popen(
@@ -202,12 +204,6 @@ def ends(job: RunJob) -> list[End]:
             code, _, who = first.partition(" ")
             found.append(End(int(code), who, message.strip(), path.stat().st_mtime))
     return sorted(found, key=lambda end: end.at_s)
-
-
-def _end_path(job: RunJob, name: str) -> Path:
-    path = job.folder / f"end-{name}"
-    path.unlink(missing_ok=True)
-    return path
 
 
 def _started_ticks(pid: int) -> int:

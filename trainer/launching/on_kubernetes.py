@@ -30,7 +30,7 @@ class KubernetesOptions:
         namespace: None: that of kubectl.
         image: has mtrain and torchrun on its PATH.
         claims: CLAIM:PATH, a claim of a persistent volume and where it is mounted.
-        env: NAME=VALUE of each rank.
+        env: variables of each rank.
         gpus: of each node; None: none. cpus: of each rank; None: no request.
         grace_s: from an eviction's SIGTERM to its SIGKILL.
         max_restarts: of the whole set.
@@ -40,7 +40,7 @@ class KubernetesOptions:
     namespace: str | None
     image: str
     claims: Sequence[str]
-    env: Sequence[str]
+    env: Mapping[str, str]
     gpus: int | None
     cpus: int | None
     grace_s: int
@@ -137,8 +137,8 @@ def _train_job(job: RunJob, words: Sequence[str], options: KubernetesOptions) ->
     return {"spec": spec}
 
 
-def _env(given: Sequence[str]) -> list[dict[str, Any]]:
-    return [{"name": name, "value": value} for name, _, value in (one.partition("=") for one in given)]
+def _env(variables: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in variables.items()]
 
 
 def _resources(job: RunJob, options: KubernetesOptions, key: str) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mdata.errors import ResourceError, StoppedError
@@ -31,13 +31,13 @@ class RayOptions:
 
     Args:
         address: of the cluster; "auto": the one of this node.
-        gpus: of each node. cpus: of each rank. env: NAME=VALUE of each rank.
+        gpus: of each node. cpus: of each rank. env: variables of each rank.
     """
 
     address: str = "auto"
     gpus: int = 0
     cpus: int = 1
-    env: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def train_on_ray(job: RunJob, options: RayOptions, *, tell: Callable[[str], None]) -> int:
@@ -73,8 +73,7 @@ def train_on_ray(job: RunJob, options: RayOptions, *, tell: Callable[[str], None
 
         host, port = ray.get(on_node(0, _free_place(), num_cpus=0).remote())
         run = [on_node(node, _run_ranks(), num_cpus=resources["CPU"], num_gpus=options.gpus) for node in range(nodes)]
-        shared = dict(one.split("=", 1) for one in options.env)
-        shared |= {"MASTER_ADDR": host, "MASTER_PORT": str(port), END_FILE: os.environ[END_FILE]}
+        shared = {**options.env, "MASTER_ADDR": host, "MASTER_PORT": str(port), END_FILE: os.environ[END_FILE]}
         command = [*command_line("mtrain"), "train", str(job.config)]
         paths = job.cwd, str(job.log), str(job.stop_mark)
         waiting = [

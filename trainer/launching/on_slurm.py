@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mdata.errors import ResourceError
@@ -33,7 +33,7 @@ class SlurmOptions:
         gpus: of each node; None: none.
         cpus: of each rank; None: as the site gives.
         site: for sbatch: ["--partition=long"].
-        env: NAME=VALUE of each rank.
+        env: variables of each rank.
         container_image, container_mounts: for pyxis; a squashfs file, from `job.cwd` on, or an enroot address.
         grace_s: from the signal to the time limit.
         max_restarts: in a row without a new checkpoint.
@@ -42,7 +42,7 @@ class SlurmOptions:
     gpus: int | None = None
     cpus: int | None = None
     site: Sequence[str] = ()
-    env: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
     container_image: str | None = None
     container_mounts: Sequence[str] = ()
     grace_s: int = 300
@@ -104,7 +104,7 @@ def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) 
     else:
         srun += [shlex.join(command_line("mtrain"))]
     srun += ["train", shlex.quote(str(job.config))]
-    exports = [f"export {name}={shlex.quote(value)}" for name, _, value in _variables(options)]
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in options.env.items()]
     metrics = shlex.quote(str(Path(job.run_folder, "metrics.jsonl")))
     reached = f"tail -n 1 {metrics} | cut -d, -f1"
     if checkpoints is not None:
@@ -135,12 +135,8 @@ def _container(job: RunJob, options: SlurmOptions) -> list[str]:
     if options.container_mounts:
         container.append(f"--container-mounts={','.join(options.container_mounts)}")
     if options.env:  # otherwise those of the image would count
-        container.append(f"--container-env={','.join(name for name, *_ in _variables(options))}")
+        container.append(f"--container-env={','.join(options.env)}")
     return container
-
-
-def _variables(options: SlurmOptions) -> list[tuple[str, str, str]]:
-    return [variable.partition("=") for variable in options.env]
 
 
 # Exit codes: 75 stopped on request; 5 out of a resource, or a rank was lost; above 128 killed (130: Ctrl-C).

@@ -117,16 +117,13 @@ def verdict(
     here = [rank for rank, heartbeat in heartbeats.items() if not heartbeat.left]
     lost = [rank for rank in here if silent[rank] >= SILENT_TICKS and heartbeats[rank].number]
     late = not_started(heartbeats, silent, ticks=start_ticks)
-    if late:
-        more = f", and {len(late) - 1} more" if len(late) > 1 else ""
-        problem = f"rank {late[0]} of {ranks.world_size} did not start{more}"
-        return Verdict(what=problem, found=f"nothing was heard of {numbers(late)}", lost=late, by=ranks.rank)
-    if lost:
-        more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
-        host = on_hosts([heartbeats[lost[0]]])
-        problem = f"rank {lost[0]} of {ranks.world_size}{host} does not respond{more}"
-        places_text = places([(rank, heartbeats[rank]) for rank in lost], last=True)
-        return Verdict(what=problem, found=places_text, lost=lost, by=ranks.rank)
+    if missing := late or lost:
+        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        named = f"rank {missing[0]} of {ranks.world_size}{on_hosts([heartbeats[missing[0]]])}"
+        problem = f"{named} {'did not start' if late else 'does not respond'}{more}"
+        last_places = places([(rank, heartbeats[rank]) for rank in lost], last=True)
+        text = f"nothing was heard of {numbers(late)}" if late else last_places
+        return Verdict(what=problem, found=text, lost=missing, by=ranks.rank)
     are_all = len(heartbeats) == ranks.world_size and here
     if are_all and all(heartbeats[rank].waits and heartbeats[rank].still >= STILL_TICKS for rank in here):
         places_text = places([(rank, heartbeats[rank]) for rank in here])

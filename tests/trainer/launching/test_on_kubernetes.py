@@ -22,7 +22,7 @@ def options(**more):
         "namespace": None,
         "image": "registry/mtrain:1",
         "claims": ["data:/data"],
-        "env": ["NCCL_DEBUG=WARN", "A=b=c"],
+        "env": {"NCCL_DEBUG": "WARN", "A": "b=c"},
         "gpus": 8,
         "cpus": 4,
         "grace_s": 120,
@@ -60,7 +60,7 @@ def test_a_job_set_runs_torchrun_in_a_pod_of_each_node(tmp_path):
 
 
 def test_a_job_set_without_gpus_volumes_or_variables(tmp_path):
-    facts = made(tmp_path, gpus=None, cpus=None, claims=[], env=[])
+    facts = made(tmp_path, gpus=None, cpus=None, claims=[], env={})
     (container,) = facts["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
     assert "resources" not in container and [mount["name"] for mount in container["volumeMounts"]] == ["shm"]
 
@@ -71,7 +71,7 @@ def test_a_train_job_leaves_nodes_and_addresses_to_the_runtime(tmp_path):
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (3, 8)
     assert trainer["command"] == ["torchrun", "--no-python", "mtrain", "train", "run.toml", "mesh.tp=8"]
     assert "runtimePatches" in facts["spec"]
-    assert "runtimePatches" not in made(tmp_path, kind="trainjob", claims=[], env=[])["spec"]
+    assert "runtimePatches" not in made(tmp_path, kind="trainjob", claims=[], env={})["spec"]
 
 
 @pytest.mark.parametrize(

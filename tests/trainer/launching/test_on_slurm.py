@@ -78,7 +78,7 @@ PYXIS = {
 
 
 def test_a_container_gets_its_own_mtrain_and_options_that_pyxis_publishes(tmp_path):
-    mounts, env = ["/data:/data", "/code:/code:ro+rprivate"], ["NCCL_DEBUG=WARN", "A=b=c"]
+    mounts, env = ["/data:/data", "/code:/code:ro+rprivate"], {"NCCL_DEBUG": "WARN", "A": "b=c"}
     options = SlurmOptions(container_image="a.sqsh", container_mounts=mounts, env=env)
     text = batch_text(a_job(tmp_path), options, checkpoints=None)
     words = srun_of(text)
@@ -117,7 +117,7 @@ def run(tmp_path):
         scripts = {"scontrol": said, "squeue": "echo NONE", "scancel": "touch stopped", "srun": srun, **more}
         env = programs(bin_folder, **scripts)
         env |= {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts), "SLURM_JOB_NUM_NODES": "2", "RANK": "3"}
-        options = SlurmOptions(env=["A=b c"], max_restarts=2, site=["--exclude=n[8-9]"])
+        options = SlurmOptions(env={"A": "b c"}, max_restarts=2, site=["--exclude=n[8-9]"])
         text = batch_text(job, options, checkpoints=checkpoints)
         process = subprocess.Popen(["bash", "-c", text], cwd=tmp_path, env=env)
         if kill_after is not None:
