@@ -6,7 +6,7 @@ are left out, because HTML is not text. The reader finds where records end and w
 bytes of whole records; the block of a record that is too long is cut. Bytes that cannot be parsed count as damage,
 because the start of the next record is unknown. Not checked: digests in headers; gzip has its own.
 
-Slow twin: tests/reference/warc.py. Why not warcio: docs/design/warc.md.
+Slow twin: tests/reference/warc.py. Why not warcio: docs/design/dependencies.md.
 """
 
 from __future__ import annotations
