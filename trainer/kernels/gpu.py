@@ -87,10 +87,16 @@ def ragged_attention(
         return plain.ragged_attention(q_NHK, k_MGK, v_MGK, counts, lengths, scores, tensors)
     if options.pop("repeat", False):
         k_MGK, v_MGK = (x.repeat_interleave(q_NHK.shape[1] // x.shape[1], dim=1) for x in (k_MGK, v_MGK))
-    ends = [list(itertools.accumulate(part, initial=0)) for part in (counts, lengths)]
-    bounds = torch.tensor(ends, dtype=torch.int32).pin_memory().to(q_NHK.device, non_blocking=True)
-    y_NHK: Tensor = varlen(q_NHK, k_MGK, v_MGK, bounds[0], bounds[1], max(counts), max(lengths), **options)
+    bounds = _ragged_bounds(counts, lengths, q_NHK.device)
+    y_NHK: Tensor = varlen(q_NHK, k_MGK, v_MGK, *bounds, max(counts), max(lengths), **options)
     return y_NHK
+
+
+@functools.lru_cache(maxsize=4)
+def _ragged_bounds(counts: tuple[int, ...], lengths: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
+    """Where rows begin among the queries and among the keys, int32, on the device; the same in all blocks of a step."""
+    ends = [list(itertools.accumulate(part, initial=0)) for part in (counts, lengths)]
+    return torch.tensor(ends, dtype=torch.int32).pin_memory().to(device, non_blocking=True).unbind()
 
 
 def scored_attention(

@@ -3,7 +3,8 @@
 One token of a row is too little work for a GPU, so the keys of a row are divided over several programs (Dao et al.
 2023, "Flash-Decoding"): each keeps a running softmax of its part, and a second kernel merges the parts. How many parts
 there are depends on the number of rows and not on their lengths, so the launch can be recorded in a CUDA graph. All
-query heads of a key-value head are one product. The twin is `plain.paged_attention`; it is also what runs where
+query heads of a key-value head are one product. The program of a row's last part first writes the new key and value
+into their page. The twin is `plain.paged_attention`; it is also what runs where
 Triton is missing or a trial at the first call differs.
 
 Shapes: B rows, P pages of the longest row, T tokens of a page, H query heads, G key-value heads, R = H / G, K head
@@ -30,6 +31,8 @@ TRIAL_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-
 
 def paged_attention(
     q_BHK: Tensor,
+    k_BGK: Tensor,
+    v_BGK: Tensor,
     key_PTGK: Tensor,
     value_PTGK: Tensor,
     table_BP: Tensor,
@@ -40,8 +43,8 @@ def paged_attention(
     """See plain.paged_attention."""
     groups, width = key_PTGK.shape[2:]
     if not works(q_BHK.device, q_BHK.dtype, heads=q_BHK.shape[1], groups=groups, width=width):
-        return plain.paged_attention(q_BHK, key_PTGK, value_PTGK, table_BP, length_B, scores, tensors)
-    return launch(q_BHK, key_PTGK, value_PTGK, table_BP, length_B, scores, tensors)
+        return plain.paged_attention(q_BHK, k_BGK, v_BGK, key_PTGK, value_PTGK, table_BP, length_B, scores, tensors)
+    return launch(q_BHK, k_BGK, v_BGK, key_PTGK, value_PTGK, table_BP, length_B, scores, tensors)
 
 
 @functools.cache
@@ -56,14 +59,21 @@ def works(device: torch.device, dtype: torch.dtype, *, heads: int, groups: int, 
 
     table_BP = torch.arange(1, 21, device=device, dtype=torch.int32).view(2, 10).flip(1)
     length_B = torch.tensor([149, 3], device=device, dtype=torch.int32)
-    pool = drawn(21, 16, groups, width), drawn(21, 16, groups, width)
-    call = (drawn(2, heads, width), *pool, table_BP, length_B, ScoreShape(window=140), ScoreTensors())
-    difference = (launch(*call).float() - plain.paged_attention(*call).float()).abs().max()
-    return bool(difference <= TRIAL_TOLERANCE[dtype])
+    new = drawn(2, heads, width), drawn(2, groups, width), drawn(2, groups, width)
+    pools = drawn(2, 21, 16, groups, width), drawn(2, 21, 16, groups, width)
+    rows = table_BP, length_B, ScoreShape(window=140), ScoreTensors()
+    pools[1].copy_(pools[0])
+    ours, twin = (
+        function(*new, *pool, *rows) for function, pool in zip((launch, plain.paged_attention), pools, strict=True)
+    )
+    difference = (ours.float() - twin.float()).abs().max()
+    return bool(difference <= TRIAL_TOLERANCE[dtype]) and torch.equal(*pools)
 
 
 def launch(
     q_BHK: Tensor,
+    k_BGK: Tensor,
+    v_BGK: Tensor,
     key_PTGK: Tensor,
     value_PTGK: Tensor,
     table_BP: Tensor,
@@ -77,7 +87,7 @@ def launch(
     assert kernels is not None, "triton is not installed"
     attend_part, merge = kernels
     each, parts = heads // groups, _parts(q_BHK.device, batch * groups)
-    q_BHK, table_BP = q_BHK.contiguous(), table_BP.contiguous()
+    q_BHK, k_BGK, v_BGK, table_BP = (x.contiguous() for x in (q_BHK, k_BGK, v_BGK, table_BP))
     options: dict[str, Any] = {"dtype": torch.float32, "device": q_BHK.device}
     sum_BGSRK = torch.empty(batch, groups, parts, each, width, **options)
     state_BGSR2 = torch.empty(batch, groups, parts, each, 2, **options)  # the largest score, the sum of exponentials
@@ -85,7 +95,7 @@ def launch(
     nothing = length_B
     block_width = _power_of_2(width)
     attend_part[(batch, groups, parts)](
-        q_BHK, key_PTGK, value_PTGK, table_BP, length_B,
+        q_BHK, k_BGK, v_BGK, key_PTGK, value_PTGK, table_BP, length_B,
         nothing if tensors.slope_H is None else tensors.slope_H,
         sum_BGSRK, state_BGSR2,
         scores.factor(width), scores.softcap, scores.window, table_BP.stride(0),

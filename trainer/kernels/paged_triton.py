@@ -14,12 +14,15 @@ import triton.language as tl
 
 @triton.jit
 def attend_part(
-    q, key, value, table, length, slope, sums, states, factor, softcap, window, table_stride,
+    q, new_key, new_value, key, value, table, length, slope, sums, states, factor, softcap, window, table_stride,
     GROUPS: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr,
     HAS_SLOPE: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One part of one row for all query heads of a key-value head: a running softmax, not divided yet."""
+    """One part of one row for all query heads of a key-value head: a running softmax, not divided yet.
+
+    The program that reads the row's last token writes it first.
+    """
     row, group, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     end = tl.load(length + row).to(tl.int32)
     begin = end * 0
@@ -31,6 +34,13 @@ def attend_part(
     r, k = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_K)
     is_head, is_feature = r < EACH, k < WIDTH
     head = group * EACH + r
+    if (start < end) & (stop == end):
+        page = tl.load(table + row * table_stride + (end - 1) // PAGE).to(tl.int64)
+        at_K = ((page * PAGE + (end - 1) % PAGE) * GROUPS + group) * WIDTH + k
+        new_K = (row * GROUPS + group) * WIDTH + k
+        tl.store(key + at_K, tl.load(new_key + new_K, mask=is_feature), mask=is_feature)
+        tl.store(value + at_K, tl.load(new_value + new_K, mask=is_feature), mask=is_feature)
+    tl.debug_barrier()  # all threads of the program see what some have written
     q_at = (row * GROUPS * EACH + head[:, None]) * WIDTH + k[None, :]
     q_RK = tl.load(q + q_at, mask=is_head[:, None] & is_feature[None, :], other=0.0)
     largest = tl.full([BLOCK_R], float("-inf"), tl.float32)

@@ -301,6 +301,8 @@ def scored_attention(
 
 def paged_attention(
     q_BHK: Tensor,
+    k_BGK: Tensor,
+    v_BGK: Tensor,
     key_PTGK: Tensor,
     value_PTGK: Tensor,
     table_BP: Tensor,
@@ -308,20 +310,24 @@ def paged_attention(
     scores: ScoreShape,
     tensors: ScoreTensors,
 ) -> Tensor:
-    """Attention of the last token of each row to the keys in its pages, in at least fp32: [B, H, K].
+    """Write the last token of each row into its page, and let it attend to the row, in at least fp32: [B, H, K].
 
     Args:
+        k_BGK, v_BGK: the last token's key and value.
         key_PTGK, value_PTGK: a pool of pages of T tokens.
         table_BP: int32, the pages of each row, in order. length_B: int32, tokens of each row.
         scores: all but dropout apply.
     """
-    groups, heads = key_PTGK.shape[2], q_BHK.shape[1]
+    (page, groups), heads, last_B = key_PTGK.shape[1:3], q_BHK.shape[1], length_B.long() - 1
+    page_B = table_BP.gather(1, (last_B // page).unsqueeze(1)).squeeze(1).long()
+    for pool, new_BGK in ((key_PTGK, k_BGK), (value_PTGK, v_BGK)):
+        pool.flatten(0, 1).index_copy_(0, page_B * page + last_B % page, new_BGK)
     k_BTGK, v_BTGK = (_widen(pool[table_BP].flatten(1, 2)) for pool in (key_PTGK, value_PTGK))
     score_BGRT = torch.einsum("bgrk,btgk->bgrt", _widen(q_BHK).unflatten(1, (groups, heads // groups)), k_BTGK)
     score_BHT = score_BGRT.flatten(1, 2) * scores.factor(q_BHK.shape[-1])
     if scores.softcap:
         score_BHT = scores.softcap * (score_BHT / scores.softcap).tanh()
-    distance_BT = (length_B - 1).unsqueeze(1) - torch.arange(k_BTGK.shape[1], device=q_BHK.device)
+    distance_BT = last_B.unsqueeze(1) - torch.arange(k_BTGK.shape[1], device=q_BHK.device)
     if tensors.slope_H is not None:
         score_BHT = score_BHT - tensors.slope_H.view(-1, 1) * distance_BT.unsqueeze(1)
     hidden_BT = distance_BT < 0

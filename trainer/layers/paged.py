@@ -28,13 +28,13 @@ class PagedRows:
     Args:
         table_BP: int32, the page of each T tokens of a row; 0 where nothing is kept.
         length_B: int32, tokens of each row, with the new ones.
-        place_N: int64, where each new token is kept: page * T + its place in the page.
+        place_N: int64, where each new token of a prefill is kept: page * T + its place in the page.
         counts, lengths: of a prefill, on the host: new tokens of each row, and all of them; empty: one token of each.
     """
 
     table_BP: Tensor
     length_B: Tensor
-    place_N: Tensor
+    place_N: Tensor | None = None
     counts: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
 
@@ -47,7 +47,8 @@ class Pages:
     rows: PagedRows
 
     def keep(self, name: str, x_NGK: Tensor) -> None:
-        """Write the new tokens."""
+        """Write the new tokens of a prefill."""
+        assert self.rows.place_N is not None, "in decoding, paged_attention writes the new tokens"
         self.tensors[name].flatten(0, 1).index_copy_(0, self.rows.place_N, x_NGK)
 
     def of_row(self, name: str, row: int, *, first: int) -> Tensor:
@@ -80,13 +81,14 @@ def attend_pages(
     kernels: Kernels,
 ) -> Tensor:  # fmt: skip
     """Keep the new keys and values, and attend to all of each row: [N, H, K]."""
-    pages.keep("key", k_NGK)
-    pages.keep("value", v_NGK)
     rows = pages.rows
     if not rows.counts:
         pool = pages.tensors["key"], pages.tensors["value"]
-        y_BHK: Tensor = kernels.paged_attention(q_NHK, *pool, rows.table_BP, rows.length_B, scores, tensors)
+        new = q_NHK, k_NGK, v_NGK
+        y_BHK: Tensor = kernels.paged_attention(*new, *pool, rows.table_BP, rows.length_B, scores, tensors)
         return y_BHK
+    pages.keep("key", k_NGK)
+    pages.keep("value", v_NGK)
     keys, values, lengths = list[Tensor](), list[Tensor](), list[int]()
     for row, (k, v) in enumerate(zip(k_NGK.split(rows.counts), v_NGK.split(rows.counts), strict=True)):
         first = pages.first_seen(row, window=scores.window)

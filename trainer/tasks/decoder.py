@@ -167,23 +167,19 @@ class Decoder:
 
         Rows beyond the given ones have one token, in page 0.
         """
-        page, index, count = self.page_tokens, list(slots), len(slots)
+        index, count = list(slots), len(slots)
         last_B = np.array(lengths, dtype=np.int64) - 1
-        inputs = np.zeros((2 + len(self.table.tables) * (1 + width), size), dtype=np.int32)
+        inputs = np.zeros((2 + len(self.table.tables) * width, size), dtype=np.int32)
         inputs[0, :count], inputs[1] = last_B + self.restart * np.array(long, dtype=np.int64), 1
         inputs[1, :count] += last_B.astype(np.int32)
         for number, pages in enumerate(self.table.tables):
-            first = 2 + number * (1 + width)
-            inputs[first, :count] = pages[index, last_B // page].astype(np.int64) * page + last_B % page
-            inputs[first + 1 : first + 1 + width].reshape(size, width)[:count] = pages[index, :width]
+            first = 2 + number * width
+            inputs[first : first + width].reshape(size, width)[:count] = pages[index, :width]
         return inputs.reshape(-1)
 
     def _decode(self, tokens_B: Tensor, inputs: Tensor, *, size: int, width: int) -> Tensor | None:
-        position_B, length_B, *pools = inputs.split([size, size, *([size * (1 + width)] * len(self.table.tables))])
-        rows = []
-        for pool in pools:
-            place_B, table = pool.split([size, size * width])
-            rows.append(PagedRows(table.view(size, width), length_B, place_B.long()))
+        position_B, length_B, *tables = inputs.split([size, size, *([size * width] * len(self.table.tables))])
+        rows = [PagedRows(table.view(size, width), length_B) for table in tables]
         return self._forward(tokens_B, position_B, torch.arange(size, device=tokens_B.device), rows)
 
     def copy(self, copies: Sequence[Copy]) -> None:

@@ -28,7 +28,7 @@ CASES = {
 
 
 def _case(name, device, dtype):
-    """(arguments of paged attention, keys and values of each row)."""
+    """Arguments of paged attention."""
     heads, groups, width, options = CASES[name]
     generator = torch.Generator().manual_seed(3)
     pages = [-(-length // PAGE) for length in LENGTHS]
@@ -37,31 +37,40 @@ def _case(name, device, dtype):
     for row, part in enumerate(order.split(pages)):
         table[row, : len(part)] = part
     shape = (sum(pages) + 1, PAGE, groups, width)
-    q, key, value = (
+    new = (len(LENGTHS), groups, width)
+    q, k, v, key, value = (
         torch.randn(*size, generator=generator).to(device, dtype)
-        for size in ((len(LENGTHS), heads, width), shape, shape)
+        for size in ((len(LENGTHS), heads, width), new, new, shape, shape)
     )
     sink = torch.randn(heads, generator=generator).to(device) if options.get("sinks") else None
     slope = torch.tensor(alibi_slopes(heads), device=device) if options.get("alibi") else None
     tensors = ScoreTensors(sink_H=sink, slope_H=slope)
     length = torch.tensor(LENGTHS, dtype=torch.int32, device=device)
-    return q, key, value, table.to(device), length, ScoreShape(**options), tensors
+    return q, k, v, key, value, table.to(device), length, ScoreShape(**options), tensors
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_gather_is_the_attention_of_the_last_token(name):
-    q, key, value, table, _, scores, tensors = _case(name, "cpu", torch.float64)
-    found = plain.paged_attention(q, key, value, table, torch.tensor(LENGTHS), scores, tensors)
+    q, k, v, key, value, table, _, scores, tensors = _case(name, "cpu", torch.float64)
+    before = [pool.clone() for pool in (key, value)]
+    found = plain.paged_attention(q, k, v, key, value, table, torch.tensor(LENGTHS), scores, tensors)
     for row, length in enumerate(LENGTHS):
-        k, v = (pool[table[row]].flatten(0, 1)[None, :length] for pool in (key, value))
+        whole_k, whole_v = (
+            torch.cat((pool[table[row]].flatten(0, 1)[: length - 1], new[row, None]))[None]
+            for pool, new in zip(before, (k, v), strict=True)
+        )
         last = tensors._replace(column_S=torch.tensor([length - 1]))
-        whole = plain.scored_attention(q[row][None, None], k, v, scores, last)
+        whole = plain.scored_attention(q[row][None, None], whole_k, whole_v, scores, last)
         torch.testing.assert_close(found[row], whole[0, 0], rtol=0, atol=1e-6)
+        for old, new in zip(before, (k, v), strict=True):
+            page, place = int(table[row, (length - 1) // PAGE]), (length - 1) % PAGE
+            old[page, place] = new[row]
+    assert torch.equal(key, before[0]) and torch.equal(value, before[1])
 
 
 def _ragged(name, device, dtype):
     """Rows of several lengths of which the last tokens are new, and each row's attention."""
-    q, key, value, table, _, scores, tensors = _case(name, device, dtype)
+    q, _, _, key, value, table, _, scores, tensors = _case(name, device, dtype)
     counts = tuple(min(length, 1 + 40 * row) for row, length in enumerate(LENGTHS))
     generator = torch.Generator().manual_seed(4)
     q = torch.randn(sum(counts), *q.shape[1:], generator=generator).to(device, dtype)
@@ -107,8 +116,10 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16 if INTERPRETED else torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernels_are_the_gather(name, dtype):
-    arguments = _case(name, "cpu" if INTERPRETED else "cuda", dtype)
-    found, wanted = paged_attention.launch(*arguments), plain.paged_attention(*arguments)
+    q, k, v, key, value, *rows = _case(name, "cpu" if INTERPRETED else "cuda", dtype)
+    pools = key.clone(), value.clone()
+    found, wanted = paged_attention.launch(q, k, v, *pools, *rows), plain.paged_attention(q, k, v, key, value, *rows)
+    assert torch.equal(pools[0], key) and torch.equal(pools[1], value)
     limit = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found, wanted, rtol=0, atol=limit)
     assert not torch.equal(found, torch.zeros_like(found))
