@@ -105,7 +105,7 @@ def _from_megatron(text: str, console: Console) -> int:
         console.result("\n".join(lines), {"command": evaluation.command, "notes": list(evaluation.notes)})
         return 0
     launch = find_launch(script, words[1:])
-    migration = migrate(launch.arguments, launch.world_size)
+    migration = migrate(launch.arguments, launch.world_size, program=launch.program)
     if migration.refused:
         raise problems_error(title, migration.refused, fix="correct these; nothing was written")
     facts = {"settings": migration.tables, "mapped": migration.mapped, "not_needed": migration.not_needed}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from mdata.util.option_synonyms import nearest
@@ -16,7 +17,8 @@ from trainer.migrate.flags import Flag
 from trainer.migrate.shell import unknown
 
 PROGRAM = "pretrain_gpt.py"
-
+# Megatron-LM's programs that are converted -> the family of their models, which is also the kind of their samples.
+PROGRAMS: Mapping[str, str] = MappingProxyType({PROGRAM: "gpt", "pretrain_bert.py": "bert", "pretrain_t5.py": "t5"})
 
 _NAMED = 10  # unknown words that are named, with a suggestion; further ones are only counted
 
@@ -30,12 +32,19 @@ class Given:
         texts: the given arguments as written, by their (first) name.
         problems: wrong words, one line each.
         incomplete: an unknown value stands for further arguments.
+        program: that reads them.
     """
 
     values: Mapping[str, Any]
     texts: Mapping[str, str]
     problems: tuple[str, ...]
     incomplete: bool = False
+    program: str = PROGRAM
+
+    @property
+    def family(self) -> str:
+        """The family of the models that the program trains."""
+        return PROGRAMS[self.program]
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -44,8 +53,8 @@ class Given:
         return name in self.texts
 
 
-def read_arguments(words: Sequence[str], table: Mapping[str, Flag]) -> Given:
-    """Read the words after pretrain_gpt.py."""
+def read_arguments(words: Sequence[str], table: Mapping[str, Flag], *, program: str = PROGRAM) -> Given:
+    """Read the words after the name of a program."""
     values = {name: _default(flag) for name, flag in table.items() if not flag.same_as}
     texts: dict[str, str] = {}
     problems: dict[str, str] = {}  # by name, one for each
@@ -71,7 +80,7 @@ def read_arguments(words: Sequence[str], table: Mapping[str, Flag]) -> Given:
         if flag is None:
             unknown_words += 1
             if unknown_words <= _NAMED:
-                problems[name] = _unknown_word(name, table)
+                problems[name] = _unknown_word(name, table, program)
             continue
         value, problem = _value(flag, values_of_flag)
         if problem:
@@ -80,10 +89,10 @@ def read_arguments(words: Sequence[str], table: Mapping[str, Flag]) -> Given:
             first = flag.same_as or name
             values[first], texts[first] = value, " ".join([name, *values_of_flag])
     if unknown_words > _NAMED:
-        problems[""] = f"{unknown_words - _NAMED} more are not arguments of {PROGRAM}; the first {_NAMED} are listed"
+        problems[""] = f"{unknown_words - _NAMED} more are not arguments of {program}; the first {_NAMED} are listed"
     for name in lists:
         problems[name] = f"{name} stands for arguments that are not known here; write them out"
-    return Given(values, texts, tuple(problems.values()), incomplete=bool(lists))
+    return Given(values, texts, tuple(problems.values()), incomplete=bool(lists), program=program)
 
 
 def _default(flag: Flag) -> Any:
@@ -92,11 +101,11 @@ def _default(flag: Flag) -> Any:
     return None if flag.default is None else _value(flag, [flag.default])[0]
 
 
-def _unknown_word(name: str, table: Mapping[str, Flag]) -> str:
+def _unknown_word(name: str, table: Mapping[str, Flag], program: str) -> str:
     if not name.startswith("--"):
         return f"{name[:80]!r} is where an argument is expected; arguments begin with --"
     near = nearest(name, list(table))
-    return f"{name[:80]} is not an argument of {PROGRAM}" + (f"; did you mean {near}?" if near else "")
+    return f"{name[:80]} is not an argument of {program}" + (f"; did you mean {near}?" if near else "")
 
 
 def _value(flag: Flag, words: list[str]) -> tuple[Any, str | None]:
@@ -111,6 +120,8 @@ def _value(flag: Flag, words: list[str]) -> tuple[Any, str | None]:
         return None, f"takes one value, but {len(words)} follow it"
     if flag.use != "mapped":
         return " ".join(words), None
+    if flag.kind == "token" and words:
+        return words[0], None
     if not words or any(unknown(word) for word in words):
         missing = next((placeholder for word in words if (placeholder := unknown(word))), "nothing follows it")
         return None, f"has a value that cannot be resolved here: {missing}; write it out"

@@ -1,4 +1,4 @@
-"""The arguments of Megatron-LM's pretrain_gpt.py that become settings of ours: one table.
+"""The arguments of Megatron-LM's pretrain_gpt.py, _bert.py and _t5.py that become settings of ours: one table.
 
 A row: name | kind of its value | Megatron's default | our key | how. With `=` the value is copied; otherwise a rule of
 `rules_model.py` or `rules_run.py` makes the setting. `switch`: no value; `texts`: one or more values. A second name of
@@ -94,6 +94,22 @@ _TABLE = """
 --mid-level-dataset-surplus | float | 0.005 | data.blend_surplus |
 --reset-position-ids | switch | | data.document_masks | together with --reset-attention-mask
 --reset-attention-mask | switch | | data.document_masks | together with --reset-position-ids
+--mask-prob | float | 0.15 | data.bert.mask_probability | pretrain_bert.py; pretrain_t5.py: data.t5.mask_probability
+--short-seq-prob | float | 0.1 | data.bert.short_probability | in the same way
+--bert-no-binary-head | switch | | data.bert.head | false, as model.bert.binary_head
+--decoder-seq-length | int | | data.t5.decoder_length | pretrain_t5.py
+--decoder-num-layers | int | | model.num_layers | pretrain_t5.py; of both stacks, with model.t5.encoder_layers
+--fim-data | switch | | data.kind | fim, whose random draws are other ones
+--fim-rate | float | 0.5 | data.fim.rate | with --fim-data, like all --fim arguments
+--fim-spm-rate | float | 0.5 | data.fim.spm_rate |
+--fim-split-sample | text | | data.fim.split_sample |
+--fim-fragment-rate | float | | data.fim.fragment_rate |
+--fim-no-prefix | text | | data.fim.no_prefix |
+--fim-prefix-token | token | <fim_prefix> | data.fim.tokens |
+--fim-middle-token | token | <fim_middle> | data.fim.tokens |
+--fim-suffix-token | token | <fim_suffix> | data.fim.tokens |
+--fim-pad-token | token | <fim_pad> | data.fim.tokens |
+--fim-eod-token | token | | data.fim.tokens |
 --seq-length | int | | = train.sequence_length |
 --encoder-seq-length | same as --seq-length
 --micro-batch-size | int | | = train.micro_batch |
@@ -203,11 +219,11 @@ _TABLE = """
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Flag:
-    """An argument of pretrain_gpt.py.
+    """An argument of Megatron-LM.
 
     Args:
         name: with its dashes.
-        kind: switch, int, float, text, texts, or any: whatever follows.
+        kind: switch, int, float, text, texts, token (a text such as <fim_pad>), or any: whatever follows.
         default: Megatron's, as text; None: none.
         use: "mapped", "not needed" or "refused".
         key: the setting of ours; "": none.

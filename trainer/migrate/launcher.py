@@ -1,4 +1,4 @@
-"""Finds the command of a script that starts pretrain_gpt.py, and the number of ranks it starts.
+"""Finds the command of a script that starts a program of Megatron-LM, and the number of ranks it starts.
 
 Understands torchrun, torch.distributed.launch, srun and mpirun, and `sh -c "..."` after them. A number of ranks that
 depends on an unknown value is None.
@@ -13,16 +13,14 @@ from pathlib import PurePath
 from types import MappingProxyType
 
 from mdata import UsageError
+from trainer.migrate.arguments import PROGRAM, PROGRAMS
 from trainer.migrate.lexer import ShellError
 from trainer.migrate.settings import is_count
 from trainer.migrate.shell import Work, read_commands
 
-SCRIPT = "pretrain_gpt.py"
 # Megatron-LM's other programs, and what mtrain lacks for them.
 _OTHERS = MappingProxyType(
     {
-        "pretrain_bert.py": "BERT: attention in both directions, masked tokens, and a head for pairs of sentences",
-        "pretrain_t5.py": "T5: an encoder, and a decoder that attends to it",
         "pretrain_mamba.py": "layers of state-space models (Mamba)",
         "pretrain_hybrid.py": "layers of state-space models (Mamba)",
         "pretrain_vlm.py": "an encoder of images",
@@ -32,7 +30,7 @@ _OTHERS = MappingProxyType(
         "train_rl.py": "reinforcement learning",
     }
 )
-_SAMPLES = MappingProxyType({"pretrain_bert.py": "mdata.Bert", "pretrain_t5.py": "mdata.T5"})
+_EVERY = ", ".join(PROGRAMS)
 _PER_NODE = ("--nproc-per-node", "--nproc_per_node", "--ntasks-per-node")
 _NODES = ("--nnodes", "--nodes", "-N")
 _RANKS = ("--ntasks", "-n", "-np")
@@ -41,15 +39,16 @@ _SHELLS = frozenset({"sh", "bash"})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Launch:
-    """Arguments of pretrain_gpt.py, and the numbers of ranks and of machines; None: unknown."""
+    """Arguments of a program, and the numbers of ranks and of machines; None: unknown."""
 
     arguments: tuple[str, ...]
     world_size: int | None
     nodes: int | None = 1
+    program: str = PROGRAM
 
 
 def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
-    """The only command of a bash text that starts pretrain_gpt.py.
+    """The only command of a bash text that starts one of `PROGRAMS`.
 
     Args:
         text: a command line or a script.
@@ -62,7 +61,7 @@ def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
     try:
         commands = [part for command in read_commands(text, arguments, work=work) for part in _inner(command, work)]
     except (ShellError, RecursionError) as error:
-        fix = f"give the command itself: mtrain config --from-megatron '{SCRIPT} --num-layers ...'"
+        fix = f"give the command itself: mtrain config --from-megatron '{PROGRAM} --num-layers ...'"
         raise UsageError("the script cannot be read", found=str(error), fix=fix) from error
     launches = [
         command for command in commands if command[0] not in ("echo", "printf") and any(map(_is_script, command))
@@ -71,20 +70,19 @@ def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
         others = [word for command in commands for word in command if word.endswith(".py")]
         other = next((name for word in others if (name := PurePath(word).name) in _OTHERS), None)
         if not launches and other:
-            fix = f"mtrain trains the models of {SCRIPT}"
-            if kind := _SAMPLES.get(other):
-                fix += f"; mdata makes the samples: mdata.open_dataset(..., kind={kind}())"
+            fix = f"mtrain trains the models of {_EVERY}"
             raise UsageError(f"{other} cannot be converted", found=f"mtrain lacks {_OTHERS[other]}", fix=fix)
         commands_text = f"{len(launches)} such commands" if launches else ", ".join(others[:3]) or "no Python script"
         sourced = [" ".join(command[:2]) for command in commands if command[0] in (".", "source")]
         if not launches and sourced:
             commands_text += f", and `{sourced[0]}`, a file that is not read"
-        elif not launches and SCRIPT in text:
-            commands_text += f", and {SCRIPT} in a text or a here-document, which are not read"
-        fix = "give one of them" if launches else f"give the command that starts {SCRIPT}, or its script's file"
-        raise UsageError(f"expected one command that starts {SCRIPT}", found=commands_text, fix=fix)
+        elif not launches and (named := next((name for name in PROGRAMS if name in text), None)):
+            commands_text += f", and {named} in a text or a here-document, which are not read"
+        fix = "give one of them" if launches else "give the command that starts the program, or its script's file"
+        raise UsageError(f"expected one command that starts one of {_EVERY}", found=commands_text, fix=fix)
     at = next(place for place, word in enumerate(launches[0]) if _is_script(word))
-    return Launch(tuple(launches[0][at + 1 :]), *launched_ranks(launches[0][:at], text))
+    ranks, nodes = launched_ranks(launches[0][:at], text)
+    return Launch(tuple(launches[0][at + 1 :]), ranks, nodes, PurePath(launches[0][at]).name)
 
 
 def launched_ranks(words: Sequence[str], text: str) -> tuple[int | None, int | None]:
@@ -100,13 +98,17 @@ def launched_ranks(words: Sequence[str], text: str) -> tuple[int | None, int | N
 def _inner(command: list[str], work: Work) -> list[list[str]]:
     """A command, or those of its `sh -c`, each preceded by the launcher's words."""
     for at in range(1, len(command) - 1):
-        if command[at] in ("-c", "-lc") and PurePath(command[at - 1]).name in _SHELLS and SCRIPT in command[at + 1]:
+        if (
+            command[at] in ("-c", "-lc")
+            and PurePath(command[at - 1]).name in _SHELLS
+            and (any(name in command[at + 1] for name in PROGRAMS))
+        ):
             return [command[: at - 1] + inner for inner in read_commands(command[at + 1], work=work)]
     return [command]
 
 
 def _is_script(word: str) -> bool:
-    return PurePath(word).name == SCRIPT
+    return PurePath(word).name in PROGRAMS
 
 
 def _sizes(words: Sequence[str], batch: Sequence[str]) -> tuple[int | None, int | None]:

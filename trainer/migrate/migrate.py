@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.config.describe import describe
 from trainer.config.parse import is_old_not_set, key_names, setting_problem
-from trainer.migrate.arguments import Given, read_arguments
+from trainer.migrate.arguments import PROGRAM, Given, read_arguments
 from trainer.migrate.flags import Flag, flag_table
 from trainer.migrate.rules_model import model_rules
 from trainer.migrate.rules_run import run_rules
@@ -41,24 +41,25 @@ class Migration:
 
     @property
     def tables(self) -> dict[str, dict[str, Any]]:
-        """The settings as parsed TOML."""
+        """The settings as parsed TOML; a sub-section is a table "data.bert"."""
         result: dict[str, dict[str, Any]] = {}
         order = {name: place for place, name in enumerate(key_names())}
         for setting in sorted(self.settings, key=lambda item: order.get(item.key, len(order))):
-            section, _, key = setting.key.partition(".")
+            section, _, key = setting.key.rpartition(".")
             result.setdefault(section, {})[key] = setting.value
         return result
 
 
-def migrate(words: Sequence[str], world_size: int | None) -> Migration:
-    """Map the words after pretrain_gpt.py.
+def migrate(words: Sequence[str], world_size: int | None, *, program: str = PROGRAM) -> Migration:
+    """Map the words after the name of a program.
 
     Args:
         words: arguments of core 0.12 to 0.16 and of the versions around them.
         world_size: the number of ranks; None: unknown.
+        program: one of `PROGRAMS`.
     """
     table = flag_table()
-    arguments = read_arguments(words, table)
+    arguments = read_arguments(words, table, program=program)
     refused = list(arguments.problems) + [
         f"{text}: {table[name].note}" for name, text in arguments.texts.items() if _is_refused(table[name], arguments)
     ]

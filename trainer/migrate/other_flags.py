@@ -89,10 +89,10 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
     ),
     (
         "used only by other models and tasks (BERT, T5, ICT, vision, RETRO, MLA, RL, inference)",
-        """--decoder-num-layers= --relative-attention-num-buckets=32 --relative-attention-max-distance=128 --onnx-safe=
-        --bert-no-binary-head --encoder-tensor-model-parallel-size=0 --encoder-pipeline-model-parallel-size=0
-        --pipeline-model-parallel-split-rank= --decoder-seq-length= --retriever-seq-length=256 --sample-rate=1.0
-        --mask-prob=0.15 --short-seq-prob=0.1 --ict-head-size= --biencoder-projection-dim=0
+        """--relative-attention-num-buckets=32 --relative-attention-max-distance=128 --onnx-safe=
+        --encoder-tensor-model-parallel-size=0 --encoder-pipeline-model-parallel-size=0
+        --pipeline-model-parallel-split-rank= --retriever-seq-length=256 --sample-rate=1.0
+        --ict-head-size= --biencoder-projection-dim=0
         --biencoder-shared-query-context-model --ict-load= --bert-load= --titles-data-path=
         --query-in-block-prob=0.1 --use-one-sent-docs --evidence-data-path= --retriever-report-topk-accuracies=*
         --retriever-score-scaling --block-data-path= --embedding-path= --indexer-batch-size=128
@@ -394,10 +394,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ),
     (
         "mtrain reads text in order; mdata has other kinds of samples and samplers, see docs/howto/samples.md",
-        """--dataloader-type=single --sft --max-seqlen-per-dp-cp-rank= --hybrid-context-parallel --fim-data
-        --fim-rate=0.5 --fim-spm-rate=0.5 --fim-split-sample= --fim-fragment-rate= --fim-no-prefix=
-        --fim-prefix-token=<fim_prefix> --fim-middle-token=<fim_middle> --fim-suffix-token=<fim_suffix>
-        --fim-pad-token=<fim_pad> --fim-eod-token=""",
+        "--dataloader-type=single --sft --max-seqlen-per-dp-cp-rank= --hybrid-context-parallel",
     ),
     (
         "the loss after an end-of-document token counts like any other; leave it out",

@@ -18,6 +18,14 @@ _TIKTOKEN_VOCABULARY = 1 << 17
 
 def model_rules(a: Given) -> Iterator[Setting | Refusal]:
     """Settings of [model]."""
+    if a.family != "gpt":
+        yield Setting("model.family", a.family, ())
+    if a.family == "bert":
+        yield Setting("model.bert.binary_head", not a["--bert-no-binary-head"], ("--bert-no-binary-head",), True)
+    if a.family == "t5" and (encoder := a["--num-layers"]):
+        decoder, flags = a["--decoder-num-layers"] or encoder, ("--num-layers", "--decoder-num-layers")
+        yield Setting("model.num_layers", encoder + decoder, flags, note="of both stacks")
+        yield Setting("model.t5.encoder_layers", encoder, flags)
     yield from _shape(a)
     yield from _position(a)
     yield from _attention(a)

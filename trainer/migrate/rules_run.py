@@ -36,6 +36,7 @@ def run_rules(a: Given, world_size: int | None) -> Iterator[Setting | Refusal]:
     """Settings of all sections besides [model]; `world_size`: ranks, None: unknown."""
     yield from _folder(a)
     yield from _data(a)
+    yield from _samples(a)
     yield from _mesh(a)
     yield from _train(a, world_size)
     yield from _skipped(a, batch_of(a, world_size))
@@ -178,6 +179,40 @@ def _data(a: Given) -> Iterator[Setting | Refusal]:
         yield Setting("data.document_masks", True, masks)
     elif a[masks[0]] or a[masks[1]]:
         yield Refusal(masks[0] if a[masks[0]] else masks[1], f"only {masks[0]} and {masks[1]} together are supported")
+
+
+def _samples(a: Given) -> Iterator[Setting | Refusal]:
+    """The kind of samples; what the programs of BERT and T5 fix of their masks is our default, too."""
+    if a.family == "gpt":
+        yield from _rearranged(a)
+        return
+    section = f"data.{a.family}"
+    yield Setting("data.kind", a.family, ())
+    yield Setting(f"{section}.mask_probability", a["--mask-prob"], ("--mask-prob",))
+    yield Setting(f"{section}.short_probability", a["--short-seq-prob"], ("--short-seq-prob",))
+    if a.family == "bert":
+        yield Setting(f"{section}.head", not a["--bert-no-binary-head"], ("--bert-no-binary-head",))
+    elif a["--decoder-seq-length"]:
+        yield Setting(f"{section}.decoder_length", a["--decoder-seq-length"], ("--decoder-seq-length",))
+    else:
+        yield Refusal("--decoder-seq-length", "missing; a T5 needs it")
+    if a["--fim-data"]:
+        yield Refusal("--fim-data", f"{a.program} has no such samples; leave it out")
+
+
+def _rearranged(a: Given) -> Iterator[Setting | Refusal]:
+    if not a["--fim-data"]:
+        return
+    note = "the same rules, with other random draws: Megatron-LM's depend on what was read before"
+    yield Setting("data.kind", "fim", ("--fim-data",), note=note)
+    for key in ("rate", "spm_rate", "split_sample", "fragment_rate", "no_prefix"):
+        flag = f"--fim-{key.replace('_', '-')}"
+        if a[flag] is not None:
+            yield Setting(f"data.fim.{key}", a[flag], (flag,))
+    flags = tuple(f"--fim-{role}-token" for role in ("prefix", "middle", "suffix", "pad", "eod"))
+    # By default the last two are those of the tokenizer, if it has them.
+    count = 5 if flags[4] in a else 4 if flags[3] in a else 3
+    yield Setting("data.fim.tokens", tuple(a[flag] for flag in flags[:count]), flags[:count])
 
 
 def _skipped(a: Given, batch: int | None) -> Iterator[Setting | Refusal]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from trainer.migrate.arguments import PROGRAM
 from trainer.migrate.flags import flag_table
 from trainer.migrate.migrate import Migration, migrate
 from trainer.migrate.other_flags import REMOVED
@@ -37,11 +38,36 @@ PIPELINE = "--pipeline-model-parallel-size 4"
 MUON, FP16, FP8 = "--optimizer muon", "--fp16", "--bf16 --fp8-format hybrid"
 FSDP, SWIGLU, ROPE = "--use-megatron-fsdp", "--swiglu --no-bias-swiglu-fusion", "--position-embedding-type rope"
 YARN = "--position-embedding-type yarn --rotary-scaling-factor 4"
+FIM = "--fim-data"
+# Of other programs than pretrain_gpt.py, whose families may not be there yet.
+PROGRAM_OF = {
+    "--mask-prob": "pretrain_bert.py",
+    "--short-seq-prob": "pretrain_bert.py",
+    "--bert-no-binary-head": "pretrain_bert.py",
+    "--decoder-seq-length": "pretrain_t5.py",
+    "--decoder-num-layers": "pretrain_t5.py",
+}
 RAMPED = "--weight-decay-incr-style linear --start-weight-decay 0.02 --end-weight-decay 0.03"
 # name | other arguments (without NAME: this required one is left out) | its value | the value of the key
 EXAMPLES = f"""
 --num-layers | | 4 | 4
 --encoder-num-layers | | 4 | 4
+--mask-prob | | 0.2 | 0.2
+--short-seq-prob | | 0.2 | 0.2
+--bert-no-binary-head | | | false
+--decoder-seq-length | | 12 | 12
+--decoder-num-layers | --decoder-seq-length 12 | 4 | 12
+--fim-data | | | "fim"
+--fim-rate | {FIM} | 0.25 | 0.25
+--fim-spm-rate | {FIM} | 0.25 | 0.25
+--fim-split-sample | {FIM} --fim-fragment-rate 0.5 | x | "x"
+--fim-fragment-rate | {FIM} --fim-split-sample x | 0.5 | 0.5
+--fim-no-prefix | {FIM} | x | "x"
+--fim-prefix-token | {FIM} | '<p>' | ["<p>", "<fim_middle>", "<fim_suffix>"]
+--fim-middle-token | {FIM} | '<m>' | ["<fim_prefix>", "<m>", "<fim_suffix>"]
+--fim-suffix-token | {FIM} | '<s>' | ["<fim_prefix>", "<fim_middle>", "<s>"]
+--fim-pad-token | {FIM} | '<f>' | ["<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<f>"]
+--fim-eod-token | {FIM} | '<e>' | ["<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>", "<e>"]
 --hidden-size | | 128 | 128
 --ffn-hidden-size | | 100 | 100
 --num-attention-heads | | 8 | 8
@@ -241,7 +267,7 @@ def _settings(migration: Migration) -> dict[str, Any]:
 
 
 def test_each_argument_of_megatron_is_in_the_table_with_its_kind_and_default() -> None:
-    kinds = {"switch": {"switch", "any"}, "one": {"int", "float", "text", "any"}, "several": {"texts"}}
+    kinds = {"switch": {"switch", "any"}, "one": {"int", "float", "text", "token", "any"}, "several": {"texts"}}
     kinds["one"].add("texts")  # the schedule of batch sizes, which scripts leave unquoted
     for name, (kind, default, _) in ARGUMENTS.items():
         assert TABLE[name].kind in kinds[str(kind)], name
@@ -261,20 +287,25 @@ def test_what_becomes_of_each_argument_is_what_the_list_says() -> None:
 
 
 @pytest.mark.parametrize("name", MAPPED)
-def test_a_mapped_argument_sets_its_key(name: str) -> None:
+def test_a_mapped_argument_sets_its_key(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And only those whose fate is "written" have a value in the file where they are not given."""
     context, words, value = ROWS[name]
     flag, expected = TABLE[name], json.loads(value)
     first = flag.same_as or name
     required = first in REQUIRED and first not in context
-    found = migrate([*_words(context, without=first if required else ""), name, *shlex.split(words)], 8)
+    program = PROGRAM_OF.get(name, PROGRAM)
+    if program != PROGRAM:
+        monkeypatch.setattr("trainer.migrate.migrate.setting_problem", lambda name, value: None)
+        monkeypatch.setattr("trainer.migrate.migrate.is_old_not_set", lambda name, value: False)
+    words_given = [*_words(context, without=first if required else ""), name, *shlex.split(words)]
+    found = migrate(words_given, 8, program=program)
     assert not found.refused
     got = _settings(found)[flag.key]
     assert (list(got) if isinstance(got, tuple) else got) == expected
     assert any(text.startswith(name) or f" {name}" in text for text, line in found.mapped if line.startswith(flag.key))
     if required:
         return
-    without = migrate(_words(context), 8)
+    without = migrate(_words(context), 8, program=program)
     before = _settings(without).get(flag.key)
     effect = before != got or without.refused
     assert effect or name in (

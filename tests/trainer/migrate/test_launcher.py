@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mdata import UsageError
+from trainer.migrate.arguments import PROGRAMS
 from trainer.migrate.launcher import find_launch
 from trainer.migrate.migrate import as_toml, migrate
 
@@ -28,11 +29,14 @@ from trainer.migrate.migrate import as_toml, migrate
         ("#SBATCH --nodes=3 --ntasks-per-node=8\nsrun bash -c 'cd x && python pretrain_gpt.py --a'", 24),
         ("cd x && CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun pretrain_gpt.py --a 2>&1 | tee log", 1),
         ("mkdir -p runs\necho starting\nexec torchrun pretrain_gpt.py --a &\nwait", 1),
+        ("torchrun --nproc-per-node 8 megatron/pretrain_bert.py --a", 8),
+        ("srun -n 4 bash -c 'python pretrain_t5.py --a'", 4),
     ],
 )
 def test_launches(text: str, ranks: int | None) -> None:
     launch = find_launch(text)
     assert launch.arguments == ("--a",) and launch.world_size == ranks
+    assert launch.program in text and launch.program in PROGRAMS
 
 
 @pytest.mark.parametrize(
@@ -66,8 +70,7 @@ def test_how_a_run_on_several_machines_is_started(text: str, nodes: int | None, 
         ("", "no Python script"),
         ("ls", "no Python script"),
         ("sbatch <<EOF\npython pretrain_gpt.py\nEOF", "no Python script, and pretrain_gpt.py in a text or a here-doc"),
-        ("python pretrain_bert.py --a", "mtrain lacks BERT"),
-        ("python /x/pretrain_t5.py --a", "mtrain lacks T5"),
+        ("python pretrain_ict.py --a", "mtrain lacks two encoders for retrieval"),
         ("torchrun pretrain_hybrid.py --a", "Mamba"),
         (". ./common.sh; run", "`. ./common.sh`, a file that is not read"),
         ("srun -n 8 bash -c 'A=pretrain_gpt.py" + 20 * "; A+=$A$A" + "'", "10,000,000 characters"),

@@ -13,7 +13,7 @@ import pytest
 from tests.trainer.migrate import examples
 from trainer.config.describe import describe
 from trainer.config.parse import load_config
-from trainer.config.sections import DataSection
+from trainer.config.sections import BertSamplesSection, DataSection, FimSection, T5Section
 from trainer.layers.rope import frequencies, magnitude
 from trainer.migrate.arguments import read_arguments
 from trainer.migrate.flags import flag_table
@@ -109,6 +109,29 @@ def test_what_megatron_does_otherwise_is_chosen(every_key: None) -> None:
     assert (found["optimizer.beta2"], found["optimizer.weight_decay"]) == (0.999, 0.01)
     assert found["model.vocab_size"] == 50304 and found["model.ffn_hidden_size"] == 256
     assert found["precision.dtype"] == "fp32"
+
+
+def test_the_program_is_the_kind_of_samples(every_key: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Megatron's order, with the options that pretrain_bert.py and pretrain_t5.py give their datasets."""
+    monkeypatch.setattr("trainer.migrate.migrate.is_old_not_set", lambda name, value: False)
+    masked = {"mask_probability": 0.15, "short_probability": 0.1}
+    bert = migrate([*BASE, "--bert-no-binary-head"], 1, program="pretrain_bert.py").tables
+    assert bert["data.bert"] == {**masked, "head": False} and bert["model.bert"] == {"binary_head": False}
+    assert (bert["data"]["kind"], bert["data"]["order"], bert["model"]["family"]) == ("bert", "megatron", "bert")
+    t5 = migrate([*BASE, "--decoder-seq-length", "12", "--decoder-num-layers", "3"], 1, program="pretrain_t5.py").tables
+    assert t5["data.t5"] == {**masked, "decoder_length": 12} and t5["data"]["kind"] == "t5"
+    assert t5["model"]["num_layers"] == 5 and t5["model.t5"] == {"encoder_layers": 2}
+    for program, section in (("bert", BertSamplesSection()), ("t5", T5Section())):
+        for key, value in {"max_ngram": 3 if program == "bert" else 10, "geometric": program == "t5"}.items():
+            assert getattr(section, key) == value and section.whole_words and not section.longer_ngrams
+    (line,) = migrate(BASE, 1, program="pretrain_t5.py").refused
+    assert line.startswith("--decoder-seq-length: missing")
+
+
+def test_fill_in_the_middle_is_written_as_a_section(tmp_path: Path) -> None:
+    words = "torchrun pretrain_gpt.py " + shlex.join([*BASE, "--fim-data", "--fim-rate", "0.4"])
+    config, _ = loaded(find_launch(words), tmp_path)
+    assert config.data.kind == "fim" and config.data.fim == FimSection(rate=0.4)
 
 
 @pytest.mark.parametrize(
