@@ -18,6 +18,7 @@ from mdata import MegatronOrder, UsageError
 from mdata.dataset.mock_data import MOCK
 from trainer.config.parse import sub_sections, value_problems
 from trainer.config.sections import (
+    TEXT_KINDS,
     BertSamplesSection,
     CheckpointSection,
     DataSection,
@@ -270,6 +271,11 @@ def _kind_problems(config: RunConfig) -> Iterator[str]:
         yield f'data.longer="{data.longer}" applies only to data.kind {kinds}; leave it out'
     if data.document_masks and data.kind in NO_DOCUMENT_MASKS:
         yield f"data.document_masks=true {NO_DOCUMENT_MASKS[data.kind]}; set it to false"
+    if config.evaluate.tasks and data.kind not in TEXT_KINDS:
+        yield (
+            f"evaluate.tasks={list(config.evaluate.tasks)} score how a model continues a text, which "
+            f'data.kind="{data.kind}" does not train; leave it out'
+        )
     options = data.of_kind
     if (
         isinstance(options, BertSamplesSection)

@@ -23,7 +23,7 @@ from trainer.checkpoint.load import find_valid
 from trainer.checkpoint.location import Location, checkpoints_folder, location_of
 from trainer.checkpoint.object_folder import LATEST
 from trainer.checkpoint.save import together
-from trainer.config.parse import parse_config, problems_error, value_text
+from trainer.config.parse import parse_config, problems_error, sub_sections, value_text
 from trainer.config.sections import OptimizerSection, RunConfig, TrainSection
 from trainer.convert.first_state import FirstState, first_state
 from trainer.models.family import family_of
@@ -38,6 +38,7 @@ SETTINGS = {  # part of the data's identity -> the key that a user sets; other p
     "blend_weights": "data.blend",
     "blend_surplus": "data.blend_surplus",
     "document_masks": "data.document_masks",
+    "longer": "data.longer",
     "order": "data.order",
     "reset_attention_mask": "data.document_masks",
     "reset_position_ids": "data.document_masks",
@@ -449,7 +450,7 @@ def _data_conflict(
 
 def _setting_text(name: str, value: object, config: RunConfig | None, *, other: RunConfig | None) -> str:
     """The setting behind a part of the data's identity, with the part's value if the setting does not show it."""
-    if config is None or other is None or not (name in SETTINGS or name == "num_samples"):
+    if config is None or other is None or name not in (*SETTINGS, *sub_sections("data"), "num_samples"):
         return f"{name} {value}"
     if name == "num_samples":
         lengths = given_lengths(config.train)
@@ -458,6 +459,14 @@ def _setting_text(name: str, value: object, config: RunConfig | None, *, other: 
             if config.train.batch_schedule:
                 return f"train.steps={lengths['steps']} with {sizes_setting(config.train)} ({value} samples)"
         return " x ".join(f"train.{key}={amount}" for key, amount in lengths.items()) + f" ({value} samples)"
+    if name in sub_sections("data"):
+        own_options, other_options = (
+            {} if o is None else dataclasses.asdict(o) for o in (config.data.of_kind, other.data.of_kind)
+        )
+        differing = [(key, value) for key, value in own_options.items() if other_options.get(key) != value]
+        if config.data.kind != other.data.kind or not differing:
+            return f"data.kind={value_text(config.data.kind)}" + ("" if differing else f" ({name} {value})")
+        return ", ".join(f"data.{name}.{key}={value_text(value)}" for key, value in differing)
     section, key = SETTINGS[name].split(".")
     own, others = (getattr(getattr(settings, section), key) for settings in (config, other))
     text = f"{section}.{key}{'=' if own is not None else ' '}{value_text(own)}"

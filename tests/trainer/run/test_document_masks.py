@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from trainer.models.stage import Microbatch
 from trainer.parallel.mesh import Mesh, mesh_of
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
-from trainer.run.data import COUNTED_ROWS, COUNTED_TOKENS, documents_of, open_data, to_device
+from trainer.run.data import COUNTED_ROWS, COUNTED_TOKENS, documents_of, open_data, to_device, training_batches
 from trainer.run.engine import Engine
 from trainer.run.metrics import read_metrics
 from trainer.run.train import train
@@ -54,7 +55,9 @@ def corpus(tmp_path_factory) -> Path:
 def config_of(corpus, folder, *, tp=1, cp=1, sequence_parallel=False, masks=True, model=None, **data) -> RunConfig:
     return RunConfig(
         run=RunSection(folder=str(folder), seed=7),
-        model=ModelSection(num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, init_std=0.2, **(model or {})),
+        model=ModelSection(
+            **{"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "init_std": 0.2, **(model or {})}
+        ),
         data=DataSection(
             blend=str(corpus), split="80,20", cache=str(folder / "cache"), **{"document_masks": masks, **data}
         ),
@@ -132,6 +135,73 @@ def test_the_losses_of_a_run_are_those_of_documents_alone(corpus, tmp_path, choi
         assert seen[0] != pytest.approx(own[0], rel=1e-6), step
     assert [len(line) for line in without] == [2, 3, 2, 3]
     assert without[1][2] != pytest.approx(curve[1][2], rel=1e-6)
+
+
+SOAK = pytest.mark.soak
+LAYOUTS = [
+    (2, {"tp": 2, "sequence_parallel": True}),
+    (2, {"cp": 2}),
+    (2, {"pp": 2}),
+    *(
+        pytest.param(ranks, mesh, marks=SOAK)
+        for ranks, mesh in [
+            (1, {}),
+            (2, {}),
+            (2, {"tp": 2}),
+            (2, {"pp": 2, "schedule": "zb_h1"}),
+            (2, {"pp": 2, "schedule": "zb_v"}),
+            (2, {"pp": 2, "schedule": "interleaved"}),
+            (4, {"tp": 2, "cp": 2, "sequence_parallel": True}),
+            (4, {"tp": 2, "pp": 2, "sequence_parallel": True}),
+            (4, {"cp": 2, "pp": 2}),
+            (4, {"cp": 2}),
+            (8, {"tp": 2, "cp": 2, "pp": 2, "sequence_parallel": True}),
+        ]
+    ),
+]
+
+
+def _packed_step(context, config, *, apart=False):
+    """(loss, gradient norm) of the first step; `apart`: each document is a microbatch of its own, on one rank."""
+    data, world = open_data(config), context.join(mesh_of(config, context.world))
+    plan = make_plan(config, context.world, facts=data.facts)
+    engine = Engine(config, plan, world=world, fresh=True)
+    read = next(iter(training_batches(data, config, plan=plan, dp=world.groups["dp"], consumed=0)))
+    batches = [engine.microbatch(batch) for batch in read]
+    if apart:
+        batches = [
+            Microbatch(
+                tokens_BS=batch.tokens_BS.flatten()[None, first:stop],
+                labels_BS=batch.labels_BS.flatten()[None, first:stop],
+                loss_mask_BS=batch.loss_mask_BS.flatten()[None, first:stop],
+            )
+            for batch in batches
+            for first, stop in itertools.pairwise(batch.bounds.tolist())
+        ]
+        assert len(batches) >= 2 * sum(len(batch.samples) for batch in read)
+    report = engine.step(batches, 1e-3).read()
+    return report.loss, report.grad_norm
+
+
+@pytest.fixture(scope="module")
+def documents_alone(corpus, tmp_path_factory):
+    """model -> (its configuration, loss and gradient norm of the documents of packed rows, one by one)."""
+    folder, made = tmp_path_factory.mktemp("alone"), {}
+    for name, model in MODELS.items():
+        config = config_of(corpus, folder, kind="packed", model={"num_layers": 4, **model})
+        config = replace(config, train=replace(config.train, sequence_length=6 * LENGTH))
+        made[name] = config, run_ranks(partial(_packed_step, apart=True), 1, config)[0]
+    return made
+
+
+@pytest.mark.parametrize(("ranks", "mesh"), LAYOUTS, ids=str)
+@pytest.mark.parametrize("model", ["rope", pytest.param("learned", marks=SOAK)])
+def test_packed_rows_are_their_documents_alone(documents_alone, model, ranks, mesh):
+    """To 1e-12, in every layout: the mean over the step's loss tokens, and the gradient of all parameters."""
+    config, alone = documents_alone[model]
+    steps = run_ranks(_packed_step, ranks, replace(config, mesh=MeshSection(**mesh)))
+    for step in steps:
+        assert step == pytest.approx(alone, rel=1e-12)
 
 
 def test_documents_of_less_than_a_step_are_not_counted(corpus, tmp_path):

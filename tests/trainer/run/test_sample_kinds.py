@@ -27,6 +27,7 @@ from trainer.config.sections import (
     CheckpointSection,
     DataKind,
     DataSection,
+    EvaluateSection,
     FimSection,
     ModelSection,
     OptimizerSection,
@@ -359,6 +360,29 @@ def test_what_does_not_go_together_is_told(corpora, tmp_path, kind, data, proble
     config = config_of(corpora, tmp_path, kind, **data)
     (found,) = check(config, 1, facts=None)
     assert found.startswith(problem)
+
+
+def test_tasks_are_for_models_that_continue_a_text(corpora, tmp_path):
+    config = replace(config_of(corpora, tmp_path, "bert"), evaluate=EvaluateSection(tasks=("lambada=x.jsonl",)))
+    (problem,) = check(config, 1, facts=None)
+    assert problem.startswith("evaluate.tasks=['lambada=x.jsonl'] score how a model continues a text")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "named"),
+    [
+        ("bert", {"bert": BertSamplesSection(mask_probability=0.2)}, r"data\.bert\.mask_probability=0\.2\n"),
+        ("fim", {"fim": FimSection(tokens=(5, 6, 8), rate=0.9, level="token")}, r"data\.fim\.tokens=\(5, 6, 8\)\n"),
+        ("packed", {"longer": "drop"}, r"data\.longer='drop'\n"),
+        ("t5", {"kind": "bert", "t5": None}, r"data\.kind='bert'\n"),
+    ],
+)
+def test_a_run_does_not_continue_with_other_samples(corpora, tmp_path, kind, changed, named):
+    config = config_of(corpora, tmp_path / "run", kind, steps=1)
+    alone(config)
+    other = replace(config, data=replace(config.data, **changed), train=replace(config.train, steps=2))
+    with pytest.raises(mdata.UsageError, match=rf"trained on different data(.|\n)*found: .*{named}"):
+        alone(other)
 
 
 def test_a_family_is_told_which_kinds_it_trains_on(corpora, tmp_path):
