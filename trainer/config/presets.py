@@ -126,7 +126,7 @@ def _bert(layers: int, hidden: int, heads: int) -> _Values:
 
 def _megatron_bert(layers: int, hidden: int, heads: int) -> _Values:
     """Shoeybi et al. 2019; the vocabulary is that of cased text with its padding, as published."""
-    form = {"vocab_size": 29056, "norm_epsilon": 1e-5, "activation": "gelu", "bert": {"norm": "pre"}}
+    form = {"vocab_size": 29056, "norm_epsilon": 1e-5, "bert": {"norm": "pre"}}
     return _bert(layers, hidden, heads) | form
 
 

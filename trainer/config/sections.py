@@ -170,6 +170,10 @@ class BertSection:
     token_types: Count | None = (
         None  # kinds of texts in a row, each with an embedding; 0: none; not set: 2 with binary_head, or else 0
     )
+    head_activation: Literal["gelu", "gelu_erf"] | None = (
+        None  # nonlinearity before the output logits; gelu_erf: in Megatron, whatever the layers have; not set: that of
+        # the layers
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

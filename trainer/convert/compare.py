@@ -26,6 +26,7 @@ from mdata.tokenizers.registry import build_tokenizer
 from mdata.util.machine_limits import available_bytes
 from mdata.util.stop_signals import LibraryError, library_errors
 from trainer.checkpoint.tiling import Rectangle
+from trainer.convert.hf_config import hugging_face
 from trainer.convert.links import Source, TensorInfo
 from trainer.convert.model_folder import ModelFolder, num_bytes
 from trainer.errors import size_text
@@ -173,6 +174,13 @@ def logits_of(model: ModelFolder, tokens_BS: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _by_mtrain(model: ModelFolder, tokens_BS: Tensor) -> Tensor:
+    logits: Tensor = build_model(model).logits(tokens_BS)[..., : model.vocab_size]
+    return logits
+
+
+@torch.no_grad()
+def build_model(model: ModelFolder) -> Any:
+    """A folder's model as a whole, in fp32 on the CPU."""
     family, shape = family_of(model.config), model.shape
     device = torch.device("cpu")
     built = family.build(shape, Place(), groups={"tp": Group.single("tp")}, dtype=torch.float32, device=device).eval()
@@ -182,8 +190,7 @@ def _by_mtrain(model: ModelFolder, tokens_BS: Tensor) -> Tensor:
         for piece in spec.pieces:
             found = model.source.read(f"weight/{piece.name}", (piece.start, piece.size)).float()
             flat[piece.offset : piece.offset + math.prod(piece.size)] = found.reshape(-1)
-    logits: Tensor = built.logits(tokens_BS)[..., : shape.vocab_size]
-    return logits
+    return built
 
 
 @torch.no_grad()
@@ -195,13 +202,10 @@ def _by_transformers(model: ModelFolder, tokens_BS: Tensor) -> Tensor:
     more = {"local_files_only": True, "trust_remote_code": False, "attn_implementation": "eager"}
     try:
         with library_errors():
-            two_stacks = transformers.AutoConfig.from_pretrained(
-                str(model.path), local_files_only=True, trust_remote_code=False
-            ).is_encoder_decoder
-            opens = transformers.AutoModelForSeq2SeqLM if two_stacks else transformers.AutoModelForCausalLM
-            built = opens.from_pretrained(str(model.path), dtype=torch.float32, **more).eval()
+            auto = getattr(transformers, hugging_face(model.config).auto_class)
+            built = auto.from_pretrained(str(model.path), dtype=torch.float32, **more).eval()
             # Both stacks read the same tokens, as in `logits` of our stages.
-            read_too = {"decoder_input_ids": tokens_BS} if two_stacks else {}
+            read_too = {"decoder_input_ids": tokens_BS} if built.config.is_encoder_decoder else {}
             logits: Tensor = built(tokens_BS, **read_too).logits
     except LibraryError as error:
         raise UsageError(

@@ -93,10 +93,9 @@ def to_hf(config: RunConfig, vocab_size: int, *, model_type: str = "") -> dict[s
             expected=f"one of {', '.join(face.architectures)}",
         )
     keys = {**effective(config), "max_position": config.model.max_position or config.train.sequence_length}
-    written = face.settings(kind, keys)
+    written = {"architectures": [face.architectures[kind]], **face.settings(kind, keys)}
     written |= {"vocab_size": vocab_size, "tie_word_embeddings": keys["tie_embeddings"]}
-    architectures = [face.architectures[kind]]
-    written |= {"initializer_range": config.model.init_std, "model_type": kind, "architectures": architectures}
+    written |= {"initializer_range": config.model.init_std, "model_type": kind}
     back = from_hf(written, where="config.json")
     free = ("vocab_size", *face.free(config))
     refuse_differences(config, back, form=f"config.json of model_type {kind}", free=free)

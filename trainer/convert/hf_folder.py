@@ -24,6 +24,7 @@ from mdata.tokenizers.base.tokenizer import TokenizerConfig, TokenizerSpec
 from mdata.tokenizers.registry import build_tokenizer, config_of, load_tokenizer
 from mdata.util import atomic_io
 from trainer.checkpoint.tiling import Rectangle
+from trainer.config.parse import problems_error
 from trainer.convert.hf_config import from_hf, hugging_face, to_hf
 from trainer.convert.hf_names import hf_links
 from trainer.convert.links import Linked, TensorInfo
@@ -44,7 +45,7 @@ from trainer.models.family import family_of
 
 CONFIG, SINGLE, SHARDED = "config.json", "model.safetensors", "model.safetensors.index.json"
 _NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-ADAPTER = "adapter_config.json"
+ADAPTER, SETTINGS = "adapter_config.json", "tokenizer_config.json"
 _SHARD = re.compile(r"[^/\\\x00]+\.safetensors")
 
 
@@ -53,9 +54,12 @@ class SafetensorsSource:
 
     Args:
         files: tensor -> its file; None: those of one file. folder: of the files.
+        older_names: patterns of names -> what they are called here, where no other tensor is called so.
     """
 
-    def __init__(self, folder: Path, files: Mapping[str, str] | None) -> None:
+    def __init__(
+        self, folder: Path, files: Mapping[str, str] | None, *, older_names: Mapping[str, str] | None = None
+    ) -> None:
         self._open: dict[str, Any] = {}
         self._folder = folder
         listed = files or {}
@@ -73,6 +77,12 @@ class SafetensorsSource:
         for name, file in self._files.items():
             part = self._file(file).get_slice(name)
             self.tensors[name] = TensorInfo(tuple(part.get_shape()), TYPES.get(part.get_dtype(), torch.int8))
+        self._stored: dict[str, str] = {}  # called here -> its name in the file
+        for pattern, new in (older_names or {}).items():
+            for name in [name for name in self.tensors if re.search(pattern, name)]:
+                if (called := re.sub(pattern, new, name)) not in self.tensors:
+                    self.tensors[called] = self.tensors.pop(name)
+                    self._stored[called] = name
 
     @property
     def files(self) -> frozenset[str]:
@@ -81,6 +91,7 @@ class SafetensorsSource:
 
     def read(self, name: str, box: Rectangle) -> Tensor:
         """See `Source`."""
+        name = self._stored.get(name, name)
         file = self._file(self._files[name])
         if not box[0]:
             return cast(Tensor, file.get_tensor(name))
@@ -117,8 +128,13 @@ def open_hf(path: Path) -> ModelFolder:
     config = from_hf(found, where=str(path / CONFIG))
     family, face = family_of(config), hugging_face(config)
     notes = [*face.notes(found)]
-    source, model_type = SafetensorsSource(path, _shards(path)), found["model_type"]
+    source, model_type = SafetensorsSource(path, _shards(path), older_names=face.older_names), found["model_type"]
     check_layers(config.model.num_layers, len(source.tensors), where=path)
+    shapes = {name: info.shape for name, info in source.tensors.items()}
+    if lacking := [*face.lacking(shapes)]:
+        raise UsageError(f"{path} is not a whole model", found=few(lacking), fix="convert a folder that has it")
+    config, seen = face.seen(config, shapes)
+    notes += seen
     rows = config.model.vocab_size or 0
     size = rows, config.model.hidden_size
     shape = family.shape(config, rows)
@@ -134,13 +150,15 @@ def open_hf(path: Path) -> ModelFolder:
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, tie_embeddings=False))
         what = f"config.json says tie_word_embeddings, but {head} and {tied} differ"
         notes.append(f"{what}: both are used, and model.tie_embeddings is false")
+        if problems := [*family.problems(config)]:
+            raise problems_error(str(path), [f"{what}: {one}" for one in problems])
     shape = family.shape(config, rows)
     links = list(hf_links(family, shape, model_type=model_type, bare=bare))
     check_tensors(source.tensors, {one.theirs.tensor: one.theirs.shape for one in links}, where=path)
     pattern = face.buffers.get(model_type)
     buffers = {name for name in source.tensors if pattern and re.fullmatch(pattern, name)}
     used = {one.theirs.tensor for one in links} | ({head} if config.model.tie_embeddings else set()) | buffers
-    fix = "only plain language models are read; merge adapters first"
+    fix = f"only what {face.auto_class} computes is read; merge adapters first"
     check_used(source.tensors, used, where=path, fix=fix)
     if unread := sorted({file.name for file in path.glob("*.safetensors")} - source.files):
         notes.append(f"not read, because they do not belong to this model: {few(unread, 4)}")
@@ -172,14 +190,24 @@ def find_tokenizer(path: Path) -> TokenizerConfig | None:
                 type="GPT2BPETokenizer", vocab_file=str(path / "vocab.json"), merge_file=str(path / "merges.txt")
             ),
         ),
+        (["vocab.txt"], TokenizerSpec(type="BertWordPieceLowerCase", vocab_file=str(path / "vocab.txt"))),
         (["tokenizer.model"], TokenizerSpec(type="Llama2Tokenizer", model=str(path / "tokenizer.model"))),
     ):
         if all((path / name).is_file() for name in files):
+            if files == ["vocab.txt"] and not _is_lower_case(path):
+                continue  # Megatron's type for capitals has further ids
             try:
                 return config_of(load_tokenizer(spec))
             except MdataError as error:
                 raise wanted_by(f"the tokenizer in {path}", error) from error
     return None
+
+
+def _is_lower_case(path: Path) -> bool:
+    """Whether BERT's tokenizer of a folder makes letters small, as it does unless its settings say otherwise."""
+    settings = path / SETTINGS
+    found = read_json(settings, what="the tokenizer's settings") if settings.is_file() else {}
+    return bool(found.get("do_lower_case", True))
 
 
 def write_hf(
@@ -218,6 +246,8 @@ def write_hf(
     if model.tokenizer is not None:
         for name, content in model.tokenizer.files.items():
             atomic_io.atomic_write(target / name, content)
+        if model.tokenizer.name == "BertWordPieceCase":  # by default transformers makes letters small
+            _write_json(target / SETTINGS, {"do_lower_case": False, "tokenizer_class": "BertTokenizer"})
     # Last: a folder without it is no model.
     _write_json(target / CONFIG, {**config, **ends, "dtype": _NAMES[dtype], "torch_dtype": _NAMES[dtype]})
 

@@ -137,6 +137,10 @@ class HuggingFace:
         buffers: model_type -> pattern of tensors that older versions stored beside the weights.
         is_derived: (name of a buffer, its values, shape of the model) -> whether config.json gives the same values.
         ties_by_presence: a folder without a tensor of the head is of a tied model, whatever config.json says.
+        auto_class: of transformers, which opens a folder with all that our model computes.
+        older_names: patterns of names that older versions gave tensors -> those of today.
+        seen: (configuration, shapes of a folder's tensors) -> the same with what only tensors show, and notes.
+        lacking: shapes of a folder's tensors -> what they lack of any model of the family.
     """
 
     architectures: Mapping[str, str]
@@ -155,6 +159,13 @@ class HuggingFace:
     buffers: Mapping[str, str] = field(default_factory=dict)
     is_derived: Callable[[str, torch.Tensor, Any], bool] = lambda *_: True
     ties_by_presence: bool = False
+    auto_class: str = "AutoModelForCausalLM"
+    older_names: Mapping[str, str] = field(default_factory=dict)
+    seen: Callable[[RunConfig, Mapping[str, tuple[int, ...]]], tuple[RunConfig, list[str]]] = lambda config, _: (
+        config,
+        [],
+    )
+    lacking: Callable[[Mapping[str, tuple[int, ...]]], Iterator[str]] = lambda _: iter(())
 
     def forms(self, name: str, size: tuple[int, ...], shape: Any, model_type: str) -> tuple[Form, ...]:
         """Where the parts of one of our tensors are in theirs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainer.models.bert.check import cut_by_tp, model_problems
 from trainer.models.bert.cost import flops_per_token
+from trainer.models.bert.huggingface import HUGGING_FACE
 from trainer.models.bert.megatron import MEGATRON
 from trainer.models.bert.params import parameter_table
 from trainer.models.bert.shape import bert_shape, decode_state, effective_keys, function_keys, loss_names
@@ -30,5 +31,6 @@ FAMILY = Family(
     effective=effective_keys,
     build=built_by("trainer.models.bert.model", "build_bert"),
     sections=("bert",),
+    hugging_face=HUGGING_FACE,
     megatron=MEGATRON,
 )

@@ -36,6 +36,11 @@ def model_problems(config: RunConfig) -> Iterator[str]:
             yield f'model.{key}={value!r} has no meaning with model.family="bert"; leave it out{instead}'
     if model.position == "alibi":
         yield 'model.position="alibi" has no form for tokens on both sides; set model.position="learned" or "rope"'
+    if section.head_activation is None and model.activation not in ("gelu", "gelu_erf"):
+        yield (
+            f'model.bert.head_activation is not set, and model.activation="{model.activation}" is none of the head; '
+            'set it to "gelu" or "gelu_erf"'
+        )
     if section.binary_head and token_types(config) == 1:
         yield (
             "model.bert.token_types=1 gives both texts of a pair the same type, but model.bert.binary_head=true reads "

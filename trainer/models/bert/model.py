@@ -53,7 +53,7 @@ class Transform(nn.Module):
     def __init__(self, shape: BertShape, kernels: Kernels) -> None:
         super().__init__()
         self.dense, self.norm = _dense(shape.hidden_size, shape.hidden_size), make_norm(shape, kernels)
-        self.approximate = "none" if shape.activation == "gelu_erf" else "tanh"
+        self.approximate = "none" if shape.head_activation == "gelu_erf" else "tanh"
 
     def forward(self, x_MD: Tensor) -> Tensor:
         y_MD: Tensor = self.norm(F.gelu(self.dense(x_MD), approximate=self.approximate))[1]

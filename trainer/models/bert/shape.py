@@ -10,7 +10,7 @@ from trainer.config.sections import BertSection, RunConfig
 from trainer.models.family import DecodeState
 from trainer.models.gpt import shape as gpt
 
-OWN_KEYS = ("norm", "binary_head", "token_types")  # keys of [model.bert]
+OWN_KEYS = ("norm", "binary_head", "token_types", "head_activation")  # keys of [model.bert]
 MASKED = 0.15  # share of tokens that are predicted, as published models had it; the head computes nothing else
 SENTENCE_LOSS = "sop"  # the loss of pairs, whose name in Megatron stands for the order of sentences
 
@@ -22,10 +22,12 @@ class BertShape(gpt.GPTShape):
     Args:
         token_types: kinds of texts in a row, each with an embedding; 0: they have none.
         binary_head: whether token 0 says if the second text follows the first.
+        head_activation: before the logits, "gelu" (by tanh) or "gelu_erf".
     """
 
     token_types: int
     binary_head: bool
+    head_activation: str = "gelu_erf"
 
     @property
     def is_post_norm(self) -> bool:
@@ -55,7 +57,17 @@ def bert_shape(config: RunConfig, vocab_size: int) -> BertShape:
     same = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)}
     same |= {"block_norm": "output" if section.norm == "post" else "input"}
     same |= {"scores": replace(shape.scores, causal=False)}
-    return BertShape(**same, token_types=token_types(config), binary_head=section.binary_head)
+    return BertShape(**same, **_own(config))
+
+
+def _own(config: RunConfig) -> dict[str, Any]:
+    """Keys of [model.bert] with derived values, but for the place of norms."""
+    section = section_of(config)
+    return {
+        "token_types": token_types(config),
+        "binary_head": section.binary_head,
+        "head_activation": section.head_activation or config.model.activation,
+    }
 
 
 def loss_names(shape: BertShape) -> tuple[str, ...]:
@@ -78,6 +90,5 @@ def function_keys(shape: BertShape) -> dict[str, Any]:
 
 def effective_keys(config: RunConfig) -> dict[str, Any]:
     """See `gpt.effective_keys`."""
-    section = section_of(config)
-    own = {"norm": section.norm, "binary_head": section.binary_head, "token_types": token_types(config)}
+    own = {"norm": section_of(config).norm, **_own(config)}
     return gpt.effective_keys(config) | {f"bert.{name}": value for name, value in own.items()}

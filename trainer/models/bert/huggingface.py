@@ -1,0 +1,155 @@
+"""Bert and MegatronBert of transformers: config.json, and the names of tensors.
+
+Bert is the post-norm model, MegatronBert the pre-norm one: each place of norms has one class, and no other is written.
+Whether there is a head for pairs is said by the tensors of a folder, not by its config.json, and so is the number of
+rows of the vocabulary, which published folders have wrong. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainer.config.sections import RunConfig
+from trainer.models.bert.shape import BertShape, section_of
+from trainer.models.family import Form, HuggingFace, Json, split_block
+from trainer.models.gpt.hf_layers import demand
+from trainer.models.gpt.huggingface import PLAIN, activation, reverse
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NORMS = {"bert": "post", "megatron-bert": "pre"}
+_CLASSES = {"bert": "Bert", "megatron-bert": "MegatronBert"}
+_SIZES: Mapping[str, str] = {  # setting -> key of [model]
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "ffn_hidden_size",
+    "max_position_embeddings": "max_position",
+    "layer_norm_eps": "norm_epsilon",
+}
+_BERT: Json = {
+    "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "intermediate_size": 3072, "hidden_act": "gelu", "max_position_embeddings": 512, "type_vocab_size": 2,
+    "initializer_range": 0.02, "layer_norm_eps": 1e-12, "tie_word_embeddings": True,
+}  # fmt: skip
+_MEGATRON: Json = {
+    **_BERT, "vocab_size": 29056, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}  # fmt: skip
+_ACTIVATIONS = {name: PLAIN[name] for name in ("gelu", "gelu_new", "gelu_pytorch_tanh")} | {"gelu_fast": "gelu"}
+_NAMES: Mapping[str, str] = {
+    "embedding": "bert.embeddings.word_embeddings",
+    "positions": "bert.embeddings.position_embeddings",
+    "types": "bert.embeddings.token_type_embeddings",
+    "embedding_norm": "bert.embeddings.LayerNorm",
+    "final_norm": "bert.encoder.ln",
+    "transform.dense": "cls.predictions.transform.dense",
+    "transform.norm": "cls.predictions.transform.LayerNorm",
+    "head": "cls.predictions",
+    "pooler": "bert.pooler.dense",
+    "binary_head": "cls.seq_relationship",
+    "attention.q": "attention.self.query",
+    "attention.k": "attention.self.key",
+    "attention.v": "attention.self.value",
+    "attention.out": "attention.output.dense",
+    "attention_norm": "attention.ln",
+    "attention_out_norm": "attention.output.LayerNorm",
+    "mlp.up": "intermediate.dense",
+    "mlp.down": "output.dense",
+    "mlp_norm": "ln",
+    "mlp_out_norm": "output.LayerNorm",
+}
+
+
+def _keys(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
+    neutral_values = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+    for name, neutral in neutral_values.items():
+        demand(found, name, neutral, problems)
+    form = activation(found["hidden_act"], _ACTIVATIONS, "hidden_act", problems=problems)
+    pairs = any(str(name).endswith(("ForPreTraining", "ForNextSentencePrediction")) for name in _listed(found))
+    return {ours: found[name] for name, ours in _SIZES.items()} | {
+        "vocab_size": found["vocab_size"],
+        "position": "learned",
+        "norm": "layernorm",
+        "activation": form,
+        "bias": True,
+        "tie_embeddings": found["tie_word_embeddings"],
+        "init_std": found["initializer_range"],
+        "bert": {"norm": _NORMS[kind], "binary_head": pairs, "token_types": found["type_vocab_size"]},
+    }
+
+
+def _listed(found: Json) -> list[Any]:
+    classes = found.get("architectures")
+    return classes if isinstance(classes, list) else []
+
+
+def _settings(kind: str, keys: Json) -> dict[str, Any]:
+    return {name: keys[ours] for name, ours in _SIZES.items()} | {
+        "hidden_act": reverse(_ACTIVATIONS, keys["activation"], "gelu"),
+        "type_vocab_size": keys["bert.token_types"],
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "architectures": [_CLASSES[kind] + ("ForPreTraining" if keys["bert.binary_head"] else "ForMaskedLM")],
+    }
+
+
+def _fitting_type(config: RunConfig) -> str:
+    return "bert" if section_of(config).norm == "post" else "megatron-bert"
+
+
+def _seen(config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> tuple[RunConfig, list[str]]:
+    """The same model with what the tensors of a folder show, and notes on what its config.json says otherwise."""
+    rows = shapes.get("bert.embeddings.word_embeddings.weight", (0,))[0]
+    pairs = "cls.seq_relationship.weight" in shapes
+    model, notes = config.model, []
+    if rows and rows != model.vocab_size:
+        notes.append(f"vocab_size = {model.vocab_size} in config.json is not used: the embedding has {rows} rows")
+        model = dataclasses.replace(model, vocab_size=rows)
+    section = dataclasses.replace(section_of(config), binary_head=pairs)
+    return dataclasses.replace(config, model=dataclasses.replace(model, bert=section)), notes
+
+
+def _lacking(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    if "cls.predictions.transform.dense.weight" not in shapes:
+        yield "no head for masked tokens (cls.predictions), as a folder of ForPreTraining or ForMaskedLM has"
+
+
+def _tensor(name: str, size: tuple[int, ...], shape: BertShape, kind: str) -> Form:
+    block, rest = split_block(name)
+    part, last = rest.rsplit(".", 1)
+    where = "" if block is None else f"bert.encoder.layer.{block}."
+    lengths, dims = dict(zip(("row", "column"), size, strict=False)), "row column" if len(size) == 2 else "row"
+    theirs = f"{where}{_NAMES[part]}.{last}" if rest != "head.weight" else "cls.predictions.decoder.weight"
+    return Form(theirs, dims, dims, lengths)
+
+
+def _is_derived(name: str, stored: Tensor, shape: BertShape) -> bool:
+    """Positions are counted, and transformers ties the second name of a bias to the first."""
+    if not name.endswith("position_ids"):
+        return True
+    return stored.flatten().tolist() == list(range(shape.max_position))
+
+
+_STORED = r"bert\.embeddings\.position_ids|cls\.predictions\.decoder\.bias"
+# Names of older folders, as patterns, and those of today.
+_OLDER = {r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}
+_OLDER |= {r"^cls\.predictions\.decoder\.bias$": "cls.predictions.bias"}
+HUGGING_FACE = HuggingFace(
+    architectures={kind: f"{name}ForPreTraining" for kind, name in _CLASSES.items()},
+    defaults={"bert": _BERT, "megatron-bert": _MEGATRON},
+    zeros=("type_vocab_size",),
+    fitting_type=_fitting_type,
+    keys=_keys,
+    settings=_settings,
+    tensor=_tensor,
+    buffers=dict.fromkeys(_CLASSES, _STORED),
+    is_derived=_is_derived,
+    auto_class="AutoModelForMaskedLM",
+    older_names=_OLDER,
+    seen=_seen,
+    lacking=_lacking,
+)
