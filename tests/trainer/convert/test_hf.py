@@ -431,7 +431,7 @@ def test_defaults_are_those_of_transformers(kind):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "bert"}, "model_type 'bert'"),
+        ({"model_type": "electra"}, "model_type 'electra'"),
         ({"hidden_act": "mish"}, "hidden_act = 'mish'"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "rope_parameters": None}, "'dynamic'"),
         ({"attention_bias": True}, "attention_bias = True"),
