@@ -16,7 +16,17 @@ from typing import Any
 from mdata import UsageError
 from trainer.config.sections import RunConfig
 from trainer.convert.links import Link, link
-from trainer.models.family import FAMILIES, Family, Form, Megatron, ModelShape, family_named, family_of, split_block
+from trainer.models.family import (
+    FAMILIES,
+    Family,
+    Form,
+    LayerPlace,
+    Megatron,
+    ModelShape,
+    family_named,
+    family_of,
+    split_block,
+)
 from trainer.parallel.params import Place
 
 # Names of Megatron-LM before its core: (pattern, what stands for it now).
@@ -124,32 +134,45 @@ def megatron_links(
             continue
         form = family.megatron.tensor(name, size, shape, layout.version, layout.fused)
         if copies or form.cut or layout.tp_rank == 0:
-            yield _cut(state + name, form, number=number, layout=layout)
+            yield _cut(state + name, form, place=_place(shape, number, layout), layout=layout)
     if layout.tied_copy and copies and shape.tie_embeddings:
         name, size = "embedding.weight", (shape.vocab_size, shape.hidden_size)
         form = family.megatron.tensor(name, size, shape, layout.version, layout.fused)
         form = dataclasses.replace(form, tensor="output_layer.weight")
-        yield _cut(state + name, form, number=None, layout=layout)
+        yield _cut(state + name, form, place=None, layout=layout)
 
 
-def _cut(ours: str, form: Form, *, number: int | None, layout: StateDictLayout) -> Link:
+def _place(shape: ModelShape, number: int | None, layout: StateDictLayout) -> LayerPlace | None:
+    """The layer of a block in this state dict; None: outside the blocks."""
+    if number is None:
+        return None
+    megatron = layout.family.megatron
+    if megatron is not None and megatron.place is not None:
+        return megatron.place(shape, number)
+    return LayerPlace(_stack(layout), number - layout.layers.start, len(layout.layers))
+
+
+def _stack(layout: StateDictLayout) -> str:
+    """The module that holds the layers of a model with one stack."""
+    megatron = layout.family.megatron
+    return megatron.stack if layout.written and megatron is not None else "decoder"
+
+
+def _cut(ours: str, form: Form, *, place: LayerPlace | None, layout: StateDictLayout) -> Link:
     """The link of a form for one state dict: its layer, its part of the axis that tp cuts, and padding."""
     lengths, theirs_in, ours_in = dict(form.lengths), dict(form.theirs_in), {}
     theirs, dims = layout.prefix + form.tensor, form.theirs
-    stack = "decoder"
-    if layout.written and layout.family.megatron is not None:
-        stack = layout.family.megatron.stack
-    if number is not None:
-        at = "" if layout.stacked else f"{number - layout.layers.start}."
-        theirs = f"{layout.prefix}{stack}.layers.{at}{form.tensor}"
+    if place is not None:
+        at = "" if layout.stacked else f"{place.number}."
+        theirs = f"{layout.prefix}{place.stack}.layers.{at}{form.tensor}"
     elif form.tensor.startswith("decoder."):  # the last norm
-        theirs = f"{layout.prefix}{stack}{form.tensor.removeprefix('decoder')}"
-    if number is not None and layout.stacked:
+        theirs = f"{layout.prefix}{_stack(layout)}{form.tensor.removeprefix('decoder')}"
+    if place is not None and layout.stacked:
         dims = f"layer {dims}"
-        theirs_in["layer"] = (number - layout.layers.start, len(layout.layers))
+        theirs_in["layer"] = (place.number, place.num_layers)
     if form.cut:
         whole = lengths[form.cut]
-        vocabulary = "embedding" in ours or ours.endswith(("head.weight", "head.bias"))
+        vocabulary = "embedding" in ours or ours.endswith(("head.weight", "head.bias", "head_bias.bias"))
         part = (layout.padded_rows if vocabulary else whole) // layout.tp_size
         first = min(layout.tp_rank * part, whole)
         lengths[form.cut] = min(first + part, whole) - first

@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast, get_args
 
 from trainer.config.sections import TEXT_KINDS, DataKind, FamilyName, RunConfig
 from trainer.kernels.scores import ScoreShape
@@ -173,6 +173,14 @@ class HuggingFace:
         return form if isinstance(form, tuple) else (form,)
 
 
+class LayerPlace(NamedTuple):
+    """Where a block is: the module that holds its stack, its number there, and the layers of the stack."""
+
+    stack: str
+    number: int
+    num_layers: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Megatron:
     """The model of Megatron-LM that a family computes.
@@ -181,12 +189,14 @@ class Megatron:
         arguments: (keys of [model], derived ones too) -> the arguments with which Megatron-LM builds it.
         tensor: (our tensor, its shape, shape of the model, checkpoint_version, fused) -> where it is in theirs: a name
             within its layer, or within the model; `fused`: norms have the names of fused layers.
-        stack: the module that holds its layers.
+        stack: the module that holds its layers, if there is one stack.
+        place: (shape of the model, block) -> its layer, if there are two stacks; None: one.
     """
 
     arguments: Callable[[Json], dict[str, Any]]
     tensor: Callable[[str, tuple[int, ...], Any, float, bool], Form]
     stack: Literal["decoder", "encoder"] = "decoder"
+    place: Callable[[Any, int], LayerPlace] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

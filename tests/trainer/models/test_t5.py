@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -160,7 +161,7 @@ def test_presets_have_the_published_number_of_parameters(name: str) -> None:
 
 @pytest.mark.parametrize("name", hf_models.TWO_STACKS)
 def test_the_original_form_is_that_of_transformers(name: str, tmp_path: Path) -> None:
-    """Logits and every gradient (their norms and softmax compute in fp32): rows of several lengths, stacks of another depth, heads tied and not."""
+    """Logits and every gradient, rows of several lengths, stacks of another depth; their norms compute in fp32."""
     transformers = pytest.importorskip("transformers")
     hf_models.save(name, tmp_path, dtype=torch.float64, tokens=False)
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
@@ -245,3 +246,29 @@ LAYOUTS = {
 def test_fp64_gradients_do_not_depend_on_the_layout(name: str) -> None:
     ranks, form, options, model = LAYOUTS[name]
     _same(options, ranks, form, **model)
+
+
+CUTS = {
+    f"{schedule} {cut}": {"pp": ranks, "schedule": schedule, "layers_per_stage": cut}
+    for schedule, ranks, stages in (
+        ("1f1b", 3, 3),
+        ("gpipe", 3, 3),
+        ("zb_h1", 3, 3),
+        ("interleaved", 2, 4),
+        ("zb_v", 2, 4),
+    )
+    for cut in itertools.product(range(1, 5), repeat=stages)
+    if sum(cut) == 6
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("form", ["relative", "learned"])
+def test_every_cut_of_both_stacks_in_every_schedule(form: str) -> None:
+    """Two layers of the encoder and four of the decoder, cut anywhere."""
+    expected_totals, expected_loss, expected = _whole(_config(form, layers=(2, 4)), 1)
+    for name, mesh in CUTS.items():
+        totals, evaluated, gradients = _whole(_config(form, layers=(2, 4), **mesh), mesh["pp"])
+        np.testing.assert_allclose(totals, expected_totals, rtol=1e-12, err_msg=name)
+        np.testing.assert_allclose(evaluated, expected_loss, rtol=1e-12, err_msg=name)
+        check_same_gradients(gradients, expected)

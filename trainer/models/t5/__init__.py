@@ -6,6 +6,7 @@ from trainer.models.family import Family, built_by
 from trainer.models.t5.check import cut_by_tp, float8_sizes, problems
 from trainer.models.t5.cost import activation_bytes, flops_per_token, stage_cost
 from trainer.models.t5.huggingface import HUGGING_FACE
+from trainer.models.t5.megatron import MEGATRON
 from trainer.models.t5.params import parameter_table
 from trainer.models.t5.shape import decode_state, effective, function, kinds, scores_of, t5_shape
 
@@ -27,4 +28,5 @@ FAMILY = Family(
     sections=("t5",),
     data_kinds=("t5",),
     hugging_face=HUGGING_FACE,
+    megatron=MEGATRON,
 )
