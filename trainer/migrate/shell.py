@@ -510,8 +510,10 @@ def _unknown_word(text: str) -> str:
 
 def _is_function(words: Sequence[str]) -> bool:
     """Whether these words define a function: `function f`, `f()` or `f ()`."""
-    named = words[0].removesuffix("(").isidentifier() and [words[0][-1:], *words[1:3]]
-    return words[0] == "function" or (named and (named[:2] == ["(", ")"] or named[1:] == ["(", ")"]))
+    if words[0] == "function":
+        return True
+    begins = [words[0][-1:], *words[1:3]]
+    return words[0].removesuffix("(").isidentifier() and ["(", ")"] in (begins[:2], begins[1:])
 
 
 def _reference(raw: str, at: int) -> tuple[str, int] | None:
