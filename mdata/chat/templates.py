@@ -40,7 +40,7 @@ def choose_template(choice: str | None, tokenizer: Tokenizer, *, model: str | No
     Raises:
         UsageError: the tokenizer lacks the template or its tokens, or jinja2 is not installed.
     """
-    own = _own_template(tokenizer, model)
+    own = _own_template(tokenizer, model) if choice in (None, OWN) else None
     if choice == PLAIN:
         return _plain(tokenizer)
     if choice == CHATML or (choice is None and own is None):
@@ -173,10 +173,15 @@ def _own_template(tokenizer: Tokenizer, model: str | None) -> str | None:
         return _text_of(beside)
     template = _config(tokenizer).get("chat_template")
     if isinstance(template, list):
-        named = [
-            entry.get("template") for entry in template if isinstance(entry, Mapping) and entry.get("name") == "default"
-        ]
-        template = named[-1] if named else None
+        entries = [(entry.get("name"), entry.get("template")) for entry in template if isinstance(entry, Mapping)]
+        named = [(name, text) for name, text in entries if isinstance(name, str) and isinstance(text, str)]
+        template = next((text for name, text in reversed(named) if name == "default"), None)
+        if named and template is None:
+            raise UsageError(
+                f"{_CONFIG} has chat templates, and none is called default",
+                found=few([repr(name) for name, _ in named], 4),
+                fix=f"--chat-template with a Jinja file of one of them, {CHATML} or {PLAIN}",
+            )
     return template if isinstance(template, str) else None
 
 

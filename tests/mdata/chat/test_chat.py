@@ -250,6 +250,14 @@ def test_a_configuration_that_names_no_template_has_none(value):
     assert choose_template(None, WithTokens({"chat_template": value, "eos_token": [1]})) == ChatMl(START, END)
 
 
+def test_templates_of_which_none_is_the_default_are_named():
+    tokenizer = WithTokens({"chat_template": [{"name": "tool_use", "template": "x"}, {"name": "rag", "template": "y"}]})
+    for choice in (None, "tokenizer"):
+        with pytest.raises(UsageError, match=r"none is called default\n  found: 'tool_use', 'rag'"):
+            choose_template(choice, tokenizer)
+    assert choose_template("chatml", tokenizer) == ChatMl(START, END)
+
+
 def test_a_template_that_is_no_text_is_named(tmp_path):
     path = tmp_path / "chat_template.jinja"
     path.write_bytes(b"\xff{{ 1 }}")
