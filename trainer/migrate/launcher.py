@@ -33,7 +33,13 @@ _OTHERS = MappingProxyType(
 _EVERY = ", ".join(PROGRAMS)
 _PER_NODE = ("--nproc-per-node", "--nproc_per_node", "--ntasks-per-node")
 _NODES = ("--nnodes", "--nodes", "-N")
-_RANKS = ("--ntasks", "-n", "-np")
+_RANKS = ("--ntasks", "-n", "-np", "--np", "--n")
+_PLACES = ("-H", "-host", "--host", "-hostfile", "--hostfile", "-machinefile", "--machinefile", "-N", "-npernode",
+           "--npernode", "-ppn", "--map-by")  # fmt: skip
+# Launchers whose options are not read.
+_OTHER_LAUNCHERS = frozenset({"accelerate", "aprun", "deepspeed", "flux", "horovodrun", "jsrun", "pdsh"})
+# Programs that may be given the script as a file.
+_NO_LAUNCH = frozenset({"cat", "chmod", "cp", "diff", "echo", "grep", "head", "ln", "ls", "mv", "printf", "rm", "sed"})
 _SHELLS = frozenset({"sh", "bash"})
 
 
@@ -63,9 +69,8 @@ def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
     except (ShellError, RecursionError) as error:
         fix = f"give the command itself: mtrain config --from-megatron '{PROGRAM} --num-layers ...'"
         raise UsageError("the script cannot be read", found=str(error), fix=fix) from error
-    launches = [
-        command for command in commands if command[0] not in ("echo", "printf") and any(map(_is_script, command))
-    ]
+    launches = [command for command in commands if any(map(_is_script, command))]
+    launches = [command for command in launches if command[0] not in _NO_LAUNCH] or launches
     if len(launches) != 1:
         others = [word for command in commands for word in command if word.endswith(".py")]
         other = next((name for word in others if (name := PurePath(word).name) in _OTHERS), None)
@@ -115,11 +120,18 @@ def _sizes(words: Sequence[str], batch: Sequence[str]) -> tuple[int | None, int 
     """The numbers of ranks and of machines."""
     launcher = next((word for word in words if PurePath(word).name in ("srun", "mpirun", "mpiexec")), None)
     torch = any(PurePath(word).name == "torchrun" or word.startswith("torch.distributed.") for word in words)
+    if not torch and any(PurePath(word).name in _OTHER_LAUNCHERS for word in words):
+        return None, None
     if not launcher and not torch:
         return 1, 1
     said = [*(batch if launcher else ()), *words]
+    if not torch and PurePath(str(launcher)).name != "srun":
+        placed = any(word.partition("=")[0] in _PLACES for word in words)
+        return _whole(_number(words, _RANKS, "")), None if placed else 1
     nodes = _whole(_number(said, _NODES, "1"))
     ranks = _number(said, _RANKS, "" if not torch else "1")
+    if not torch and not any(_number(said, names, "") for names in (_RANKS, _NODES, _PER_NODE)):
+        return None, None  # as sbatch was told
     if torch or ranks == "":
         per_node = _whole(_number(said, _PER_NODE, "1"))
         return per_node * nodes if per_node and nodes else None, nodes
@@ -134,6 +146,8 @@ def _number(words: Sequence[str], names: Sequence[str], default: str) -> str:
     value = default
     for at, word in enumerate(words):
         name, equals, joined = word.partition("=")
-        if name in names:
+        if word[:2] in names and re.match(r"[0-9<]", word[2:]):  # -n8
+            value = word[2:]
+        elif name in names:
             value = joined if equals else "".join(words[at + 1 : at + 2])
     return value
