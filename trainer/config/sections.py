@@ -601,7 +601,9 @@ class CheckpointSection:
 class TrackSection:
     """Experiment trackers and alerts, served by a separate process: howto/watch.md."""
 
-    to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio", "prometheus", "webhook"], ...] = ()  # trackers
+    to: tuple[
+        Literal["tensorboard", "wandb", "mlflow", "trackio", "prometheus", "webhook", "opentelemetry"], ...
+    ] = ()  # trackers
     project: str = "mtrain"  # W&B or trackio project, MLflow experiment
     name: str | None = None  # display name of the run; not set: the last part of run.folder
     entity: str | None = None  # W&B user or team; not set: W&B's default

@@ -180,9 +180,9 @@ class AfterStep:
         losses: dict[str, dict[str, float]] = {}
         if evaluated:
             with stops.at_once() if saved else nullcontext():
-                losses = self._evaluate(step)
+                losses, seconds = self._evaluate(step)
                 self.saver.poll()  # an earlier save may have ended in the meantime
-                self._record(step, measured, losses)
+                self._record(step, {**measured, "eval_s": seconds}, losses)
         if step == self.last and not saved:
             if step == self.plan.steps:
                 raise diverged(f"no checkpoint was written for the last step, {step}", report)
@@ -197,8 +197,8 @@ class AfterStep:
 
     def record_missing(self, run: RunState) -> dict[str, dict[str, float]]:
         """Evaluate and record a step that was saved, but whose run ended before it was recorded."""
-        losses = self._evaluate(run.step)
-        self._record(run.step, run.measured, losses)
+        losses, seconds = self._evaluate(run.step)
+        self._record(run.step, {**run.measured, "eval_s": seconds}, losses)
         self._keep_the_best(run.step)
         return losses
 
@@ -207,8 +207,12 @@ class AfterStep:
         if step == self.plan.steps and self.log is not None and self.config.checkpoint.keep_best:
             self.saver.prune()
 
-    def _evaluate(self, step: int) -> dict[str, dict[str, float]]:
-        """Mean loss of each set that this step is evaluated on, nats per token, by split; and the scores of "tasks"."""
+    def _evaluate(self, step: int) -> tuple[dict[str, dict[str, float]], float]:
+        """Mean loss of each set that this step is evaluated on, nats per token, by split; and the scores of "tasks".
+
+        The second value is how long it took, in seconds.
+        """
+        began_s = time.monotonic()
         config, last, losses = self.config, self.plan.steps, dict[str, dict[str, float]]()
         if reads_sets(step, config.train, last=last):
             sets = {"valid": self.data.valid, "test": self.data.test if step == last else {}}
@@ -216,7 +220,7 @@ class AfterStep:
         if self.data.tasks and scores_tasks(step, config.evaluate, last=last):
             scorer = RunScorer(engine=self.engine, tokenizer=self.data.tokenizer, name=Path(config.run.folder).name)
             losses["tasks"] = score_tasks(self.data.tasks, scorer)
-        return losses
+        return losses, round(time.monotonic() - began_s, 3)
 
     def _record(self, step: int, measured: Mapping[str, Any], losses: Mapping[str, dict[str, float]]) -> None:
         if losses.get("valid"):

@@ -23,7 +23,7 @@ from mdata import DamageError
 from mdata.util import atomic_io
 from mdata.util.regular_files import regular_file
 
-TRACKING, METRICS, EVENTS = "tracking.json", "metrics.jsonl", "events.jsonl"
+TRACKING, METRICS, EVENTS, TRACK_LOG = "tracking.json", "metrics.jsonl", "events.jsonl", "track.log"
 AlertKind = Literal["start", "stop", "crash", "hang", "spike", "finish"]
 _NOT_VALUES = ("step", "time_s")
 

@@ -7,6 +7,7 @@ error is reported once. What was not sent in time can be sent later from the run
 
     track.log       output of the follower and of the tracker libraries
     webhook.json    {"events": 12, "running": true}: events already sent to the webhook, which cannot be asked
+    opentelemetry.json  the same, and the last step whose evaluation was sent
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ from mdata.util.commands import command_line
 from mdata.util.stop_signals import LibraryError, library_errors
 from trainer.config.parse import load_config, section_types
 from trainer.config.sections import RunConfig
-from trainer.tracking.files import EVENTS, METRICS, Alert, Alerts, Tail, numbers, run_id
+from trainer.tracking.files import EVENTS, METRICS, TRACK_LOG, Alert, Alerts, Tail, numbers, run_id
 from trainer.tracking.trackers import TRACKERS, WEBHOOK_TIMEOUT_S, TrackedRun, Tracker
 
-LOG, POSITION = "track.log", "webhook.json"
 SAID = "mtrain: track: "  # prefix of the lines of track.log that are for the user
 POLL_S = 1.0
 PATIENCE_S = 60.0  # after the end of the run
@@ -110,8 +110,7 @@ class Sending:
         self.lacks: str | None = f"{name}: nothing sent yet"
         self._tracker, self._run, self._alive, self._follow, self._tell = tracker, run, alive, follow, tell
         self._times, self._clock, self._over = times, clock, over or threading.Event()
-        self._has_position = name == "webhook"
-        self._told, self._crash_told = self._position()  # events that the tracker was told of
+        self._told, self._crash_told, self._step_told = self._position()  # what the tracker was sent before
         self._is_open = self._worked = self._said = self._hung = False
         self._ended_s: float | None = None  # when it was seen that the run has ended
         self._sign: tuple[Any, ...] = ()  # of life
@@ -173,10 +172,13 @@ class Sending:
                 if not self._is_open:
                     self._rewind()
                     self._tracker.open(self._run)
-                    self._last, self._is_open = self._tracker.last_step(), True
-                    self._worked = True
+                    self._last = self._step_told if self._tracker.keeps_position else self._tracker.last_step()
+                    self._is_open = self._worked = True
                 sent = self._send_events() | self._send_lines()
                 self._tracker.flush()
+                if self._tracker.sent_step > self._step_told and self._num_events >= self._told:
+                    self._step_told = self._tracker.sent_step
+                    self._store_position()
                 if self._alerts.running and alive:
                     self._look_for_hang()
                 self.lacks = None if not sent else self.lacks
@@ -209,9 +211,7 @@ class Sending:
         for event in events:
             self._num_events += 1
             is_new = self._num_events > self._told
-            for alert in self._alerts.of(event):
-                if is_new:
-                    self._tracker.event(alert)
+            self._tracker.read(event, [*self._alerts.of(event)], new=is_new)
             if is_new:
                 self._told, self._crash_told = self._num_events, False
                 self._store_position()
@@ -219,20 +219,27 @@ class Sending:
                 self._alerts.running = False
         return bool(events)
 
-    def _position(self) -> tuple[int, bool]:
-        """How many events were sent to the tracker before, and whether a crash after them was."""
-        if self._has_position:
+    def _position(self) -> tuple[int, bool, int]:
+        """How many events were sent to the tracker before, whether a crash after them was, and the last step."""
+        if self._tracker.keeps_position:
             with suppress(OSError, ValueError, KeyError, TypeError):
-                facts = json.loads((self._run.folder / POSITION).read_bytes())
-                return int(facts["events"]), not facts["running"]
+                facts = json.loads(self._position_path.read_bytes())
+                return int(facts["events"]), not facts["running"], int(facts.get("step", 0))
+        if self._tracker.wants_all:
+            return 0, False, 0
         events = _all_lines(self._run.folder / EVENTS)
         starts = [number for number, event in enumerate(events) if event.get("event") == "start"]
-        return (starts[-1] if starts else 0), True
+        return (starts[-1] if starts else 0), True, 0
 
     def _store_position(self) -> None:
-        if self._has_position:
+        if self._tracker.keeps_position:
             facts = {"events": self._told, "running": self._alerts.running}
-            atomic_io.atomic_write(self._run.folder / POSITION, json.dumps(facts).encode())
+            facts |= {"step": self._step_told} if self._step_told else {}
+            atomic_io.atomic_write(self._position_path, json.dumps(facts).encode())
+
+    @property
+    def _position_path(self) -> Path:
+        return self._run.folder / f"{self.name}.json"
 
     def _look_for_hang(self) -> None:
         sign = (self._metrics.changed, self._events.changed)
@@ -339,14 +346,14 @@ class Follower:
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
-        self._note, self._log, self._said = note, Path(LOG), 0
+        self._note, self._log, self._said = note, Path(TRACK_LOG), 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, folder: Path) -> None:
         """Start the process, unless it runs, for a run folder with config.toml and events.jsonl."""
         if self._process is not None:
             return
-        self._log = folder / LOG
+        self._log = folder / TRACK_LOG
         words = [*command_line("mtrain"), "track", str(folder), "--follow", "--parent", str(os.getpid())]
         try:
             log = atomic_io.open_no_link(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,7 +28,8 @@ from mdata import UsageError
 from mdata.errors import install_command
 from mdata.util import atomic_io
 from trainer.config.sections import TrackSection
-from trainer.tracking.files import Alert, AlertKind, RunId
+from trainer.tracking.files import TRACK_LOG, Alert, AlertKind, RunId
+from trainer.tracking.spans import Span, Trace, span_id, trace_id
 
 WEBHOOK_URL = "MTRAIN_WEBHOOK_URL"
 WEBHOOK_TIMEOUT_S = 10.0
@@ -72,7 +73,15 @@ class Tracker:
     """A tracker; methods that a subclass leaves out do nothing.
 
     Methods may raise any error of their library.
+
+    Attributes:
+        keeps_position: it cannot be asked what it has; that is kept in the run folder, in NAME.json.
+        wants_all: it takes the events of earlier starts, too, if it was never sent any.
+        sent_step: with `keeps_position`, the last step of whose line it has sent something.
     """
+
+    keeps_position = wants_all = False
+    sent_step = 0
 
     def open(self, run: TrackedRun) -> None:
         """Begin or continue the run.
@@ -91,6 +100,16 @@ class Tracker:
         Args:
             time_s: of the line, seconds since 1970.
         """
+
+    def read(self, event: Mapping[str, Any], alerts: Sequence[Alert], *, new: bool) -> None:
+        """Take a line of events.jsonl with its alerts; all lines, from the first, after each opening.
+
+        Args:
+            new: the tracker was not sent this line before.
+        """
+        if new:
+            for alert in alerts:
+                self.event(alert)
 
     def event(self, alert: Alert) -> None:
         """Take an alert."""
@@ -371,6 +390,8 @@ def _escaped(text: str) -> str:
 class Webhook(Tracker):
     """A POST for each alert of `track.webhook_on`. The URL is often a secret: no message shows it."""
 
+    keeps_position = True
+
     def open(self, run: TrackedRun) -> None:
         """See `Tracker`."""
         address = run.settings.webhook_url or os.environ.get(WEBHOOK_URL)
@@ -428,6 +449,84 @@ def webhook_body(run: TrackedRun, alert: Alert) -> dict[str, Any]:
     }
 
 
+class OpenTelemetry(Tracker):
+    """Spans over OTLP and HTTP, with OTEL_EXPORTER_OTLP_ENDPOINT and the like; see spans.py."""
+
+    keeps_position = wants_all = True
+
+    def open(self, run: TrackedRun) -> None:
+        """See `Tracker`."""
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+
+        facts = {f"mtrain.{name}": value for name, value in (("run", run.name), ("id", run.id.id))}
+        service = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "mtrain")}
+        self._resource = Resource.create({**service, **facts, "mtrain.folder": str(run.folder.absolute())})
+        self._exporter, self._origin, self._trace = OTLPSpanExporter(), run.id.origin, Trace()
+
+    def read(self, event: Mapping[str, Any], alerts: Sequence[Alert], *, new: bool) -> None:
+        """See `Tracker`."""
+        spans = list(self._trace.event(event))
+        for alert in alerts:
+            spans += self._trace.alert(alert)
+        if new:
+            self._send(spans)
+
+    def event(self, alert: Alert) -> None:
+        """See `Tracker`; one that no line of events.jsonl says."""
+        self._send(self._trace.alert(alert))
+
+    def log(self, step: int, values: Mapping[str, float], time_s: float) -> None:
+        """See `Tracker`."""
+        if spans := [*self._trace.evaluation(step, values, time_s)]:
+            self._send(spans)
+            self.sent_step = step
+
+    def close(self, ended: AlertKind | None) -> None:
+        """See `Tracker`."""
+        self._exporter.shutdown()
+
+    def _send(self, spans: Iterable[Span]) -> None:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        made = [self._made(span) for span in spans]
+        if made and self._exporter.export(made) is not SpanExportResult.SUCCESS:
+            raise ConnectionError(f"the collector took no spans; {TRACK_LOG} may say why")
+
+    def _made(self, span: Span) -> Any:
+        """A span of the library. Its tracer would choose the ids itself, and so send a span twice under two ids."""
+        from opentelemetry.sdk.trace import Event, ReadableSpan
+        from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
+
+        def context(key: str) -> SpanContext:
+            number = span_id(self._origin, key)
+            return SpanContext(trace_id(self._origin), number, is_remote=False, trace_flags=TraceFlags.SAMPLED)
+
+        return ReadableSpan(
+            span.name,
+            context=context(span.key),
+            parent=context(span.parent) if span.parent else None,
+            resource=self._resource,
+            attributes=_attributes(span.facts),
+            events=[
+                Event(moment.name, attributes=_attributes(moment.facts), timestamp=int(1e9 * moment.time_s))
+                for moment in span.moments
+            ],
+            status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
+            start_time=int(1e9 * span.begin_s),
+            end_time=int(1e9 * span.end_s),
+        )
+
+
+def _attributes(facts: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
+    """What a span can have: numbers and texts; others as JSON."""
+    plain = {name: value for name, value in facts.items() if value is not None and name not in ("event", "time_s")}
+    return {
+        f"mtrain.{name}": value if isinstance(value, str | int | float | bool) else json.dumps(value)
+        for name, value in plain.items()
+    }
+
+
 TRACKERS: Mapping[str, Callable[[], Tracker]] = MappingProxyType(
     {
         "tensorboard": TensorBoard,
@@ -436,9 +535,12 @@ TRACKERS: Mapping[str, Callable[[], Tracker]] = MappingProxyType(
         "trackio": Trackio,
         "prometheus": Prometheus,
         "webhook": Webhook,
+        "opentelemetry": OpenTelemetry,
     }
 )
-_LIBRARIES = ("tensorboard", "wandb", "mlflow", "trackio")
+_MODULES = {name: name for name in ("tensorboard", "wandb", "mlflow", "trackio")} | {
+    "opentelemetry": "opentelemetry.exporter.otlp.proto.http"
+}
 
 
 def address_problems(settings: TrackSection) -> Iterator[str]:
@@ -452,5 +554,11 @@ def missing_libraries(names: Iterable[str]) -> dict[str, str]:
     return {
         name: f"the library of tracker {name!r} is not installed; {install_command('track')}"
         for name in names
-        if name in _LIBRARIES and name not in sys.modules and find_spec(name) is None
+        if name in _MODULES and not _is_installed(_MODULES[name])
     }
+
+
+def _is_installed(module: str) -> bool:
+    with suppress(ModuleNotFoundError):  # of a package that it is in
+        return module in sys.modules or find_spec(module) is not None
+    return False

@@ -100,18 +100,19 @@ def write_corpus(folder: Path, name: str, texts: list[str]) -> Path:
     return folder / f"{name}_text_document.json"
 
 
-def texts(seed: int, count: int = 1200) -> list[str]:
-    """Rows of words that follow each other by a rule; with its end-of-document token each fills a sample."""
+def texts(seed: int, count: int, *, width: int | None = None) -> list[str]:
+    """Sentences of 16 to 22 words that follow each other by a rule; or rows of so many characters."""
     draw, rows = random.Random(seed), []
     for _ in range(count):
-        start = draw.randrange(len(WORDS))
-        rows.append(" ".join(WORDS[(start + 5 * i) % len(WORDS)] for i in range(LENGTH))[: LENGTH - 1])
+        start, length = draw.randrange(len(WORDS)), width or draw.randint(16, 22)
+        rows.append(" ".join(WORDS[(start + 5 * i) % len(WORDS)] for i in range(length))[:width])
     return rows
 
 
 def planted(plant: Plant, folder: Path) -> Corpora:
     sound, faulty = folder / "sound", folder / "faulty"
-    rows = {name: texts(seed, plant.steps * BATCH * 5 // 9) for seed, name in ((1, "good"), (2, "bad"))}
+    width, count = LENGTH - 1, plant.steps * BATCH * 5 // 9  # with its end-of-document token a text fills a row
+    rows = {name: texts(seed, count, width=width) for seed, name in ((1, "good"), (2, "bad"))}
     config = config_of(sound / "run", mixed(sound, rows), plant=plant)
     tracer = mdata.Tracer(open_data(config).train)
     draw, shuffled = random.Random(3), {}
@@ -119,7 +120,7 @@ def planted(plant: Plant, folder: Path) -> Corpora:
         traced = tracer.sample(sample)
         if traced.name.startswith("bad"):
             document = traced.parts[0].document  # of the next one it has only a label
-            shuffled[document] = "".join(draw.sample(rows["bad"][document], LENGTH - 1))
+            shuffled[document] = "".join(draw.sample(rows["bad"][document], width))
     bad = [shuffled.get(document, text) for document, text in enumerate(rows["bad"])]
     return Corpora(mixed(faulty, {**rows, "bad": bad}), shuffled)
 
@@ -328,7 +329,7 @@ def test_what_is_no_range_is_refused(corpora, tmp_path):
 @pytest.mark.parametrize("scale", [1, pytest.param(10, marks=pytest.mark.soak)])
 def test_an_ordinary_run_raises_no_alarm(scale, quick, tmp_path):
     """2,000 steps with a warmup, a mixture that changes at a step, and a ramp; a tenth of it in `make test`."""
-    rows = {"plain": texts(1), "other": [text[::-1] for text in texts(2)]}
+    rows = {"plain": texts(1, 480), "other": [text[::-1] for text in texts(2, 480)]}
     made = {name: write_corpus(tmp_path, name, lines) for name, lines in rows.items()}
     shares = [(80, 0.9, ""), (50, 0.3, ""), (40, 0.8, "ramp = true"), (None, 0.8, "")]
     spec = [f"[[component]]\nname = '{name}'\npath = '{path}'" for name, path in made.items()]

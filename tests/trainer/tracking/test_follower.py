@@ -21,7 +21,7 @@ from trainer.config.sections import TrackSection
 from trainer.run.metrics import read_events
 from trainer.tracking import follower
 from trainer.tracking.files import Alert, AlertKind, Alerts
-from trainer.tracking.follower import POSITION, Sending, Times, send, told_lines, tracked_run
+from trainer.tracking.follower import Sending, Times, send, told_lines, tracked_run
 from trainer.tracking.trackers import OtherRunError, TrackedRun, Tracker, Webhook, prometheus_text, webhook_body
 
 FAST = Times(poll_s=0.005, patience_s=0.3, pauses_s=(0.005,))
@@ -267,7 +267,7 @@ def test_a_webhook_is_told_at_least_once_and_not_again(run: TrackedRun, server: 
     assert events_of(server) == ["start", "spike", "crash", "start", "stop"]
     got = [json.loads(body) for body in server.bodies]
     assert got[0]["run"]["id"] == run.id.id and got[1]["facts"] == {"event": "spike", "step": 3}
-    assert json.loads((run.folder / POSITION).read_bytes()) == {"events": 4, "running": False}
+    assert json.loads((run.folder / "webhook.json").read_bytes()) == {"events": 4, "running": False}
 
 
 def test_a_webhook_that_hangs_delays_no_other_tracker(run: TrackedRun, server, monkeypatch) -> None:
