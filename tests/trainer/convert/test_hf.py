@@ -22,6 +22,8 @@ from mdata import DamageError, ResourceError, UsageError
 from tests.helpers.notes import Counted, Notes
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import write_jsonl
+from tests.helpers.ties import Ties
+from tests.reference.whole_context import choice_gap
 from tests.trainer.convert.hf_models import LLAMA3, NAMES, SIZES, save, save_tokenizer
 from tests.trainer.engines import save_engine
 from trainer.checkpoint.folder import read_index
@@ -43,7 +45,8 @@ from trainer.models.family import family_named, family_of
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
 from trainer.run.resume import find_start
-from trainer.tasks.generate import Sampling, generate
+from trainer.tasks.generate import Request, Sampling, continue_rows, generate
+from trainer.tasks.loaded_model import Model
 
 transformers = pytest.importorskip("transformers")
 MODEL_TYPES = tuple(families_of_types())
@@ -89,12 +92,25 @@ def test_both_write_the_same_greedy_text(name, tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
     world = join_world(Mesh(1, 1), placement=Placement())
-    prompts = ["the ", "Zwei"]
-    ours = generate(tmp_path / "ours", prompts, sampling=Sampling(max_tokens=24, greedy=True), world=world)
-    for prompt, text in zip(prompts, ours, strict=True):
+    prompts = ["the ", "Zwei", "z" * 30]
+    rules, ties = Sampling(max_tokens=24, greedy=True), Ties()
+    ours = Model.load(tmp_path / "ours", world=world)
+    requests = [Request(ids=tuple(ours.encode(prompt)), rules=rules) for prompt in prompts]
+    for prompt, answer in zip(prompts, continue_rows(ours, requests), strict=True):
         ids = tokenizer(prompt, return_tensors="pt").input_ids
-        found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
-        assert tokenizer.decode(found[0], skip_special_tokens=True) == prompt + text.text
+        found = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=24,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        gaps = [choice_gap(logits[0], 0.0, rules=rules, step=0) for logits in found.logits]
+        theirs = found.sequences[0, ids.shape[1] :].tolist()
+        if ties.common(answer.tokens, theirs, gap=gaps.__getitem__, row=prompt) == len(theirs):
+            assert tokenizer.decode(found.sequences[0], skip_special_tokens=True) == prompt + answer.text
+    ties.check()
 
 
 @pytest.mark.parametrize("name", NAMES)
