@@ -10,16 +10,20 @@ Shapes: N new tokens of B rows, M positions whose logits are wanted, V entries o
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mdata import UsageError
 from trainer.errors import out_of_memory_in
+from trainer.kernels.recording import CudaLane
 from trainer.layers.paged import PagedRows, PagedStep, Pages
 from trainer.models.family import DecodeState
 from trainer.models.stage import Microbatch
@@ -30,6 +34,7 @@ from trainer.tasks.pages import Copy, PageTable, Pool, pages_for
 PAGE_TOKENS = 16
 CHUNK = 512  # tokens of a prefill
 GPU_SHARE, CPU_SHARE = 0.85, 0.5  # of the free memory, where no size of the cache is given
+RECORDED_TOLERANCE = 0.05  # of the largest logit, by which those of a recorded step may differ
 UNKNOWN_FREE = 4 << 30  # bytes, on systems that do not tell what is free
 
 
@@ -45,7 +50,7 @@ class Decoder:
     Attributes:
         table: the pages of each row. capacity: tokens that a row can have.
         restart: tokens beyond which a row is "long": see `DecodeState`; the context if there is no such length.
-        records: whether decoding is recorded as CUDA graphs, for 1, 2, 4, ... rows.
+        records: whether decoding is recorded as CUDA graphs, for 1, 2, 4, ... rows; the same on all ranks.
 
     Raises:
         UsageError: blocks keep something else than tokens, or the memory does not hold one page.
@@ -99,8 +104,7 @@ class Decoder:
                 }
                 for block, state in states.items()
             }
-        groups = model.world.groups
-        self.records = model.world.device.type == "cuda" and groups["tp"].size == groups["pp"].size == 1
+        self.records = model.world.device.type == "cuda"
         self._recorded, self._max_rows = dict[int, _Recording](), max_rows
         self._pool_of = {block: lasts.index(self._last(state)) for block, state in states.items()}
 
@@ -150,15 +154,58 @@ class Decoder:
         Returns:
             as `prefill`, [B, V].
         """
-        if not self.records:
-            size, width = len(slots), self._width(lengths)
-            inputs = self._decode_inputs(slots, lengths, long, size=size, width=width)
-            return self._decode(tokens_B, self.moved(inputs), size=size, width=width)
-        size, width = min(_power_of_2(len(slots)), self._max_rows), self.table.tables[0].shape[1]
-        if size not in self._recorded:
-            self._recorded[size] = _Recording(self, size, width)
-        inputs = self._decode_inputs(slots, lengths, long, size=size, width=width)
-        return self._recorded[size].replay(tokens_B, self.moved(inputs))[: len(slots)]
+        if self.records:
+            size, width = min(_power_of_2(len(slots)), self._max_rows), self.table.tables[0].shape[1]
+            inputs = self.moved(self._decode_inputs(slots, lengths, long, size=size, width=width))
+            if (recording := self._recording(tokens_B, inputs, size=size, width=width)) is not None:
+                logits_BV = recording.replay(tokens_B, inputs)
+                return None if logits_BV is None else logits_BV[: len(slots)]
+        size, width = len(slots), self._width(lengths)
+        inputs = self.moved(self._decode_inputs(slots, lengths, long, size=size, width=width))
+        return self._decode(tokens_B, inputs, size=size, width=width)
+
+    def _recording(self, tokens_B: Tensor, inputs: Tensor, *, size: int, width: int) -> _Recording | None:
+        """The recorded step of so many rows, made at its first use and tried with the inputs of that step.
+
+        None, and never again, on all ranks, if one of them cannot record it or it gives something else.
+        """
+        if size in self._recorded:
+            return self._recorded[size]
+        recording, problem = None, ""
+        try:
+            recording = _Recording(self, size, width)
+        except RuntimeError as error:
+            problem = f"recording fails: {str(error).partition(chr(10))[0]}"
+        if not self._any(problem) and recording is not None:
+            problem = self._difference(recording, tokens_B, inputs, width=width)
+            if not self._any(problem):
+                self._recorded[size] = recording
+                return recording
+        self.records = False
+        self._recorded.clear()
+        reason = problem or "another rank cannot use them"
+        warnings.warn(f"decoding runs without CUDA graphs, and slower: {reason}", RuntimeWarning, stacklevel=2)
+        return None
+
+    def _difference(self, recording: _Recording, tokens_B: Tensor, inputs: Tensor, *, width: int) -> str:
+        """How a recording differs from the step that it repeats, which writes the same keys; empty: it does not."""
+        padded_B = functional.pad(tokens_B, (0, recording.size - len(tokens_B)))
+        right_BV = self._decode(padded_B, inputs, size=recording.size, width=width)
+        found_BV = recording.replay(tokens_B, inputs)
+        if found_BV is None or right_BV is None:
+            return ""
+        found_BV, right_BV = found_BV[: len(tokens_B)].float(), right_BV[: len(tokens_B)].float()
+        largest, difference = right_BV.abs().amax(), (found_BV - right_BV).abs().amax()
+        if bool(difference <= RECORDED_TOLERANCE * largest) or bool(right_BV.isnan().any()):  # NaN has its own message
+            return ""
+        return f"a logit differs by {float(difference):.3g}, the largest is {float(largest):.3g}"
+
+    def _any(self, problem: str) -> bool:
+        """Whether any rank has a problem, on all ranks."""
+        flag = torch.tensor(float(bool(problem)), device=self.model.world.device)
+        for axis in ("tp", "pp"):
+            all_reduce_(flag, self.model.world.groups[axis], op="max")
+        return bool(flag)
 
     def _decode_inputs(
         self, slots: Sequence[int], lengths: Sequence[int], long: Sequence[bool], *, size: int, width: int
@@ -214,6 +261,11 @@ class Decoder:
                 start_send(tensor.contiguous(), links[pp.rank, pp.rank + 1]).wait()
             return None
 
+    @functools.cached_property
+    def lane(self) -> CudaLane:
+        """Where decoding steps are recorded: one at a time is in use, and each result is read before the next."""
+        return CudaLane(self.model.world.device)
+
     def is_long(self, length: int) -> bool:
         """Whether a row of so many tokens is computed as a long one."""
         return self.restart < min(length, self.model.context)
@@ -258,29 +310,33 @@ class Decoder:
 
 
 class _Recording:
-    """A decoding step of some number of rows as a CUDA graph; its inputs and its result stay where they are."""
+    """A decoding step of some number of rows as a CUDA graph; its inputs and its result stay where they are.
+
+    Collectives of tp and messages of pp are in it: all ranks record and replay the same steps in the same order.
+    """
 
     def __init__(self, decoder: Decoder, size: int, width: int) -> None:
-        device = decoder.model.world.device
+        device, self.size = decoder.model.world.device, size
         self._tokens_B = torch.zeros(size, dtype=torch.int64, device=device)
         self._inputs = decoder.moved(decoder._decode_inputs([], [], [], size=size, width=width))
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(2):  # compiles kernels and makes tables, which cannot be recorded
-                decoder._decode(self._tokens_B, self._inputs, size=size, width=width)
-        torch.cuda.current_stream(device).wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            logits_BV = decoder._decode(self._tokens_B, self._inputs, size=size, width=width)
-        assert logits_BV is not None, "one stage is the whole model"
-        self._logits_BV = logits_BV
+        self._logits_BV: Tensor | None = None
 
-    def replay(self, tokens_B: Tensor, inputs: Tensor) -> Tensor:
-        """The logits, which the next replay overwrites."""
+        def run() -> None:
+            self._logits_BV = decoder._decode(self._tokens_B, self._inputs, size=size, width=width)
+
+        lane = decoder.lane
+        with lane.beside(None):
+            for _ in range(2):  # compiles kernels, makes tables and opens communicators, which cannot be recorded
+                run()
+        lane.join()
+        self._logits_BV = None
+        self._recorded = lane.record(run)
+
+    def replay(self, tokens_B: Tensor, inputs: Tensor) -> Tensor | None:
+        """The logits, which the next replay overwrites; None but on the last stage."""
         self._tokens_B[: len(tokens_B)] = tokens_B
         self._inputs.copy_(inputs)
-        self._graph.replay()
+        self._recorded.replay()
         return self._logits_BV
 
 

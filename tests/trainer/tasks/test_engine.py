@@ -160,10 +160,44 @@ def _padded(context, name):
     return sorted(engine._decoder._recorded)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "window and whole"])
-def test_padded_rows_change_nothing(name):
-    (sizes,) = run_ranks(_padded, 1, name)
-    assert {1, 2, 4, 6} >= set(sizes) >= {2, 4, 6}
+@pytest.mark.parametrize(("name", "ranks"), [("gpt2", 1), ("window and whole", 1), ("gpt2", 2)])
+def test_padded_rows_change_nothing(name, ranks):
+    for sizes in run_ranks(_padded, ranks, name):
+        assert {1, 2, 4, 6} >= set(sizes) >= {2, 4, 6}
+
+
+class Wrong(Replay):
+    """A recording that gives something else, or that cannot be made, on the last rank alone."""
+
+    def __init__(self, decoder, size, width):
+        super().__init__(decoder, size, width)
+        self.is_wrong = decoder.model.world.rank + 1 == decoder.model.world.world_size
+        if self.is_wrong and decoder.model.world.world_size == 4:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    def replay(self, tokens, inputs):
+        logits_BV = super().replay(tokens, inputs)
+        return 3 * logits_BV if self.is_wrong else logits_BV
+
+
+def _without_graphs(context, pp):
+    model, asked = make_model(context, "gpt2", pp=pp), requests(3)
+    engine = Engine(model, max_batch=6, page_tokens=4)
+    engine._decoder.records = True
+    with mock.patch.object(decoder, "_Recording", Wrong), pytest.warns(RuntimeWarning) as told:
+        found = run(engine, asked)
+    assert not engine._decoder.records
+    return str(told[0].message), {key: tokens for key, (tokens, *_) in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pp", "reason"), [(2, 1, "a logit differs by"), (4, 2, "recording fails: operation")]
+)
+def test_a_recording_that_fails_on_one_rank_is_used_by_none(ranks, pp, reason):
+    results = run_ranks(_without_graphs, ranks, pp)
+    assert f"without CUDA graphs, and slower: {reason}" in results[-1][0]
+    assert all("another rank cannot use them" in text for text, _ in results[:-1])
+    assert all(tokens == results[0][1] for _, tokens in results)
 
 
 def _little_cache(context, name):
