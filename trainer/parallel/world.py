@@ -417,10 +417,37 @@ def leave_at_the_end(tell: Callable[[str], None]) -> None:
     os._exit(0)
 
 
-def first_host(nodelist: str) -> str:
-    """The first machine of Slurm's short form: "gpu[003-005,9],login" -> "gpu003"."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodelist)
-    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0] if first else "")
+def slurm_hosts(nodelist: str) -> list[str]:
+    """The machines of Slurm's short form, in order: "gpu[003-004,9],login" -> gpu003, gpu004, gpu9, login."""
+    hosts = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist):
+        names = [""]
+        for place, text in enumerate(re.split(r"\[([^\]]*)\]", part)):  # every second one was in brackets
+            numbers = list(_numbers_of(text)) if place % 2 else [text]
+            names = [name + number for name in names for number in numbers]
+        hosts += names
+    return hosts
+
+
+def _numbers_of(ranges: str) -> Iterator[str]:
+    """ "003-005,9" -> 003, 004, 005, 9."""
+    for text in ranges.split(","):
+        first, _, last = text.partition("-")
+        if first.isdecimal() and last.isdecimal():
+            yield from (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
+        else:
+            yield text
+
+
+def planned_hosts(env: Mapping[str, str]) -> list[str]:
+    """The machine of each rank as Slurm places them, in blocks; []: Slurm did not start them, or places otherwise."""
+    if env.get("SLURM_DISTRIBUTION", "block").partition(":")[0] != "block":
+        return []
+    counts = list[int]()
+    for count, _, times in re.findall(r"(\d+)(\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", "")):
+        counts += [int(count)] * int(times or 1)
+    hosts = slurm_hosts(env.get("SLURM_STEP_NODELIST", ""))
+    return [host for host, count in zip(hosts, counts, strict=False) for _ in range(count)]
 
 
 def _torchrun_placement(env: Mapping[str, str]) -> Placement:
@@ -437,9 +464,8 @@ def _slurm_placement(env: Mapping[str, str]) -> Placement:
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
     job = _number(env, "SLURM_JOB_ID", "0") * 31 + _number(env, "SLURM_STEP_ID", "0")
     job += _number(env, "SLURM_RESTART_COUNT", "0") * 7  # ranks of an earlier attempt may still hold its port
-    host = env.get("MASTER_ADDR") or first_host(
-        env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "localhost"
-    )
+    nodelist = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
+    host = env.get("MASTER_ADDR") or next(iter(slurm_hosts(nodelist)), "localhost")
     port = _number(env, "MASTER_PORT", str(FIRST_PORT + job % NUM_PORTS))
     tasks_per_node = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     return Placement(

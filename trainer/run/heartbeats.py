@@ -14,7 +14,7 @@ from typing import Any
 from trainer.layers.base import Parallel
 from trainer.optim.data_parallel import GradientReducer, ParameterGathers
 from trainer.parallel.collectives import Group
-from trainer.parallel.world import Placement, World, launcher_holds_store
+from trainer.parallel.world import Placement, World, launcher_holds_store, planned_hosts
 from trainer.pipeline.actions import Action
 from trainer.pipeline.messages import Messages
 from trainer.run.launch import SilentRanksError
@@ -78,22 +78,26 @@ class Ranks:
         rank, world_size: of this rank, and how many there are.
         holder: the rank whose process holds the store; None: the launcher's process holds it.
         members: the ranks of each group of this rank; none before it has joined the others.
+        hosts: of each rank, as the scheduler places them; (): not known before their first heartbeats.
     """
 
     rank: int
     world_size: int
     holder: int | None = None
     members: Mapping[Group, Sequence[int]] = field(default_factory=dict)
+    hosts: Sequence[str] = ()
 
 
 def ranks_of(place: Placement, env: Mapping[str, str]) -> Ranks:
     """The ranks of a run, before they have joined. A pure function.
 
     Args:
-        env: in which torchrun says that its own process holds the store; otherwise rank 0's process does.
+        env: in which torchrun says that its own process holds the store, otherwise rank 0's process does; and Slurm
+            says on which hosts the ranks are.
     """
-    holder = None if launcher_holds_store(env) else 0
-    return Ranks(rank=place.rank, world_size=place.world_size, holder=holder)
+    holder, hosts = None if launcher_holds_store(env) else 0, planned_hosts(env)
+    are_slurms = len(hosts) == place.world_size  # torchrun in a job of Slurm has ranks of its own
+    return Ranks(rank=place.rank, world_size=place.world_size, holder=holder, hosts=tuple(hosts) if are_slurms else ())
 
 
 def members_of(world: World) -> dict[Group, Sequence[int]]:

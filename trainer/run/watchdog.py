@@ -151,7 +151,8 @@ class Watchdog:
         self._heartbeat = Heartbeat(number=1)
         self._stood: tuple[Any, ...] = ()
         read = range(ranks.world_size) if ranks.rank == 0 else [0]
-        self._heartbeats = {rank: Heartbeat() for rank in read}  # the last ones
+        # The last ones.
+        self._heartbeats = {rank: Heartbeat(host=ranks.hosts[rank] if ranks.hosts else "") for rank in read}
         self._silent = dict.fromkeys(self._heartbeats, 0)
         self._told = 0  # ticks since a note
         self._unanswered = self._failures = 0  # ticks without an answer of the store, and with an error
@@ -308,7 +309,8 @@ class Watchdog:
         if self._told % STILL_TICKS == 1:
             places_text = "" if late else f": {places([(rank, self._heartbeats[rank]) for rank in busy[:SHOWN]])}"
             named = numbers(busy) + on_hosts([self._heartbeats[rank] for rank in busy])
-            self.tell(f"the other ranks wait for {named}{places_text or ', which have not reported yet'}")
+            late_text = f", which {'have' if len(late) > 1 else 'has'} not reported yet"
+            self.tell(f"the other ranks wait for {named}{places_text or late_text}")
 
 
 def _fingerprint(frame: FrameType | None) -> Iterator[tuple[int, int]]:

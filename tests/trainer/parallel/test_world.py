@@ -27,11 +27,12 @@ from trainer.parallel.world import (
     end_for_good,
     ended_within,
     find_placement,
-    first_host,
     join_world,
     leave_world,
     open_store,
+    planned_hosts,
     reset_before_leaving,
+    slurm_hosts,
 )
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -91,18 +92,28 @@ def test_the_script_of_a_slurm_job_is_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodelist", "host"),
+    ("nodelist", "hosts"),
     [
         ("node7", "node7"),
-        ("node7,node8", "node7"),
-        ("gpu[003-005,9],login", "gpu003"),
-        ("gpu[3,5]", "gpu3"),
-        ("a[1-2]b[07-09]", "a1b07"),
+        ("node7,node8", "node7 node8"),
+        ("gpu[003-005,9],login", "gpu003 gpu004 gpu005 gpu9 login"),
+        ("gpu[3,5]", "gpu3 gpu5"),
+        ("gpu[8-11]", "gpu8 gpu9 gpu10 gpu11"),
+        ("gpu[a-b,1]", "gpua-b gpu1"),
+        ("a[1-2]b[07-09]", "a1b07 a1b08 a1b09 a2b07 a2b08 a2b09"),
         ("", ""),
     ],
 )
-def test_the_first_host_of_a_nodelist(nodelist: str, host: str) -> None:
-    assert first_host(nodelist) == host
+def test_the_hosts_of_a_nodelist(nodelist: str, hosts: str) -> None:
+    assert slurm_hosts(nodelist) == hosts.split()
+
+
+def test_ranks_are_on_the_hosts_in_blocks() -> None:
+    assert planned_hosts(STEP) == ["gpu003"] * 8 + ["gpu004"] * 8
+    assert planned_hosts({"SLURM_STEP_NODELIST": "a[1-3]", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}) == [
+        "a1", "a1", "a2", "a2", "a3",
+    ]  # fmt: skip
+    assert planned_hosts(STEP | {"SLURM_DISTRIBUTION": "cyclic:block"}) == planned_hosts({}) == []
 
 
 @pytest.mark.parametrize("value", ["x", "-1", ""])

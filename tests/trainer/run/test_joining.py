@@ -108,5 +108,5 @@ def test_a_rank_that_comes_late_is_named_and_waited_for(method: str, tmp_path: P
         where = f"tcp://127.0.0.1:{free.getsockname()[1]}" if method == "tcp" else ""
     told = run_ranks(_join, 3, "late", str(tmp_path), where)
     assert told[1:] == [[], []]
-    assert told[0] and set(told[0]) == {"the other ranks wait for rank 1, which have not reported yet"}
+    assert told[0] and set(told[0]) == {"the other ranks wait for rank 1, which has not reported yet"}
     assert not list(tmp_path.iterdir())

@@ -220,6 +220,10 @@ def test_the_ranks_of_each_group_and_the_holder_of_the_store_follow_from_the_wor
     place = Placement(rank=5, world_size=8)
     assert ranks_of(place, {}) == Ranks(rank=5, world_size=8, holder=0)
     assert ranks_of(place, {"TORCHELASTIC_USE_AGENT_STORE": "True"}).holder is None
+    slurm = {"SLURM_STEP_NODELIST": "gpu[1-2]", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
+    assert ranks_of(place, slurm).hosts == ("gpu1",) * 4 + ("gpu2",) * 4
+    torchrun_in_slurm = slurm | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    assert ranks_of(place, torchrun_in_slurm).hosts == ()
 
 
 def _rank(context: Any, case: str, folder: str, lost: int = 1) -> list[str]:
@@ -421,14 +425,14 @@ def test_a_rank_that_does_not_start_is_named_and_then_ends_the_others() -> None:
         errors.append(error)
         ended.set()
 
-    ranks = Ranks(rank=0, world_size=2)
+    ranks = Ranks(rank=0, world_size=2, hosts=("n1", "n2"))
     with Watchdog(ranks, store=_Store(), end=end, tell=told.append, tick_s=0.01):
         assert ended.wait(30)
-    assert str(errors[0]).startswith("rank 1 of 2 did not start\n  found: nothing was heard of rank 1\n")
+    assert str(errors[0]).startswith("rank 1 of 2 on n2 did not start\n  found: nothing was heard of rank 1\n")
     *notes, last = told
-    assert set(notes) == {"the other ranks wait for rank 1, which have not reported yet"}
+    assert set(notes) == {"the other ranks wait for rank 1 on n2, which has not reported yet"}
     assert len(notes) == START_TICKS // STILL_TICKS
-    assert last == "rank 1 of 2 did not start (nothing was heard of rank 1); all ranks are stopped"
+    assert last == "rank 1 of 2 on n2 did not start (nothing was heard of rank 1); all ranks are stopped"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
