@@ -27,7 +27,7 @@ from .start import ProcessEnd  # noqa: E402
 def main(argv: Sequence[str]) -> int:
     """Train or serve as this rank and return the exit code."""
     from trainer.config.parse import load_config
-    from trainer.run.launch import listen, rank_process, write_report
+    from trainer.run.launch import listen, rank_process
 
     from .console import Console
     from .mtrain_train import train_here
@@ -53,17 +53,29 @@ def main(argv: Sequence[str]) -> int:
             )
     # Report any error to the parent.
     except BaseException as error:
-        return write_report(folder, error, rank=rank)
+        return _report(folder, error, rank=rank)
     return 0
+
+
+def _report(folder: Path, error: BaseException, *, rank: int) -> int:
+    """Leave an error for the parent, or print it where the folder has no space; returns the exit code."""
+    from trainer.run.launch import explained_end, write_report
+
+    from .console import Console
+
+    try:
+        return write_report(folder, error, rank=rank)
+    except OSError:
+        _, code, message = explained_end(error, rank=rank)
+        Console("mtrain").error(message)
+        return code
 
 
 def _end(folder: Path, error: BaseException, *, rank: int) -> None:
     """End this process at once, from a thread, with an error of the watchdog; also where no report can be written."""
-    from trainer.run.launch import write_report
-
     code = ResourceError.exit_code
     try:
-        code = write_report(folder, error, rank=rank)
+        code = _report(folder, error, rank=rank)
     finally:
         os._exit(code)
 

@@ -218,6 +218,16 @@ def test_the_watchdog_ends_a_rank_that_cannot_tell_why(call: str, tmp_path: Path
     assert done.returncode == 5, done.stderr
 
 
+def test_a_rank_that_cannot_leave_a_report_prints_it(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pathlib import Path\n"
+        "from cli import mtrain_rank as rank\n"
+        "sys.exit(rank._report(Path('no/folder'), OSError(28, 'full', 'x.bin'), rank=0))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 5 and done.stderr.startswith("mtrain: error: x.bin: No space left on device\n  try: ")
+
+
 def test_signal_handlers_are_put_back(rank_script) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     run_body(rank_script, "pass")
