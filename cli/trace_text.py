@@ -160,7 +160,7 @@ def _sentence(tracer: mdata.Tracer, traced: TracedSample) -> str:
     place, steps = traced.place, tracer.steps
     words = [f"sample {traced.sample:,}: sample {traced.inside:,} of {traced.name}"]
     words += [f"epoch {traced.epoch:,}"] if traced.epoch is not None else []
-    words += [f"{steps.verb} {place.step:,}, row {place.row:,} of {steps.whole}"] if place and steps else []
+    words += [f"{steps.verb} {place.step:,}, row {place.row:,} of {steps.batch_text}"] if place and steps else []
     if place and place.dp_rank is not None:
         words.append(f"rank {place.dp_rank}, microbatch {place.microbatch}")
     if steps and not place:

@@ -36,9 +36,9 @@ def to_train_on(path: str, corpora: Sequence[Corpus]) -> tuple[list[Corpus], dic
     taken, left_out = [], {}
     for corpus, lineage in zip(corpora, lineages, strict=True):
         if lineage and lineage.role == "holdout":
-            left_out[str(corpus.path)] = f"{lineage.what} of {lineage.key}"
+            left_out[str(corpus.path)] = f"{lineage.description} of {lineage.key}"
         elif lineage and (parent := wholes.get({"partition": lineage.run, "shard": lineage.job}.get(lineage.role, ()))):
-            left_out[str(corpus.path)] = f"{lineage.what} of {parent.path.name}, which is included"
+            left_out[str(corpus.path)] = f"{lineage.description} of {parent.path.name}, which is included"
         else:
             taken.append(corpus)
     if corpora and not taken:
@@ -80,7 +80,9 @@ def shared_documents(corpora: Sequence[Corpus], *, first: int = 0) -> list[str]:
                 reported.add(pair)
                 theirs = lineages[other]
                 assert theirs is not None, "found by its inputs"
-                names = f"{corpora[number].path} ({lineage.what}) and {corpora[other].path} ({theirs.what})"
+                names = (
+                    f"{corpora[number].path} ({lineage.description}) and {corpora[other].path} ({theirs.description})"
+                )
                 problems.append(f"{names} both contain documents of {input}")
     return problems
 

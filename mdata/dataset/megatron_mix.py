@@ -138,12 +138,12 @@ def same_order(blend: OpenBlend, parts: Sequence[Samples], *, num_samples: int, 
     Args:
         parts: the components' samples, as `open_mixed` has opened them for the present number.
     """
-    known = blend.manifest.components
+    components = blend.manifest.components
     if not all(isinstance(part, MegatronGptSamples) for part in parts):
         return False
     if not blend.counts_by_tokens:
-        _, _, wanted = requests([_number(part.share) for part in known], num_samples, surplus=surplus)
-    elif len(known) == 1:
+        _, _, wanted = requests([_number(part.share) for part in components], num_samples, surplus=surplus)
+    elif len(components) == 1:
         wanted = [num_samples]
     else:
         return True

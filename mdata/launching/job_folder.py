@@ -173,7 +173,7 @@ def save_job(job: Job) -> None:
         atomic_io.atomic_write(path, json.dumps(asdict(job), indent=1).encode() + b"\n")
 
 
-def refuse_other_job(folder: Path, known: object, job: object, *, names: Sequence[str], fix: str) -> None:
+def refuse_other_job(folder: Path, stored_job: object, job: object, *, names: Sequence[str], fix: str) -> None:
     """Compare the job of a folder with the one to launch.
 
     Args:
@@ -184,7 +184,7 @@ def refuse_other_job(folder: Path, known: object, job: object, *, names: Sequenc
         UsageError: one of them differs; names it with both values.
     """
     for name in names:
-        was, now = getattr(known, name), getattr(job, name)
+        was, now = getattr(stored_job, name), getattr(job, name)
         if was != now:
             shown = [" ".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in (was, now)]
             raise UsageError(

@@ -135,8 +135,8 @@ def _queued(submitted: Submitted) -> list[tuple[str, int | None]]:
 
 
 def _max_array_size() -> int:
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_slurm(["scontrol", "show", "config"]), re.MULTILINE)
-    return int(found[1]) if found else _DEFAULT_ARRAY
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_slurm(["scontrol", "show", "config"]), re.MULTILINE)
+    return int(match[1]) if match else _DEFAULT_ARRAY
 
 
 def _read(job: Job) -> Submitted:

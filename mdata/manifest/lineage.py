@@ -57,7 +57,7 @@ class Lineage:
     divisions: dict[tuple[object, ...], int]
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """A description for messages."""
         if self.role == "holdout":
             return f"the held-out part (--holdout {float(self.held[1]):g})"

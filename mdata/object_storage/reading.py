@@ -125,9 +125,9 @@ async def _list_in_time(folder: Address, store: ObjectStore) -> list[ObjectFacts
                 for meta in chunk:
                     facts = _facts(folder.with_key(meta["path"]), meta)
                     # Behind an object "x" may come "x/", the mark of a folder; obstore drops its slash.
-                    known = objects.setdefault(meta["path"], facts)
+                    listed = objects.setdefault(meta["path"], facts)
                     count += 1
-                    if (known is not facts and known == facts) or count > MOST_OBJECTS:
+                    if (listed is not facts and listed == facts) or count > MOST_OBJECTS:
                         raise endless_list(folder)
                 deadline.reschedule(clock() + LIST_TIMEOUT_S)
     except TimeoutError:

@@ -133,7 +133,7 @@ def stale_partitions(job: JobPlan) -> list[str]:
         except MdataError:
             continue
         if lineage is not None and lineage.role != "whole":
-            lines.append(f"{path} is {lineage.what} of an earlier run and is kept; remove its files if unneeded")
+            lines.append(f"{path} is {lineage.description} of an earlier run and is kept; remove its files if unneeded")
     return lines
 
 

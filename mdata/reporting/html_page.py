@@ -178,7 +178,7 @@ def _lengths_row(part: ComponentFacts, classes: range) -> list[Cell]:
 
 def _vocabulary(data: ReportData, bands: Sequence[Band]) -> str:
     words = data.vocabulary
-    if not words.whole.distinct:
+    if not words.mixture.distinct:
         return '<h2>Vocabulary</h2><p class="lead">No id occurs.</p>'
     usages = zip(data.parts, words.parts, strict=True)
     many = len(data.parts) > 1
@@ -197,21 +197,21 @@ def _vocabulary(data: ReportData, bands: Sequence[Band]) -> str:
     rows = [_usage_row(part, usage, words) for part, usage in list(usages)[:MOST_ROWS]]
     return (
         f'<h2>Vocabulary</h2><p class="lead">{escape(_words(words))}</p>'
-        f"{report_plots.coverage(words.whole, drawn)}{legend}{table(header, rows)}{_cut(data.parts)}"
+        f"{report_plots.coverage(words.mixture, drawn)}{legend}{table(header, rows)}{_cut(data.parts)}"
         f'<div class="row"><div>{_frequent(words)}</div><div>{_unused(words)}</div></div>'
     )
 
 
 def _words(words: Vocabulary) -> str:
     met = "occur" if words.full else "were found"
-    used = f"{words.whole.distinct:,} ids {met}"
+    used = f"{words.mixture.distinct:,} ids {met}"
     if words.size is not None and words.unused is not None:
         used += f"; {words.unused:,} of the tokenizer's {words.size:,} " + ("do not" if words.full else "were not")
     how = (
         "Every token was counted."
         if words.full
         else (
-            f"Counted in {words.whole.counted:,} tokens, drawn in blocks from all of each "
+            f"Counted in {words.mixture.counted:,} tokens, drawn in blocks from all of each "
             "component with its id as the seed; --full counts them all."
         )
     )
@@ -239,7 +239,8 @@ def covered(usage: VocabularyUse, most: int) -> float:
 
 def _frequent(words: Vocabulary) -> str:
     rows = [
-        [_text_cell(token.id, token.text), Cell(token.id), Cell(percent(token.share))] for token in words.whole.frequent
+        [_text_cell(token.id, token.text), Cell(token.id), Cell(percent(token.share))]
+        for token in words.mixture.frequent
     ]
     return f"<h3>The most frequent ids</h3>{table(['text', 'id', 'of the tokens'], rows)}"
 

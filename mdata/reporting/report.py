@@ -103,7 +103,7 @@ def _facts(data: ReportData) -> dict[str, Any]:
             "every_token_counted": vocabulary.full,
             "unused": vocabulary.unused,
             "unused_runs": [list(run) for run in vocabulary.unused_runs],
-            **_usage(vocabulary.whole),
+            **_usage(vocabulary.mixture),
         },
         "problem": data.problem,
         "notes": [*data.notes, *([vocabulary.problem] if vocabulary.problem else [])],

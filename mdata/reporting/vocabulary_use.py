@@ -61,14 +61,14 @@ class Vocabulary:
 
     Args:
         size: entries of the tokenizer; None: unknown. full: whether every token was counted.
-        whole: all corpora, weighted by how much is read. parts: each corpus alone.
+        mixture: all corpora, weighted by how much is read. parts: each corpus alone.
         unused: number of ids that did not occur; unused_runs: the first of them, as (first, last, text of first).
         problem: why the texts of ids are unknown although the tokenizer is known.
     """
 
     size: int | None
     full: bool
-    whole: VocabularyUse
+    mixture: VocabularyUse
     parts: tuple[VocabularyUse, ...]
     unused: int | None
     unused_runs: tuple[tuple[int, int, str | None], ...]
@@ -95,7 +95,7 @@ def vocabulary_use(corpora: Sequence[Corpus], shares: Sequence[float], *, full: 
     return Vocabulary(
         size=size,
         full=all_counted,
-        whole=_usage(counts_by_id, total, texts=texts, size=None, most=MOST_FREQUENT),
+        mixture=_usage(counts_by_id, total, texts=texts, size=None, most=MOST_FREQUENT),
         parts=tuple(parts),
         unused=unused,
         unused_runs=tuple((first, last, texts.of(first)) for first, last in runs),

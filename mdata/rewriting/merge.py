@@ -271,14 +271,14 @@ class _OpenFile:
     """A file whose sections are being joined."""
 
     def __init__(self, first: InputFile) -> None:
-        self.known = first
+        self.input = first
         self.rows = self.reached = 0
         self._hasher = blake3()
 
     def take(self, file: InputFile, part: int) -> None:
         """Add the next section."""
         assert file.section, "a section is joined to sections"
-        if (file.path, file.bytes, file.section.start) != (self.known.path, self.known.bytes, self.reached):
+        if (file.path, file.bytes, file.section.start) != (self.input.path, self.input.bytes, self.reached):
             raise _gap(self, f"part {part} continues with {file.name}")
         self._hasher.update(bytes.fromhex(file.section.pieces))
         self.rows += file.rows
@@ -286,10 +286,10 @@ class _OpenFile:
 
     @property
     def is_whole(self) -> bool:
-        return bool(self.known.section) and self.reached == self.known.section.total  # type: ignore[union-attr]
+        return bool(self.input.section) and self.reached == self.input.section.total  # type: ignore[union-attr]
 
     def joined(self) -> InputFile:
-        return msgspec.structs.replace(self.known, rows=self.rows, hash=self._hasher.hexdigest(), section=UNSET)
+        return msgspec.structs.replace(self.input, rows=self.rows, hash=self._hasher.hexdigest(), section=UNSET)
 
 
 def join_inputs(parts: Sequence[Sequence[InputFile]]) -> JoinedInputs:
@@ -324,11 +324,11 @@ def join_inputs(parts: Sequence[Sequence[InputFile]]) -> JoinedInputs:
 
 
 def _gap(opened: _OpenFile, then: str) -> UsageError:
-    section = opened.known.section
+    section = opened.input.section
     return UsageError(
-        f"{opened.known.path}: the parts do not cover this input",
+        f"{opened.input.path}: the parts do not cover this input",
         found=f"read up to {opened.reached}, then {then}",
-        expected=f"sections up to {section.total if section else opened.known.bytes}",
+        expected=f"sections up to {section.total if section else opened.input.bytes}",
         fix="make the parts again, from one and the same input",
     )
 

@@ -184,9 +184,9 @@ def _wordpiece(task: Task, texts: Iterator[str]) -> dict[str, bytes]:
     engine.train_from_iterator(texts, trainer)
     vocabulary = engine.get_vocab()
     entries = sorted(vocabulary, key=vocabulary.__getitem__)
-    whole = bert_engine({entry: id for id, entry in enumerate(entries)}, lower_case=task.lower_case)
-    whole.add_special_tokens([AddedToken(token, normalized=False) for token in named])
-    whole.post_processor = processors.TemplateProcessing(
+    tokenizer = bert_engine({entry: id for id, entry in enumerate(entries)}, lower_case=task.lower_case)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in named])
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[(token, entries.index(token)) for token in ("[CLS]", "[SEP]")],
@@ -196,7 +196,7 @@ def _wordpiece(task: Task, texts: Iterator[str]) -> dict[str, bytes]:
     config |= {f"{role}_token": token for role, token in roles}
     return {
         "vocab.txt": "".join(f"{entry}\n" for entry in entries).encode(),
-        "tokenizer.json": (str(whole.to_str(pretty=True)) + "\n").encode(),
+        "tokenizer.json": (str(tokenizer.to_str(pretty=True)) + "\n").encode(),
         "tokenizer_config.json": (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(),
     }
 

@@ -26,7 +26,7 @@ class EvaluationSteps:
 
     consecutive = False
     verb = "evaluation after step"
-    whole = "the evaluation"
+    batch_text = "the evaluation"
 
     def __init__(self, samples: Int64s, run: Steps, *, interval: int) -> None:
         assert run.total is not None, "a run ends"

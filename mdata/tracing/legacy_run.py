@@ -144,10 +144,10 @@ def _sizes(run: _Run) -> BatchSizes:
     return read_ramp(run.config["train"].get("batch_ramp", ""), size=run.number("train", "global_batch"))
 
 
-def _check_keys(run: _Run, section: str, known: Sequence[str]) -> None:
+def _check_keys(run: _Run, section: str, known_keys: Sequence[str]) -> None:
     for key, value in run.config.get(section, {}).items():
-        if key not in known:
-            close = nearest(key, known)
+        if key not in known_keys:
+            close = nearest(key, known_keys)
             raise UsageError(
                 f"{run.folder / 'config.toml'} was written by another version: this one has no key {section}.{key}",
                 found=f"{key} = {value!r}",
@@ -167,8 +167,8 @@ def _identity(run: _Run) -> Mapping[str, Any]:
     index = _json(root / newest / "index.json") or {}
     known_format = (index.get("format"), index.get("version")) in _CHECKPOINTS
     state = index.get("run") if known_format else None
-    known = state.get("data") if isinstance(state, dict) else None
-    return known if isinstance(known, dict) else {}
+    identity = state.get("data") if isinstance(state, dict) else None
+    return identity if isinstance(identity, dict) else {}
 
 
 def _spans(run: _Run, blend: str) -> list[RecordedSpan]:
@@ -260,8 +260,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     with os_errors_named("reading a run folder"):
-        whole, _, _ = path.read_bytes().rpartition(b"\n")
-    return [_object(line, f"{path}, line {n}") for n, line in enumerate(whole.split(b"\n"), 1) if line]
+        complete_lines, _, _ = path.read_bytes().rpartition(b"\n")
+    return [_object(line, f"{path}, line {n}") for n, line in enumerate(complete_lines.split(b"\n"), 1) if line]
 
 
 def _object(content: bytes, where: str) -> dict[str, Any]:

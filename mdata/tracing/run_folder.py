@@ -110,7 +110,7 @@ def _open_training(folder: str | Path, record: RunRecord, *, blend: str | None, 
     return dataset
 
 
-def _check_same(what: str, dataset: Dataset, data_id: str, *, identity: Mapping[str, object], fix: str) -> None:
+def _check_same(subject: str, dataset: Dataset, data_id: str, *, identity: Mapping[str, object], fix: str) -> None:
     """Refuse data whose order differs from the run's.
 
     Raises:
@@ -121,7 +121,7 @@ def _check_same(what: str, dataset: Dataset, data_id: str, *, identity: Mapping[
     before, now = identity, dataset.identity
     names = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)] if before else []
     raise UsageError(
-        f"{what} different data, or in a different order",
+        f"{subject} different data, or in a different order",
         found=", ".join(f"{name} {now.get(name)}" for name in names[:_SHOWN]) or f"data id {dataset.data_id}",
         expected=", ".join(f"{name} {before.get(name)}" for name in names[:_SHOWN]) or f"data id {data_id}",
         fix=fix,

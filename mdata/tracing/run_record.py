@@ -157,7 +157,7 @@ def continued_spans(earlier: Sequence[RecordedSpan], span: RecordedSpan) -> tupl
     where `span` begins, they are another run's, and nothing is known of the steps before it. A span that reads like the
     one before continues it.
     """
-    kept = [one for one in earlier if one.steps_before < span.steps_before]
+    kept = [earlier_span for earlier_span in earlier if earlier_span.steps_before < span.steps_before]
     if not kept or samples_until(kept, span.steps_before) != span.samples_before:
         return (span,)
     last = kept[-1]

@@ -61,12 +61,12 @@ class Steps:
 
     Attributes:
         consecutive: whether samples are read once each, in their order.
-        verb, whole: words for a step and for all of its rows, in messages.
+        verb, batch_text: words for a step and for all of its rows, in messages.
     """
 
     consecutive = True
     verb = "step"
-    whole = "its global batch"
+    batch_text = "its global batch"
 
     def __init__(
         self, spans: Sequence[StepSpan], *, seed: int, in_order: bool = False, total: int | None = None

@@ -158,11 +158,11 @@ _RawPiece = tuple[bytes, float, int]
 class _Facts:
     """The last value of each field of a submessage, by number; numbers and bytes separately."""
 
-    whole: dict[int, int]
+    integers: dict[int, int]
     data: dict[int, bytes]
 
     def flag(self, number: int, *, default: bool) -> bool:
-        return bool(self.whole.get(number, default))
+        return bool(self.integers.get(number, default))
 
 
 def _parse(data: memoryview) -> tuple[list[_RawPiece], _Facts, _Facts]:
@@ -177,7 +177,7 @@ def _parse(data: memoryview) -> tuple[list[_RawPiece], _Facts, _Facts]:
         elif number in facts:
             for inner, kind, integer, content in _fields(part):
                 if kind == _VARINT:
-                    facts[number].whole[inner] = integer
+                    facts[number].integers[inner] = integer
                 elif kind == _BYTES:
                     facts[number].data[inner] = bytes(content)
         elif number in (_SELF_TEST, _DENORMALIZER):
@@ -208,7 +208,7 @@ def _checked(pieces: list[_RawPiece], trainer: _Facts, normalizer: _Facts) -> Se
     if not pieces:
         raise _BrokenError("no pieces")
     # An unknown value of an enumeration counts as absent.
-    model_type = MODEL_TYPES.get(trainer.whole.get(3, 1) & 0xFFFFFFFF, "unigram")
+    model_type = MODEL_TYPES.get(trainer.integers.get(3, 1) & 0xFFFFFFFF, "unigram")
     texts = [_text(id, piece) for id, (piece, _, _) in enumerate(pieces)]
     kinds = bytes(kind for _, _, kind in pieces)
     for id, (_, score, _) in enumerate(pieces):

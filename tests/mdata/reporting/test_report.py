@@ -85,10 +85,10 @@ def test_the_vocabulary_is_that_of_what_is_read(corpora):
     read = [np.concatenate([corpus.document(i) for i in range(corpus.num_documents)]) for corpus in blend.corpora]
     parts = [np.bincount(ids, minlength=50) / len(ids) for ids in read]
     wanted = 0.5 * parts[0] + 0.3 * parts[1] + 0.2 * parts[2]
-    assert words.whole.distinct == np.count_nonzero(wanted)
+    assert words.mixture.distinct == np.count_nonzero(wanted)
     best = np.sort(wanted)[::-1]
-    assert dict(words.whole.coverage) == pytest.approx({k: best[:k].sum() for k, _ in words.whole.coverage})
-    assert [one.share for one in words.whole.frequent] == pytest.approx(best[best > 0][:40].tolist())
+    assert dict(words.mixture.coverage) == pytest.approx({k: best[:k].sum() for k, _ in words.mixture.coverage})
+    assert [one.share for one in words.mixture.frequent] == pytest.approx(best[best > 0][:40].tolist())
     assert [one.id for one in words.parts[1].frequent] == np.argsort(-parts[1], kind="stable")[:8].tolist()
     assert words.full and words.unused is None and words.size is None
 
@@ -103,7 +103,7 @@ def test_ids_that_do_not_occur_are_listed(corpora):
     listed = {i for first, last, _ in words.unused_runs for i in range(first, last + 1)}
     assert listed == set(range(48)) - ids
     assert words.unused == len(listed)
-    assert words.whole.outside == sum(np.fromfile("c3_text_document.bin", "<u2") >= 48)
+    assert words.mixture.outside == sum(np.fromfile("c3_text_document.bin", "<u2") >= 48)
     assert words.problem, "the facts above are no tokenizer's"
 
 
