@@ -124,9 +124,9 @@ def _scored(model: Model, arguments: argparse.Namespace, *, progress: Progress) 
 
         facts = lambada(model, Path(arguments.data), strict=bool(arguments.strict), **common)
         odd = {"cut": "lost their beginning", "without_context": "have no context", "blank_lines": "are blank"}
-        for key, told in odd.items():
+        for key, defect in odd.items():
             if facts[key]:
-                progress.note(f"{facts[key]:,} lines {told}")
+                progress.note(f"{facts[key]:,} lines {defect}")
         return lambada_line(facts), facts
     from trainer.tasks.perplexity import perplexity, perplexity_text
 
@@ -138,7 +138,7 @@ def _harness(model: Model, arguments: argparse.Namespace, common: dict[str, Any]
     from trainer.tasks.harness import evaluate_tasks
 
     names = [name.strip() for name in arguments.tasks.split(",") if name.strip()]
-    found = evaluate_tasks(
+    scores = evaluate_tasks(
         model,
         names,
         max_length=arguments.sequence_length,
@@ -149,7 +149,7 @@ def _harness(model: Model, arguments: argparse.Namespace, common: dict[str, Any]
     )
     results = {
         task: {name.removesuffix(",none"): value for name, value in metrics.items() if isinstance(value, int | float)}
-        for task, metrics in found["results"].items()
+        for task, metrics in scores["results"].items()
     }
     lines = [f"{task}: {name} {value:.4f}" for task, metrics in results.items() for name, value in metrics.items()]
     return "\n".join(lines), {"tasks": names, "results": results}
@@ -168,7 +168,7 @@ def _check(arguments: argparse.Namespace) -> None:
         )
     task = arguments.task or "harness"
     idle = [
-        f"--{name.replace('_', '-')} is for {' and '.join('--tasks' if one == 'harness' else one for one in of)}"
+        f"--{name.replace('_', '-')} is for {' and '.join('--tasks' if kind == 'harness' else kind for kind in of)}"
         for name, of in _OF.items()
         if getattr(arguments, name) is not None and task not in of
     ]

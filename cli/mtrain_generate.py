@@ -105,8 +105,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         rules = _rules(arguments, model.recommended)
         recommended = {key: value for key, value in model.recommended.items() if getattr(rules, key) == value}
         if recommended and model.world.is_main:
-            told = ", ".join(f"{key} {value}" for key, value in recommended.items())
-            console.note(f"from the model's generation_config.json: {told}")
+            values = ", ".join(f"{key} {value}" for key, value in recommended.items())
+            console.note(f"from the model's generation_config.json: {values}")
         _generate(model, prompts or [""], rules, arguments=arguments, console=console)
     return 0
 
@@ -143,10 +143,10 @@ def _generate(
     )
     texts = [text for text in shown for _ in range(samples)]
     with console.progress() as progress:
-        told = progress if model.world.is_main else SILENT
+        listener = progress if model.world.is_main else SILENT
         if arguments.output is not None:
             size = {"batch_size": arguments.batch_size, "sliding": arguments.sliding}
-            done = write_samples(model, requests, arguments.output, texts=texts, progress=told, **size)
+            done = write_samples(model, requests, arguments.output, texts=texts, progress=listener, **size)
             answers = []
         else:
             answers = continue_rows(model, requests, sliding=arguments.sliding, batch_size=arguments.batch_size)
@@ -212,14 +212,14 @@ def _rules(arguments: argparse.Namespace, recommended: Any) -> Sampling:
 
 
 def _bias(entries: list[str]) -> dict[int, float]:
-    found = {}
+    biases = {}
     for entry in entries:
         token, _, value = entry.partition("=")
         try:
-            found[int(token)] = float(value)
+            biases[int(token)] = float(value)
         except ValueError as error:
             raise UsageError(f"--logit-bias {entry} is not understood", expected="ID=X, such as 198=-5") from error
-    return found
+    return biases
 
 
 def _check(arguments: argparse.Namespace) -> None:

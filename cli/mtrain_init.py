@@ -230,8 +230,8 @@ def shape_of(parameters: int, vocab_size: int) -> dict[str, Any]:
     for hidden in (*range(64, 512, 64), *range(512, 2048, 256), *range(2048, 4096, 512), *range(4096, 16385, 1024)):
         in_layers = parameters - (1 if tied else 2) * vocab_size * hidden
         layers = max(2 * round(in_layers / (24 * hidden**2)), 2)  # even, for pipelines
-        found = 12 * layers * hidden**2 + parameters - in_layers
-        cost = abs(math.log(hidden / layers / (64 * 2**grown))) + 8 * abs(math.log(found / parameters))
+        num_parameters = 12 * layers * hidden**2 + parameters - in_layers
+        cost = abs(math.log(hidden / layers / (64 * 2**grown))) + 8 * abs(math.log(num_parameters / parameters))
         if best is None or cost < best[0]:
             best = cost, hidden, layers
     assert best is not None, "there are widths"

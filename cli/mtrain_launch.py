@@ -119,8 +119,8 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         with launching(job.folder, held=_HELD):
             if _is_launched(job, console):  # by another launch, meanwhile
                 return
-            known = load_job(Path(job.run_folder))
-            job = replace(job, launches=known.launches + 1 if known else 1)
+            stored_job = load_job(Path(job.run_folder))
+            job = replace(job, launches=stored_job.launches + 1 if stored_job else 1)
             said, job = _launch(arguments, run, read, job, console)
     except BaseException:
         if is_new:
@@ -134,12 +134,16 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 def _is_launched(job: RunJob, console: Console) -> bool:
     """Whether the same job waits or runs already, which is said."""
-    known = load_job(Path(job.run_folder))
-    if known is None or not is_active(known):
+    stored_job = load_job(Path(job.run_folder))
+    if stored_job is None or not is_active(stored_job):
         return False
-    known.refuse_other(job)
-    place = f"Slurm job {known.id}" if known.engine == "slurm" else f"process {known.id} on {known.host}"
-    console.result(f"{job.run_folder}: {place} is already waiting or running; nothing was started", asdict(known))
+    stored_job.refuse_other(job)
+    place = (
+        f"Slurm job {stored_job.id}"
+        if stored_job.engine == "slurm"
+        else f"process {stored_job.id} on {stored_job.host}"
+    )
+    console.result(f"{job.run_folder}: {place} is already waiting or running; nothing was started", asdict(stored_job))
     return True
 
 
@@ -166,7 +170,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
             )
         if isinstance(value, int) and not isinstance(value, bool) and value < (name == "cpus"):
             raise UsageError(f"{option} {value}", expected="at least 1" if name == "cpus" else "0 or more")
-    if wrong := [one for one in arguments.env if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", one)]:
+    if wrong := [variable for variable in arguments.env if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", variable)]:
         raise UsageError(f"--env {wrong[0]}", expected="NAME=VALUE")
     if arguments.engine == "k8s" and not arguments.container_image:
         raise UsageError("--container-image is missing", expected="an image with mtrain, which the pods run")
@@ -192,11 +196,11 @@ def variables(pairs: list[str]) -> dict[str, str]:
 
 def _seconds(limit: str | None) -> int | None:
     """The seconds of a time limit in Slurm's forms, "60", "1:30:00", "2-12"; None: another form, which Slurm checks."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit or "")
-    if found is None:
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit or "")
+    if match is None:
         return None
-    days, *numbers = (int(text) if text else 0 for text in found.groups())
-    if found[1] is None and found[4] is None:  # minutes:seconds
+    days, *numbers = (int(text) if text else 0 for text in match.groups())
+    if match[1] is None and match[4] is None:  # minutes:seconds
         numbers = [0, *numbers[:2]]
     hours, minutes, seconds = numbers
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
@@ -208,8 +212,10 @@ def _job(arguments: argparse.Namespace, words: list[str], run: argparse.Namespac
     if not (least.isdecimal() and (most or least).isdecimal() and 1 <= int(least) <= int(most or least)):
         raise UsageError(f"--nodes {arguments.nodes}", expected="a number from 1, or MIN-MAX such as 3-4")
     if most and arguments.engine != "slurm":
-        what = "a JobSet has a fixed number of pods" if arguments.engine == "k8s" else "a fixed number is needed on Ray"
-        raise UsageError(f"--nodes {arguments.nodes}: {what}", fix=f"--nodes {most}")
+        reason = (
+            "a JobSet has a fixed number of pods" if arguments.engine == "k8s" else "a fixed number is needed on Ray"
+        )
+        raise UsageError(f"--nodes {arguments.nodes}: {reason}", fix=f"--nodes {most}")
     if arguments.engine == "local":
         ranks = world_size(read.config, run.nproc)
     else:

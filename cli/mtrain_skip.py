@@ -36,12 +36,12 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     """Record the samples, and report the effect."""
     from trainer.run.skipping import skip, undo
 
-    what, text = ("steps", arguments.steps) if arguments.steps is not None else ("samples", arguments.samples)
+    unit, text = ("steps", arguments.steps) if arguments.steps is not None else ("samples", arguments.samples)
     match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", text)
     if match is None or int(match[2] or match[1]) < int(match[1]):
         raise UsageError(
-            f"--{what} {text} is not a range", expected="A-B with A <= B, such as 12300-12350, or one number"
+            f"--{unit} {text} is not a range", expected="A-B with A <= B, such as 12300-12350, or one number"
         )
     first, last = int(match[1]), int(match[2] or match[1])
-    result = (undo if arguments.undo else skip)(arguments.run_folder, **{what: (first, last)})
+    result = (undo if arguments.undo else skip)(arguments.run_folder, **{unit: (first, last)})
     console.result(result.text(), result.facts())

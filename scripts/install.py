@@ -119,8 +119,8 @@ def _leave_own_venv() -> None:
 def _check_prerequisites() -> None:
     """Stop, naming everything at once, where this machine cannot build the project."""
     if sys.version_info < (3, 11):  # noqa: UP036 - any python3 may run this file
-        found = ".".join(map(str, sys.version_info[:3]))
-        raise fail(f"Python 3.11 or newer is needed; this is {found}\n  try: make PYTHON=python3.12 ...")
+        version = ".".join(map(str, sys.version_info[:3]))
+        raise fail(f"Python 3.11 or newer is needed; this is {version}\n  try: make PYTHON=python3.12 ...")
     header = Path(sysconfig.get_path("include")) / "Python.h"
     compiler = os.environ.get("CXX", "").split()[:1] or ["c++"]
     needs = {
@@ -184,12 +184,12 @@ def _requirements(extras: list[str]) -> list[str]:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    known = project["project"]["optional-dependencies"]
-    unknown = [name for name in extras if name not in known]
+    optional = project["project"]["optional-dependencies"]
+    unknown = [name for name in extras if name not in optional]
     if unknown:
-        raise fail(f"pyproject.toml has no optional dependencies {unknown}; it has {sorted(known)}")
+        raise fail(f"pyproject.toml has no optional dependencies {unknown}; it has {sorted(optional)}")
     wanted = list(project["project"]["dependencies"]) + project["build-system"]["requires"] + BUILD_TOOLS
-    return list(dict.fromkeys(wanted + [text for name in extras for text in known[name]]))
+    return list(dict.fromkeys(wanted + [text for name in extras for text in optional[name]]))
 
 
 def _provide_torch(wanted: list[str], index: str) -> None:
@@ -209,10 +209,10 @@ def _provide_torch(wanted: list[str], index: str) -> None:
 
 def _link_torch(requirement: str) -> bool:
     """Append the packages of the Python that runs this to .venv's path if a fitting torch is among them."""
-    found = subprocess.run([sys.executable, "-P", "-c", LOOK_FOR_TORCH], capture_output=True, text=True)
-    if found.returncode:
+    result = subprocess.run([sys.executable, "-P", "-c", LOOK_FOR_TORCH], capture_output=True, text=True)
+    if result.returncode:
         return False
-    facts = json.loads(found.stdout.splitlines()[-1])
+    facts = json.loads(result.stdout.splitlines()[-1])
     link = _site_packages() / LINK_NAME
     link.write_text("".join(f"{folder}\n" for folder in facts["sites"]))
     if _unsatisfied([requirement])[0]:

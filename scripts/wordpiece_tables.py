@@ -86,26 +86,26 @@ def combining_classes() -> tuple[dict[int, int], set[int]]:
 
 def ranges(codes: Iterable[int]) -> list[tuple[int, int]]:
     """Code points as ranges, both ends included; surrogates do not part a range."""
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for code in sorted(codes):
-        if found and (found[-1][1] == code - 1 or (found[-1][1], code) == (0xD7FF, 0xE000)):
-            found[-1] = (found[-1][0], code)
+        if runs and (runs[-1][1] == code - 1 or (runs[-1][1], code) == (0xD7FF, 0xE000)):
+            runs[-1] = (runs[-1][0], code)
         else:
-            found.append((code, code))
-    return found
+            runs.append((code, code))
+    return runs
 
 
 def lowerings(lower: dict[int, int]) -> list[tuple[int, int, int, int]]:
     """Pairs as runs of the same distance, next to each other or every other one."""
-    found: list[tuple[int, int, int, int]] = []
+    runs: list[tuple[int, int, int, int]] = []
     for code, to in sorted(lower.items()):
-        if found:
-            first, last, step, start = found[-1]
+        if runs:
+            first, last, step, start = runs[-1]
             if to - code == start - first and (code - last == step or (first == last and code - last <= 2)):
-                found[-1] = (first, code, code - last, start)
+                runs[-1] = (first, code, code - last, start)
                 continue
-        found.append((code, code, 1, to))
-    return found
+        runs.append((code, code, 1, to))
+    return runs
 
 
 def written(name: str, rows: Sequence[Sequence[int]], kind: str = "Range") -> str:
@@ -164,13 +164,13 @@ def main() -> None:
 
 def combining_runs(classes: dict[int, int]) -> list[tuple[int, int, int]]:
     """Neighbours of the same class as one."""
-    found: list[tuple[int, int, int]] = []
+    runs: list[tuple[int, int, int]] = []
     for code, value in sorted(classes.items()):
-        if found and found[-1][1:] == (code - 1, value):
-            found[-1] = (found[-1][0], code, value)
+        if runs and runs[-1][1:] == (code - 1, value):
+            runs[-1] = (runs[-1][0], code, value)
         else:
-            found.append((code, code, value))
-    return found
+            runs.append((code, code, value))
+    return runs
 
 
 if __name__ == "__main__":
