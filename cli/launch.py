@@ -33,7 +33,7 @@ def add_arguments(parser: Parser) -> None:
     add("engine", choices=("local", "slurm", "ray"), help="what runs the parts")
     add("--parts", type=int, required=True, metavar="N", help="number of parts")
     add("--cpus", type=int, metavar="N", help="CPUs per part (local: all cores / --at-once; otherwise 4)")
-    add("--at-once", type=int, metavar="N", help="most parts that run at once (local: 1)")
+    add("--at-once", type=int, metavar="N", help="maximum number of parts running at once (local: 1)")
     add(
         "--merge",
         choices=("reference", "copy", "none"),
@@ -47,11 +47,11 @@ def add_arguments(parser: Parser) -> None:
 def add_slurm_options(parser: Parser) -> None:
     """What a site asks of a job; `slurm_options` gives it as options for sbatch."""
     add = parser.add_argument_group("slurm").add_argument
-    add("--account", metavar="NAME", help="the account that is charged")
-    add("--partition", metavar="NAME", help="the partition, or several with commas")
-    add("--qos", metavar="NAME", help="the quality of service")
-    add("--time", metavar="T", help="time limit, as in 2:00:00 or 7-0")
-    add("--exclude", metavar="HOSTS", help="nodes that are not used, as in n[3-5],n9")
+    add("--account", metavar="NAME", help="account to charge")
+    add("--partition", metavar="NAME", help="partition, or several separated by commas")
+    add("--qos", metavar="NAME", help="quality of service")
+    add("--time", metavar="T", help="time limit, such as 2:00:00 or 7-0")
+    add("--exclude", metavar="HOSTS", help="nodes to exclude, such as n[3-5],n9")
     add("--sbatch", action="append", default=[], metavar="OPTION", help="any other option: --sbatch=--exclusive")
 
 

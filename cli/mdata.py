@@ -13,8 +13,8 @@ TYPE_CHECKING = False  # see cli/start.py: nothing is imported before Ctrl-C is 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MAKE, _PARTS, _STORED = "make a corpus", "make it in parts", "read from object storage"
-_REWRITE, _BLEND, _LOOK = "divide and reorder a corpus", "mix corpora for training", "look into data"
+_MAKE, _PARTS, _STORED = "make a corpus", "make a corpus in parts", "read from object storage"
+_REWRITE, _BLEND, _LOOK = "divide and reorder a corpus", "mix corpora for training", "inspect data"
 COMMANDS = (
     Command("train-tokenizer", "train a tokenizer on text", module=".train_tokenizer", group=_MAKE),
     Command("preprocess", "turn text into token files and their manifest", module=".preprocess", group=_MAKE),
@@ -26,7 +26,7 @@ COMMANDS = (
         group=_MAKE,
     ),
     Command("launch", "run preprocess in parts: here, on Slurm or on Ray", module=".launch", group=_PARTS),
-    Command("status", "show how far a launched job is", module=".status", group=_PARTS),
+    Command("status", "show the progress of a launched job", module=".status", group=_PARTS),
     Command("tail", "print the last lines of a launched job's logs", module=".tail", group=_PARTS),
     Command("merge", "join the parts that preprocess --shard made", module=".merge", group=_PARTS),
     Command("fetch", "copy a corpus from object storage to a disk, checked", module=".fetch", group=_STORED),

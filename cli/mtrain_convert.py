@@ -27,9 +27,11 @@ from .console import Console, Parser
 def add_arguments(parser: Parser) -> None:
     """See `mtrain convert --help`."""
     parser.add_argument(
-        "source", help="a run folder, a checkpoint in it (both also in object storage), or a folder of another project"
+        "source",
+        metavar="SOURCE",
+        help="a run folder, a checkpoint in it (both also in object storage), or a folder of another project",
     )
-    parser.add_argument("target", help="the new folder")
+    parser.add_argument("target", metavar="TARGET", help="the new folder")
     parser.add_argument(
         "--to", required=True, choices=("mtrain", "hf", "torch_dist", "mp_rank"), help="format of the target"
     )
@@ -66,7 +68,7 @@ def add_arguments(parser: Parser) -> None:
         "--dtype", default="", choices=("fp32", "bf16", "fp16"), help="type of the stored weights (default: unchanged)"
     )
     hf.add_argument(
-        "--max-shard-size", default="5GB", metavar="SIZE", help="most bytes of one file of weights (default: 5GB)"
+        "--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of one weights file (default: 5GB)"
     )
     hub = parser.add_argument_group("for the Hugging Face hub (--to hf)")
     hub.add_argument("--push", default="", metavar="hf://OWNER/NAME", help="upload TARGET to a private repository")

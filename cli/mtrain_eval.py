@@ -45,20 +45,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all-checkpoints", action="store_true", help="score every checkpoint of a run folder, oldest first"
     )
-    parser.add_argument("--task", choices=TASKS, help="one of our own")
-    parser.add_argument("--tasks", metavar="NAMES", help="of lm-evaluation-harness, with commas between them")
+    parser.add_argument("--task", choices=TASKS, help="one of mtrain's own tasks")
+    parser.add_argument("--tasks", metavar="NAMES", help="tasks of lm-evaluation-harness, separated by commas")
     parser.add_argument("--data", metavar="FILE", help="raw WikiText, LAMBADA as JSON Lines, or a corpus or blend")
     parser.add_argument(
         "--sequence-length", type=int, metavar="N", help="tokens of a row (default: the model's context)"
     )
-    parser.add_argument(
-        "--batch-size", type=int, default=8, metavar="N", help="rows that are computed together (default: 8)"
-    )
+    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="rows computed together (default: 8)")
     parser.add_argument(
         "--overlap", type=int, metavar="N", help="wikitext103: windows are shifted by N tokens (default: 32)"
     )
     parser.add_argument("--detokenizer", metavar="NAME", help="wikitext103: wiki, ptb or none (default: wiki)")
-    parser.add_argument("--strict", action="store_true", default=None, help="lambada: all tokens of the last word")
+    parser.add_argument(
+        "--strict", action="store_true", default=None, help="lambada: all tokens of the last word must be the likeliest"
+    )
     parser.add_argument(
         "--max-documents", type=int, metavar="N", help="perplexity: the first N of each corpus (default: all)"
     )

@@ -1,8 +1,8 @@
 """Continue prompts with a trained model.
 
-The same command gives the same text, on any number of ranks that torchrun or Slurm starts, and beside any other
-prompts. Without a prompt the text begins like a document; --num-samples N writes N such texts. With --output, a line of
-JSON for each text is appended to a file; the same command, given again after an interruption, goes on where it ended.
+The same command gives the same text, on any number of ranks that torchrun or Slurm starts, and in any batch. Without a
+prompt the text begins like a document; --num-samples N writes N such texts. With --output, a line of JSON for each text
+is appended to a file; the same command, given again after an interruption, continues where it stopped.
 
 Examples:
   mtrain generate runs/first --prompt 'Once upon a time' --max-tokens 100
@@ -35,26 +35,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts = parser.add_argument_group("texts")
     texts.add_argument("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated")
     texts.add_argument("--input", type=Path, metavar="FILE", help='JSON Lines of {"prompt": TEXT or [IDS]}')
-    texts.add_argument("--strict", action="store_true", help="refuse other keys in --input, which are ignored")
+    texts.add_argument("--strict", action="store_true", help="refuse other keys in --input (default: ignore them)")
     texts.add_argument("--output", type=Path, metavar="FILE", help="append a line of JSON for each text")
     texts.add_argument("--num-samples", type=int, metavar="N", help="N texts of each prompt (default: 1)")
     texts.add_argument("--add-bos", action="store_true", help="begin a prompt with the begin-of-text token")
     texts.add_argument(
-        "--max-tokens", type=int, metavar="N", help="at most this many new tokens (default: 64, or as fit)"
+        "--max-tokens", type=int, metavar="N", help="maximum number of new tokens (default: 64, or what fits)"
     )
     texts.add_argument(
-        "--min-tokens", type=int, default=0, metavar="N", help="at least this many new tokens (default: 0)"
+        "--min-tokens", type=int, default=0, metavar="N", help="minimum number of new tokens (default: 0)"
     )
     texts.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this string; may be repeated"
     )
-    texts.add_argument("--ignore-eod", action="store_true", help="go on after an end-of-document token")
+    texts.add_argument("--ignore-eod", action="store_true", help="continue after an end-of-document token")
     texts.add_argument("--sliding", action="store_true", help="let the oldest tokens fall out of a full context")
     texts.add_argument("--log-probs", type=int, metavar="N", help="report log probabilities and N likeliest tokens")
-    texts.add_argument("--prompt-log-probs", action="store_true", help="with --log-probs: those of the prompt, too")
-    texts.add_argument(
-        "--batch-size", type=int, default=8, metavar="N", help="texts that are computed together (default: 8)"
-    )
+    texts.add_argument("--prompt-log-probs", action="store_true", help="with --log-probs: for the prompt, too")
+    texts.add_argument("--batch-size", type=int, default=8, metavar="N", help="texts computed together (default: 8)")
     rules = parser.add_argument_group("choosing tokens")
     rules.add_argument("--seed", type=int, default=1234, metavar="N", help="random seed (default: 1234)")
     rules.add_argument("--greedy", action="store_true", help="always take the most likely token")
@@ -62,25 +60,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rules.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest (default: all)")
     rules.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling threshold (default: 0.95)")
     rules.add_argument(
-        "--min-p", type=float, metavar="P", help="least share of the likeliest token's probability (default: 0)"
+        "--min-p", type=float, metavar="P", help="minimum probability, as a share of the likeliest token's (default: 0)"
     )
     rules.add_argument(
-        "--top-p-decay", type=float, default=0.0, metavar="X", help="factor of top-p a token (default: none)"
+        "--top-p-decay",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="multiply top-p by this after each token (default: none)",
     )
     rules.add_argument(
-        "--top-p-bound", type=float, default=0.0, metavar="P", help="the least that top-p decays to (default: 0)"
+        "--top-p-bound", type=float, default=0.0, metavar="P", help="lower bound of the decaying top-p (default: 0)"
     )
     rules.add_argument(
-        "--repetition-penalty", type=float, metavar="X", help="of tokens in prompt and text (default: none)"
+        "--repetition-penalty",
+        type=float,
+        metavar="X",
+        help="penalize tokens of the prompt and the text (default: none)",
     )
     rules.add_argument(
-        "--presence-penalty", type=float, default=0.0, metavar="X", help="of tokens in the text (default: 0)"
+        "--presence-penalty",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="penalize tokens that occur in the text (default: 0)",
     )
     rules.add_argument(
-        "--frequency-penalty", type=float, default=0.0, metavar="X", help="for each occurrence (default: 0)"
+        "--frequency-penalty",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="penalize tokens for each occurrence in the text (default: 0)",
     )
     rules.add_argument(
-        "--logit-bias", action="append", default=[], metavar="ID=X", help="added to a token's logit; may be repeated"
+        "--logit-bias", action="append", default=[], metavar="ID=X", help="add X to a token's logit; may be repeated"
     )
     beam = parser.add_argument_group("beam search")
     beam.add_argument("--beam-width", type=int, metavar="K", help="search over K rows; nothing is drawn")

@@ -46,7 +46,7 @@ QUESTIONS = {  # by option
     "length": "tokens of the run, such as 20B, or steps, such as '5000 steps'",
     "precision": "bf16, fp8, fp16 or fp32",
     "folder": "folder of the run",
-    "tracker": "trackers: tensorboard, wandb, mlflow, trackio, prometheus, several with commas, or none",
+    "tracker": "trackers: tensorboard, wandb, mlflow, trackio, prometheus, several separated by commas, or none",
 }
 ASKED_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio", "prometheus")  # a webhook also needs an address
 PRECISIONS: Mapping[str, Mapping[str, str]] = {
@@ -100,7 +100,7 @@ def add_arguments(parser: Parser) -> None:
     add("--overwrite", action="store_true", help="replace the file if it exists")
     add("--yes", action="store_true", help="ask nothing: take the defaults for answers that are not given")
     add("--device", metavar="NAME", help="kind of GPU (default: that of this machine, or H100)")
-    add("--nodes", type=int, metavar="N", help="machines (default: one for each 8 GPUs)")
+    add("--nodes", type=int, metavar="N", help="machines (default: one per 8 GPUs)")
     parser.set_defaults(memory=None, link=None, network=None)
 
 

@@ -31,7 +31,9 @@ LONGEST = 100  # characters of a value; the text cuts longer ones
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `mtrain inspect --help`."""
-    parser.add_argument("checkpoint", help="a checkpoint (a folder step-N), a run folder, or an address of either")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a checkpoint (a folder step-N), a run folder, or an address of either"
+    )
     parser.add_argument("--verify", action="store_true", help="compare every byte with its hash")
 
 

@@ -1,6 +1,6 @@
 r"""Start a run in the background: on this machine, as a job of Slurm, on Ray; or print a manifest for Kubernetes.
 
-What `mtrain train` would be given follows after --. The run is checked here first, with the ranks of all nodes. Give
+After -- come the arguments of `mtrain train`. The run is checked here first, with the ranks of all nodes. Give
 the same command again to continue a run that ended early; see mtrain status, mtrain tail and mtrain stop.
 
 Examples:
@@ -46,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
     )
     place("--cpus", type=int, metavar="N", help="CPU cores of each rank")
     place("--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable of the ranks")
-    place("--container-image", metavar="IMAGE", help="slurm: for pyxis; k8s: the image; has mtrain on its PATH")
+    place("--container-image", metavar="IMAGE", help="image with mtrain on its PATH (slurm: needs pyxis)")
     place(
         "--container-mounts",
         action="append",
@@ -70,9 +70,9 @@ def add_arguments(parser: Parser) -> None:
     ray = parser.add_argument_group("ray").add_argument
     ray("--address", default="auto", metavar="A", help="cluster address (default: the cluster of this node)")
     kubernetes = parser.add_argument_group("k8s").add_argument
-    kubernetes("--kind", choices=("jobset", "trainjob"), default="jobset", help="the manifest (default: jobset)")
-    kubernetes("--name", metavar="NAME", help="of the job; default: that of the run folder")
-    kubernetes("--namespace", metavar="NAME", help="default: that of kubectl")
+    kubernetes("--kind", choices=("jobset", "trainjob"), default="jobset", help="kind of manifest (default: jobset)")
+    kubernetes("--name", metavar="NAME", help="name of the job (default: that of the run folder)")
+    kubernetes("--namespace", metavar="NAME", help="namespace of the job (default: kubectl's)")
 
 
 # Options of one engine: name -> the engines that have it.

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, dp=False)
     parser.add_argument("--input", type=Path, required=True, metavar="FILE", help='lines of {"prompt": TEXT or [IDS]}')
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="a new .safetensors file")
-    parser.add_argument("--strict", action="store_true", help="refuse other keys in --input, which are ignored")
+    parser.add_argument("--strict", action="store_true", help="refuse other keys in --input (default: ignore them)")
     parser.add_argument("--add-bos", action="store_true", help="begin a text with the begin-of-text token")
 
 

@@ -57,21 +57,26 @@ def add_folder_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     )
     group = parser.add_argument_group("the model")
     group.add_argument(
-        "--checkpoint", default="latest", metavar="NAME", help='of a run folder: "step-400" (default: latest)'
+        "--checkpoint",
+        default="latest",
+        metavar="NAME",
+        help='checkpoint of a run folder, such as "step-400" (default: latest)',
     )
-    group.add_argument("--tokenizer", default="", metavar="FOLDER", help="with the tokenizer (default: that of MODEL)")
+    group.add_argument(
+        "--tokenizer", default="", metavar="FOLDER", help="folder with the tokenizer (default: that of MODEL)"
+    )
     group.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="model.KEY=VALUE",
-        help="what a checkpoint of Megatron-LM does not state",
+        help="setting that a Megatron-LM checkpoint does not record",
     )
     group.add_argument(
         "--dtype",
         default="",
         choices=("fp32", "bf16", "fp16"),
-        help="of the computation (default: that of the run; for other folders that of the weights, on a CPU fp32)",
+        help="dtype to compute in (default: that of the run; for other folders that of the weights, on a CPU fp32)",
     )
     group.add_argument(
         "--weights",

@@ -47,7 +47,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument_group("list layouts instead of one plan").add_argument
     add("--gpus", type=int, metavar="N", help="the possible layouts of N GPUs, on all machines")
     add("--layouts", action="store_true", help="with --ranks N: the same as --gpus N")
-    add("--nodes", type=int, metavar="N", help="machines (default: one for each 8 GPUs)")
+    add("--nodes", type=int, metavar="N", help="machines (default: one per 8 GPUs)")
     add("--device", metavar="NAME", help="kind of GPU (default: that of this machine, or H100)")
     add("--memory", type=float, metavar="GIB", help="GiB of a GPU (default: the device's)")
     add("--link", type=float, metavar="GBYTE", help="GB/s of a GPU to others of its machine, one direction")

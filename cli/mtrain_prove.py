@@ -39,7 +39,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"steps of both runs (default: {STEPS})")
     restart = f"step after which one run is restarted (default: {RESTART})"
     parser.add_argument("--restart", type=int, default=RESTART, metavar="K", help=restart)
-    parser.add_argument("--output", type=Path, help="keep both runs in this folder (default: a temporary folder)")
+    parser.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="keep both runs in this folder (default: a temporary folder)"
+    )
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:

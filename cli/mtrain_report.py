@@ -1,6 +1,6 @@
 """Write report.html for a run: loss curves with n-gram baselines, throughput, data read, and samples of text.
 
-The run may still be active; the page shows what has been measured so far. Several runs are laid over each other, on
+The run may still be active; the page shows what has been measured so far. Several runs are plotted together, in
 compare.html in the current folder.
 
 Examples:

@@ -1,4 +1,4 @@
-"""Show how a run stands: whether it waits, runs or ended, its step and loss, restarts, and the last error.
+"""Show the state of a run: waiting, running or ended, its step and loss, restarts, and the last error.
 
 RUN is a run folder, started with mtrain launch or not; or the number of a Slurm job that mtrain launch submitted.
 

@@ -1,4 +1,4 @@
-"""Draw a blend, a corpus or a bare .bin/.idx pair as one HTML page: mdata report mix.json
+"""Describe a blend, a corpus or a bare .bin/.idx pair in one HTML page: mdata report mix.json
 
 Shows shares over training, epochs of each component, document lengths, use of the vocabulary, and records left out. The
 page needs no network and runs no scripts. Without a length, the training is assumed to read as many tokens as the

@@ -34,8 +34,8 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--blend", metavar="PATH", help="run folder: where its data is now")
     data.add_argument("--validation", metavar="NAME", help="run folder: a validation set instead of the training set")
     data.add_argument("--test", metavar="NAME", help="run folder: a test set instead of the training set")
-    data.add_argument("--sequence-length", type=int, metavar="S")
-    data.add_argument("--seed", type=int)
+    data.add_argument("--sequence-length", type=int, metavar="S", help="tokens per sample")
+    data.add_argument("--seed", type=int, metavar="N", help="random seed of the order (default: 1234)")
     data.add_argument("--order", help="order of samples: native or megatron")
     data.add_argument("--kind", help="kind of samples")
     data.add_argument("--split", metavar="NAME", help="set of samples: train, valid, test or whole (default: train)")
@@ -51,8 +51,14 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_allow_outside(data, default=None)
     data.add_argument("--global-batch", type=int, metavar="N", help="samples per step")
-    data.add_argument("--rampup-batch-size", type=int, nargs=3, metavar=("START", "INCREMENT", "SAMPLES"))
-    data.add_argument("--micro-batch", type=int, metavar="N")
+    data.add_argument(
+        "--rampup-batch-size",
+        type=int,
+        nargs=3,
+        metavar=("START", "INCREMENT", "SAMPLES"),
+        help="Megatron's ramp of the global batch",
+    )
+    data.add_argument("--micro-batch", type=int, metavar="N", help="rows of a forward pass")
     data.add_argument("--dp", type=int, metavar="N", help="data-parallel ranks")
     data.add_argument(
         "--dataloader-type", choices=["single", "cyclic"], help="Megatron's dataloader type; cyclic shuffles each epoch"

@@ -53,7 +53,7 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
     add("--max-record-bytes", type=size, default=64 << 20, metavar="SIZE", help="reject longer records (default: 64M)")
     add("--on-error", choices=("stop", "skip"), default="stop", help="what to do at a bad row (default: stop)")
     more = "default: 1G; sentencepiece-bpe 256M, sentencepiece-unigram 64M"
-    add("--sample-bytes", type=size, metavar="SIZE", help=f"most bytes of unpacked input to train on; {more}")
+    add("--sample-bytes", type=size, metavar="SIZE", help=f"maximum bytes of decompressed input to train on; {more}")
     add("--seed", type=int, default=1234, metavar="N", help="random seed of the sample (default: 1234)")
 
 
