@@ -1,17 +1,18 @@
 """The facts about a tokenizer that BERT and T5 samples need: special ids, all ids, and which ids continue a word.
 
-`vocabulary_of` reads them from the tokenizer beside a corpus, if that is WordPiece or names its tokens in the same way:
-[CLS], [SEP], [MASK], [PAD], and <extra_id_0>, <extra_id_1> ... as sentinels; [BOS] and [EOS], or [CLS] and [SEP] if
-those are missing, as in Megatron's tokenizers. An entry continues a word if its text begins with ##. For other
-tokenizers the caller passes a `MaskedVocabulary`.
+`vocabulary_of` reads them from the tokenizer beside a corpus by the names of its tokens: [CLS], [SEP], [MASK], [PAD] of
+WordPiece, or <s>, </s>, <mask>, <pad>, and <extra_id_0>, <extra_id_1> ... as sentinels. The decoder of T5 begins with
+[BOS], or [CLS] if that is missing, as in Megatron's tokenizers; otherwise with <s>, or with <pad> as in published T5s.
+An entry continues a word if its text begins with ##. For other tokenizers the caller passes a `MaskedVocabulary`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count, takewhile
+from typing import Any
 
 import numpy as np
 from blake3 import blake3
@@ -19,16 +20,18 @@ from blake3 import blake3
 from mdata import _core
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
+from mdata.tokenizers.base.tokenizer import token_id
 
 _LARGEST_ID = 1 << 31
 _CONTINUES = "##"
-_ENTRIES = {
-    "cls": "[CLS]",
-    "sep": "[SEP]",
-    "mask": "[MASK]",
-    "bos": "[BOS] or [CLS]",
-    "eos": "[EOS] or [SEP]",
-    "sentinels": "<extra_id_0>, <extra_id_1> ...",
+# Names of each token, the first that a tokenizer has.
+_NAMES = {
+    "cls": ("[CLS]", "<s>"),
+    "sep": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+    "bos": ("[BOS]", "[CLS]", "<s>", "<pad>"),
+    "eos": ("[EOS]", "[SEP]", "</s>"),
+    "pad": ("[PAD]", "<pad>"),
 }
 
 
@@ -87,7 +90,7 @@ class MaskedVocabulary:
         if missing:
             raise UsageError(
                 f"the vocabulary names no {' and no '.join(missing)}",
-                expected=f"{' and '.join(_ENTRIES[name] for name in missing)} in the vocab.txt of the tokenizer",
+                expected=f"{' and '.join(map(_named, missing))} among the tokens of the tokenizer",
                 fix="add them and preprocess again; or, in Python, give a "
                 f"MaskedVocabulary({', '.join(f'{name}=...' for name in missing)})",
             )
@@ -108,33 +111,42 @@ def vocabulary_of(corpus: Corpus) -> MaskedVocabulary:
     """
     tokenizer = corpus.load_tokenizer()
     entries: Mapping[str, int] | None = getattr(tokenizer, "entries", None)
-    if entries is None:
-        raise UsageError(
-            f"{corpus.name}: its tokenizer does not say which tokens begin, end and mask a text",
-            found="no tokenizer beside the corpus" if tokenizer is None else tokenizer.name,
-            expected="a WordPiece tokenizer",
-            fix="preprocess again with --tokenizer-type BertWordPieceLowerCase or BertWordPieceCase; or, in Python, "
-            "give a MaskedVocabulary",
-        )
-    return vocabulary_from(entries)
+    if entries is not None:
+        return vocabulary_from(entries)
+    if tokenizer is not None and (special := _special(partial(token_id, tokenizer))):
+        return MaskedVocabulary(ids=tuple(range(tokenizer.vocab_size)), **special)
+    raise UsageError(
+        f"{corpus.name}: its tokenizer does not say which tokens begin, end and mask a text",
+        found="no tokenizer beside the corpus" if tokenizer is None else tokenizer.name,
+        expected=f"one with {_named('mask')}, or with {_named('sentinels')}",
+        fix="preprocess again with --tokenizer-type BertWordPieceLowerCase or BertWordPieceCase; or, in Python, "
+        "give a MaskedVocabulary",
+    )
 
 
 def vocabulary_from(entries: Mapping[str, int]) -> MaskedVocabulary:
-    """Look up the token names of WordPiece vocabularies.
+    """Look up the names of special tokens.
 
     Args:
         entries: text -> id.
     """
-    sentinels = takewhile(lambda id: id is not None, (entries.get(f"<extra_id_{number}>") for number in count()))
-    cls, sep = entries.get("[CLS]"), entries.get("[SEP]")
     return MaskedVocabulary(
         ids=tuple(sorted(set(entries.values()))),
         continuations=tuple(sorted({id for text, id in entries.items() if text.startswith(_CONTINUES)})),
-        cls=cls,
-        sep=sep,
-        mask=entries.get("[MASK]"),
-        bos=entries.get("[BOS]", cls),
-        eos=entries.get("[EOS]", sep),
-        pad=entries.get("[PAD]"),
-        sentinels=tuple(id for id in sentinels if id is not None),
+        **_special(entries.get),
     )
+
+
+def _special(id_of: Callable[[str], int | None]) -> dict[str, Any]:
+    """The special tokens that a tokenizer has, by the fields of `MaskedVocabulary`."""
+    found = {}
+    for role, names in _NAMES.items():
+        ids = (id for id in map(id_of, names) if id is not None)
+        if (id := next(ids, None)) is not None:
+            found[role] = id
+    sentinels = tuple(takewhile(lambda id: id is not None, (id_of(f"<extra_id_{number}>") for number in count())))
+    return {**found, "sentinels": sentinels} if sentinels else found
+
+
+def _named(role: str) -> str:
+    return "<extra_id_0>, <extra_id_1> ..." if role == "sentinels" else " or ".join(_NAMES[role])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from mdata.samples.bert import BertSamples
 from mdata.samples.sample_options import T5, Bert
 from mdata.samples.special_tokens import MaskedVocabulary, vocabulary_from, vocabulary_of
 from mdata.samples.t5 import T5Samples
+from mdata.tokenizers.base.tokenizer import TextRefused
 
 ENTRIES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "blue", "##s", "##ish", "green", "sky", "."]
 
@@ -66,6 +68,27 @@ def test_names_decide():
     assert (found.cls, found.bos, found.pad, found.mask) == (None, None, None, 2)
     with pytest.raises(UsageError, match="no cls and no sep"):
         found.require("cls", "sep", "mask")
+
+
+def test_names_of_published_t5_and_roberta_are_known():
+    """The decoder of a T5 begins with the padding, and sentinels are the last ids, downwards."""
+    t5 = vocabulary_from({"<pad>": 0, "</s>": 1, "<unk>": 2, "a": 3, "<extra_id_1>": 4, "<extra_id_0>": 5})
+    assert (t5.bos, t5.eos, t5.pad, t5.sentinels, t5.mask) == (0, 1, 0, (5, 4), None)
+    roberta = vocabulary_from({"<s>": 0, "<pad>": 1, "</s>": 2, "a": 3, "<mask>": 4})
+    assert (roberta.cls, roberta.sep, roberta.mask, roberta.pad) == (0, 2, 4, 1)
+    both = vocabulary_from({"<s>": 0, "[CLS]": 1, "<mask>": 2, "[MASK]": 3, "</s>": 4, "[SEP]": 5})
+    assert (both.cls, both.mask, both.sep, both.bos, both.eos) == (1, 3, 5, 1, 5)
+
+
+def test_a_tokenizer_without_a_list_of_entries_is_asked_for_the_names():
+    ids = {"<pad>": 0, "</s>": 1, "<extra_id_0>": 8, "<extra_id_1>": 7}
+
+    def encode_batch(texts):
+        raise TextRefused(0, "no text")
+
+    tokenizer = SimpleNamespace(special_ids=ids, vocab_size=9, encode_batch=encode_batch)
+    found = vocabulary_of(SimpleNamespace(name="x", load_tokenizer=lambda: tokenizer))
+    assert (found.bos, found.eos, found.sentinels, found.ids) == (0, 1, (8, 7), tuple(range(9)))
 
 
 def test_a_tokenizer_without_such_names_is_told(tmp_path):
