@@ -333,5 +333,7 @@ def _check_order(kind: TextKind | MaskedKind, order: NativeOrder | MegatronOrder
         return
     if isinstance(kind, WholeDocuments):
         raise UsageError(f"the megatron order has no samples of kind {kind.name!r}", fix="the native order")
+    if isinstance(kind, Bert) and kind.full_rows:
+        raise UsageError("the megatron order has no full_rows of kind 'bert'", fix="the native order")
     if isinstance(kind, MaskedKind) and (order.keep_partial or order.pad is not None):
         raise UsageError(f"samples of kind {kind.name!r} have neither keep_partial nor pad", found=repr(order))

@@ -173,7 +173,7 @@ def _packed_samples(corpus: Corpus, kind: WholeDocuments) -> type[PackedSamples]
 def _masked(
     corpus: Corpus, documents: Bounds, options: DatasetOptions, *, kind: MaskedKind, cache: Cache
 ) -> MaskedSamples:
-    from mdata.samples.bert import BertSamples
+    from mdata.samples.bert import BertSamples, FullRowBertSamples
     from mdata.samples.masked import SentenceOrder
     from mdata.samples.t5 import T5Samples
 
@@ -181,7 +181,9 @@ def _masked(
     # Training in native order has no end; validation and test are the same rows once, in file order.
     name = "megatron" if megatron else "native" if options.endless else "file"
     order = SentenceOrder(name=name, seed=options.seed, num_samples=options.num_samples if megatron else None)
-    masked: type[MaskedSamples] = BertSamples if isinstance(kind, Bert) else T5Samples
+    masked: type[MaskedSamples] = T5Samples
+    if isinstance(kind, Bert):
+        masked = FullRowBertSamples if kind.full_rows else BertSamples
     return masked(corpus, documents, options=kind, sequence_length=options.sequence_length, order=order, cache=cache)
 
 

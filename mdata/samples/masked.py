@@ -165,12 +165,20 @@ class MaskedSamples(PickledByArguments):
         self.vocabulary = options.vocabulary or vocabulary_of(corpus)
         self._asked = order.num_samples
         self._check()
-        self._text = SentenceText(corpus)
-        self.rows = in_memory(self._map)["rows"] if cache is None else self._kept(cache)
-        self.num_samples = None if self.order == "native" else len(self.rows)
+        self.num_samples = self._open(cache)
         self._core_vocabulary, self._core_rule = self.vocabulary.as_core(), options.masking.as_core()
         self._draws = self._make_draws()
+
+    def _open(self, cache: Cache | None) -> int | None:
+        """Open the text of the samples; their number, None if endless."""
+        self._text = SentenceText(self.corpus)
+        self.rows = in_memory(self._map)["rows"] if cache is None else self._kept(cache)
         self._permutation = lru_cache(maxsize=_EPOCHS_KEPT)(self._make_permutation)
+        return None if self.order == "native" else len(self.rows)
+
+    def _texts(self, numbers: npt.NDArray[np.int64]) -> _core.MaskedRows:
+        """The text of samples before masking."""
+        return self._text.rows(numbers, self.rows[self._places(numbers)])
 
     @cached_property
     def samples_per_epoch(self) -> int:
@@ -209,7 +217,7 @@ class MaskedSamples(PickledByArguments):
             raise IndexError(f"samples {wanted.min()} to {wanted.max()} of {end}")
         fields = self.allocate(len(wanted)) if out is None else self.checked(out, len(wanted))
         if len(wanted):
-            self._fill(wanted, self._text.rows(wanted, self.rows[self._places(wanted)]), fields)
+            self._fill(wanted, self._texts(wanted), fields)
         return fields
 
     def pieces(self, sample: int) -> list[SamplePiece]:

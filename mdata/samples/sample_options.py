@@ -206,6 +206,7 @@ class MaskedKind:
             "short_probability": repr(self.short_probability),
             "masking": {name: repr(value) for name, value in asdict(self.masking).items()},
             "head": getattr(self, "head", None),
+            "full_rows": getattr(self, "full_rows", False) or None,
             "decoder_length": getattr(self, "decoder_length", None),
             "vocabulary": self.vocabulary.fingerprint if self.vocabulary else None,
         }
@@ -218,10 +219,17 @@ class Bert(MaskedKind):
 
     Args:
         head: samples have two texts, and a label whether the second follows the first, for the next-sentence head.
+        full_rows: the text of a sample fills its row, across documents and whatever the sentences, as RoBERTa's
+            (without the head, in native order).
     """
 
     name: ClassVar[str] = "bert"
     head: bool = True
+    full_rows: bool = False
+
+    def __post_init__(self) -> None:
+        if self.full_rows and self.head:
+            raise UsageError("full_rows have one text, and the head needs two", fix="head=False")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -351,6 +351,7 @@ class BertSamplesSection:
     whole_words: bool = True  # all tokens of a word are masked together
     longer_ngrams: bool = False  # the longer, the likelier; false: the shorter
     geometric: bool = False  # numbers of words are drawn as in SpanBERT, p = 0.2
+    full_rows: bool = False  # native, without head: text fills each row, across documents, as RoBERTa's
     permutation: bool = False  # native: as many further tokens as are masked change places
 
 

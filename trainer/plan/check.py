@@ -52,7 +52,7 @@ DOCUMENT_KINDS = ("document", "packed", "chat")  # whose rows begin with a docum
 NO_DOCUMENT_MASKS = {
     "document": 'changes nothing with data.kind="document", where each row is one document',
     "chat": 'changes nothing with data.kind="chat", where conversations are always kept apart',
-    "bert": 'does not apply to data.kind="bert", where each row is of one document',
+    "bert": 'does not apply to data.kind="bert", where each token attends to its whole row',
     "t5": 'does not apply to data.kind="t5", where each row is of one document',
 }
 
@@ -277,6 +277,9 @@ def _kind_problems(config: RunConfig) -> Iterator[str]:
             f'data.kind="{data.kind}" does not train; leave it out'
         )
     options = data.of_kind
+    if isinstance(options, BertSamplesSection) and options.full_rows and (options.head or data.order == "megatron"):
+        needs = "data.bert.head=false" if options.head else 'data.order="native"'
+        yield f"data.bert.full_rows=true needs {needs}; set that, or leave data.bert.full_rows out"
     if (
         isinstance(options, BertSamplesSection)
         and options.permutation

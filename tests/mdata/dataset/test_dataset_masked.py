@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mdata
-from mdata import UsageError
+from mdata import Tracer, UsageError
 from mdata.order.data_split import split_range
 from mdata.samples.bert import BertSamples
 from mdata.samples.sample_options import MaskingOptions
@@ -168,6 +168,56 @@ def test_flat_keys_change_the_masks_of_their_kind(folder):
     assert opened(folder, "t5", max_ngram=2).options.kind.masking.geometric  # as the kind has it
     with pytest.raises(UsageError, match=r"samples of kind 'gpt' have no mask_probability"):
         open_by_keys(folder / "mix.json", sequence_length=32, mask_probability=0.3)
+
+
+@pytest.mark.parametrize("split", ["train", "whole"])
+def test_full_rows_are_rows_of_text_with_masks(folder, split):
+    """[CLS], a row of GPT's, [SEP]; in each epoch other rows and masks; the last row of a set may be shorter."""
+    full = {"kind": "bert", "head": False, "full_rows": True, "vocabulary": make_vocabulary(), "split": split}
+    dataset = open_by_keys(folder / "mix.json", sequence_length=22, **full)
+    text = open_by_keys(folder / "mix.json", sequence_length=19, extra_token=False, split=split)
+    count = dataset.num_samples or 3 * sum(part.samples.samples_per_epoch for part in dataset.components)
+    assert dataset.num_samples == text.num_samples and (dataset.locate([count - 1])[1] > 0).all()
+    rows = dataset.read(np.arange(count))
+    original = np.where(rows.loss_mask > 0, rows.labels, rows["text"])
+    masks, lengths = set(), rows["padding_mask"].sum(1)
+    for k in range(count):
+        tokens = text[k]["tokens"][: lengths[k] - 2]
+        assert original[k].tolist() == [2, *tokens, 3, *[0] * (22 - lengths[k])]
+        assert rows.loss_mask[k].sum() in (1, 2) and not rows["types"][k].any()  # of 19 tokens
+        masks.add((rows.loss_mask[k].tobytes(), tokens.tobytes()))
+    assert set(lengths.tolist()) == {21} if split == "train" else min(lengths) < 21
+    assert len(masks) > 0.9 * count
+    documents = Tracer(dataset).sample(count - 1).parts
+    assert documents == Tracer(text).sample(count - 1).parts
+
+
+def test_the_same_text_is_masked_otherwise_in_each_epoch(folder):
+    """Of rows of sentences, which are the same in each epoch, and so for RoBERTa's dynamic masks."""
+    dataset = opened(folder, "bert", "a_text_sentence", head=False)
+    samples = dataset.components[0].samples
+    size = samples.samples_per_epoch
+    rows = samples.read(np.arange(2 * size))
+    texts = np.where(rows["loss_mask"] > 0, rows["labels"], rows["text"])
+    whole = np.flatnonzero(rows["truncated"] == 0)  # the ends of the others are drawn, too
+    masks = [{texts[k].tobytes(): rows["loss_mask"][k].tobytes() for k in whole if k // size == n} for n in (0, 1)]
+    assert masks[0].keys() == masks[1].keys() and len(masks[0]) > 20
+    assert sum(masks[0][text] != masks[1][text] for text in masks[0]) > 0.6 * len(masks[0])
+
+
+def test_full_rows_are_refused_where_they_do_not_fit(folder):
+    full = {"full_rows": True, "sequence_length": 32}
+    with pytest.raises(UsageError, match="full_rows have one text"):
+        opened(folder, "bert", **full)
+    with pytest.raises(UsageError, match="the megatron order has no full_rows"):
+        opened(folder, "bert", head=False, order="megatron", **full)
+    with pytest.raises(UsageError, match=r"a is shorter than one full row(.|\n)*tokens, sequence length 99999"):
+        opened(folder, "bert", "a_text_sentence", head=False, **{**full, "sequence_length": 99_999})
+    plain = opened(folder, "bert", head=False)
+    assert (
+        "full_rows" not in plain.identity["bert"]
+        and opened(folder, "bert", head=False, **full).data_id != plain.data_id
+    )
 
 
 def test_rows_and_fields_are_not_mixed_up(folder):
