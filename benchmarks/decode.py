@@ -1,14 +1,16 @@
 """Decoding speed on one GPU for published shapes with random weights, ours beside its peers and beside the bound.
 
-    python benchmarks/decode.py [--shapes llama1b llama7b] [--rows ours gpt-fast transformers] [--batches 1 64]
+    python benchmarks/decode.py [--shapes llama1b llama7b] [--rows ours fp8 gpt-fast transformers] [--batches 1 64]
+    python benchmarks/decode.py --nproc 2 --rows ours fp8    # tp 2
     python benchmarks/decode.py --row ours --shape llama1b --batch 1 --profile kernels.txt
 
-Rows: `ours`, the engine of `mtrain generate` (its scheduler, sampling and texts' bookkeeping are in the time);
-`gather`, the same without the Triton kernel; `gpt-fast`, the loop of that project in short (decode_peer.py);
-`transformers` with a static cache, which it compiles itself. Batch 1 begins with 10 tokens and goes on to 1,000;
-other batches have prompts of 1,000 tokens. The bound is the bytes of weights and cache over the bandwidth of a copy
-that is measured in the same process. Each row is a process of its own with a time limit; a line of JSON for each, and
-a table last. bf16, greedy.
+Rows: `ours`, the engine of `mtrain generate` (its scheduler, sampling and texts' bookkeeping are in the time); `fp8`,
+the same with weights in FP8; `gather`, the same without the Triton kernel; `gpt-fast`, the loop of that project in
+short (decode_peer.py); `transformers` with a static cache, which it compiles itself; `transformers-batch`, its
+continuous batching. With --nproc N the first three divide the model over N ranks, and the bound is that of a rank.
+Batch 1 begins with 10 tokens and goes on to 1,000; other batches have prompts of 1,000 tokens. The bound is the bytes
+of weights and cache over the bandwidth of a copy that is measured in the same process. Each row is a process of its own
+(with --nproc, one for each rank) with a time limit; a line of JSON for each, and a table last. bf16, greedy.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -29,15 +32,18 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.decode_peer import GptFast, transformers_loop
+from benchmarks.decode_peer import GptFast, transformers_batches, transformers_loop
 from trainer.config.sections import DataSection, ModelSection, OptimizerSection, RunConfig, RunSection, TrainSection
 from trainer.kernels import paged_attention, plain
+from trainer.layers.linear import Linear
+from trainer.models.float8_layers import keep_float8_weights
 from trainer.models.gpt.model import GPT, build_gpt
 from trainer.models.gpt.shape import GPTShape, gpt_shape
 from trainer.models.stage import only_tokens
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import Place
-from trainer.parallel.world import Placement, World, join_world
+from trainer.parallel.world import Placement, World, find_placement, join_world, leave_world
+from trainer.run.launch import rank_environment
 from trainer.tasks.engine import Engine, Request
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
@@ -51,7 +57,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama7b": LLAMA
     | {"num_layers": 32, "hidden_size": 4096, "num_heads": 32, "ffn_hidden_size": 11008, "vocab_size": 32000},
 }
-ROWS = ("ours", "gather", "gpt-fast", "transformers")
+OURS = ("ours", "fp8", "gather")
+ROWS = (*OURS, "gpt-fast", "transformers", "transformers-batch")
 SHORT, LONG = 10, 1000  # tokens of a prompt, at batch 1 and at others
 STEPS = 96  # of other batches, and of each measured part at batch 1
 CHUNK = 2048  # tokens of a prefill
@@ -68,7 +75,9 @@ def random_model(shape: str, world: World, *, dtype: torch.dtype) -> tuple[Model
         optimizer=OptimizerSection(lr=1e-4),
     )
     sizes = gpt_shape(config, SHAPES[shape]["vocab_size"])
-    module = build_gpt(sizes, Place(), groups={"tp": world.groups["tp"]}, dtype=dtype, device=world.device).eval()
+    tp = world.groups["tp"]
+    place = Place(tp_rank=tp.rank, tp_size=tp.size)
+    module = build_gpt(sizes, place, groups={"tp": tp}, dtype=dtype, device=world.device).eval()
     generator = torch.Generator(world.device).manual_seed(1)
     for name, parameter in module.named_parameters():
         if "norm" in name:
@@ -105,15 +114,18 @@ def wait(device: torch.device) -> None:
 
 
 def weight_bytes(model: Model, sizes: GPTShape) -> int:
-    """Bytes of the weights that every token reads: all but an embedding that is not the head as well."""
-    numbers = sum(p.numel() * p.element_size() for p in model.module.parameters())
-    element = next(model.module.parameters()).element_size()
-    return numbers - (0 if sizes.tie_embeddings else sizes.padded_vocab_size * sizes.hidden_size * element)
+    """Bytes of a rank's weights that every token reads: all but an embedding that is not the head as well."""
+    tensors = list(model.module.parameters())
+    for layer in model.module.modules():
+        if isinstance(layer, Linear) and layer.kept_rows is not None:
+            tensors += layer.kept_rows
+    embedding = 0 if sizes.tie_embeddings else model.module.embedding.weight.nbytes
+    return sum(tensor.nbytes for tensor in tensors) - embedding
 
 
-def cache_bytes(sizes: GPTShape, tokens: float, element: int = 2) -> float:
-    """Bytes of keys and values of so many tokens."""
-    return 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * element * tokens
+def cache_bytes(sizes: GPTShape, tokens: float, *, tp: int = 1, element: int = 2) -> float:
+    """Bytes of keys and values of so many tokens on a rank."""
+    return 2 * sizes.num_layers * sizes.num_kv_heads / tp * sizes.head_dim * element * tokens
 
 
 def prompts(batch: int, vocab: int) -> list[list[int]]:
@@ -125,11 +137,14 @@ def prompts(batch: int, vocab: int) -> list[list[int]]:
 
 def our_row(row: str, shape: str, batch: int, profile: str | None) -> dict[str, Any]:
     """The engine; tokens/s of its steps."""
-    world = join_world(Mesh(1), placement=Placement())
-    device = world.device
+    place = find_placement(os.environ) or Placement()
+    world = join_world(Mesh(place.world_size, place.world_size), placement=place)
+    device, tp = world.device, place.world_size
     model, sizes = random_model(shape, world, dtype=torch.bfloat16)
     if row == "gather":
         use_gather(model.module)
+    if row == "fp8":
+        keep_float8_weights(model.module, device=device)
     new = LONG + 4 - SHORT
     if batch > 1:
         new = STEPS + 16 + batch * LONG // CHUNK  # after the steps with prompts, all rows run in STEPS of them
@@ -177,8 +192,8 @@ def our_row(row: str, shape: str, batch: int, profile: str | None) -> dict[str, 
         and paged_attention.works(
             device,
             torch.bfloat16,
-            heads=sizes.num_heads,
-            groups=sizes.num_kv_heads,
+            heads=sizes.num_heads // tp,
+            groups=sizes.num_kv_heads // tp,
             width=sizes.head_dim,
         ),
         "graphs": engine._decoder.records,
@@ -191,7 +206,8 @@ def our_row(row: str, shape: str, batch: int, profile: str | None) -> dict[str, 
         early, late = steps[:STEPS], steps[-STEPS:]
         facts["ms_early_late"] = [round(1e3 * statistics.median(part), 3) for part in (early, late)]
         facts["late_over_early"] = round(statistics.median(late) / statistics.median(early), 3)
-    facts |= rates(sizes, weight_bytes(model, sizes), batch, len(texts[0]) + new / 2, statistics.fmean(steps), device)
+    rank_bytes = weight_bytes(model, sizes) + batch * cache_bytes(sizes, len(texts[0]) + new / 2, tp=tp)
+    facts |= rates(rank_bytes, batch, statistics.fmean(steps), device)
     if profile:
         begin(texts, 24)
         for _ in range(max(8, -(-batch * len(texts[0]) // CHUNK) + 4)):
@@ -200,12 +216,10 @@ def our_row(row: str, shape: str, batch: int, profile: str | None) -> dict[str, 
     return facts
 
 
-def rates(
-    sizes: GPTShape, weights: int, batch: int, context: float, step_s: float, device: torch.device
-) -> dict[str, Any]:
-    """Tokens/s, and those that the bandwidth of a copy allows."""
+def rates(rank_bytes: float, batch: int, step_s: float, device: torch.device) -> dict[str, Any]:
+    """Tokens/s, and those that the bandwidth of a copy allows for the bytes that a rank reads in a step."""
     speed = bandwidth(device)
-    bound = batch * speed / (weights + batch * cache_bytes(sizes, context))
+    bound = batch * speed / rank_bytes
     return {
         "tokens_per_s": round(batch / step_s, 1),
         "ms_per_step": round(step_s * 1e3, 3),
@@ -254,30 +268,43 @@ def peer_row(row: str, shape: str, batch: int) -> dict[str, Any]:
     model, sizes = random_model(shape, world, dtype=torch.bfloat16)
     weights = weight_bytes(model, sizes)
     ids = torch.tensor(prompts(batch, sizes.vocab_size), device=device)
+    few, many = 8, 8 + (3 * STEPS if batch == 1 else STEPS)
     if row == "gpt-fast":
         run = GptFast(model.module, sizes, batch=batch, length=2048).run
     else:
         del model
         torch.cuda.empty_cache()
-        run = transformers_loop(sizes, device)
-    few, many = 8, 8 + (3 * STEPS if batch == 1 else STEPS)
-    run(ids, few)  # compiles
-    run(ids, few)
+        batched = row == "transformers-batch"
+        run = transformers_batches(sizes, device, most=many) if batched else transformers_loop(sizes, device)
+    for count in (many, few):  # compiles, and makes what is kept
+        run(ids, count)
     short, long = (best_seconds(lambda count=count: run(ids, count), device, rounds=2) for count in (few, many))
-    return rates(sizes, weights, batch, ids.shape[1] + many / 2, (long - short) / (many - few), device)
+    rank_bytes = weights + batch * cache_bytes(sizes, ids.shape[1] + many / 2)
+    return rates(rank_bytes, batch, (long - short) / (many - few), device)
 
 
-def in_process(row: str, shape: str, batch: int) -> dict[str, Any]:
-    """A row in a process of its own."""
+def in_processes(row: str, shape: str, batch: int, nproc: int) -> dict[str, Any]:
+    """A row in a process of its own, or in one for each rank, of which the first prints it."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
     command = [sys.executable, __file__, "--row", row, "--shape", shape, "--batch", str(batch)]
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipe, ranks = subprocess.PIPE, list[subprocess.Popen[str]]()
+    for rank in range(nproc):
+        environment = rank_environment(rank, nproc, store.port) if nproc > 1 else None
+        ranks.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        outputs = [rank.communicate(timeout=LIMIT_S) for rank in ranks]
     except subprocess.TimeoutExpired:
         return {"failed": f"longer than {LIMIT_S} s"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        return {"failed": (done.stderr or done.stdout)[-1500:]}
-    return dict(json.loads(lines[-1]))
+    finally:
+        for rank in ranks:
+            rank.kill()
+    lines = outputs[0][0].strip().splitlines()
+    if any(rank.returncode for rank in ranks) or not lines:
+        return {"failed": "\n".join((err or out)[-1500:] for out, err in outputs)}
+    warned = [line for line in outputs[0][1].splitlines() if "without CUDA graphs" in line]
+    return {**json.loads(lines[-1]), **({"warned": warned} if warned else {})}
 
 
 def main() -> int:
@@ -286,23 +313,28 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="+", default=["llama1b", "llama7b"], choices=SHAPES)
     parser.add_argument("--rows", nargs="+", default=["ours", "gpt-fast", "transformers"], choices=ROWS)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 64])
+    parser.add_argument("--nproc", type=int, default=1, help="ranks along tp, of our rows")
     parser.add_argument("--row", choices=ROWS, help="only this one, in this process")
     parser.add_argument("--shape", default="llama1b", choices=SHAPES)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--profile", help="with --row ours: write the table of kernels here")
     arguments = parser.parse_args()
     if arguments.row:
-        ours = arguments.row in ("ours", "gather")
         call = (arguments.row, arguments.shape, arguments.batch)
-        print(json.dumps(our_row(*call, arguments.profile) if ours else peer_row(*call)))
-        return 0
+        facts = our_row(*call, arguments.profile) if arguments.row in OURS else peer_row(*call)
+        if os.environ.get("RANK", "0") == "0":
+            print(json.dumps(facts), flush=True)
+        leave_world()
+        os._exit(0)  # threads of transformers' continuous batching stay
     if torch.cuda.is_available():
         print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
     table = []
     for shape in arguments.shapes:
         for batch in arguments.batches:
-            for row in arguments.rows:
-                facts = in_process(row, shape, batch)
+            for name in arguments.rows:
+                nproc = arguments.nproc if name in OURS else 1
+                facts = in_processes(name, shape, batch, nproc)
+                row = f"{name} tp{nproc}" if nproc > 1 else name
                 print(json.dumps({"shape": shape, "batch": batch, "row": row, **facts}), flush=True)
                 told = facts.get("tokens_per_s", "failed"), facts.get("of_bound", "")
                 table.append(

@@ -1,4 +1,4 @@
-"""The loops beside which decode.py puts ours: gpt-fast's, in short, and transformers' with a static cache.
+"""The loops beside which decode.py puts ours: gpt-fast's, in short, and two of transformers.
 
 gpt-fast (pytorch-labs) is a plain model with caches of fixed length, one token a call, under torch.compile in the mode
 that records CUDA graphs. Written anew here from what it does; weights are those of our model.
@@ -79,8 +79,8 @@ class GptFast:
         return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
-def transformers_loop(shape: GPTShape, device: torch.device) -> Run:
-    """generate() of transformers with a static cache."""
+def _transformers_model(shape: GPTShape, device: torch.device) -> Any:
+    """A Llama of transformers with weights of its own."""
     import transformers
 
     config = transformers.LlamaConfig(
@@ -94,11 +94,45 @@ def transformers_loop(shape: GPTShape, device: torch.device) -> Run:
         tie_word_embeddings=shape.tie_embeddings,
     )
     with torch.device(device):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+
+
+def transformers_loop(shape: GPTShape, device: torch.device) -> Run:
+    """generate() of transformers with a static cache."""
+    model = _transformers_model(shape, device)
 
     @torch.no_grad()
     def run(ids: Tensor, count: int) -> Tensor:
         options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
         return model.generate(ids, attention_mask=torch.ones_like(ids), cache_implementation="static", **options)
+
+    return run
+
+
+def transformers_batches(shape: GPTShape, device: torch.device, *, most: int) -> Run:
+    """Continuous batching of transformers (generate_batch), which keeps its cache and its graphs between calls.
+
+    Args:
+        most: new tokens of the longest call, for which the cache is made.
+    """
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    model = _transformers_model(shape, device)
+    model.generation_config.eos_token_id = None  # every text has its length
+    batching = ContinuousBatchingConfig(allow_block_sharing=False)
+
+    def run(ids: Tensor, count: int) -> Tensor:
+        # The length of the first call, which makes the cache, is given to all.
+        rules = GenerationConfig(max_new_tokens=most, do_sample=False, eos_token_id=None, pad_token_id=0)
+        found = model.generate_batch(
+            ids.tolist(),
+            generation_config=rules,
+            continuous_batching_config=batching,
+            persistent_manager=True,
+            max_new_tokens=count,
+        )
+        rows = [result.generated_tokens for result in found.values()]
+        assert len(rows) == len(ids) and {len(row) for row in rows} == {count}, "a text is missing or ended early"
+        return torch.tensor(rows)
 
     return run
