@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from mdata import MegatronOrder, UsageError
-from mdata.dataset.mock_data import MOCK
+from mdata.dataset.mock_data import LEAST_MASKED_VOCABULARY, MOCK
 from trainer.config.parse import sub_sections, value_problems
 from trainer.config.sections import (
     TEXT_KINDS,
@@ -55,6 +55,9 @@ NO_DOCUMENT_MASKS = {
     "bert": 'does not apply to data.kind="bert", where each token attends to its whole row',
     "t5": 'does not apply to data.kind="t5", where each row is of one document',
 }
+
+
+MOCK_KEYS = ("blend", "prefetch", "kind", "fim", "bert", "t5")  # what mock data takes, whatever its kind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -314,11 +317,18 @@ def _order_problems(data: DataSection) -> Iterator[str]:
 
 def _mock_problems(data: DataSection, vocab_size: int | None) -> Iterator[str]:
     """Settings that mock data does not support, and settings that apply only to files."""
+    least = LEAST_MASKED_VOCABULARY
+    if vocab_size and vocab_size < least and data.kind not in TEXT_KINDS:
+        yield (
+            f'model.vocab_size={vocab_size} is too small for data.kind="{data.kind}" of data.blend="mock", which takes '
+            f"special tokens from it; set at least {least}"
+        )
     if not vocab_size:
         yield 'data.blend="mock" has no tokenizer, so it needs model.vocab_size; set it, such as to 50257'
     for field in dataclasses.fields(data):
         value = getattr(data, field.name)
-        if field.name not in ("blend", "prefetch") and value != field.default:
+        applies = field.name in MOCK_KEYS or (field.name == "document_masks" and data.kind == "packed")
+        if not applies and value != field.default:
             shown = list(value) if isinstance(value, tuple) else value
             yield f'data.{field.name}={shown!r} does not apply to data.blend="mock", which reads no file; leave it out'
 

@@ -123,9 +123,24 @@ def problems_of_sets(config: RunConfig) -> list[MdataError]:
 def _mock(config: RunConfig) -> RunData:
     """Mock data with the model's vocabulary; no evaluation sets."""
     size = config.model.vocab_size or 0
-    train = MockDataset(vocab_size=size, sequence_length=config.train.sequence_length, seed=config.run.seed)
+    options = mdata.DatasetOptions.from_keys(
+        {
+            "sequence_length": config.train.sequence_length,
+            **_kind_keys(config.data),
+            "document_masks": config.data.document_masks,
+        }
+    )
+    train = MockDataset(
+        vocab_size=size, sequence_length=config.train.sequence_length, seed=config.run.seed, kind=options.kind
+    )
     facts = DataFacts(
-        vocab_size=size or None, largest_id=None, eod=None, fingerprint=None, num_tokens=0, has_valid=False
+        vocab_size=size or None,
+        largest_id=None,
+        eod=None,
+        fingerprint=None,
+        num_tokens=0,
+        has_valid=False,
+        document_lengths=_mock_lengths(train) if config.data.documents_apart and size else (),
     )
     return RunData(train, {}, {}, facts, read_tasks(config.evaluate.tasks, tokenizer=False))
 
@@ -409,7 +424,18 @@ def _document_lengths(dataset: mdata.Dataset, train: TrainSection) -> tuple[int,
             ends = ends[np.diff(numbers) != 0]
         # The last token of a row is only a label; padding belongs to the last document.
         lengths.append(np.diff(np.append(ends[ends < length], length), prepend=0))
-    documents = np.sort(np.concatenate(lengths))
+    return _middles(np.concatenate(lengths))
+
+
+def _mock_lengths(train: MockDataset) -> tuple[int, ...]:
+    """The same of mock data: the documents of its first rows."""
+    documents = documents_of(collate(train, np.arange(COUNTED_TOKENS)))
+    return () if documents is None else _middles(np.diff(documents.bounds))
+
+
+def _middles(lengths: np.ndarray) -> tuple[int, ...]:
+    """The lengths of the documents around evenly spaced tokens of documents with these lengths."""
+    documents = np.sort(lengths)
     tokens = np.cumsum(documents)
     middles = (np.arange(COUNTED_TOKENS) + 0.5) / COUNTED_TOKENS * tokens[-1]
     return tuple(documents[np.searchsorted(tokens, middles, side="right")].tolist())

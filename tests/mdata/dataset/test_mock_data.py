@@ -7,8 +7,9 @@ import pickle
 import numpy as np
 import pytest
 
+import mdata
 from mdata import Loader, UsageError
-from mdata.dataset.mock_data import MockDataset
+from mdata.dataset.mock_data import LEAST_MASKED_VOCABULARY, MockDataset
 from mdata.loader.loader import BatchPlan, describe_places
 from mdata.util.random_keys import derive_key
 
@@ -84,3 +85,52 @@ def test_it_is_a_dataset_without_end_components_and_tokenizer():
         data[-1]
     with pytest.raises(UsageError, match="out cannot take 2 samples"):
         data.read([0, 1], out=data.empty_rows(3))
+
+
+KINDS = {
+    "document": mdata.Document(),
+    "packed": mdata.Packed(document_masks=True),
+    "chat": mdata.Chat(),
+    "bert": mdata.Bert(),
+    "one text": mdata.Bert(head=False),
+    "t5": mdata.T5(decoder_length=40),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_samples_of_other_kinds_have_the_form_of_real_ones(name):
+    """Also after pickling, in any order, and through a loader; their data id is their own."""
+    data = MockDataset(vocab_size=500, sequence_length=64, seed=7, kind=KINDS[name])
+    numbers = np.array([3, 2**40, 0, *range(4, 60)])
+    rows = data.read(numbers)
+    again = pickle.loads(pickle.dumps(data)).read(numbers[::-1])
+    for field, values in rows.fields.items():
+        assert np.array_equal(again.fields[field][::-1], values), field
+        assert np.array_equal(data[2**40][field], values[1])
+    batch = next(iter(Loader(data, BatchPlan(global_batch=4, micro_batch=4))))[0]
+    assert np.array_equal(batch.rows["labels"], data.read(batch.samples)["labels"])
+    assert data.data_id != made(vocab_size=500).data_id and data.num_samples is None
+    if name in ("bert", "one text", "t5"):
+        lengths = rows["padding_mask" if name != "t5" else "enc_mask"].sum(1)
+        assert lengths.max() > 45 and 0 < np.mean(lengths < 40) < 0.3  # T5's text gets shorter by its spans
+        assert 0.1 < rows.loss_mask.sum() / lengths.sum() < (0.35 if name == "t5" else 0.2)
+        assert name != "bert" or set(rows["is_random"].tolist()) == {0, 1} == set(np.unique(rows["types"]).tolist())
+        assert max(array.max() for array in rows.fields.values()) < 500
+    else:
+        assert not rows.unmasked and rows.text.max() < 500
+    if name == "document":
+        counts = rows.loss_mask.sum(1)
+        assert counts.min() < 16 < 48 < counts.max() and (rows.loss_mask[:, :-1] >= rows.loss_mask[:, 1:]).all()
+    if name in ("packed", "chat"):
+        lengths = np.diff(rows.cu_seqlens)
+        assert lengths.sum() == 64 * len(numbers) and len(lengths) > 1.5 * len(numbers) and rows.max_seqlen <= 64
+        share = rows.loss_mask.mean()
+        assert 0.9 < share < 1 if name == "packed" else 0.3 < share < 0.6
+
+
+def test_masked_mock_samples_need_a_few_tokens():
+    for size in (LEAST_MASKED_VOCABULARY, 40):
+        for kind in (mdata.Bert(), mdata.T5(decoder_length=60)):
+            rows = MockDataset(vocab_size=size, sequence_length=16, seed=1, kind=kind).read(range(20))
+            assert all(array.min() >= 0 or name == "labels" for name, array in rows.fields.items())
+            assert max(array.max() for array in rows.fields.values()) < size

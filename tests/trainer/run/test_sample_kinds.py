@@ -266,6 +266,19 @@ def test_a_mixture_is_evaluated_reported_and_has_losses_by_component(corpora, tm
         assert found.special and not found.notes
 
 
+@pytest.mark.parametrize("kind", ["document", "packed", "chat", "bert", "t5"])
+def test_mock_data_has_every_kind(tmp_path, kind):
+    config = config_of({kind: "mock"}, tmp_path / "run", kind, split="100,0,0", cache=None)
+    data = replace(config.data, document_masks=kind == "packed")
+    config = replace(config, model=replace(config.model, vocab_size=80), data=data)
+    assert bool(open_data(config).facts.document_lengths) == (kind in ("packed", "chat"))
+    alone(config)
+    assert len(curve(config)) == 2 and np.isfinite(curve(config)).all()
+    small = replace(config, model=replace(config.model, vocab_size=12))
+    problems = check(small, 1, facts=None)
+    assert len(problems) == (kind in ("bert", "t5")) and all("is too small for data.kind" in text for text in problems)
+
+
 def config_kind(config: RunConfig) -> mdata.Bert | mdata.T5:
     return mdata.Bert() if config.data.kind == "bert" else mdata.T5(decoder_length=DECODER)
 
