@@ -40,6 +40,7 @@ from trainer.models import family as families
 from trainer.models.gpt import FAMILY as GPT
 from trainer.models.stage import NO_PAIR, Microbatch
 from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import Placement, join_world
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
 from trainer.report.data import read_corpora, read_run
@@ -47,6 +48,7 @@ from trainer.run.data import open_data, to_device
 from trainer.run.engine import Engine
 from trainer.run.metrics import read_metrics
 from trainer.run.rehearsal import rehearse
+from trainer.run.train import train
 
 KINDS: tuple[DataKind, ...] = get_args(DataKind)
 FAMILY = dataclasses.replace(GPT, data_kinds=KINDS)  # takes rows of every kind as a text to be continued
@@ -404,3 +406,20 @@ def test_a_family_is_told_which_kinds_it_trains_on(corpora, tmp_path):
     (problem,) = check(config, 1, facts=None)
     assert problem.startswith('data.kind="t5" is not what model.family="gpt" trains on; set data.kind="gpt" or "docu')
     assert 'or model.family="' in problem
+
+
+def test_a_loss_of_ones_own_gets_the_fields_of_the_kind(corpora, tmp_path):
+    for kind in ("bert", "t5"):
+        config, seen = config_of(corpora, tmp_path / kind, kind), []
+
+        def loss(logits_BSV, batch, seen=seen):
+            seen.append(batch)
+            return (logits_BSV.square().mean(2) * batch.loss_mask_BS).sum()
+
+        train(config, join_world(Mesh(1), placement=Placement()), loss=loss)
+        assert len(seen) > 4 and all(batch.lengths_B is not None for batch in seen)
+        if kind == "bert":
+            assert all(batch.types_BS.shape == batch.tokens_BS.shape for batch in seen)
+            assert all(set(batch.swapped_B.tolist()) <= {0, 1} for batch in seen)
+        else:
+            assert all(batch.encoder.tokens_BS.shape[1] == LENGTH > batch.tokens_BS.shape[1] for batch in seen)
