@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.oracles import bert_twin
 from tests.oracles.families import KINDS, compare, main
-
-WIDTH, HEADS, INNER, VOCABULARY, LAYERS, LENGTH, ROWS = 16, 2, 24, 40, 2, 12, 8
 
 
 def run(root: Path, *kinds: str) -> tuple[bool, list[str], list[str]]:
@@ -61,86 +60,16 @@ def test_what_cannot_be_compared_is_a_failure(tmp_path: Path, capsys: pytest.Cap
     assert main([str(tmp_path / "none")]) == 1
 
 
-# ---- a twin: plain tensors under Megatron's names
-
-
-def _weights() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(11)
-
-    def normal(*size: int) -> Tensor:
-        return (0.3 * torch.randn(size, generator=generator)).bfloat16().float()
-
-    sizes = {
-        "embedding.word_embeddings": (VOCABULARY, WIDTH),
-        "embedding.position_embeddings": (LENGTH + 4, WIDTH),
-        "embedding.tokentype_embeddings": (2, WIDTH),
-    }
-    weights = {f"{name}.weight": normal(*size) for name, size in sizes.items()}
-    norms, layers = ["encoder.final_layernorm", "lm_head.layer_norm"], {"lm_head.dense": (WIDTH, WIDTH)}
-    layers |= {"pooler.dense": (WIDTH, WIDTH), "binary_head": (2, WIDTH)}
-    for i in range(LAYERS):
-        layer = f"encoder.layers.{i}"
-        norms += [f"{layer}.input_layernorm", f"{layer}.pre_mlp_layernorm"]
-        layers |= {f"{layer}.self_attention.linear_qkv": (3 * WIDTH, WIDTH), f"{layer}.mlp.linear_fc1": (INNER, WIDTH)}
-        layers |= {f"{layer}.self_attention.linear_proj": (WIDTH, WIDTH), f"{layer}.mlp.linear_fc2": (WIDTH, INNER)}
-    for name in norms:
-        weights |= {f"{name}.weight": (1 + normal(WIDTH)).bfloat16().float(), f"{name}.bias": normal(WIDTH)}
-    for name, size in layers.items():
-        weights |= {f"{name}.weight": normal(*size), f"{name}.bias": normal(size[0])}
-    return weights | {"output_layer.bias": normal(VOCABULARY)}
-
-
-def _data() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(12)
-    size = (4, ROWS, LENGTH)
-    tokens, labels = (torch.randint(0, VOCABULARY, size, generator=generator) for _ in range(2))
-    lengths = torch.randint(5, LENGTH + 1, size[:2], generator=generator)
-    place = torch.arange(LENGTH)
-    real = place < lengths[..., None]
-    masked = (torch.rand(size, generator=generator) < 0.3) & real
-    masked[..., 1] = True
-    return {
-        "tokens": tokens.int(),
-        "labels": labels.int(),
-        "loss_mask": masked.float(),
-        "padding_mask": real.int(),
-        "tokentypes": ((place >= lengths[..., None] // 2) & real).int(),
-        "sentence_order": torch.randint(0, 2, size[:2], generator=generator).int(),
-    }
-
-
-def _outputs(w: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    def linear(x: Tensor, name: str) -> Tensor:
-        return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        return F.layer_norm(x, (WIDTH,), w[f"{name}.weight"], w[f"{name}.bias"], 1e-5)
-
-    x = w["embedding.word_embeddings.weight"][batch["tokens"]] + w["embedding.position_embeddings.weight"][:LENGTH]
-    x = x + w["embedding.tokentype_embeddings.weight"][batch["tokentypes"]]
-    hidden = (batch["padding_mask"] == 0)[:, None, None]
-    for i in range(LAYERS):
-        layer = f"encoder.layers.{i}"
-        y = linear(norm(x, f"{layer}.input_layernorm"), f"{layer}.self_attention.linear_qkv")
-        q, k, v = y.unflatten(-1, (HEADS, 3, WIDTH // HEADS)).permute(3, 0, 2, 1, 4)  # q, k, v of each head
-        scores = (q @ k.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)).masked_fill(hidden, -10000.0)
-        y = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
-        x = x + linear(y, f"{layer}.self_attention.linear_proj")
-        y = F.gelu(linear(norm(x, f"{layer}.pre_mlp_layernorm"), f"{layer}.mlp.linear_fc1"))
-        x = x + linear(y, f"{layer}.mlp.linear_fc2")
-    x = norm(x, "encoder.final_layernorm")
-    y = norm(F.gelu(linear(x, "lm_head.dense")), "lm_head.layer_norm")
-    logits = F.linear(y, w["embedding.word_embeddings.weight"], w["output_layer.bias"])
-    return logits, linear(linear(x[:, 0], "pooler.dense").tanh(), "binary_head")
+# ---- a folder of the form, by plain tensors
 
 
 def _step_losses(w: dict[str, Tensor], data: dict[str, Tensor], step: int, micro: int) -> tuple[Tensor, float, float]:
     """(the objective, the loss of all tokens, the loss of pairs) of a step in microbatches of this size."""
     total, (nats, tokens, pairs) = torch.zeros(()), torch.zeros(3)
-    count = ROWS // micro
+    count = bert_twin.ROWS // micro
     for number in range(count):
         batch = {name: x[step % 4][number * micro : number * micro + micro] for name, x in data.items()}
-        logits, ordered = _outputs(w, batch)
+        logits, ordered = bert_twin.outputs(w, batch)
         each = F.cross_entropy(logits.flatten(0, 1), batch["labels"].long().flatten(), reduction="none")
         mask = batch["loss_mask"].flatten()
         pair = F.cross_entropy(ordered, batch["sentence_order"].long())
@@ -151,7 +80,7 @@ def _step_losses(w: dict[str, Tensor], data: dict[str, Tensor], step: int, micro
 
 def _log(micro: int, train: dict[str, Any]) -> list[dict[str, float]]:
     """The steps of AdamW with Megatron's schedule and decay."""
-    w, data, log = {name: x.requires_grad_() for name, x in _weights().items()}, _data(), []
+    w, data, log = {name: x.requires_grad_() for name, x in bert_twin.weights().items()}, bert_twin.data(), []
     optimizer = torch.optim.AdamW(
         [
             {"params": [x for x in w.values() if x.dim() > 1], "weight_decay": train["weight_decay"]},
@@ -189,29 +118,31 @@ def _probes(gradients: dict[str, Tensor]) -> dict[str, Any]:
 def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of the oracle's form whose numbers the twin computed."""
     root = tmp_path_factory.mktemp("twin")
-    weights, data = _weights(), _data()
+    weights, data = bert_twin.weights(), bert_twin.data()
     with torch.no_grad():
         first = {name: x[0] for name, x in data.items()}
-        logits, pairs = _outputs(weights, first)
+        logits, pairs = bert_twin.outputs(weights, first)
         flat = logits.flatten(0, 1), first["labels"].long().flatten()
-        losses = F.cross_entropy(*flat, reduction="none").view(ROWS, LENGTH)
-    leaves = {name: x.requires_grad_() for name, x in _weights().items()}
+        losses = F.cross_entropy(*flat, reduction="none").view(bert_twin.ROWS, bert_twin.LENGTH)
+    leaves = {name: x.requires_grad_() for name, x in bert_twin.weights().items()}
     total, _, _ = _step_losses(leaves, data, 0, 2)
     gradients = dict(zip(leaves, torch.autograd.grad(total, [*leaves.values()]), strict=True))
     train = {
-        "steps": 6, "global_batch": ROWS, "lr": 3e-3, "min_lr": 3e-4, "init_lr": 0.0, "warmup_iters": 2,
+        "steps": 6, "global_batch": bert_twin.ROWS, "lr": 3e-3, "min_lr": 3e-4, "init_lr": 0.0, "warmup_iters": 2,
         "decay_iters": 6, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad": 1.0,
     }  # fmt: skip
     model = {
-        "kind": "bert", "num_layers": LAYERS, "hidden_size": WIDTH, "num_attention_heads": HEADS, "binary": True,
-        "ffn_hidden_size": INNER, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH + 4, "seq": LENGTH,
-        "normalization": "LayerNorm", "add_bias_linear": True, "gated_linear_unit": False, "activation": "gelu",
-        "tie_embeddings": True, "position_embedding": "learned_absolute", "extra": {},
+        "kind": "bert", "num_layers": bert_twin.LAYERS, "hidden_size": bert_twin.WIDTH,
+        "num_attention_heads": bert_twin.HEADS, "binary": True, "ffn_hidden_size": bert_twin.INNER,
+        "vocab_size": bert_twin.VOCABULARY, "max_position_embeddings": bert_twin.LENGTH + 4,
+        "seq": bert_twin.LENGTH, "normalization": "LayerNorm", "add_bias_linear": True,
+        "gated_linear_unit": False, "activation": "gelu", "tie_embeddings": True,
+        "position_embedding": "learned_absolute", "extra": {},
     }  # fmt: skip
     told = {
         "model": model,
         "train": train,
-        "logs": {"micro1": _log(ROWS, train), "micro4": _log(2, train)},
+        "logs": {"micro1": _log(bert_twin.ROWS, train), "micro4": _log(2, train)},
         "layouts": {"tp2sp": {}},
         "gradients": _probes(gradients),
     }

@@ -34,6 +34,7 @@ from trainer.checkpoint.stored_files import INDEX, files_of
 from trainer.convert.compare import Rounded, compare_logits, compare_token_ids, token_ids_text
 from trainer.convert.hf_folder import find_tokenizer, is_hf, open_hf, write_hf
 from trainer.convert.links import TensorInfo, Watched
+from trainer.convert.megatron_folder import unpacked
 from trainer.convert.model_folder import BUFFER, Format, ModelFolder, boxes, check_new, num_bytes, read_json
 from trainer.convert.mp_rank import is_mp_rank, open_mp_rank, scratch_bytes, write_mp_rank
 from trainer.convert.native import is_native, open_native, write_native
@@ -187,6 +188,8 @@ def open_model(path: Location, *, checkpoint: str = "latest", settings: Sequence
     """
     if not isinstance(path, Path):
         return open_native(path, checkpoint=checkpoint)
+    if path.suffix == ".zip" and path.is_file():
+        path = unpacked(path)
     if not path.is_dir():
         raise UsageError(f"there is no folder {path}", fix="give a run folder, or a folder of another project's model")
     keys = _model_keys(settings)
@@ -383,7 +386,7 @@ def _with_tokenizer(model: ModelFolder, folder: str) -> ModelFolder:
 
 def _model_keys(settings: Sequence[str]) -> Mapping[str, Any]:
     """Keys of [model] from `model.key=value`."""
-    keys = {}
+    keys: dict[str, Any] = {}
     for text in settings:
         name, equals, value = text.partition("=")
         if not equals or not name.startswith("model."):
@@ -394,5 +397,6 @@ def _model_keys(settings: Sequence[str]) -> Mapping[str, Any]:
             parsed = load_toml(f"value = {value}")["value"]
         except ValueError:
             parsed = value
-        keys[name.removeprefix("model.")] = parsed
+        *section, key = name.removeprefix("model.").split(".")
+        (keys.setdefault(section[0], {}) if section else keys)[key] = parsed
     return keys

@@ -16,7 +16,7 @@ from trainer.config.sections import RunConfig
 from trainer.convert.links import TensorInfo
 from trainer.convert.megatron_names import megatron_model, num_rows
 from trainer.convert.model_keys import effective, model_config, refuse_differences
-from trainer.migrate.arguments import Given, read_arguments
+from trainer.migrate.arguments import PROGRAM, PROGRAMS, Given, read_arguments
 from trainer.migrate.flags import flag_table
 from trainer.migrate.rules_model import model_rules
 from trainer.migrate.settings import Setting
@@ -27,6 +27,7 @@ _NEGATED = {
     "--disable-bias-linear": "add_bias_linear",
     "--no-bias-gelu-fusion": "bias_gelu_fusion",
     "--no-bias-swiglu-fusion": "bias_swiglu_fusion",
+    "--bert-no-binary-head": "bert_binary_head",
 }
 _LISTS = ("--no-rope-freq", "--window-attn-skip-freq", "--window-size")  # numbers, or lists of them
 _OTHER_NAMES = {"--norm-epsilon": ("norm_epsilon", "layernorm_epsilon")}
@@ -52,6 +53,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 # Our own, beside Megatron's: rows without padding, which its loss runs over and ours does not.
 ROWS_KEY = "mtrain_vocab_size"
+# Ours as well: Megatron's arguments do not say which of its programs they are for.
+FAMILY_KEY = "mtrain_family"
+_HEAD_SIZE = 64  # of all models that were published without arguments
 # The types that an argument's value may have in a checkpoint, by its kind on the command line.
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "switch": ((bool,), "true or false"),
@@ -65,17 +69,22 @@ _SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 
 
 def from_arguments(
-    found: Arguments, tensors: Mapping[str, TensorInfo], *, where: str, settings: Mapping[str, Any]
+    found: Arguments, tensors: Mapping[str, TensorInfo], *, where: str, settings: Mapping[str, Any], layers: int = 0
 ) -> tuple[RunConfig, tuple[str, ...]]:
     """(model, notes) of a checkpoint.
 
     Args:
         found: its arguments by name. tensors: of it, by Megatron's names without layer numbers.
-        settings: keys of [model] that a user gives.
+        settings: keys of [model] that a user gives. layers: that have tensors.
 
     Raises:
         UsageError: arguments that we lack, or that are missing; all of them by name.
     """
+    said: list[str] = []
+    if not found and tensors:
+        found = _sizes_of(tensors, layers, settings)
+        said = [f"it has no args: its sizes are those of its tensors, with {found['num_attention_heads']} heads"]
+        said[0] += "" if "num_heads" in settings else " of 64 features (--set model.num_heads=... for others)"
     lacking = [name for name in _SIZES if found.get(name) is None]
     if lacking:
         raise UsageError(f"{where} does not say the sizes of its model", found=f"no {', '.join(lacking)} in its args")
@@ -88,7 +97,9 @@ def from_arguments(
     keys |= {"num_heads": found["num_attention_heads"], "norm_epsilon": given["--norm-epsilon"]}
     for rule in model_rules(given):
         if isinstance(rule, Setting):
-            keys[rule.key.removeprefix("model.")] = rule.value
+            *section, key = rule.key.removeprefix("model.").split(".")
+            table = keys.setdefault(section[0], {}) if section else keys
+            table[key] = rule.value
         else:
             problems.append(f"{rule.flag}: {rule.reason}")
     if problems:
@@ -96,10 +107,26 @@ def from_arguments(
     keys = {name: value for name, value in keys.items() if value is not None}
     rows = num_rows(tensors)
     keys["vocab_size"] = found.get(ROWS_KEY) or keys.get("vocab_size") or rows
-    keys |= settings
+    keys |= {name: keys.get(name, {}) | x if isinstance(x, Mapping) else x for name, x in settings.items()}
     context = given["--seq-length"] or keys.get("max_position") or 1024
     keys["max_position"] = max(keys.get("max_position") or 0, context)
-    return model_config(keys, where=where, context=context), notes
+    return model_config(keys, where=where, context=context), (*said, *notes)
+
+
+def _sizes_of(tensors: Mapping[str, TensorInfo], layers: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a checkpoint that has none, as far as its tensors have sizes."""
+    embedding, positions = (tensors.get(f"embedding.{name}_embeddings.weight") for name in ("word", "position"))
+    inner = tensors.get("decoder.layers.mlp.linear_fc1.weight")
+    if embedding is None or positions is None or inner is None:
+        return {}
+    width = embedding.shape[1]
+    return {
+        "num_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": settings.get("num_heads") or max(1, width // _HEAD_SIZE),
+        "ffn_hidden_size": inner.shape[0],
+        "max_position_embeddings": positions.shape[0],
+    }
 
 
 def to_arguments(config: RunConfig, vocab_size: int, *, padded_rows: int, tp: int = 1, pp: int = 1) -> dict[str, Any]:
@@ -114,6 +141,7 @@ def to_arguments(config: RunConfig, vocab_size: int, *, padded_rows: int, tp: in
         **megatron_model(config).arguments({**effective(config), **more}),
         "padded_vocab_size": padded_rows,
         ROWS_KEY: vocab_size,
+        FAMILY_KEY: model.family,
         "tensor_model_parallel_size": tp,
         "pipeline_model_parallel_size": pp,
     }
@@ -142,7 +170,15 @@ def _completed(
         value = values[name]
         text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
         values[name] = None if value is None else text
-    return Given(_Typed(values, where=where), {"--embedding-init-method-std": ""}, ()), tuple(notes)
+    program = _program(found, tensors)
+    given = Given(_Typed(values, where=where), {"--embedding-init-method-std": ""}, (), program=program)
+    return given, tuple(notes)
+
+
+def _program(found: Arguments, tensors: Mapping[str, TensorInfo]) -> str:
+    """Which of Megatron's programs a checkpoint is of; tensors of heads say it of those that ours did not write."""
+    family = "bert" if "lm_head.dense.weight" in tensors else found.get(FAMILY_KEY)
+    return next((name for name, of_program in PROGRAMS.items() if of_program == family), PROGRAM)
 
 
 class _Typed(dict[str, Any]):
@@ -183,6 +219,8 @@ def _seen_in_tensors(
         values["--add-qkv-bias"] = f"{layer}self_attention.linear_qkv.bias" in tensors
     if found.get("qk_layernorm") is None:
         values["--qk-layernorm"] = f"{layer}self_attention.q_layernorm.weight" in tensors
+    if "lm_head.dense.weight" in tensors:
+        values["--bert-no-binary-head"] = "binary_head.weight" not in tensors
     if found.get("untie_embeddings_and_output_weights") is None:
         values["--untie-embeddings-and-output-weights"] = "output_layer.weight" in tensors
     silent = {"norm_epsilon": "norm_epsilon" not in found and "layernorm_epsilon" not in found}

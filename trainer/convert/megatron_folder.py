@@ -6,9 +6,14 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import math
 import re
+import shutil
+import tempfile
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +27,8 @@ from trainer.config.sections import RunConfig
 from trainer.convert.pickles import Made
 from trainer.convert.torch_file import StoredTensor
 
-LATEST = "latest_checkpointed_iteration.txt"
+LATEST, RELEASE = "latest_checkpointed_iteration.txt", "release"
+_IN_ARCHIVE = re.compile(rf"{re.escape(LATEST)}|(release|iter_\d{{7}})/mp_rank_\d{{2}}(_\d{{3}})?/model_optim_rng\.pt")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +63,16 @@ class Training:
         )
 
 
-def training_of(common: Any, *, where: Path) -> Training:
+def training_of(common: Any, *, where: Path, released: bool = False) -> Training:
     """The progress recorded in the part of a checkpoint that is not tensors.
+
+    Args:
+        released: a published model, which may be without arguments.
 
     Raises:
         DamageError: it is not a dictionary with settings, or a value is not one that Megatron-LM writes; names the key.
     """
-    arguments = common.get("args") if isinstance(common, dict) else None
+    arguments = common.get("args", {} if released else None) if isinstance(common, dict) else None
     if arguments is None:
         raise DamageError(
             f"{where} has no args",
@@ -134,6 +143,29 @@ def adam_steps(optimizer: Any, *, otherwise: int, where: Path) -> int:
     return int(number)
 
 
+def unpacked(path: Path) -> Path:
+    """The checkpoint in a zip archive, as models were published: a folder that is removed when the process ends.
+
+    Raises:
+        UsageError: there is no checkpoint in it, or no room for it. DamageError: the archive is damaged.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [one for one in archive.infolist() if _IN_ARCHIVE.fullmatch(one.filename)]
+            if not any(one.filename.endswith(".pt") for one in members):
+                found = ", ".join(archive.namelist()[:5]) or "nothing"
+                what, expected = f"{path} holds no checkpoint of Megatron-LM", f"{LATEST} and release/"
+                raise UsageError(what, found=found, expected=expected)
+            folder = Path(tempfile.mkdtemp(prefix="mtrain-zip-"))
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            with os_errors_named("unpacking an archive"):
+                for one in members:
+                    archive.extract(one, folder)
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise DamageError(f"{path} is damaged", found=str(error), fix="download it again") from error
+    return folder if (folder / LATEST).is_file() else folder / members[0].filename.partition("/")[0]
+
+
 def iteration_folder(path: Path) -> Path | None:
     """The folder of the latest iteration, or the one that was given; None: no checkpoint of Megatron-LM."""
     if (path / ".metadata").is_file() or any(path.glob("mp_rank_*")):
@@ -143,7 +175,7 @@ def iteration_folder(path: Path) -> Path | None:
         return None
     with os_errors_named("reading a checkpoint"), regular_file(pointer).open("rb") as file:
         text = file.read(40).decode(errors="replace").strip()
-    name = "release" if text == "release" else f"iter_{int(text):07d}" if text.isdecimal() else None
+    name = RELEASE if text == RELEASE else f"iter_{int(text):07d}" if text.isdecimal() else None
     if name is None or not (path / name).is_dir():
         raise UsageError(
             f"{pointer} does not name an iteration in its folder",
@@ -153,7 +185,7 @@ def iteration_folder(path: Path) -> Path | None:
     return path / name
 
 
-_LAYER = re.compile(r"decoder\.layers\.(?:([0-9]{1,6})\.)?")
+_LAYER = re.compile(r"(?:decoder|encoder)\.layers\.(?:([0-9]{1,6})\.)?")
 
 
 def layer_number(name: str) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mdata import UsageError
@@ -33,7 +33,9 @@ from trainer.parallel.params import Place
 _OLDER = (
     (r"^language_model\.(encoder|transformer)\.final_layernorm\.", "decoder.final_layernorm."),
     (r"^language_model\.(encoder|transformer)\.layers\.", "decoder.layers."),
-    (r"^language_model\.embedding\.", "embedding."),
+    (r"^language_model\.(embedding|pooler)\.", r"\1."),
+    (r"^lm_head\.(layernorm|norm)\.", "lm_head.layer_norm."),
+    (r"^lm_head\.bias$", "output_layer.bias"),
     (r"^language_model\.output_layer\.", "output_layer."),
     (r"^word_embeddings_for_head\.", "output_layer."),
     (r"^(decoder\.layers\.\d+)\.attention\.", r"\1.self_attention."),
@@ -86,6 +88,14 @@ def modern_name(name: str) -> str:
     for pattern, new in _OLDER:
         name = re.sub(pattern, new, name)
     return name
+
+
+def stacks_named(names: Iterable[str]) -> dict[str, str]:
+    """Names of a model of one stack, which is called a decoder here -> those that it has where it is an encoder."""
+    own = list(names)
+    if any(name.startswith("decoder.") for name in own):
+        return {name: name for name in own}
+    return {re.sub(r"^encoder\.", "decoder.", name): name for name in own}
 
 
 def num_rows(tensors: Mapping[str, Any]) -> int:

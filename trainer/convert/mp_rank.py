@@ -31,6 +31,7 @@ from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.megatron_args import from_arguments, to_arguments
 from trainer.convert.megatron_folder import (
     LATEST,
+    RELEASE,
     Training,
     check_layers,
     check_rows,
@@ -39,7 +40,15 @@ from trainer.convert.megatron_folder import (
     layer_number,
     training_of,
 )
-from trainer.convert.megatron_names import StateDictLayout, is_ignored, megatron_links, modern_name, num_rows
+from trainer.convert.megatron_names import (
+    StateDictLayout,
+    is_ignored,
+    megatron_links,
+    megatron_model,
+    modern_name,
+    num_rows,
+    stacks_named,
+)
 from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, equal_tensors, num_bytes
 from trainer.convert.model_keys import effective
 from trainer.convert.mp_rank_moments import NamedMoments, named_moments
@@ -149,7 +158,8 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
         for chunk in reversed(chunks)
         for name, tensor in chunk.tensors.items()
     }
-    config, notes = from_arguments(training.arguments, plain, where=str(folder), settings=settings)
+    layers = sum(chunk.num_layers for chunk in chunks if chunk.tp == 0)
+    config, notes = from_arguments(training.arguments, plain, where=str(folder), settings=settings, layers=layers)
     for other in others:
         if other.arguments != training.arguments:
             _check_model(other, training, config, tensors=plain, settings=settings)
@@ -159,8 +169,8 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     held = {chunk.prefix + name: tensor for chunk in chunks for name, tensor in chunk.tensors.items()}
     source, shape = _StoredSource(held), family.shape(config, config.model.vocab_size or 0)
     own = zip(chunks, layouts, strict=True)
-    layers = [layout.layers.start + number for chunk, layout in own if chunk.tp == 0 for number in chunk.numbers]
-    check_layers(config, layers, where=folder)
+    numbers = [layout.layers.start + number for chunk, layout in own if chunk.tp == 0 for number in chunk.numbers]
+    check_layers(config, numbers, where=folder)
     expected = {one.theirs.tensor: one.theirs.shape for layout in layouts for one in megatron_links(shape, layout)}
     check_tensors(source.tensors, expected, where=folder)
     unknown = [name for name in held if name not in expected and not is_ignored(name)]
@@ -225,7 +235,8 @@ def write_mp_rank(target: Path, model: ModelFolder, *, dtype: torch.dtype, tp: i
             }  # fmt: skip
             with atomic_io.atomic_file(folder / FILE) as fd:
                 state = _gathered(folder, _linked(model, layout), dtype=dtype, report=report)
-                state |= dict.fromkeys(_extra_states(len(layout.layers), head=layout.has_head))
+                stack = megatron_model(model.config).stack
+                state |= dict.fromkeys(_extra_states(stack, len(layout.layers), head=layout.has_head))
                 torch.save({**whole, "model": state}, cast(Any, _Appended(fd)))
                 del state  # before the next one's
     atomic_io.atomic_write(target / LATEST, str(iteration).encode())
@@ -250,7 +261,7 @@ def _target_layout(model: ModelFolder, *, rows: int, rank: tuple[int, int], stag
     return StateDictLayout(
         family=model.family,
         layers=layers, padded_rows=rows, has_embedding=first, has_head=last, tied_copy=last and not first,
-        tp_rank=rank[0], tp_size=rank[1],
+        tp_rank=rank[0], tp_size=rank[1], written=True,
     )  # fmt: skip
 
 
@@ -290,11 +301,11 @@ def check_cut(model: ModelFolder, *, tp: int, pp: int) -> None:
         raise UsageError("the model cannot be split like this", found=few(wrong), expected="divisors of these numbers")
 
 
-def _extra_states(num_layers: int, *, head: bool) -> Iterator[str]:
+def _extra_states(stack: str, num_layers: int, *, head: bool) -> Iterator[str]:
     """Names that Megatron-Core's layers ask for beside their tensors."""
     for number in range(num_layers):
         for module in _WITH_EXTRA_STATE:
-            yield f"decoder.layers.{number}.{module}._extra_state"
+            yield f"{stack}.layers.{number}.{module}._extra_state"
     if head:
         yield "output_layer._extra_state"
 
@@ -324,7 +335,7 @@ def _load(folder: Path) -> _Ranks:
     trainings, moments = [], []
     for (t, p), path in sorted(ranks.items()):
         state = load_torch(path)
-        trainings.append(training := training_of(state, where=path))
+        trainings.append(training := training_of(state, where=path, released=folder.name == RELEASE))
         _check_same(training, trainings[0])
         keys = [key for key in ("model", *(f"model{number}" for number in range(64))) if key in state]
         if not keys:
@@ -394,7 +405,10 @@ def _tensors(model: Any, key: str, *, where: Path) -> dict[str, StoredTensor]:
     if not isinstance(model, dict):
         raise damaged(where, key, model, expected="the tensors of a model by name")
     found: dict[str, StoredTensor] = {}
-    for name, tensor in _flattened(model):
+    held = list(_flattened(model))
+    one_stack = {theirs: name for name, theirs in stacks_named(name for name, _ in held).items()}
+    for theirs, tensor in held:
+        name = one_stack[theirs]
         if not isinstance(tensor, StoredTensor):
             if is_ignored(name):
                 continue

@@ -32,7 +32,7 @@ from trainer.convert.megatron_folder import (
     layer_number,
     training_of,
 )
-from trainer.convert.megatron_names import StateDictLayout, is_ignored, megatron_links, num_rows
+from trainer.convert.megatron_names import StateDictLayout, is_ignored, megatron_links, num_rows, stacks_named
 from trainer.convert.model_folder import ModelFolder, check_tensors
 from trainer.convert.torch_file import load_torch
 from trainer.models.family import ModelShape, family_of
@@ -53,6 +53,7 @@ _MODULES = (
     "mlp.linear_fc1",
     "mlp.linear_fc2",
 )
+_STACKED = ("decoder.layers.", "encoder.layers.")
 _MOST_LAYERS = 1 << 16  # of [model]
 _ALIGNMENT = 64  # elements at which each parameter of a flat buffer begins
 
@@ -91,7 +92,10 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     training = training_of(load_torch(folder / COMMON), where=folder / COMMON)
     source = ChunkSource(folder)
     model = {name: info for name, info in source.tensors.items() if not name.startswith("optimizer.")}
-    plain = {re.sub(r"^(decoder\.layers)\.\d+\.", r"\1.", name): info for name, info in model.items()}
+    plain = {
+        re.sub(r"^(decoder\.layers)\.\d+\.", r"\1.", name): model[theirs]
+        for name, theirs in stacks_named(model).items()
+    }
     config, notes = from_arguments(training.arguments, plain, where=str(folder / COMMON), settings=settings)
     rows = num_rows(model)
     check_rows(config, rows, where=folder)
@@ -102,6 +106,7 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
         padded_rows=rows,
         stacked=all(layer_number(name) is None for name in model),
         fused=any(".layer_norm_" in name for name in model),
+        written=True,
     )
     shape = layout.family.shape(config, config.model.vocab_size or 0)
     links = list(megatron_links(shape, layout))
@@ -129,7 +134,7 @@ def _layers(model: Mapping[str, TensorInfo]) -> set[int]:
     numbers = {number for name in model if (number := layer_number(name)) is not None}
     if numbers:
         return numbers
-    sizes = [info.shape[0] for name, info in model.items() if name.startswith("decoder.layers.") and info.shape]
+    sizes = [info.shape[0] for name, info in model.items() if name.startswith(_STACKED) and info.shape]
     return set(range(min(max(sizes, default=0), _MOST_LAYERS)))
 
 
@@ -137,9 +142,11 @@ def _states(source: ChunkSource, shape: ModelShape, layout: StateDictLayout, *, 
     """Which tensors are the weights and the moments; main weights of fp32 where the optimizer has them."""
     if any(name.startswith(_FLAT) for name in source.tensors):
         sizes = [training.arguments.get(f"{kind}_model_parallel_size", 1) for kind in ("tensor", "pipeline")]
-        if sizes == [1, 1]:
+        decoder = layout.family.megatron is not None and layout.family.megatron.stack == "decoder"
+        if sizes == [1, 1] and decoder:
             return _flat_states(source, shape, layout)
-        note = f"the optimizer's state is left out: its dp-reshardable form is read for tp = pp = 1, not {sizes}"
+        why = f"for tp = pp = 1, not {sizes}" if decoder else "of decoders only"
+        note = f"the optimizer's state is left out: its dp-reshardable form is read {why}"
         return _States(source, {"weight": layout}, notes=(note,))
     names = list(source.tensors)
     main = next((one for one in _MAIN if any(name.startswith(f"optimizer.state.{one}.") for name in names)), None)

@@ -34,7 +34,7 @@ from trainer.convert.distcp import METADATA
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.megatron_args import to_arguments
 from trainer.convert.megatron_folder import LATEST
-from trainer.convert.megatron_names import StateDictLayout, megatron_links
+from trainer.convert.megatron_names import StateDictLayout, megatron_links, megatron_model
 from trainer.convert.model_folder import ModelFolder, Report, boxes
 from trainer.convert.torch_dist import COMMON
 from trainer.models.arithmetic import round_up
@@ -91,7 +91,7 @@ def write_torch_dist(
         for prefix, tensors, stored in _parts(model, states, rows, dtype=dtype, form=form):
             for name, info in tensors.tensors.items():
                 writer.tensor(prefix + name, info, tensors=tensors, dtype=stored, name=name)
-        for name in _extra_states(model.shape.num_layers):
+        for name in _extra_states(megatron_model(model.config).stack, model.shape.num_layers):
             writer.object(name)
     atomic_io.atomic_write(folder / METADATA, pickle.dumps(found))
     common = _common(model, arguments, optimizer=form if len(states) > 1 else None)
@@ -113,7 +113,7 @@ class _Writer:
         chunks = []
         for start, size in boxes(info, dtype):
             # A leading axis of layers is cut into them: that is how ranks ask for it.
-            for layer in range(size[0]) if "decoder.layers." in name else (None,):
+            for layer in range(size[0]) if ".layers." in name else (None,):
                 begin = start if layer is None else (start[0] + layer, *start[1:])
                 extent = size if layer is None else (1, *size[1:])
                 piece = tensors.read(name, (begin, extent)).to(dtype)
@@ -143,7 +143,7 @@ def _parts(
     """(what stands before the names, tensors, their dtype) of the model and of each state."""
     shape = model.shape
     layout = StateDictLayout(
-        family=model.family, layers=range(shape.num_layers), padded_rows=rows, stacked=True, fused=True
+        family=model.family, layers=range(shape.num_layers), padded_rows=rows, stacked=True, fused=True, written=True
     )
 
     def of(state: str) -> Linked:
@@ -158,10 +158,10 @@ def _parts(
         yield f"optimizer.state.{state}.", of(state), torch.float32
 
 
-def _extra_states(num_layers: int) -> Iterator[str]:
+def _extra_states(stack: str, num_layers: int) -> Iterator[str]:
     for module in _WITH_EXTRA_STATE:
         for number in range(num_layers):
-            yield f"decoder.layers.{module}._extra_state/shard_{number}_{num_layers}"
+            yield f"{stack}.layers.{module}._extra_state/shard_{number}_{num_layers}"
 
 
 def _common(model: ModelFolder, arguments: Mapping[str, Any], *, optimizer: OptimizerForm | None) -> dict[str, Any]:

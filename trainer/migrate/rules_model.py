@@ -22,6 +22,7 @@ def model_rules(a: Given) -> Iterator[Setting | Refusal]:
         yield Setting("model.family", a.family, ())
     if a.family == "bert":
         yield Setting("model.bert.binary_head", not a["--bert-no-binary-head"], ("--bert-no-binary-head",), True)
+        yield Setting("model.bert.head_activation", "gelu_erf", (), note="Megatron-LM fuses none in this head")
     if a.family == "t5" and (encoder := a["--num-layers"]):
         decoder, flags = a["--decoder-num-layers"] or encoder, ("--num-layers", "--decoder-num-layers")
         yield Setting("model.num_layers", encoder + decoder, flags, note="of both stacks")

@@ -116,7 +116,10 @@ def test_the_program_is_the_kind_of_samples(every_key: None, monkeypatch: pytest
     monkeypatch.setattr("trainer.migrate.migrate.is_old_not_set", lambda name, value: False)
     masked = {"mask_probability": 0.15, "short_probability": 0.1}
     bert = migrate([*BASE, "--bert-no-binary-head"], 1, program="pretrain_bert.py").tables
-    assert bert["data.bert"] == {**masked, "head": False} and bert["model.bert"] == {"binary_head": False}
+    assert bert["data.bert"] == {**masked, "head": False} and bert["model.bert"] == {
+        "binary_head": False,
+        "head_activation": "gelu_erf",
+    }
     assert (bert["data"]["kind"], bert["data"]["order"], bert["model"]["family"]) == ("bert", "megatron", "bert")
     t5 = migrate([*BASE, "--decoder-seq-length", "12", "--decoder-num-layers", "3"], 1, program="pretrain_t5.py").tables
     assert t5["data.t5"] == {**masked, "decoder_length": 12} and t5["data"]["kind"] == "t5"

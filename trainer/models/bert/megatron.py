@@ -30,8 +30,7 @@ def tensor(name: str, size: tuple[int, ...], shape: BertShape, version: float, f
 
 def arguments(keys: Json) -> dict[str, Any]:
     """The arguments with which Megatron-LM builds a model with these keys of [model]."""
-    head = keys["bert.binary_head"]
-    return {**gpt.arguments(keys), "bert_binary_head": head, "model_type": "bert"}
+    return {**gpt.arguments(keys), "bert_binary_head": keys["bert.binary_head"]}
 
 
 MEGATRON = Megatron(arguments=arguments, tensor=tensor, stack="encoder")
