@@ -250,8 +250,9 @@ def _head(run: Run) -> str:
     seconds = float(last.get("time_s") or 0) - float(run.metrics[0].get("time_s") or 0)
     facts = [
         f"{run.plan.get('num_parameters', 0):,} parameters",
-        f"{model.num_layers} layers of hidden size {model.hidden_size}, {model.num_heads} heads",
-        f"{run.plan.get('world_size', '?')} ranks (tensor parallel {mesh.tp}, context parallel {mesh.cp}"
+        f"{_counted(model.num_layers, 'layer')} of hidden size {model.hidden_size}",
+        _counted(model.num_heads, "attention head"),
+        f"{_counted(run.plan.get('world_size', '?'), 'rank')} (tensor parallel {mesh.tp}, context parallel {mesh.cp}"
         + (", sequence parallel)" if mesh.sequence_parallel else ")"),
         run.config.precision.dtype,
         f"step {last['step']:,} of {run.plan.get('steps') or run.config.train.steps or 0:,}",
@@ -260,6 +261,10 @@ def _head(run: Run) -> str:
         *([run.goodput] if run.goodput else []),
     ]
     return f'<h1>{escape(_title(run))}</h1><p class="lead">{escape("; ".join(facts))}</p>'
+
+
+def _counted(number: object, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _pipeline(run: Run) -> str:

@@ -69,7 +69,8 @@ def loss_panel(
     limits = min(values) - margin, max(values) + margin
     frame = _frame(390, [*train, *valid], limits, right=_PERPLEXITY)
     parts = [_axes(frame, "nats per token", axis, perplexity=True)]
-    parts.append(_line(frame, _thinned(train), "stroke-others", "training"))
+    kind = "others" if valid else "whole"  # a pale line is for beside another
+    parts.append(_line(frame, _thinned(train), f"stroke-{kind}", "training"))
     valid = _thinned(valid)
     parts.append(_line(frame, valid, "stroke-whole", "validation"))
     parts += [
@@ -83,7 +84,7 @@ def loss_panel(
     drawing = svg.drawing(
         _WIDTH, 390, label=f"Loss of {shown(name)}", description=f"{len(train):,} steps of training", parts=parts
     )
-    return drawing + svg.legend([("others", "training (all corpora)"), *([("whole", "validation")] if valid else [])])
+    return drawing + svg.legend([(kind, "training (all corpora)"), *([("whole", "validation")] if valid else [])])
 
 
 def over_tokens(label: str, curve: Curve, *, quantity: str, axis: Axis = _PLAIN) -> str:
@@ -143,7 +144,7 @@ def document_lengths(corpora: Sequence[CorpusRead]) -> str:
     classes = range(min(used, default=0), max(used, default=0) + 1)
     totals = [sum(corpus.lengths) or 1 for corpus in corpora]
     high = max((max(corpus.lengths) / total for corpus, total in zip(corpora, totals, strict=True)), default=0) or 1
-    frame = svg.Frame(_WIDTH, 290, (0, len(classes)), (0, high * 1.05))
+    frame = svg.Frame(_WIDTH, 290, (0, len(classes)), (0, high * 1.05), left=84)
     ticks = [(t, f"{100 * t:.3g} %") for t in svg.nice_ticks(high * 1.05, 5)]
     step = 1 + (len(classes) - 1) // 10
     parts = [
