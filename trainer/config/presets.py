@@ -63,6 +63,24 @@ def _phi(sizes: _Values, *, vocab: int = 32064, theta: float = 10000.0, window: 
     return _llama(sizes, vocab=vocab, theta=theta) | ({"window": window} if window else {})
 
 
+# Of each rotated pair beyond 4,096 tokens, as searched by Ding et al. 2024.
+_PHI4_MINI_FACTORS = (
+    *(1.0, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817, 2.187582649, 2.446418898),
+    *(2.735880826, 3.059592084, 3.421605075, 3.826451687, 4.279200023, 4.785517845, 5.351743533, 5.984965424),
+    *(6.693110555, 7.485043894, 8.370679318, 9.36110372, 10.4687158, 11.70738129, 13.09260651, 14.64173252),
+    *(16.37415215, 18.31155283, 20.47818807, 22.90118105, 25.61086418, 28.64115884, 32.03, 32.1, 32.13, 32.23, 32.6),
+    *(32.61, 32.64, 32.66, 32.7, 32.71, 32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77),
+)
+
+
+def _phi4_mini() -> _Values:
+    """Abouelenin et al. 2025; its window of 262,144 is longer than its longest row."""
+    sizes = _sizes(32, 3072, 24, 8192, kv_heads=8)
+    stretched = {"rope_scaling": "longrope", "rope_factor": 32.0, "rope_original_length": 4096}
+    stretched |= {"rope_short_factors": [1.0] * 48, "rope_long_factors": list(_PHI4_MINI_FACTORS)}
+    return _llama(sizes, vocab=200064, tied=True) | stretched | {"rope_fraction": 0.75}
+
+
 def _gemma(sizes: _Values, *, head_dim: int, vocab: int, window: int, interval: int, scale: float) -> _Values:
     """Gemma team 2024, 2025; scores are divided by the root of `scale`."""
     form = {"head_dim": head_dim, "norm_epsilon": 1e-6, "norm_zero_centered": True, "block_norm": "both"}
@@ -183,6 +201,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "phi3-mini": _phi(_sizes(32, 3072, 32, 8192)),
         "phi3-medium": _phi(_sizes(40, 5120, 40, 17920, kv_heads=10)),
         "phi4": _phi(_sizes(40, 5120, 40, 17920, kv_heads=10), vocab=100352, theta=250000.0, window=0),
+        "phi4-mini": _phi4_mini(),
         "gemma2-2b": _gemma2(_sizes(26, 2304, 8, 9216, kv_heads=4)),
         "gemma2-9b": _gemma2(_sizes(42, 3584, 16, 14336, kv_heads=8)),
         "gemma2-27b": _gemma2(_sizes(46, 4608, 32, 36864, kv_heads=16), head_dim=128, scale=144),

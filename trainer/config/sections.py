@@ -63,6 +63,7 @@ Preset = Literal[
     "phi3-mini",
     "phi3-medium",
     "phi4",
+    "phi4-mini",
     "gemma2-2b",
     "gemma2-9b",
     "gemma2-27b",
