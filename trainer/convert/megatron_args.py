@@ -30,13 +30,14 @@ _NEGATED = {
     "--bert-no-binary-head": "bert_binary_head",
 }
 _LISTS = ("--no-rope-freq", "--window-attn-skip-freq", "--window-size")  # numbers, or lists of them
-_OTHER_NAMES = {"--norm-epsilon": ("norm_epsilon", "layernorm_epsilon")}
+_OTHER_NAMES = {
+    "--norm-epsilon": ("norm_epsilon", "layernorm_epsilon"),
+    "--apply-layernorm-1p": ("layernorm_zero_centered_gamma", "apply_layernorm_1p"),
+}
 # Arguments that change the function and have no counterpart here, with the values that change nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "openai_gelu": (False, None),
     "quick_geglu": (False, None),
-    "apply_layernorm_1p": (False, None),
-    "layernorm_zero_centered_gamma": (False, None),
     "apply_residual_connection_post_layernorm": (False, None),
     "qk_l2_norm": (False, None),
     "use_mup": (False, None),

@@ -44,6 +44,7 @@ _TABLE = """
 --normalization | text | LayerNorm | model.norm |
 --norm-epsilon | float | 1e-05 | = model.norm_epsilon |
 --layernorm-epsilon | same as --norm-epsilon
+--apply-layernorm-1p | switch | | model.norm_zero_centered |
 --swiglu | switch | | model.activation | swiglu
 --squared-relu | switch | | model.activation | squared_relu
 --no-bias-gelu-fusion | switch | | model.activation | gelu_erf instead of gelu: the fused kernel computes the tanh form

@@ -170,10 +170,6 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         "--apply-query-key-layer-scaling",
     ),
     (
-        "it stores the weights of norms as differences from 1: the function is the same",
-        "--apply-layernorm-1p",
-    ),
-    (
         "softmax and loss are computed in fp32 here, and sums of products too",
         "--attention-softmax-in-fp32 --disable-bf16-reduced-precision-matmul",
     ),

@@ -46,6 +46,7 @@ def _shape(a: Given) -> Iterator[Setting | Refusal]:
         yield Setting("model.norm", a["--normalization"].lower(), ("--normalization",))
     else:
         yield Refusal("--normalization", "LayerNorm and RMSNorm are supported")
+    yield Setting("model.norm_zero_centered", a["--apply-layernorm-1p"], ("--apply-layernorm-1p",), False)
     untied = a["--untie-embeddings-and-output-weights"]
     yield Setting("model.tie_embeddings", not untied, ("--untie-embeddings-and-output-weights",))
     if a["--embedding-init-method-std"] not in (None, a["--init-method-std"]):

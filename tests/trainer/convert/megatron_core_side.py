@@ -34,8 +34,27 @@ def without_gpu():
     CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
 
 
+def with_layer_norm():
+    """Apex's function by torch: Megatron's own norm whose weights are stored less 1 needs it, and adds the 1 itself."""
+    import types
+
+    class FusedLayerNormAffineFunction:
+        @staticmethod
+        def forward(x, weight, bias, shape, eps, memory_efficient=False):
+            return torch.nn.functional.layer_norm(x, shape, weight, bias, eps)
+
+        apply = forward
+
+    for name in ("apex", "apex.normalization", "apex.normalization.fused_layer_norm"):
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = []
+    sys.modules[name].FusedLayerNormAffineFunction = FusedLayerNormAffineFunction
+
+
 def build(told):
     """A GPTModel of the local layers, one process."""
+    if told.get("layernorm_zero_centered_gamma"):
+        with_layer_norm()
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec

@@ -585,6 +585,7 @@ ARGUMENTS = st.fixed_dictionaries(
         "rope_original_length": st.sampled_from([8192, 16]),
         "norm": st.sampled_from(["rmsnorm", "layernorm"]),
         "norm_epsilon": st.sampled_from([1e-5, 1e-6]),
+        "norm_zero_centered": st.booleans(),
         "activation": st.sampled_from(["swiglu", "geglu", "gelu", "gelu_erf", "relu", "squared_relu"]),
         "activation_clamp": st.sampled_from([0.0, 7.0]),
         "bias": st.sampled_from([True, False, "qkv"]),
@@ -617,7 +618,6 @@ def test_arguments_express_the_model_or_it_is_refused_by_name(keys):
     [
         {"block_norm": "output"},
         {"norm": "layernorm", "norm_bias": False},
-        {"norm_zero_centered": True},
         {"qk_norm": "all_heads"},
         {"qk_norm": "own_head"},
         {"embedding_multiplier": 12.0},

@@ -57,11 +57,16 @@ MODELS = {
         },
     ),
 }  # fmt: skip
+MODELS["gpt2_1p"] = tuple(
+    {**keys, more: True}
+    for keys, more in zip(MODELS["gpt2"], ("norm_zero_centered", "layernorm_zero_centered_gamma"), strict=True)
+)
 # What Megatron-LM's trainer would have put beside it.
 ARGUMENTS = {
     "llama": {"position_embedding_type": "rope", "swiglu": True, "normalization": "RMSNorm", "num_query_groups": 2},
     "gpt2": {"position_embedding_type": "learned_absolute", "bias_gelu_fusion": False},
 }
+ARGUMENTS["gpt2_1p"] = ARGUMENTS["gpt2"] | {"apply_layernorm_1p": True}
 
 
 def _config(name):
@@ -79,7 +84,7 @@ def _arguments(name):
     sizes |= {"ffn_hidden_size": MODELS[name][0]["ffn_hidden_size"], "max_position_embeddings": LENGTH}
     sizes |= {"seq_length": LENGTH, "global_batch_size": ROWS}
     sizes["untie_embeddings_and_output_weights"] = not MODELS[name][0]["tie_embeddings"]
-    return {**sizes, "add_bias_linear": name == "gpt2", **ARGUMENTS[name]}
+    return {**sizes, "add_bias_linear": name != "llama", **ARGUMENTS[name]}
 
 
 def _side(folder, told):
@@ -178,6 +183,7 @@ WORDS = {
     "--disable-bias-linear --position-embedding-type rope --untie-embeddings-and-output-weights",
     "gpt2": "--ffn-hidden-size 64 --position-embedding-type learned_absolute",
 }
+WORDS["gpt2_1p"] = WORDS["gpt2"] + " --apply-layernorm-1p"
 RUN = (
     "pretrain_gpt.py --num-layers 2 --hidden-size 16 --num-attention-heads 4 --seq-length 16 "
     "--max-position-embeddings 16 --micro-batch-size 2 --global-batch-size 4 --train-iters 20 --lr 3e-3 --min-lr 3e-4 "

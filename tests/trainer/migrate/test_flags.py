@@ -95,6 +95,7 @@ EXAMPLES = f"""
 --normalization | | RMSNorm | "rmsnorm"
 --norm-epsilon | | 1e-6 | 1e-6
 --layernorm-epsilon | | 1e-6 | 1e-6
+--apply-layernorm-1p | | | true
 --swiglu | | | "swiglu"
 --squared-relu | | | "squared_relu"
 --no-bias-gelu-fusion | | | "gelu_erf"

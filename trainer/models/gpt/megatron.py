@@ -98,6 +98,7 @@ def arguments(keys: Json) -> dict[str, Any]:
         "normalization": {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[keys["norm"]],
         "norm_epsilon": keys["norm_epsilon"],
         "layernorm_epsilon": keys["norm_epsilon"],
+        "apply_layernorm_1p": keys.get("norm_zero_centered", False),
         "swiglu": gated,
         "squared_relu": keys["activation"] == "squared_relu",
         "bias_gelu_fusion": keys["activation"] == "gelu",
