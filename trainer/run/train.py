@@ -255,9 +255,10 @@ def _go_on(
             progress.note(f"track: {error}\n  the run continues without trackers")
     resumed = done.steps if newest else None
     tally = _tally_so_far(config, tell=progress.note)
-    with MetricsWriter(
+    writer = MetricsWriter(
         folder, resumed_step=resumed, tell=progress.note, tally=tally, check_owner=owner.check_folder
-    ) as log:
+    )
+    with writer as log, _rank_named(world):  # it records the error, so that has to be named here
         facts = {**start.facts(), **owner.facts(), "world_size": world.world_size, "device": str(world.device)}
         log.event("start", facts | ({"rolled_back": True} if rolled_back else {}))
         for text in start.notes:

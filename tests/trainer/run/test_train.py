@@ -24,7 +24,7 @@ from mdata.dataset.eval_sets import evaluated_samples
 from mdata.util import file_lock
 from tests.helpers.examples import SOAK
 from tests.helpers.ranks import RankError, run_ranks
-from tests.helpers.runs import make_corpora, make_mix, write_jsonl
+from tests.helpers.runs import make_config, make_corpora, make_mix, write_jsonl
 from trainer.checkpoint.folder import latest_checkpoint, run_state
 from trainer.config.parse import dump_config
 from trainer.config.sections import (
@@ -489,3 +489,19 @@ def test_a_request_to_stop_ends_the_step_that_runs_when_it_is_read(corpora, tmp_
     assert latest_checkpoint(tmp_path / "stopped" / "checkpoints").name == "step-7"
     assert run_ranks(_behind, 1, config, 1, None) == [12]
     assert _curve(tmp_path / "stopped") == _curve(tmp_path / "whole")
+
+
+def _lose_rank_1(context, config):
+    def die(finished):
+        if context.rank == 1 and finished.step == 3:
+            os._exit(9)
+
+    train(config, context.join(Mesh(context.world)), callbacks=[die])
+
+
+def test_a_lost_rank_is_named_in_the_events(tmp_path):
+    config = make_config(tmp_path / "run", blend="mock", valid=[], steps=6, eval_interval=None)
+    with pytest.raises(RankError):
+        run_ranks(_lose_rank_1, 2, replace(config, model=replace(config.model, vocab_size=300)))
+    last = read_events(tmp_path / "run")[-1]
+    assert (last["event"], last["error"]) == ("failed", "rank 0 of 2 lost its connection to another rank")
