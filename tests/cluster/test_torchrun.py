@@ -125,6 +125,7 @@ def _ranks_of(folder: Path) -> list[int]:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(2400)  # both limits of the test below; on a busy machine each start takes a minute
 @pytest.mark.parametrize("seed", [1, 2])
 def test_ten_kills_of_ranks_and_launchers_leave_the_run_of_an_undisturbed_one(tmp_path, torchrun, seed) -> None:
     """A launcher that has ended is started again, as a person or a service would do it."""
