@@ -252,6 +252,44 @@ def test_a_batch_host_whose_slurmd_dies_alone_leaves_the_job_to_the_next_start(c
     assert steps_of(here) == undisturbed(2, LONGER), log(here)
 
 
+@pytest.mark.timeout(1800)  # six starts
+def test_one_run_survives_all_of_it(cluster, here, undisturbed):
+    """Of four nodes it has three: preempted twice, a node lost, a slurmd lost alone, and the time limit."""
+    run = ["train.global_batch=12", "train.steps=1500", "checkpoint.interval=20"]
+    job = launch(cluster, here, "--time", "4", "--grace", "1", nodes="3", run=run)
+
+    def wait_for_start(number):
+        """The job has trained some steps in this start of the run; the nodes that it has."""
+
+        def trains():
+            starts = [event["step"] for event in read_events(here / "runs/first") if event["event"] == "start"]
+            return len(starts) >= number and step(here) >= starts[-1] + 3
+
+        wait_until(trains, 240)
+        return cluster.run("scontrol", "show", "hostnames", status(cluster, here)["slurm"]["nodes"]).split()
+
+    for number in (1, 2):
+        wait_for_start(number)
+        cluster.run("scontrol", "requeue", job)
+    *_, last = wait_for_start(3)
+    cluster.kill_node(last)
+    first, *_ = wait_for_start(4)
+    cluster.start_node(last)
+    cluster.kill_node(first, ranks=False)
+    cluster.run("scontrol", "update", f"nodename={first}", "state=down", "reason=test")  # in place of its time-out
+    wait_for_start(5)
+    cluster.start_node(first)
+    shown = cluster.run("scontrol", "--oneliner", "show", "job", job)
+    limit_s = datetime.fromisoformat(re.search(r" EndTime=(\S+)", shown)[1]).timestamp()
+    with suspended(here):
+        time.sleep(max(0.0, limit_s - 60 - time.time()))
+    found = wait_for_end(cluster, here, 400)
+    assert found["condition"] == "done" and steps_of(here) == undisturbed(3, run), log(here)
+    *_, stopped = (event for event in read_events(here / "runs/first") if event["event"] == "stopped")
+    assert stopped["saved"] and "the time limit of the Slurm job" in log(here)
+    assert log(here).count(f" of Slurm job {job} on ") >= 6
+
+
 def test_a_run_with_two_numbers_of_nodes_goes_on_with_fewer(cluster, here, undisturbed):
     job = launch(cluster, here, nodes="2-4")
     wait_until(lambda: step(here) >= 7, 120)
