@@ -38,6 +38,8 @@ def test_a_workflow_runs_targets_of_the_makefile_and_pinned_actions(path):
         assert ("run" in step) != ("uses" in step), step
         if "uses" in step:
             assert re.fullmatch(r"[\w-]+/[\w-]+@v[\d.]+", step["uses"]), step
+            checkout = step["uses"].startswith("actions/checkout@")
+            assert not checkout or step["with"] == {"persist-credentials": False}, step
         for line in step.get("run", "").splitlines():
             program, target, *variables = line.split()
             assert program == "make" and target in TARGETS, line
