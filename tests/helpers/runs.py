@@ -31,6 +31,7 @@ WORDS = [
     "group",
     "country",
 ]
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def write_jsonl(path: Path, seed: int, documents: int = 40) -> Path:
@@ -61,6 +62,66 @@ def make_corpora(folder: Path, texts: dict[str, Path], *, vocab_size: int = 300)
             )
         )
     return {name: folder / f"{name}_text_document.json" for name in texts}
+
+
+def make_sentences(
+    folder: Path,
+    *,
+    name: str = "s",
+    documents: int = 40,
+    sentences: int = 8,
+    seed: int = 3,
+    sentinels: int = 30,
+    split_sentences: bool = True,
+) -> Path:
+    """Documents of 1 to 8 sentences of 2 to 9 words, as a corpus of sentences, by a WordPiece vocabulary."""
+    tables = folder / "nltk/tokenizers/punkt_tab/english"
+    tables.mkdir(parents=True, exist_ok=True)
+    for table in ("abbrev_types.txt", "sent_starters.txt", "collocations.tab", "ortho_context.tab"):
+        (tables / table).write_text("")
+    entries = [*SPECIAL, *WORDS, ".", *(f"<extra_id_{number}>" for number in range(sentinels))]
+    (folder / "vocab.txt").write_text("\n".join(entries) + "\n")
+    draw, lines = random.Random(seed), []
+    for _ in range(documents):
+        texts = [" ".join(draw.choices(WORDS, k=draw.randint(2, 9))) for _ in range(draw.randint(1, sentences))]
+        lines.append(json.dumps({"text": " ".join(f"{text.capitalize()}." for text in texts)}) + "\n")
+    (folder / f"{name}.jsonl").write_text("".join(lines))
+    mdata.preprocess(
+        mdata.PreprocessOptions(
+            input=(str(folder / f"{name}.jsonl"),),
+            output_prefix=str(folder / name),
+            tokenizer_type="BertWordPieceLowerCase",
+            vocab_file=str(folder / "vocab.txt"),
+            split_sentences=split_sentences,
+            nltk_data=str(folder / "nltk") if split_sentences else None,
+        )
+    )
+    return folder / f"{name}_text_{'sentence' if split_sentences else 'document'}.json"
+
+
+def make_chat(folder: Path) -> Path:
+    """Conversations of one or two questions and answers of up to three words, by bytes."""
+    draw = random.Random(5)
+    lines = []
+    for _ in range(40):
+        turns = [
+            {"role": role, "content": " ".join(draw.choices(WORDS, k=draw.randint(1, 3)))}
+            for _ in range(draw.randint(1, 2))
+            for role in ("user", "assistant")
+        ]
+        lines.append(json.dumps({"messages": turns}) + "\n")
+    (folder / "c.jsonl").write_text("".join(lines))
+    mdata.preprocess(
+        mdata.PreprocessOptions(
+            input=(str(folder / "c.jsonl"),),
+            output_prefix=str(folder / "c"),
+            tokenizer_type="ByteTokenizer",
+            json_keys=("messages",),
+            chat=True,
+            chat_template="plain",
+        )
+    )
+    return folder / "c_messages_chat.json"
 
 
 def make_mix(folder: Path, names: Sequence[str]) -> dict[str, Path]:

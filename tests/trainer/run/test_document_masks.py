@@ -15,7 +15,7 @@ import mdata
 from mdata.loader.loader import BatchPlan, collate
 from tests.helpers.corpora import write_pair
 from tests.helpers.ranks import RankError, run_ranks
-from tests.helpers.runs import make_corpora, write_jsonl
+from tests.helpers.runs import make_chat, make_corpora, write_jsonl
 from trainer.config.sections import (
     DataSection,
     MeshSection,
@@ -59,7 +59,13 @@ def config_of(corpus, folder, *, tp=1, cp=1, sequence_parallel=False, masks=True
             **{"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "init_std": 0.2, **(model or {})}
         ),
         data=DataSection(
-            blend=str(corpus), split="80,20", cache=str(folder / "cache"), **{"document_masks": masks, **data}
+            **{
+                "blend": str(corpus),
+                "split": "80,20",
+                "cache": str(folder / "cache"),
+                "document_masks": masks,
+                **data,
+            }
         ),
         mesh=MeshSection(tp=tp, cp=cp, sequence_parallel=sequence_parallel),
         train=TrainSection(
@@ -185,20 +191,32 @@ def _packed_step(context, config, *, apart=False):
 
 @pytest.fixture(scope="module")
 def documents_alone(corpus, tmp_path_factory):
-    """model -> (its configuration, loss and gradient norm of the documents of packed rows, one by one)."""
+    """(kind, model) -> (configuration, loss and gradient norm of the documents of its rows, one by one)."""
     folder, made = tmp_path_factory.mktemp("alone"), {}
-    for name, model in MODELS.items():
-        config = config_of(corpus, folder, kind="packed", model={"num_layers": 4, **model})
-        config = replace(config, train=replace(config.train, sequence_length=6 * LENGTH))
-        made[name] = config, run_ranks(partial(_packed_step, apart=True), 1, config)[0]
-    return made
+
+    def alone(kind, model):
+        if (kind, model) not in made:
+            data = {"blend": str(make_chat(folder)), "masks": False} if kind == "chat" else {}
+            config = config_of(corpus, folder, kind=kind, model={"num_layers": 4, **MODELS[model]}, **data)
+            config = replace(config, train=replace(config.train, sequence_length=6 * LENGTH))
+            made[kind, model] = config, run_ranks(partial(_packed_step, apart=True), 1, config)[0]
+        return made[kind, model]
+
+    return alone
 
 
 @pytest.mark.parametrize(("ranks", "mesh"), LAYOUTS, ids=str)
-@pytest.mark.parametrize("model", ["rope", pytest.param("learned", marks=SOAK)])
-def test_packed_rows_are_their_documents_alone(documents_alone, model, ranks, mesh):
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [
+        ("packed", "rope"),
+        pytest.param("packed", "learned", marks=SOAK),
+        pytest.param("chat", "rope", marks=SOAK),
+    ],
+)
+def test_packed_rows_are_their_documents_alone(documents_alone, kind, model, ranks, mesh):
     """To 1e-12, in every layout: the mean over the step's loss tokens, and the gradient of all parameters."""
-    config, alone = documents_alone[model]
+    config, alone = documents_alone(kind, model)
     steps = run_ranks(_packed_step, ranks, replace(config, mesh=MeshSection(**mesh)))
     for step in steps:
         assert step == pytest.approx(alone, rel=1e-12)
