@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.1,
         metavar="P",
-        help="bert, t5: share of samples with a shorter target length (default: 0.1)",
+        help="bert, t5: share of samples that are shorter on purpose (default: 0.1)",
     )
 
 

@@ -188,7 +188,7 @@ class _MockTexts(MaskedSamples):
     def _open(self, cache: Cache | None) -> None:
         self._key = derive_key(f"mock data v{_VERSION}", self.seed)
 
-    def _texts(self, numbers: Int64s) -> _core.MaskedRows:
+    def texts(self, numbers: Int64s) -> _core.MaskedRows:
         longest, plain = self.mapping.longest, np.array(self.vocabulary.ids)[_NUM_SPECIAL:]
         targets, sizes, tokens = [], [], []
         for number in numbers.tolist():

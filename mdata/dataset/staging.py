@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -20,7 +20,11 @@ from mdata.dataset.dataset import Dataset
 from mdata.errors import ResourceError, UsageError
 from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.progress import SILENT, Progress
+from mdata.samples.sample_options import MaskedKind
 from mdata.util.arrays import Int64s
+
+if TYPE_CHECKING:
+    from mdata.samples.masked import MaskedSamples
 
 _READ_AT_ONCE = 256  # samples, whose rows take memory though they are not read
 _FETCHED_AT_ONCE = 64
@@ -55,10 +59,21 @@ def blocks_read(dataset: Dataset, samples: Int64s) -> list[BlocksRead]:
     for first in range(0, len(samples), _READ_AT_ONCE):
         with ExitStack() as noting:
             noted = [noting.enter_context(corpus.gatherer.noted()) for corpus in stored]
-            dataset.read(samples[first : first + _READ_AT_ONCE])
+            _read_text(dataset, samples[first : first + _READ_AT_ONCE])
         for (_, blocks), more in zip(blocks_of, noted, strict=True):
             blocks += more
     return [BlocksRead(corpus, np.unique(np.concatenate(blocks))) for corpus, blocks in blocks_of if blocks]
+
+
+def _read_text(dataset: Dataset, samples: Int64s) -> None:
+    """Read samples, without masking: what bert and t5 mask depends on tokens, which nobody has read yet."""
+    if not isinstance(dataset.options.kind, MaskedKind):
+        dataset.read(samples)
+        return
+    components, inside = dataset.locate(samples)
+    for number in np.unique(components).tolist():
+        masked = cast("MaskedSamples", dataset.components[number].samples)
+        masked.texts(inside[components == number])
 
 
 def stage(dataset: Dataset, batches: Iterable[Int64s], *, progress: Progress = SILENT) -> StageResult:

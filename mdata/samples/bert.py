@@ -89,7 +89,8 @@ class FullRowBertSamples(BertSamples):
         )
         return self._stream.num_samples
 
-    def _texts(self, numbers: npt.NDArray[np.int64]) -> _core.MaskedRows:
+    def texts(self, numbers: npt.NDArray[np.int64]) -> _core.MaskedRows:
+        """The text of samples before masking."""
         text = np.empty((len(numbers), self._length + 1), np.int64)
         counts = self._stream.gather(numbers, text).counts
         tokens = text[np.arange(text.shape[1]) < counts[:, None]]

@@ -176,7 +176,7 @@ class MaskedSamples(PickledByArguments):
         self._permutation = lru_cache(maxsize=_EPOCHS_KEPT)(self._make_permutation)
         return None if self.order == "native" else len(self.rows)
 
-    def _texts(self, numbers: npt.NDArray[np.int64]) -> _core.MaskedRows:
+    def texts(self, numbers: npt.NDArray[np.int64]) -> _core.MaskedRows:
         """The text of samples before masking."""
         return self._text.rows(numbers, self.rows[self._places(numbers)])
 
@@ -217,7 +217,7 @@ class MaskedSamples(PickledByArguments):
             raise IndexError(f"samples {wanted.min()} to {wanted.max()} of {end}")
         fields = self.allocate(len(wanted)) if out is None else self.checked(out, len(wanted))
         if len(wanted):
-            self._fill(wanted, self._texts(wanted), fields)
+            self._fill(wanted, self.texts(wanted), fields)
         return fields
 
     def pieces(self, sample: int) -> list[SamplePiece]:

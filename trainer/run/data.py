@@ -33,7 +33,7 @@ from trainer.plan.plan import Plan
 from trainer.tasks.in_training import FixedTask, read_tasks, task_problems
 
 COUNTED_ROWS, COUNTED_TOKENS = 256, 64  # evenly spaced samples of the run for counting attention
-CHECKED_ROWS = 64  # the same for checking the spans of T5
+CHECKED_ROWS = 32  # the same for checking the spans of T5
 
 
 @dataclass(frozen=True, slots=True)

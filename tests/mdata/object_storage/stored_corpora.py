@@ -31,6 +31,7 @@ KINDS = {
     "document": {"kind": mdata.Document(eod=7)},
     "packed": {"kind": mdata.Packed(eod=7)},
     "bert": {"kind": mdata.Bert(vocabulary=VOCABULARY)},
+    "full rows": {"kind": mdata.Bert(vocabulary=VOCABULARY, head=False, full_rows=True)},
     "t5": {"kind": mdata.T5(vocabulary=VOCABULARY, decoder_length=128)},
     "megatron": {"order": mdata.MegatronOrder()},
     "valid": {"split": "valid", "split_shares": "90,10,0"},
