@@ -1,4 +1,4 @@
-"""Continue prompts with a trained model.
+"""Continue prompts with a trained model, or fill their masks with an encoder (BERT).
 
 The same command gives the same text, on any number of ranks that torchrun or Slurm starts, and in any batch. Without a
 prompt the text begins like a document; --num-samples N writes N such texts. With --output, a line of JSON for each text
@@ -7,6 +7,7 @@ is appended to a file; the same command, given again after an interruption, cont
 Examples:
   mtrain generate runs/first --prompt 'Once upon a time' --max-tokens 100
   mtrain generate Llama-3.2-1B --input prompts.jsonl --output texts.jsonl --temperature 0
+  mtrain generate runs/bert --prompt 'The capital of [MASK] is Paris.' --top-k 10
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rules.add_argument("--seed", type=int, default=1234, metavar="N", help="random seed (default: 1234)")
     rules.add_argument("--greedy", action="store_true", help="always take the most likely token")
     rules.add_argument("--temperature", type=float, metavar="T", help="softmax temperature; 0: greedy (default: 0.8)")
-    rules.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest (default: all)")
+    rules.add_argument(
+        "--top-k", type=int, metavar="K", help="choose among the K likeliest (default: all); masks: show K (default: 5)"
+    )
     rules.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling threshold (default: 0.95)")
     rules.add_argument(
         "--min-p", type=float, metavar="P", help="minimum probability, as a share of the likeliest token's (default: 0)"
@@ -115,6 +118,9 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.input is not None:
         prompts += read_prompts(arguments.input, strict=arguments.strict)
     with opened(arguments, console, command="generate") as model:
+        if model.fills_masks:
+            _fill(model, prompts, arguments=arguments, console=console)
+            return 0
         rules = _rules(arguments, model.recommended)
         recommended = {key: value for key, value in model.recommended.items() if getattr(rules, key) == value}
         if recommended and model.world.is_main:
@@ -176,6 +182,21 @@ def _generate(
     write_generated(model, made)
     facts = [{**dataclasses.asdict(text), **answer_facts(answer)} for text, answer in zip(made, answers, strict=True)]
     console.result("\n\n".join(f"{text.prompt}{text.text}" for text in made), {"texts": facts})
+
+
+def _fill(model: Model, prompts: list[str | list[int]], *, arguments: argparse.Namespace, console: Console) -> None:
+    from trainer.tasks.fill_mask import fill_masks
+
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if arguments.output is not None or arguments.beam_width is not None or len(texts) < len(prompts) or not texts:
+        raise UsageError(
+            "this model fills the masks of texts",
+            expected="--prompt or --input with texts, without --output and --beam-width",
+            fix="mtrain generate runs/bert --prompt 'The capital of [MASK] is Paris.'",
+        )
+    filled = fill_masks(model, texts, top=arguments.top_k or 5)
+    if model.world.is_main:
+        console.result("\n\n".join(one.lines() for one in filled), {"texts": [one.facts() for one in filled]})
 
 
 def _search(

@@ -29,6 +29,7 @@ from tests.helpers.ranks import RankContext, RankError, RankHang, run_ranks
 from tests.trainer.engines import assemble, layouts, reduced
 from tests.trainer.models import megatron
 from trainer.config.sections import (
+    BertSamplesSection,
     BertSection,
     DataSection,
     MeshSection,
@@ -119,7 +120,8 @@ def _bert_config(reference: Reference, *, average: str, micro_batch: int, mesh: 
     model, binary = reference.model, bool(reference.model.get("binary", reference.model.get("binary_head")))
     config = _config(reference, average=average, micro_batch=micro_batch, mesh=mesh, length=model.get("seq", 40))
     section = BertSection(norm="pre", binary_head=binary)
-    return replace(config, model=replace(config.model, family="bert", bert=section))
+    data = DataSection(blend="unused", kind="bert", bert=BertSamplesSection(head=binary))
+    return replace(config, model=replace(config.model, family="bert", bert=section), data=data)
 
 
 def _bert_batch(reference: Reference, step: int | None) -> Microbatch:

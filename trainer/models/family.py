@@ -222,6 +222,7 @@ class Family:
         function: shape -> what decides the function of a run's tensors, by keys of [model].
         effective: configuration -> the keys of [model] that have an effect on a trained model, derived ones too.
         build: a stage with uninitialized weights.
+        predicts: what its logits are of: the token after each, or, of a model that reads both sides, the token itself.
         sections: the sub-sections of [model] that it reads. data_kinds: the values of data.kind that it trains on.
         hugging_face, megatron: its models in these projects; None: they have none.
     """
@@ -240,6 +241,7 @@ class Family:
     function: Callable[[Any], dict[str, Any]]
     effective: Callable[[RunConfig], dict[str, Any]]
     build: BuildStage
+    predicts: Literal["next", "masked"] = "next"
     sections: tuple[str, ...] = ()
     data_kinds: tuple[DataKind, ...] = TEXT_KINDS
     buffers: Callable[[Any, Place], tuple[ParamSpec, ...]] = lambda *_: ()

@@ -37,7 +37,7 @@ from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.kernels.recording import CudaLane, Recorder
 from trainer.models.family import family_of
 from trainer.models.float8_layers import use_float8
-from trainer.models.stage import BufferedStage, LossFunction, Microbatch, joined
+from trainer.models.stage import NO_PAIR, BufferedStage, LossFunction, Microbatch, joined
 from trainer.models.symmetric_layers import use_symmetric_products
 from trainer.optim.buffers import Buffers
 from trainer.optim.layout import make_layout
@@ -297,7 +297,7 @@ class Engine:
         if not pairs:
             return microbatches
         tokens = torch.stack([batch.loss_mask_BS.sum() for batch in microbatches]).sum()
-        sums = torch.stack((tokens, torch.stack([(x >= 0).sum() for x in pairs]).sum().to(tokens.dtype)))
+        sums = torch.stack((tokens, torch.stack([(x != NO_PAIR).sum() for x in pairs]).sum().to(tokens.dtype)))
         tokens, rows = all_reduce_(sums, self.dp).unbind()
         return [replace(batch, step_tokens=tokens, step_pairs=rows) for batch in microbatches]
 

@@ -171,6 +171,7 @@ class Engine:
                 raise UsageError(f"{name}={value} is below 1")
         if cache_tokens is not None and cache_tokens < 1:
             raise UsageError(f"cache_tokens={cache_tokens} is below 1", expected="tokens that the cache holds, >= 1")
+        model.check_continues()
         self.model, self._chunk, self._max_batch = model, prefill_chunk, max_batch
         self._decoder = Decoder(
             model,

@@ -80,6 +80,7 @@ class Model:
         name: of the folder. run_folder: with its checkpoints, on a disk; None: another folder.
         weights: "fp8", or "": as in the folder.
         notes: what the user should know of it.
+        fills_masks: it predicts masked tokens from both sides, and no next ones.
     """
 
     module: Any
@@ -96,6 +97,7 @@ class Model:
     run_folder: Path | None = None
     weights: str = ""
     notes: tuple[str, ...] = ()
+    fills_masks: bool = False
 
     @classmethod
     def load(
@@ -158,6 +160,7 @@ class Model:
             run_folder=_run_folder(location),
             weights=weights,
             notes=folder.notes,
+            fills_masks=folder.family.predicts == "masked",
         )
 
     def logits(self, ids: Sequence[int]) -> Tensor:
@@ -180,6 +183,7 @@ class Model:
         Raises:
             UsageError: as `logits`.
         """
+        self.check_continues()
         whole_BS, top = self._padded(rows, most=self.context + 1), min(top, self.vocab_size)
         tokens_BS, labels_BS = whole_BS[:, :-1], whole_BS[:, 1:]
         shape, device = tuple(tokens_BS.shape), tokens_BS.device
@@ -248,6 +252,19 @@ class Model:
             if axis in self.world.groups:
                 all_reduce_(value, self.world.groups[axis])
         return int(value)
+
+    def check_continues(self) -> None:
+        """Refuse a model that does not predict the next token.
+
+        Raises:
+            UsageError: it predicts masked ones.
+        """
+        if self.fills_masks:
+            raise UsageError(
+                f"{self.name} predicts masked tokens, and not the next one",
+                expected="a model that continues texts, such as a GPT",
+                fix="mtrain generate fills the masks of a prompt: --prompt 'The capital of [MASK] is Paris.'",
+            )
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Refuse what is not a row of token ids of this model.

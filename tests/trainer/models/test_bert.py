@@ -21,7 +21,14 @@ from tests.trainer.engines import (
     small_config,
 )
 from trainer.config.presets import PRESETS
-from trainer.config.sections import BertSection, MeshSection, OptimizerSection, RecomputeSection
+from trainer.config.sections import (
+    BertSamplesSection,
+    BertSection,
+    DataSection,
+    MeshSection,
+    OptimizerSection,
+    RecomputeSection,
+)
 from trainer.convert.model_keys import model_config
 from trainer.layers.embedding import VocabularyEmbedding
 from trainer.layers.head import VocabularyBias, head_loss
@@ -63,6 +70,7 @@ def _config(*, norm="pre", average="token", recompute="none", dropout=0.0, shard
     return replace(
         config,
         model=model,
+        data=DataSection(blend="unused", kind="bert", bert=BertSamplesSection(head=head)),
         train=replace(config.train, loss_average=average),
         mesh=MeshSection(**mesh),
         recompute=RecomputeSection(mode=recompute),
@@ -352,6 +360,7 @@ def test_operations_are_those_of_both_sides_and_of_masked_tokens():
         ({"position": "alibi"}, {}, 'model.position="alibi" has no form for tokens on both sides'),
         ({"block_norm": "output"}, {}, 'model.bert.norm="post" is where sums are normalized'),
         ({"tie_embeddings": False}, {}, "model.tie_embeddings=False has no meaning"),
+        ({"activation": "relu"}, {}, 'model.activation="relu" is none of the head'),
         ({"bert": BertSection(token_types=1)}, {}, "model.bert.token_types=1 gives both texts of a pair the same type"),
         ({}, {"cp": 2}, "mesh.cp=2 divides rows for causal attention"),
     ],
@@ -370,3 +379,14 @@ def test_another_place_of_norms_is_another_model():
     keys = [family.function(family.shape(config, 250)) for config in (pre, post)]
     assert {name for name in keys[0] if keys[0][name] != keys[1][name]} == {"bert.norm"}
     assert family.effective(_config(head=False))["bert.token_types"] == 0
+
+
+def test_a_head_for_pairs_needs_pairs():
+    config = _config()
+    single = replace(config, data=replace(config.data, bert=BertSamplesSection(head=False)))
+    (problem,) = family_of(config).problems(single)
+    assert "data.bert.head=false makes rows of one text" in problem
+    shape = family_of(config).shape(
+        replace(config, data=replace(config.data, bert=BertSamplesSection(mask_probability=0.3))), 250
+    )
+    assert shape.predicted == 0.3

@@ -30,7 +30,9 @@ FAMILY = Family(
     function=function_keys,
     effective=effective_keys,
     build=built_by("trainer.models.bert.model", "build_bert"),
+    predicts="masked",
     sections=("bert",),
+    data_kinds=("bert",),
     hugging_face=HUGGING_FACE,
     megatron=MEGATRON,
 )

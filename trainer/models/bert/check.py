@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainer.config.sections import ModelSection, RunConfig
+from trainer.config.sections import BertSamplesSection, ModelSection, RunConfig
 from trainer.models.bert.shape import section_of, token_types
 from trainer.models.gpt import check as gpt
 from trainer.models.gpt.check import cut_by_tp
@@ -45,6 +45,12 @@ def model_problems(config: RunConfig) -> Iterator[str]:
         yield (
             "model.bert.token_types=1 gives both texts of a pair the same type, but model.bert.binary_head=true reads "
             "pairs; set model.bert.token_types=2, or model.bert.binary_head=false"
+        )
+    masking = config.data.bert or BertSamplesSection()
+    if section.binary_head and config.data.kind == "bert" and not masking.head:
+        yield (
+            "data.bert.head=false makes rows of one text, but model.bert.binary_head=true learns from pairs; set both "
+            "to true, or both to false"
         )
     if config.mesh.cp > 1:
         yield (

@@ -27,7 +27,7 @@ from trainer.layers.head import VocabularyBias, head_loss
 from trainer.layers.linear import Linear, column_product
 from trainer.models.bert.shape import SENTENCE_LOSS, BertShape
 from trainer.models.gpt.model import GPT, Block, Context, build_gpt, make_norm
-from trainer.models.stage import Microbatch, NamedLoss, Tensors, summed
+from trainer.models.stage import NO_PAIR, Microbatch, NamedLoss, Tensors, summed
 from trainer.parallel.collectives import Group
 from trainer.parallel.conjugates import gather_columns, gather_rows
 from trainer.parallel.params import Place
@@ -174,8 +174,8 @@ def _masked(weight_N: Tensor) -> Tensor:
 
 def _pair_loss(logits_B2: Tensor, swapped_B: Tensor) -> NamedLoss:
     wide = logits_B2.to(torch.promote_types(logits_B2.dtype, torch.float32))
-    total = F.cross_entropy(wide, swapped_B, ignore_index=-1, reduction="sum")
-    return NamedLoss(total, (swapped_B >= 0).sum(), of_step=True)
+    total = F.cross_entropy(wide, swapped_B, ignore_index=NO_PAIR, reduction="sum")
+    return NamedLoss(total, (swapped_B != NO_PAIR).sum(), of_step=True)
 
 
 def build_bert(

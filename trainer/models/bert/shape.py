@@ -6,12 +6,11 @@ import dataclasses
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config.sections import BertSection, RunConfig
+from trainer.config.sections import BertSamplesSection, BertSection, RunConfig
 from trainer.models.family import DecodeState
 from trainer.models.gpt import shape as gpt
 
 OWN_KEYS = ("norm", "binary_head", "token_types", "head_activation")  # keys of [model.bert]
-MASKED = 0.15  # share of tokens that are predicted, as published models had it; the head computes nothing else
 SENTENCE_LOSS = "sop"  # the loss of pairs, whose name in Megatron stands for the order of sentences
 
 
@@ -23,11 +22,13 @@ class BertShape(gpt.GPTShape):
         token_types: kinds of texts in a row, each with an embedding; 0: they have none.
         binary_head: whether token 0 says if the second text follows the first.
         head_activation: before the logits, "gelu" (by tanh) or "gelu_erf".
+        masked: share of tokens that are predicted; the head computes no others.
     """
 
     token_types: int
     binary_head: bool
     head_activation: str = "gelu_erf"
+    masked: float = 0.15
 
     @property
     def is_post_norm(self) -> bool:
@@ -37,7 +38,7 @@ class BertShape(gpt.GPTShape):
     @property
     def predicted(self) -> float:
         """The share of tokens for which the head computes logits."""
-        return MASKED
+        return self.masked
 
 
 def section_of(config: RunConfig) -> BertSection:
@@ -57,7 +58,8 @@ def bert_shape(config: RunConfig, vocab_size: int) -> BertShape:
     same = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)}
     same |= {"block_norm": "output" if section.norm == "post" else "input"}
     same |= {"scores": replace(shape.scores, causal=False)}
-    return BertShape(**same, **_own(config))
+    masking = config.data.bert or BertSamplesSection()
+    return BertShape(**same, **_own(config), masked=masking.mask_probability)
 
 
 def _own(config: RunConfig) -> dict[str, Any]:
@@ -83,6 +85,7 @@ def decode_state(shape: BertShape, kind: str) -> DecodeState:
 def function_keys(shape: BertShape) -> dict[str, Any]:
     """See `gpt.function_keys`."""
     keys = gpt.function_keys(shape)
+    del keys["masked"]
     own = {"norm": "post" if keys.pop("block_norm") == "output" else "pre"}
     own |= {name: keys.pop(name) for name in OWN_KEYS[1:]}
     return keys | {f"bert.{name}": value for name, value in own.items()}
