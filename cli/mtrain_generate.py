@@ -181,7 +181,12 @@ def _generate(
     ]
     write_generated(model, made)
     facts = [{**dataclasses.asdict(text), **answer_facts(answer)} for text, answer in zip(made, answers, strict=True)]
-    console.result("\n\n".join(f"{text.prompt}{text.text}" for text in made), {"texts": facts})
+    console.result("\n\n".join(f"{text.prompt}{_between(model)}{text.text}" for text in made), {"texts": facts})
+
+
+def _between(model: Model) -> str:
+    """What separates a prompt from its text: nothing where the text continues it."""
+    return "" if model.start is None else "\n"
 
 
 def _fill(model: Model, prompts: list[str | list[int]], *, arguments: argparse.Namespace, console: Console) -> None:
@@ -213,18 +218,19 @@ def _search(
 
     facts, parts = [], []
     for prompt, text in zip(ids, shown, strict=True):
+        before = prompt if model.start is None else []
         beams = search_beams(
             model,
             prompt,
             width=arguments.beam_width,
-            max_tokens=arguments.max_tokens or min(DEFAULT_TOKENS, max(1, model.context - len(prompt))),
+            max_tokens=arguments.max_tokens or min(DEFAULT_TOKENS, max(1, model.context - max(1, len(before)))),
             length_penalty=arguments.length_penalty,
             count=arguments.num_results,
             rules=rules,
         )
         for beam in beams:
-            new = decoded_after(model.tokenizer, prompt, beam.tokens) if model.tokenizer else str(list(beam.tokens))
-            parts.append(f"{text}{new}")
+            new = decoded_after(model.tokenizer, before, beam.tokens) if model.tokenizer else str(list(beam.tokens))
+            parts.append(f"{text}{_between(model)}{new}")
             facts.append({"prompt": text, "text": new, "tokens": list(beam.tokens), "score": beam.score})
     if model.world.is_main:
         console.result("\n\n".join(parts), {"texts": facts})

@@ -186,6 +186,7 @@ class T5ModelSection:
     )
     relative_buckets: Annotated[int, Range(4)] = 32  # learned biases of each head, under model.position = "relative"
     relative_distance: Annotated[int, Range(2)] = 128  # tokens from which on all distances have the same bias
+    start_token: Annotated[int, Range(-1)] = -1  # id with which the decoder begins; -1: that of the tokenizer
     head_bias: bool = False  # the output head has a bias, as in Megatron's T5 with tied embeddings
     init: Literal["normal", "sizes"] = (
         "normal"  # initial weights; sizes: scaled by the sizes of each matrix, as in the original T5

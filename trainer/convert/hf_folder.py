@@ -241,7 +241,7 @@ def write_hf(
     if len(parts) > 1:
         total = {"total_size": num_bytes(entries)}
         _write_json(target / SHARDED, {"metadata": total, "weight_map": where})
-    ends = _special_ids(model.tokenizer)
+    ends = _special_ids(model)
     _write_json(target / "generation_config.json", {**ends, "do_sample": False})
     if model.tokenizer is not None:
         for name, content in model.tokenizer.files.items():
@@ -252,10 +252,16 @@ def write_hf(
     _write_json(target / CONFIG, {**config, **ends, "dtype": _NAMES[dtype], "torch_dtype": _NAMES[dtype]})
 
 
-def _special_ids(tokenizer: TokenizerConfig | None) -> dict[str, int | None]:
-    """What config.json says of the end of a document; without it transformers takes the family's own ids."""
-    eod = None if tokenizer is None else build_tokenizer(*tokenizer[:2], options=tokenizer.options).eod
-    return {"bos_token_id": None, "eos_token_id": eod, "pad_token_id": None}
+def _special_ids(model: ModelFolder) -> dict[str, int | None]:
+    """What config.json says of the end of a document; without it transformers takes the family's own ids.
+
+    A decoder of transformers begins with what pads its rows.
+    """
+    tokenizer, config = model.tokenizer, model.config
+    built = None if tokenizer is None else build_tokenizer(*tokenizer[:2], options=tokenizer.options)
+    ids = {"bos_token_id": None, "eos_token_id": None if built is None else built.eod, "pad_token_id": None}
+    start = model.family.decoder_start(config, None if built is None else built.bos)
+    return ids if start is None else ids | {"decoder_start_token_id": start, "pad_token_id": start}
 
 
 def _pieces(source: Linked, entries: Mapping[str, TensorInfo], report: Report) -> Iterator[Tensor]:

@@ -41,13 +41,9 @@ def model_config(
     tables: dict[str, dict[str, Any]] = {name: dict(table) for name, table in _RUN.items()}
     tables["model"] = dict(keys)
     tables["train"]["sequence_length"] = context
-<<<<<<< HEAD
-    tables["data"]["kind"] = family_named(keys.get("family", "gpt")).data_kinds[0]
-=======
     family = keys.get("family") or PRESETS.get(keys.get("preset") or "", {}).get("family", "gpt")
     if (kind := family_named(family).data_kinds[0]) != "gpt":
         tables["data"] = {"blend": "unknown", "kind": kind}  # mock data are of one kind
->>>>>>> 49f59100 (generate: fill the masks of a text with an encoder)
     for name, table in (more or {}).items():
         tables[name] = {**tables.get(name, {}), **table}
     config, problems = parse_config(tables)

@@ -76,7 +76,7 @@ def ragged_attention(
     """See plain.ragged_attention: one call of flash attention for all rows, whatever their lengths."""
     varlen = _varlen()
     options = {} if varlen is None else _varlen_options(scores.scale or None, grouped=q_NHK.shape[1] != k_MGK.shape[1])
-    changed = scores.softcap or scores.alibi or scores.sinks != "none"
+    changed = scores.softcap or scores.alibi or scores.relative or scores.sinks != "none"
     if varlen is not None and scores.window:
         if "window_size" in inspect.signature(varlen).parameters:
             options.pop("is_causal", None)

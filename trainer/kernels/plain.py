@@ -237,6 +237,7 @@ class ScoreTensors(NamedTuple):
         column_S: int64, the position of each query in its row; None: queries begin where keys do.
         length_B: int32, real keys of each row, at least 1; the rest is padding, which no query sees.
         bias_HST: added to scores; differentiable.
+        far_HD: added to the scores of keys so many tokens before the query; the last one for all keys before those.
     """
 
     sink_H: Tensor | None = None
@@ -246,6 +247,7 @@ class ScoreTensors(NamedTuple):
     column_S: Tensor | None = None
     length_B: Tensor | None = None
     bias_HST: Tensor | None = None
+    far_HD: Tensor | None = None
 
 
 def document_attention(
@@ -281,6 +283,8 @@ def scored_attention(
     distance_ST = query.unsqueeze(1) - token
     if tensors.slope_H is not None:
         score = score - tensors.slope_H.view(-1, 1, 1) * distance_ST
+    if tensors.far_HD is not None:
+        score = score + tensors.far_HD[:, distance_ST.clamp(0, tensors.far_HD.shape[1] - 1)]
     hidden = (distance_ST < 0) & scores.causal
     if tensors.length_B is not None:
         hidden = hidden | (token >= tensors.length_B.unsqueeze(1))[:, None, None]
@@ -330,6 +334,9 @@ def paged_attention(
     distance_BT = last_B.unsqueeze(1) - torch.arange(k_BTGK.shape[1], device=q_BHK.device)
     if tensors.slope_H is not None:
         score_BHT = score_BHT - tensors.slope_H.view(-1, 1) * distance_BT.unsqueeze(1)
+    if tensors.far_HD is not None:
+        far_HBT = tensors.far_HD[:, distance_BT.clamp(0, tensors.far_HD.shape[1] - 1)]
+        score_BHT = score_BHT + far_HBT.transpose(0, 1)
     hidden_BT = distance_BT < 0
     if scores.window:
         hidden_BT = hidden_BT | (distance_BT >= scores.window)
@@ -366,7 +373,7 @@ def _attend_row(q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scores: ScoreSha
     """Causal attention of the last S of T tokens with the options of scores."""
     new, length = q_BSHK.shape[1], k_BTGK.shape[1]
     column_S = torch.arange(length - new, length, device=q_BSHK.device)
-    if scores.softcap or scores.alibi or scores.sinks != "none":
+    if scores.softcap or scores.alibi or scores.relative or scores.sinks != "none":
         return scored_attention(q_BSHK, k_BTGK, v_BTGK, scores, tensors._replace(column_S=column_S))
     visible_ST = None
     if scores.window or new < length:

@@ -56,7 +56,8 @@ class Sequences:
         context: if rows are divided over ranks; documents are then those of whole rows. None: rows are whole.
         step: a step of generation: the tokens are new ones of rows in pages. pages: those of this block.
         lengths_B: int32[B], real tokens of each row; the rest is padding, to which nothing attends. None: all are real.
-        bias_HST: what relative positions add to the scores of this rank's heads; None: nothing.
+        bias_HST: what relative positions add to the scores of this rank's heads; None: nothing. far_HD: the same in a
+            step of generation, see `ScoreTensors`.
     """
 
     batch: int
@@ -69,6 +70,7 @@ class Sequences:
     pages: Pages | None = None
     lengths_B: Tensor | None = None
     bias_HST: Tensor | None = None
+    far_HD: Tensor | None = None
 
     def of_block(self, number: int) -> Sequences:
         """As the attention of a block sees them."""
@@ -178,7 +180,8 @@ class Attention(Layer):
             keep_BHST = self.dropout.keep_weights(
                 sequences.samples_B, range(mine.start, mine.stop), length=sequences.row_length, columns_S=column_S
             )
-        return ScoreTensors(sink_H, slope_H, document_BS, keep_BHST, column_S, sequences.lengths_B, sequences.bias_HST)
+        beside = sequences.lengths_B, sequences.bias_HST, sequences.far_HD
+        return ScoreTensors(sink_H, slope_H, document_BS, keep_BHST, column_S, *beside)
 
 
 def _heads_norm(shape: AttentionShape, heads: int, *, tp: Group, kernels: Kernels) -> Norm | HeadsNorm:

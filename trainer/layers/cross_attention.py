@@ -10,6 +10,7 @@ R buckets of distances.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -79,6 +80,14 @@ class CrossAttention(Layer):
         y_BSHK = self.kernels.scored_attention(q_BSHK, k_BTHK, v_BTHK, self.shape.scores, tensors)
         return self.out(y_BSHK.flatten(0, 1).flatten(1))
 
+    def step(self, x_ND: Tensor, *, kept: Mapping[str, Tensor], slot_N: Tensor, length_N: Tensor) -> Tensor:
+        """New tokens of several rows, whose keys and values are kept under their slots."""
+        q_N1HK = self.q(x_ND).view(len(x_ND), 1, self.heads, -1)
+        k_NTHK, v_NTHK = (kept[name][slot_N] for name in ("key", "value"))
+        tensors = ScoreTensors(length_B=length_N)
+        y_N1HK = self.kernels.scored_attention(q_N1HK, k_NTHK, v_NTHK, self.shape.scores, tensors)
+        return self.out(y_N1HK.flatten(1))
+
     def keys(self, context_MD: Tensor, rows: CrossRows) -> tuple[Tensor, Tensor]:
         """Keys and values of the encoder's tokens: [B, T, H, K] each."""
         both = self.kv(context_MD).view(rows.batch, rows.encoder_length, 2, self.heads, -1)
@@ -126,3 +135,9 @@ def relative_bias(table_RH: Tensor, length: int, *, both: bool, longest: int) ->
     distance = torch.arange(1 - length, length, device=table_RH.device)
     of_distance = bucket_of(distance, both=both, buckets=len(table_RH), longest=longest)
     return table_RH[of_distance[place - place.unsqueeze(1) + length - 1]].permute(2, 0, 1)
+
+
+def far_biases(table_RH: Tensor, *, longest: int) -> Tensor:
+    """The decoder's biases of keys 0, 1, ... tokens before a query, to the distance from which on all are equal."""
+    distance = -torch.arange(longest + 1, device=table_RH.device)
+    return table_RH[bucket_of(distance, both=False, buckets=len(table_RH), longest=longest)].t()

@@ -65,15 +65,31 @@ class Pages:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadRows:
+    """What the encoder gave for the texts of a step's rows.
+
+    Args:
+        tensors: block -> name -> what it keeps of the tokens of every row's text: [slots, T, ...].
+        slot_N: int64, the slot of each new token's row. length_N: int32, tokens of that row's text.
+    """
+
+    tensors: Mapping[int, Mapping[str, Tensor]]
+    slot_N: Tensor
+    length_N: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class PagedStep:
     """A step of generation, for all blocks of a stage.
 
     Args:
         pages: of each block, by its number in the model. longest: the model's context, for tables of positions.
+        read: of the encoder; None: the model has none.
     """
 
     pages: Mapping[int, Pages]
     longest: int
+    read: ReadRows | None = None
 
 
 def attend_pages(

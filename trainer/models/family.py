@@ -84,19 +84,21 @@ class DecodeState:
 
     Args:
         tensors: name -> shape for one token, or for the row, of the whole model.
-        per: a token of the row, the row (a state of constant size), or a token of the encoder.
+        per: a token of the row, or the row (a state of constant size).
         last: only so many last tokens are kept; None: all.
         divided: whether tensor parallelism divides the first dim, as it does heads; a rank of more ranks than there
             are heads holds a copy of one. False: each rank has all of it.
+        of_encoder: the same of a token of the encoder, for models that have one; its tokens are read once for a row.
         restart: a row with more tokens than this keeps other numbers of all of them (longrope turns them otherwise),
             so it is computed anew, from position `restart` of the tables on; None: never.
     """
 
     tensors: Mapping[str, tuple[int, ...]]
-    per: Literal["token", "row", "encoder_token"] = "token"
+    per: Literal["token", "row"] = "token"
     last: int | None = None
     divided: bool = True
     restart: int | None = None
+    of_encoder: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +221,8 @@ class Family:
             cost, memory and decoding state; plan, kernels and decoding iterate over them.
         scores: (shape, kind) -> how attention changes scores in these blocks; None: they have none.
         decode_state: (shape, kind) -> what such a block keeps between tokens.
+        decoder_start: (configuration, the tokenizer's id that begins a text) -> the token with which a decoder begins,
+            whose rows are others than the encoder's; None: the model has one stack.
         function: shape -> what decides the function of a run's tensors, by keys of [model].
         effective: configuration -> the keys of [model] that have an effect on a trained model, derived ones too.
         build: a stage with uninitialized weights.
@@ -244,6 +248,7 @@ class Family:
     predicts: Literal["next", "masked"] = "next"
     sections: tuple[str, ...] = ()
     data_kinds: tuple[DataKind, ...] = TEXT_KINDS
+    decoder_start: Callable[[RunConfig, int | None], int | None] = lambda *_: None
     buffers: Callable[[Any, Place], tuple[ParamSpec, ...]] = lambda *_: ()
     losses: Callable[[Any], tuple[str, ...]] = lambda _: ()
     hugging_face: HuggingFace | None = None

@@ -3,7 +3,8 @@
 What a block keeps is declared by its kind (`DecodeState`); there is one tensor of pages for each of its names, and all
 blocks that see equally many tokens share a table of pages. A call computes one token of each row (decoding) or parts of
 prompts (prefill), which flow through the layers as flat tokens, as in training. Any number of rows may lie beside each
-other. What is not done: states that are not kept for each token (`per`), which no family here has.
+other. A model with an encoder reads the text of a row once, when the row begins. What is not done: states that are not
+kept for each token (`per`), which no family here has.
 
 Shapes: N new tokens of B rows, M positions whose logits are wanted, V entries of the vocabulary.
 """
@@ -24,7 +25,7 @@ from torch.nn import functional
 from mdata import UsageError
 from trainer.errors import out_of_memory_in
 from trainer.kernels.recording import CudaLane
-from trainer.layers.paged import PagedRows, PagedStep, Pages
+from trainer.layers.paged import PagedRows, PagedStep, Pages, ReadRows
 from trainer.models.family import DecodeState
 from trainer.models.stage import Microbatch
 from trainer.parallel.collectives import all_reduce_, start_receive_, start_send
@@ -72,6 +73,12 @@ class Decoder:
         self.restart = min(state.restart or model.context for state in states.values())
         if other := sorted({state.per for state in states.values()} - {"token"}):
             raise UsageError(f"{model.name} cannot generate: its blocks keep a state for each {other[0]}")
+        if model.start is not None and model.world.groups["pp"].size > 1:
+            raise UsageError(
+                f"{model.name} has an encoder, and generates on ranks that each have all of its layers",
+                found=f"--pp {model.world.groups['pp'].size}",
+                fix="--tp in its place",
+            )
         lasts = self._lasts(states)
         like = next(model.module.parameters())
         page_bytes = dict.fromkeys(lasts, 0)
@@ -104,9 +111,37 @@ class Decoder:
                 }
                 for block, state in states.items()
             }
-        self.records = model.world.device.type == "cuda"
+            self._read = {
+                block: {
+                    name: torch.zeros(
+                        max_rows, model.reads, *self._local(state, shape), dtype=like.dtype, device=like.device
+                    )
+                    for name, shape in state.of_encoder.items()
+                }
+                for block, state in states.items()
+            }
+        self._read_lengths = np.zeros(max_rows, dtype=np.int32)
+        self.records = model.world.device.type == "cuda" and model.start is None
         self._recorded, self._max_rows = dict[int, _Recording](), max_rows
         self._pool_of = {block: lasts.index(self._last(state)) for block, state in states.items()}
+
+    @torch.no_grad()
+    def read(self, slot: int, tokens: Sequence[int]) -> None:
+        """Let the encoder read the text of a row, before its first tokens."""
+        with out_of_memory_in("reading a text", fix="shorter texts, or fewer rows at a time"):
+            kept = self.model.module.read(self.moved(np.array(tokens, dtype=np.int64)))
+            for block, tensors in kept.items():
+                for name, values in tensors.items():
+                    self._read[block][name][slot, : len(tokens)] = values
+        self._read_lengths[slot] = len(tokens)
+
+    def share_read(self, slots: Sequence[int], new_slots: Sequence[int]) -> None:
+        """Rows that go on where others were have read the same texts."""
+        old, new = list(slots), list(new_slots)
+        for tensors in self._read.values():
+            for tensor in tensors.values():
+                tensor[new] = tensor[old]
+        self._read_lengths[new] = self._read_lengths[old]
 
     @torch.no_grad()
     def prefill(
@@ -140,7 +175,8 @@ class Decoder:
         flat_N = np.array([token for row in tokens for token in row], dtype=np.int64)
         where = [place + self.restart * is_long for place, is_long in zip(places, long, strict=True)]
         position_N, at_M = np.concatenate(where), np.array(at, dtype=np.int64)
-        return self._forward(self.moved(flat_N), self.moved(position_N), self.moved(at_M), rows)
+        slot_N = np.repeat(np.array(slots, dtype=np.int64), counts)
+        return self._forward(self.moved(flat_N), self.moved(position_N), self.moved(at_M), rows, slot_N)
 
     @torch.no_grad()
     def decode(
@@ -162,7 +198,7 @@ class Decoder:
                 return None if logits_BV is None else logits_BV[: len(slots)]
         size, width = len(slots), self._width(lengths)
         inputs = self.moved(self._decode_inputs(slots, lengths, long, size=size, width=width))
-        return self._decode(tokens_B, inputs, size=size, width=width)
+        return self._decode(tokens_B, inputs, size=size, width=width, slot_B=np.array(slots, dtype=np.int64))
 
     def _recording(self, tokens_B: Tensor, inputs: Tensor, *, size: int, width: int) -> _Recording | None:
         """The recorded step of so many rows, made at its first use and tried with the inputs of that step.
@@ -224,10 +260,12 @@ class Decoder:
             inputs[first : first + width].reshape(size, width)[:count] = pages[index, :width]
         return inputs.reshape(-1)
 
-    def _decode(self, tokens_B: Tensor, inputs: Tensor, *, size: int, width: int) -> Tensor | None:
+    def _decode(
+        self, tokens_B: Tensor, inputs: Tensor, *, size: int, width: int, slot_B: np.ndarray | None = None
+    ) -> Tensor | None:
         position_B, length_B, *tables = inputs.split([size, size, *([size * width] * len(self.table.tables))])
         rows = [PagedRows(table.view(size, width), length_B) for table in tables]
-        return self._forward(tokens_B, position_B, torch.arange(size, device=tokens_B.device), rows)
+        return self._forward(tokens_B, position_B, torch.arange(size, device=tokens_B.device), rows, slot_B)
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy pages, in the order given."""
@@ -238,8 +276,17 @@ class Decoder:
                 for tensor in tensors.values():
                     tensor[target] = tensor[source]
 
-    def _forward(self, tokens_N: Tensor, position_N: Tensor, at_M: Tensor, rows: Sequence[PagedRows]) -> Tensor | None:
-        model = self.model
+    def _forward(
+        self,
+        tokens_N: Tensor,
+        position_N: Tensor,
+        at_M: Tensor,
+        rows: Sequence[PagedRows],
+        slot_N: np.ndarray | None,
+    ) -> Tensor | None:
+        model, read = self.model, None
+        if model.start is not None and slot_N is not None:
+            read = ReadRows(self._read, self.moved(slot_N), self.moved(self._read_lengths[slot_N]))
         with out_of_memory_in("generating", fix="fewer rows at a time, shorter prefills, or a smaller cache"):
             pages = {block: Pages(tensors, rows[self._pool_of[block]]) for block, tensors in self._tensors.items()}
             nothing = torch.zeros(0, device=tokens_N.device)
@@ -248,7 +295,7 @@ class Decoder:
                 labels_BS=nothing,
                 loss_mask_BS=nothing,
                 positions_BS=position_N[None],
-                step=PagedStep(pages, model.context),
+                step=PagedStep(pages, model.context, read),
             )
             pp, links = model.world.groups["pp"], model.world.links
             received = model.module.received(batch)
@@ -368,6 +415,7 @@ class BeamCache:
     """The rows of a beam search after one prompt, which share the pages of what they have in common."""
 
     def __init__(self, model: Model, ids: Sequence[int], *, width: int, max_tokens: int) -> None:
+        text, ids = (ids, [model.start]) if model.start is not None else ((), ids)
         own = 2 * width * (-(-max_tokens // PAGE_TOKENS) + 2)  # pages of rows before and after a step
         self._decoder = Decoder(
             model,
@@ -376,6 +424,7 @@ class BeamCache:
             longest=len(ids) + max_tokens,
         )
         self._decoder.records = False  # a recording costs more than the steps of one search
+        self._text = tuple(text)
         self._ids, self._slots, self._length = list(ids), list[int](), 0
         self._long = self._decoder.is_long(len(ids) + max_tokens)  # from the first token on, unlike in `Engine`
 
@@ -388,6 +437,8 @@ class BeamCache:
         decoder, model, table = self._decoder, self._decoder.model, self._decoder.table
         if not self._slots:
             self._slots = [table.open()]
+            if self._text:
+                decoder.read(self._slots[0], self._text)
             for start in range(0, len(self._ids), decoder.chunk):
                 part = self._ids[start : start + decoder.chunk]
                 self._extend(start + len(part))
@@ -397,7 +448,9 @@ class BeamCache:
         for slot in self._slots:
             table.close(slot)
         decoder.copy([copy for fork in forks if fork is not None for copy in fork[1]])
-        self._slots = [fork[0] for fork in forks if fork is not None]
+        before, self._slots = self._slots, [fork[0] for fork in forks if fork is not None]
+        if self._text:
+            decoder.share_read([before[parent] for parent in parents], self._slots)
         assert len(self._slots) == len(rows), "the cache was made for all of them"
         self._extend(self._length + 1)
         last_B = torch.tensor([row[-1] for row in rows], device=model.world.device)

@@ -39,6 +39,8 @@ class Request(NamedTuple):
         n: samples. first: the index of the first.
         number: of the request in its file; the draws depend on it, see `uniform`.
         sliding: drop the oldest tokens when the context is full; otherwise such a request is refused.
+        text: what the encoder reads, if the model has one: the prompt that was asked for. `prompt` is then the token
+            with which the decoder begins.
     """
 
     id: str
@@ -51,6 +53,7 @@ class Request(NamedTuple):
     first: int = 0
     number: int = 0
     sliding: bool = False
+    text: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +198,28 @@ class Engine:
         Raises:
             UsageError: it cannot be answered, whatever the load; nothing has changed.
         """
+        request = self._with_text(request)
         self._check(request)
         for index in range(request.first, request.first + request.n):
             first = max(0, len(request.prompt) - self.model.context)  # where it slides
             self._waiting.append(_Row(request, index, list(request.prompt), first=first, told=first))
+
+    def _with_text(self, request: Request) -> Request:
+        """The request as the decoder of a model with an encoder has it."""
+        model = self.model
+        if model.start is None:
+            return request
+        model.check_ids(request.prompt)
+        if not 0 < len(request.prompt) <= model.reads:
+            raise UsageError(
+                f"a text of {len(request.prompt):,} tokens does not fit the encoder of {model.name}",
+                expected=f"1 to {model.reads:,}",
+            )
+        if request.echo:
+            raise UsageError(
+                "a model with an encoder has no log probabilities of its prompt", fix="do not ask for them"
+            )
+        return request._replace(prompt=(model.start,), text=request.prompt)
 
     def cancel(self, id: str, index: int | None = None) -> None:
         """End a request, or one of its samples; the next step says so. Nothing happens if it is not open."""
@@ -391,6 +412,9 @@ class Engine:
                 ready.append(row)
                 ends.append(offset + count - 1)
             offset += count
+        for row, _ in parts:
+            if row.request.text and not row.cached:
+                self._decoder.read(row.slot, row.request.text)
         slots, long = [row.slot for row, _ in parts], [row.long for row, _ in parts]
         local_MV = self._decoder.prefill(slots, starts, tokens, [*places, *ends], long=long)
         told = self._scores_told(scored, None if local_MV is None else local_MV[: len(places)], parts)

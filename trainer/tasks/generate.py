@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import torch
 
-import mdata
 from mdata import DamageError, UsageError
 from mdata.progress import SILENT, Progress
 from mdata.util import atomic_io
@@ -114,12 +113,12 @@ def answers_of(
         return
     rows, longest = min(batch_size, len(requests)), 0
     for request, new in zip(requests, most, strict=True):
-        longest = max(longest, min(len(request.ids) + new, model.context))
+        longest = max(longest, min(_before(model, request.ids) + new, model.context))
     engine = Engine(model, max_batch=rows, longest=longest)
     opened, added = dict[str, tuple[Answer, TextStream | None]](), 0
     for number in range(len(requests)):
         while added < min(len(requests), number + AHEAD * rows):
-            opened[str(added)] = Answer(requests[added]), _stream(model.tokenizer, requests[added])
+            opened[str(added)] = Answer(requests[added]), _stream(model, requests[added])
             engine.add(_engine_request(requests[added], str(added), most[added], sliding=sliding))
             added += 1
         answer, stream = opened[str(number)]
@@ -159,7 +158,7 @@ def search_beams(
     beams = Beams(width, max_tokens, model.ends if ends is None else ends, length_penalty, early_stopping)
     if not 1 <= count <= width:
         raise UsageError(f"{count} texts are wanted of a beam search over {width} rows", expected=f"1 to {width}")
-    _check_room(model, len(ids), max_tokens)
+    _check_room(model, _before(model, ids), max_tokens)
     if not ids:
         raise UsageError("the prompt has no tokens", fix="give some text to continue")
     model.check_ids(ids)
@@ -349,13 +348,14 @@ def _take(token: Token, answer: Answer, stream: TextStream | None, *, engine: En
         engine.cancel(token.id)
 
 
-def _stream(tokenizer: mdata.Tokenizer | None, request: Request) -> TextStream | None:
-    rules = request.rules
+def _stream(model: Model, request: Request) -> TextStream | None:
+    rules, tokenizer = request.rules, model.tokenizer
     if tokenizer is None:
         if rules.stop:
             raise UsageError("stop strings need a tokenizer", found="a model without one", fix="--tokenizer FOLDER")
         return None
-    return TextStream(tokenizer, request.ids, stop=rules.stop, keep_stop=rules.keep_stop)
+    before = request.ids if model.start is None else ()
+    return TextStream(tokenizer, before, stop=rules.stop, keep_stop=rules.keep_stop)
 
 
 def _max_tokens(model: Model, request: Request, *, sliding: bool) -> int:
@@ -363,14 +363,20 @@ def _max_tokens(model: Model, request: Request, *, sliding: bool) -> int:
     model.check_ids(request.ids)
     if not request.ids:
         raise UsageError("the prompt has no tokens", fix="give some text to continue")
-    given, room = request.rules.max_tokens, model.context - len(request.ids)
+    before = _before(model, request.ids)
+    given, room = request.rules.max_tokens, model.context - before
     if sliding:
         return given or DEFAULT_TOKENS
     # The token after a full context can still be chosen.
     if given is None and room >= 0:
         return max(1, min(DEFAULT_TOKENS, room))
-    _check_room(model, len(request.ids), given or DEFAULT_TOKENS)
+    _check_room(model, before, given or DEFAULT_TOKENS)
     return given or DEFAULT_TOKENS
+
+
+def _before(model: Model, ids: Sequence[int]) -> int:
+    """Tokens before the new ones: of the prompt, unless an encoder reads it."""
+    return len(ids) if model.start is None else 1
 
 
 def _check_room(model: Model, prompt: int, new: int) -> None:

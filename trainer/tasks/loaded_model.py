@@ -75,6 +75,8 @@ class Model:
         vocab_size: entries that may be chosen. rows: of the embedding; tokens of a prompt lie below.
         context: the longest row. step: of the checkpoint.
         tokenizer: None where the folder has none; only token ids are taken then.
+        start: the token with which a decoder begins whose encoder reads the prompt; None: the prompt is continued.
+        reads: tokens of a prompt that such an encoder reads at most.
         ends: ids that end a text. bos: the id that begins one; None where the tokenizer has none.
         recommended: sampling options of the folder's generation_config.json.
         name: of the folder. run_folder: with its checkpoints, on a disk; None: another folder.
@@ -92,6 +94,8 @@ class Model:
     tokenizer: mdata.Tokenizer | None = None
     ends: frozenset[int] = frozenset()
     bos: int | None = None
+    start: int | None = None
+    reads: int = 0
     recommended: Mapping[str, float] = dataclasses.field(default_factory=dict)
     name: str = "model"
     run_folder: Path | None = None
@@ -155,6 +159,8 @@ class Model:
             tokenizer=spoken,
             ends=ends,
             bos=None if spoken is None else spoken.bos,
+            start=family_of(folder.config).decoder_start(folder.config, None if spoken is None else spoken.bos),
+            reads=folder.config.train.sequence_length,
             recommended=facts.recommended,
             name=str(location).rstrip("/").rpartition("/")[2],
             run_folder=_run_folder(location),

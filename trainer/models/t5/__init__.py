@@ -8,7 +8,7 @@ from trainer.models.t5.cost import activation_bytes, flops_per_token, stage_cost
 from trainer.models.t5.huggingface import HUGGING_FACE
 from trainer.models.t5.megatron import MEGATRON
 from trainer.models.t5.params import parameter_table
-from trainer.models.t5.shape import decode_state, effective, function, kinds, scores_of, t5_shape
+from trainer.models.t5.shape import decode_state, decoder_start, effective, function, kinds, scores_of, t5_shape
 
 FAMILY = Family(
     shape=t5_shape,
@@ -27,6 +27,7 @@ FAMILY = Family(
     build=built_by("trainer.models.t5.model", "build_t5"),
     sections=("t5",),
     data_kinds=("t5",),
+    decoder_start=decoder_start,
     hugging_face=HUGGING_FACE,
     megatron=MEGATRON,
 )

@@ -20,11 +20,6 @@ def problems(config: RunConfig) -> Iterator[str]:
             f"model.t5.encoder_layers={encoder} of model.num_layers={model.num_layers} leaves one stack without "
             "layers; set num_layers to those of both together"
         )
-    if model.max_position and model.max_position < (longest := decoder_length(config)):
-        yield (
-            f"the decoder reads {longest} tokens, but model.max_position={model.max_position}; shorten its rows, or "
-            f"set model.max_position to at least {longest}"
-        )
     if model.num_kv_heads not in (None, model.num_heads):
         yield (
             f"model.num_kv_heads={model.num_kv_heads} is not model.num_heads={model.num_heads}, which T5 has for keys "

@@ -62,6 +62,8 @@ def _keys(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
         "tie_embeddings": found["tie_word_embeddings"],
         "t5": {
             "encoder_layers": found["num_layers"],
+            # transformers begins with padding unless a folder says otherwise.
+            "start_token": found.get("decoder_start_token_id") or found.get("pad_token_id") or 0,
             "init": "sizes",
             **{ours: found[theirs] for theirs, ours in _RELATIVE.items()},
         },

@@ -15,7 +15,7 @@ Shapes: B rows, S tokens of the decoder, T of the encoder, N = B * S, M = B * T,
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -25,13 +25,21 @@ from torch import Tensor
 from trainer.config.sections import RunConfig
 from trainer.layers.base import as_input
 from trainer.layers.block_hooks import enter_block
-from trainer.layers.cross_attention import CrossAttention, CrossRows, RelativeBias, relative_bias, share
+from trainer.layers.cross_attention import (
+    CrossAttention,
+    CrossRows,
+    RelativeBias,
+    far_biases,
+    relative_bias,
+    share,
+)
 from trainer.layers.dropout import Dropout
 from trainer.layers.head import VocabularyBias, head_loss
 from trainer.layers.recompute import keep_input
+from trainer.models.family import DecodeState
 from trainer.models.gpt.model import GPT, Block, Context, build_gpt, entered, make_norm
 from trainer.models.stage import EncoderTokens, Microbatch, Tensors, only_tokens, summed
-from trainer.models.t5.shape import T5Shape, attention_shape, cross_shape, of_stacks
+from trainer.models.t5.shape import T5Shape, attention_shape, cross_shape, decode_state, kinds, of_stacks
 from trainer.parallel.collectives import Group
 from trainer.parallel.params import Place
 
@@ -113,6 +121,8 @@ class T5(GPT):
         )
 
     def _through_blocks(self, received: Tensors, batch: Microbatch) -> tuple[Tensor, Tensor | None]:
+        if batch.step is not None:
+            return self._step(batch)
         x_ND, branch_ND, _ = self._through(received, batch)
         return x_ND, branch_ND
 
@@ -201,6 +211,48 @@ class T5(GPT):
         rows, length = batch.tokens_BS.shape
         cross = CrossRows(rows, length, tokens_BT.shape[1], lengths_B, batch.samples_B)
         return _Rows(encoder, self._context(batch), cross)
+
+    def decode_states(self) -> Mapping[int, DecodeState]:
+        """See `Stage`; blocks of the encoder keep nothing."""
+        first = self.shape.encoder_layers
+        return {number: state for number, state in self._states() if number >= first}
+
+    def _states(self) -> Iterator[tuple[int, DecodeState]]:
+        kind_of = kinds(self.shape)
+        return ((i, decode_state(self.shape, kind_of[i])) for i in self.place.blocks(self.shape.num_layers))
+
+    def read(self, tokens_T: Tensor) -> dict[int, dict[str, Tensor]]:
+        """What the blocks of the decoder keep of a text that the encoder reads: block -> name -> [T, H, K]."""
+        lengths_B = torch.tensor([len(tokens_T)], dtype=torch.int32, device=tokens_T.device)
+        batch = replace(only_tokens(tokens_T[None]), encoder=EncoderTokens(tokens_T[None], lengths_B))
+        rows = self._rows(batch)
+        x_MD, x_ND, *tables = self._enter_both(batch, rows)
+        biases = self._biases(tables[:1], rows.encoder, both=True)
+        blocks = range(self.shape.encoder_layers)
+        x_MD, branch_MD, *_ = self._encode(rows, blocks, x_MD, None, x_ND, *biases, *tables)
+        _, output_MD = self.encoder_norm(x_MD, branch_MD)
+        read_MD, kept = share(output_MD, self.parallel), {}
+        for number in range(self.shape.encoder_layers, self.shape.num_layers):
+            keys = cast(T5Block, self.blocks[str(number)]).cross.keys(read_MD, rows.cross)
+            kept[number] = dict(zip(("key", "value"), (x[0] for x in keys), strict=True))
+        return kept
+
+    def _step(self, batch: Microbatch) -> tuple[Tensor, Tensor | None]:
+        """A step of generation: new tokens of the decoder, for rows whose texts the encoder has read."""
+        context, step = self._context(batch), batch.step
+        assert step is not None and step.read is not None, "called for rows whose texts are read"
+        if self.shape.is_relative:
+            far_HD = far_biases(self.decoder_bias(), longest=self.shape.relative_distance)
+            context = context._replace(sequences=replace(context.sequences, far_HD=far_HD))
+        x_ND, branch_ND = self._embedded(batch), None
+        for number in range(self.shape.encoder_layers, self.shape.num_layers):
+            block, own, read = cast(T5Block, self.blocks[str(number)]), context.of_block(number), step.read
+            x_ND, branch_ND = block.attend(x_ND, branch_ND, own)
+            x_ND, y_ND = entered(block.cross_norm, x_ND, branch_ND)
+            kept = read.tensors[number]
+            branch_ND = block.cross.step(y_ND, kept=kept, slot_N=read.slot_N, length_N=read.length_N)
+            x_ND, branch_ND = block.feed_forward(x_ND, branch_ND, own)
+        return x_ND, branch_ND
 
     def logits(self, tokens_BS: Tensor, received: Tensors = ()) -> Tensor:
         """See `GPT.logits`; both stacks read the same tokens, none of which is padding."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from mdata import UsageError
 from trainer.config.sections import RunConfig, T5ModelSection, T5Section
 from trainer.kernels.scores import ScoreShape
 from trainer.layers.recompute_chunks import Chunk
@@ -106,9 +107,22 @@ def cross_shape(shape: T5Shape) -> AttentionShape:
 
 
 def decode_state(shape: T5Shape, kind: str) -> DecodeState:
-    """Keys and values of the decoder's tokens."""
+    """Keys and values of the decoder's tokens, and for cross attention of the encoder's."""
     heads = (shape.num_kv_heads, shape.head_dim)
-    return DecodeState(tensors={"key": heads, "value": heads})
+    both = {"key": heads, "value": heads} if kind == "decoder" else {}
+    return DecodeState(tensors=both, of_encoder=both)
+
+
+def decoder_start(config: RunConfig, bos: int | None) -> int:
+    """The token with which the decoder begins."""
+    start = section_of(config).start_token
+    if start < 0 and bos is None:
+        raise UsageError(
+            "the decoder has no token to begin with",
+            found="model.t5.start_token=-1, and a tokenizer without a token that begins a text",
+            fix="set model.t5.start_token, such as to the id of padding in models of Hugging Face",
+        )
+    return cast(int, bos) if start < 0 else start
 
 
 def of_stacks(parts: list[Chunk], first_of_decoder: int) -> list[Chunk]:

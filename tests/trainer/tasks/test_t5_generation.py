@@ -1,0 +1,80 @@
+"""A model with an encoder generates the tokens of transformers' `generate`: greedy, beams, rows beside each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mdata import UsageError
+from tests.trainer.convert import hf_models
+from trainer.tasks.engine import Engine, Token
+from trainer.tasks.engine import Request as EngineRequest
+from trainer.tasks.generate import Request, continue_rows, search_beams
+from trainer.tasks.loaded_model import Model
+from trainer.tasks.sampling import Sampling
+
+TEXTS = [[5, 17, 99, 200, 41], [7] * 30 + [8, 9], [250], [120, 3, 3, 64, 77, 12, 15, 90, 33, 2, 1]]
+NEW = 20  # tokens, of which the last see more distances than there are buckets
+
+
+@pytest.fixture(scope="module", params=hf_models.TWO_STACKS)
+def pair(request: Any, tmp_path_factory: Any) -> tuple[Model, Any]:
+    transformers = pytest.importorskip("transformers")
+    folder = hf_models.save(request.param, tmp_path_factory.mktemp("t5"))
+    return Model.load(str(folder)), transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+
+
+def _theirs(theirs: Any, text: list[int], **options: Any) -> list[list[int]]:
+    options |= {"max_new_tokens": NEW, "do_sample": False, "use_cache": False}  # their cache has as many layers each
+    rows = theirs.generate(torch.tensor([text]), **options)
+    return [[token for token in row.tolist()[1:] if token not in (0, 256)] for row in rows]
+
+
+def test_greedy_rows_beside_each_other_are_those_of_transformers(pair: tuple[Model, Any]) -> None:
+    model, theirs = pair
+    rules = Sampling(temperature=0.0, max_tokens=NEW)
+    answers = continue_rows(model, [Request(ids=tuple(text), rules=rules) for text in TEXTS], batch_size=3)
+    for text, answer in zip(TEXTS, answers, strict=True):
+        assert [[token for token in answer.tokens if token not in (0, 256)]] == _theirs(theirs, text), text
+    assert len({tuple(answer.tokens) for answer in answers}) > 1, "texts decide what is written"
+
+
+def test_beams_are_those_of_transformers(pair: tuple[Model, Any]) -> None:
+    model, theirs = pair
+    for text in TEXTS[:2]:
+        beams = search_beams(model, text, width=3, max_tokens=NEW, count=3)
+        expected = _theirs(theirs, text, num_beams=3, num_return_sequences=3, early_stopping=False)
+        assert [[token for token in beam.tokens if token] for beam in beams] == expected
+
+
+def _run(engine: Engine) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    while engine.busy:
+        for token in engine.step():
+            assert isinstance(token, Token)
+            found.setdefault(token.id, []).append(token.token)
+    return found
+
+
+def test_a_preempted_row_reads_its_text_again(pair: tuple[Model, Any]) -> None:
+    model, _ = pair
+    rules, found = Sampling(temperature=0.0, ignore_eod=True), []
+    for cache in (None, 32):  # the second has room for about one and a half rows
+        engine = Engine(model, max_batch=3, cache_tokens=cache, page_tokens=4, longest=NEW + 1)
+        for number, text in enumerate(TEXTS[:3]):
+            engine.add(EngineRequest(str(number), text, rules, NEW))
+        found.append(_run(engine))
+    assert found[0] == found[1] and all(len(row) == NEW for row in found[0].values())
+
+
+def test_what_an_encoder_cannot_read_is_refused(pair: tuple[Model, Any]) -> None:
+    model, _ = pair
+    engine, rules = Engine(model), Sampling(temperature=0.0)
+    with pytest.raises(UsageError, match=r"a text of 65 tokens does not fit the encoder"):
+        engine.add(EngineRequest("a", [1] * 65, rules, 4))
+    with pytest.raises(UsageError, match=r"token 300 is outside the vocabulary"):
+        engine.add(EngineRequest("a", [300], rules, 4))
+    with pytest.raises(UsageError, match=r"has no log probabilities of its prompt"):
+        engine.add(EngineRequest("a", [1], rules, 4, echo=True))
