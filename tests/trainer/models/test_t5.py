@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.helpers.ranks import run_ranks
 from tests.trainer.convert import hf_models
@@ -26,6 +28,7 @@ from trainer.config.sections import (
     T5ModelSection,
     T5Section,
 )
+from trainer.convert.convert import Options, convert
 from trainer.convert.hf_folder import open_hf
 from trainer.models.family import family_named, family_of
 from trainer.models.stage import EncoderTokens, Microbatch
@@ -272,3 +275,18 @@ def test_every_cut_of_both_stacks_in_every_schedule(form: str) -> None:
         np.testing.assert_allclose(totals, expected_totals, rtol=1e-12, err_msg=name)
         np.testing.assert_allclose(evaluated, expected_loss, rtol=1e-12, err_msg=name)
         check_same_gradients(gradients, expected)
+
+
+@pytest.mark.parametrize("name", ["t5", "t5_v1.1"])
+def test_a_model_of_transformers_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """Through our own format; a head is told by its tensor, and the first token of the decoder is kept."""
+    pytest.importorskip("transformers")
+    source = hf_models.save(name, tmp_path / "hf")
+    convert(source, tmp_path / "ours", options=Options(to="mtrain"))
+    result = convert(tmp_path / "ours", tmp_path / "back", options=Options(to="hf"))
+    assert not result["token_ids"]["different"], "token ids by transformers' tokenizer"
+    assert result["check"]["compared"] and set(result["check"]["by"]) == {"mtrain", "transformers"}
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "back"))
+    assert before.keys() == after.keys() and all(torch.equal(after[key], before[key]) for key in before)
+    said = json.loads((tmp_path / "back/config.json").read_text())
+    assert said["tie_word_embeddings"] == (name == "t5") and said["decoder_start_token_id"] == 0
