@@ -246,10 +246,21 @@ def write_hf(
     if model.tokenizer is not None:
         for name, content in model.tokenizer.files.items():
             atomic_io.atomic_write(target / name, content)
-        if model.tokenizer.name == "BertWordPieceCase":  # by default transformers makes letters small
-            _write_json(target / SETTINGS, {"do_lower_case": False, "tokenizer_class": "BertTokenizer"})
+        if model.tokenizer.name.startswith("BertWordPiece"):  # else transformers takes that of the model's type
+            _write_json(target / SETTINGS, _wordpiece_settings(model.tokenizer))
     # Last: a folder without it is no model.
     _write_json(target / CONFIG, {**config, **ends, "dtype": _NAMES[dtype], "torch_dtype": _NAMES[dtype]})
+
+
+def _wordpiece_settings(tokenizer: TokenizerConfig) -> dict[str, Any]:
+    """The settings with which transformers makes our ids of a vocab.txt."""
+    ids = build_tokenizer(*tokenizer[:2], options=tokenizer.options).special_ids
+    named = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    return {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": tokenizer.name == "BertWordPieceLowerCase",
+        "additional_special_tokens": [token for token in sorted(ids, key=ids.__getitem__) if token not in named],
+    }
 
 
 def _special_ids(model: ModelFolder) -> dict[str, int | None]:

@@ -35,7 +35,8 @@ def parameter_table(shape: T5Shape, place: Place) -> tuple[ParamSpec, ...]:
     if place.is_last:
         table.norm("final_norm", shape)
         if not shape.tie_embeddings:
-            table.vocabulary("head.weight", shape, _embedding_std(shape))
+            # So that the first logits are about 1; transformers begins with 1, and so with a loss of tens of nats.
+            table.vocabulary("head.weight", shape, shape.init_std if shape.init == "normal" else width**-0.5)
     if shape.is_relative and place.is_first:
         table.block = 0
         for stack in ("encoder", "decoder"):
