@@ -1,4 +1,4 @@
-"""WARC files: whatever the bytes, BadInputError that names the file, or the records of the slow twin.
+"""WARC files: whatever the bytes, an error that names the file, or the records of the slow twin.
 
 The first byte chooses how large chunks are, how long a text may be and whether the file is packed; the rest is the
 file. What is taken must be what tests/reference/warc.py finds, the second time in one chunk as well.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 
 from fuzz.harness import scratch
-from mdata.errors import BadInputError
+from mdata.errors import BadInputError, UsageError
 from mdata.sources.chunk import chunks, read_chunk
 from mdata.sources.input_files import find_inputs
 from mdata.sources.parse import parse
@@ -25,13 +25,13 @@ def check(data: bytes) -> None:
     path = scratch() / "x.wet"
     path.write_bytes(gzip.compress(rest) if choice & 1 else rest)
     spec = ReadSpec(max_record_bytes=SIZES[choice >> 3 & 3])
-    (file,) = find_inputs([path], format="warc").files
     try:
+        (file,) = find_inputs([path], format="warc").files
         found = [
             parse("warc", read_chunk(chunk, spec), spec=spec)
             for chunk in chunks([file], SIZES[choice >> 1 & 3], spec=spec)
         ]
-    except BadInputError as error:
+    except (BadInputError, UsageError) as error:  # usage: it begins like another format
         assert str(path) in str(error) and str(error).count("\n") <= 3, str(error)
         str(error).encode()
         return

@@ -56,7 +56,8 @@ def _batches(file: SourceFile, opened: pq.ParquetFile, spec: ReadSpec, *, chunk_
     places = places_of(opened.schema_arrow, spec, file=file)
     names = [place.name for place in places if place.path]
     texts = [place.name for place in places if place.path and place.kind == "text"]
-    leaves = [path for path in _leaves(opened) if any(path == name or path.startswith(f"{name}.") for name in texts)]
+    leaves = [path for path in _leaves(opened) if _is_in(path, texts)]
+    read = [number for number, path in enumerate(_leaves(opened)) if _is_in(path, names)]
     if spec.chat is not None:
         leaves = [column.path for column in map(opened.schema.column, range(len(opened.schema))) if _is_text(column)]
     empty = pa.RecordBatch.from_pylist([], opened.schema_arrow)
@@ -66,9 +67,11 @@ def _batches(file: SourceFile, opened: pq.ParquetFile, spec: ReadSpec, *, chunk_
             group = opened.metadata.row_group(number)
             row_bytes = max(1, group.total_byte_size // max(group.num_rows, 1))
             most = min(max(chunk_bytes // row_bytes, 1), _MOST_ROWS)
-            by_dictionary = any(group.column(i).has_dictionary_page for i in range(group.num_columns))
+            # Before `column`, which ends the process if a column's metadata is damaged; this names the damage.
+            largest = _largest_entry(encoded, number, names, places) if group.num_rows else 1
+            by_dictionary = any(group.column(i).has_dictionary_page for i in read if group.num_rows)
             if by_dictionary and spec.chat is None:
-                most = min(most, max(1, arrow_columns.DECODED_BYTES // _largest_entry(encoded, number, names, places)))
+                most = min(most, max(1, arrow_columns.DECODED_BYTES // largest))
             reader = encoded if by_dictionary and has_lists else opened
             for batch in reader.iter_batches(most, row_groups=[number], columns=names, use_threads=False):
                 yield from text_batches([at(batch, place.path) for place in places], places, spec=spec)
@@ -104,6 +107,11 @@ def _is_text(column: pq.ColumnSchema) -> bool:
     return column.physical_type == "BYTE_ARRAY" and column.logical_type.type in ("STRING", "JSON", "ENUM", "NONE")
 
 
+def _is_in(path: str, names: Sequence[str]) -> bool:
+    """Whether a leaf belongs to one of these columns."""
+    return any(path == name or path.startswith(f"{name}.") for name in names)
+
+
 def _leaves(opened: pq.ParquetFile) -> list[str]:
     return [opened.schema.column(number).path for number in range(len(opened.schema))]
 
@@ -111,10 +119,14 @@ def _leaves(opened: pq.ParquetFile) -> list[str]:
 def _largest_entry(encoded: pq.ParquetFile, group: int, names: list[str], places: Sequence[ColumnPath]) -> int:
     """Bytes of the largest entry in the dictionaries of a row group, which come with its first row."""
     largest = 1
-    for batch in encoded.iter_batches(1, row_groups=[group], columns=names, use_threads=False):
-        for array in (at(batch, place.path) for place in places if place.kind == "text"):
-            values = array.flatten() if item_type(array.type) else array
-            if pa.types.is_dictionary(values.type):
-                largest = max(largest, int(sizes_of(values.dictionary).max(initial=0)))
-        break
+    try:
+        batch = next(encoded.iter_batches(1, row_groups=[group], columns=names, use_threads=False), None)
+    except OSError as error:
+        if not str(error).startswith("Not yet implemented"):
+            raise
+        return arrow_columns.DECODED_BYTES  # an encoding without dictionaries: row by row if another column has one
+    for array in (at(batch, place.path) for place in places if place.kind == "text") if batch is not None else ():
+        values = array.flatten() if item_type(array.type) else array
+        if pa.types.is_dictionary(values.type):
+            largest = max(largest, int(sizes_of(values.dictionary).max(initial=0)))
     return largest

@@ -134,6 +134,20 @@ def test_damage_is_named(tmp_path, damage):
         chunk_data(file, 100)
 
 
+def test_sizes_that_do_not_fit_a_column_end_no_process(tmp_path):
+    """A list that may be null becomes one that must not, so its histogram of levels is too long."""
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": ["a"], "many": [["b", "c"]]}), path, use_dictionary=False)
+    optional, required, name = b"\x35\x02", b"\x35\x00", b"\x18\x04many"
+    data = path.read_bytes()
+    assert data.count(optional + name) == 1
+    path.write_bytes(data.replace(optional + name, required + name))
+    (file,) = find_files([path])
+    assert texts(file, 100) == (["a"], [], 1)
+    with pytest.raises(BadInputError, match=r"x\.parquet: the parquet data is damaged after 0 rows(.|\n)*histogram"):
+        chunk_data(file, 100, ReadSpec(json_keys=("many",)))
+
+
 def test_whatever_the_library_says_names_the_file(tmp_path, monkeypatch):
     """A column's name that is no text, and other kinds of errors that pyarrow raises over damaged data."""
     path = tmp_path / "x.parquet"
