@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 SIZES = {
     "vocab_size": 300,
@@ -126,3 +127,70 @@ def save_tokenizer(folder: Path, more: int = 0) -> None:
     (folder / "tokenizer_config.json").write_text(
         '{"eos_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}'
     )
+
+
+# The kind of tokenizer that each family is published with: the class that its tokenizer_config.json names.
+TOKENIZERS = {
+    "gemma2": "GemmaTokenizer", "gemma3": "GemmaTokenizer", "phi3": "LlamaTokenizer", "phi4": "GPT2Tokenizer",
+    "olmo2": "GPT2Tokenizer", "olmo3": "GPT2Tokenizer", "smollm3": "PreTrainedTokenizerFast",
+    "gpt_neox": "GPTNeoXTokenizer", "stablelm": "GPTNeoXTokenizer", "stablelm2": "GPT2Tokenizer",
+    "granite": "GPT2Tokenizer", "cohere": "CohereTokenizer", "cohere2": "CohereTokenizer",
+}  # fmt: skip
+_WORDS = Regex(r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+
+
+def save_tokenizer_of(name: str, folder: Path) -> None:
+    """A tokenizer of the kind that a family is published with, of fewer than 300 ids and some merges."""
+    kind = TOKENIZERS[name]
+    folder.mkdir(exist_ok=True)
+    if kind in ("GemmaTokenizer", "LlamaTokenizer"):
+        tokenizer, ends = _with_byte_fallback(starts_with_space=kind == "LlamaTokenizer")
+    else:
+        tokenizer, ends = _of_bytes(kind)
+    if kind in ("GemmaTokenizer", "LlamaTokenizer", "CohereTokenizer"):
+        begin = ends["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            f"{begin} $A", special_tokens=[(begin, tokenizer.token_to_id(begin))]
+        )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**ends, "tokenizer_class": kind}))
+
+
+def _with_byte_fallback(*, starts_with_space: bool) -> tuple[Tokenizer, dict[str, str]]:
+    """SentencePiece's BPE as tokenizer.json has it: spaces are letters, what is no piece is bytes."""
+    ends = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    pieces = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["\u2581", *"thean", "th", "the", "\u2581the", "an", "\u2581an"]
+    merges = [("t", "h"), ("th", "e"), ("\u2581", "the"), ("a", "n"), ("\u2581", "an")]
+    numbers = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(numbers, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    spaces = normalizers.Replace(" ", "\u2581")
+    tokenizer.normalizer = (
+        normalizers.Sequence([normalizers.Prepend("\u2581"), spaces]) if starts_with_space else spaces
+    )
+    if not starts_with_space:
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    strip = [decoders.Strip(" ", 1, 0)] if starts_with_space else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    tokenizer.add_special_tokens([*ends.values()])
+    return tokenizer, ends
+
+
+def _of_bytes(kind: str) -> tuple[Tokenizer, dict[str, str]]:
+    """Byte-level BPE; with the normalizer and the cuts of its kind."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = [*alphabet, "th", "the", "\u0120the", "12"]
+    merges = [("t", "h"), ("th", "e"), ("\u0120", "the"), ("1", "2")]
+    tokenizer = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, merges))
+    of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind != "PreTrainedTokenizerFast")
+    if kind in ("GPTNeoXTokenizer", "CohereTokenizer"):
+        tokenizer.normalizer = normalizers.NFC()
+    first = {"PreTrainedTokenizerFast": pre_tokenizers.Split(_WORDS, "isolated"),
+             "CohereTokenizer": pre_tokenizers.Digits(individual_digits=True)}.get(kind)  # fmt: skip
+    tokenizer.pre_tokenizer = of_bytes if first is None else pre_tokenizers.Sequence([first, of_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    ends = {"eos_token": "<|endoftext|>", "bos_token": "<BOS_TOKEN>" if kind == "CohereTokenizer" else "<|endoftext|>"}
+    tokenizer.add_special_tokens(sorted(set(ends.values())))
+    return tokenizer, ends

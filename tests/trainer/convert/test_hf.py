@@ -15,7 +15,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tokenizers import pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 
 import mdata
 from mdata import DamageError, ResourceError, UsageError
@@ -24,7 +24,7 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import write_jsonl
 from tests.helpers.ties import Ties
 from tests.reference.whole_context import choice_gap
-from tests.trainer.convert.hf_models import LLAMA3, NAMES, SIZES, save, save_tokenizer
+from tests.trainer.convert.hf_models import LLAMA3, NAMES, SIZES, TOKENIZERS, save, save_tokenizer, save_tokenizer_of
 from tests.trainer.engines import save_engine
 from trainer.checkpoint.folder import read_index
 from trainer.checkpoint.format import HashedFile, dump_index
@@ -88,7 +88,8 @@ def test_there_and_back_is_bit_equal(name, tmp_path):
 def test_both_write_the_same_greedy_text(name, tmp_path):
     theirs = save(name, tmp_path / "theirs")
     convert(theirs, tmp_path / "ours", options=NATIVE)
-    convert(tmp_path / "ours", tmp_path / "back", options=HF)
+    convert(tmp_path / "ours", tmp_path / "back", options=replace(HF, max_shard_bytes=30_000))
+    assert len(list((tmp_path / "back").glob("*.safetensors"))) > 1
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
     world = join_world(Mesh(1, 1), placement=Placement())
@@ -125,6 +126,28 @@ def test_ids_of_an_exported_folder_are_those_of_training_or_it_is_said(name, tmp
     assert (ids == ours) is (not found["different"]) is (name != "qwen2")
     told = [line for line in heard.lines if "AutoTokenizer makes a Qwen2Tokenizer" in line and "other ids" in line]
     assert len(told) == (name == "qwen2")
+
+
+@pytest.mark.parametrize(
+    ("name", "normalized"),
+    [*((name, True) for name in TOKENIZERS), *((name, False) for name in ("gemma3", "gpt_neox", "cohere"))],
+)
+def test_ids_are_compared_with_a_tokenizer_of_the_kind_of_each_family(name, normalized, tmp_path):
+    """Of three kinds AutoTokenizer takes the vocabulary and the merges alone: one that normalizes otherwise is said."""
+    folder = save(name, tmp_path / "theirs", tokens=False)
+    save_tokenizer_of(name, folder)
+    if not normalized:
+        table = json.loads((folder / "tokenizer.json").read_text())
+        (folder / "tokenizer.json").write_text(json.dumps(table | {"normalizer": None}))
+    heard = Counted()
+    found = convert(folder, tmp_path / "back", options=_back(name), progress=heard)["token_ids"]
+    assert found["compared"] and found["texts"] > 300
+    raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    texts = ["the  an\n", "e\u0301 \u4e16", " the1212", "", "don't  \t\n x"]
+    same = all(list(theirs(text).input_ids) == raw.encode(text).ids for text in texts)
+    assert same is normalized is (not found["different"])
+    assert any("other ids" in line for line in heard.lines) is (not same)
 
 
 def test_a_tokenizer_that_transformers_cannot_open_is_said(tmp_path):
