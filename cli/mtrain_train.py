@@ -163,7 +163,7 @@ def _ending_for_good() -> Iterator[None]:
     from trainer.run.attempt import ReplacedError, SupersededError, TooManyRestartsError
     from trainer.run.lost_nodes import LostNodeError
     from trainer.run.signals import StoppedAtTimeError
-    from trainer.run.skipped_steps import DivergedError
+    from trainer.run.step_report import DivergedError
 
     try:
         yield

@@ -27,7 +27,7 @@ from trainer.run.attempt import ReplacedError, SupersededError, TooManyRestartsE
 from trainer.run.metrics import read_metrics
 from trainer.run.run_folder import folder_problems
 from trainer.run.signals import StoppedAtTimeError
-from trainer.run.skipped_steps import DivergedError
+from trainer.run.step_report import DivergedError
 from trainer.run.train import TrainResult
 
 RUN = """

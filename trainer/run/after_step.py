@@ -35,9 +35,8 @@ from trainer.run.resume import Done
 from trainer.run.run_folder import Owner, record_file, tokenizer_files, versions
 from trainer.run.saving import Saver, SaveSchedule
 from trainer.run.signals import StopRequests, StopVotes, stop
-from trainer.run.skipped_steps import SkippedSteps, diverged
 from trainer.run.spikes import Spikes
-from trainer.run.step_report import FinishedStep, StepReport, Votes
+from trainer.run.step_report import FinishedStep, SkippedSteps, StepReport, Votes, diverged
 from trainer.tasks.in_training import score_tasks
 from trainer.tracking.files import tracking_file
 

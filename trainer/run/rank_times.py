@@ -51,18 +51,18 @@ class RankTimes:
 
 def summary(ranks: Mapping[int, RankTime]) -> dict[str, Any]:
     """Smallest, median and largest of each time, and the slowest ranks, worst first."""
-    found: dict[str, Any] = {}
+    by_time: dict[str, Any] = {}
     for name in Times._fields:
-        values = {rank: getattr(known.times, name) for rank, known in ranks.items()}
+        values = {rank: getattr(of_rank.times, name) for rank, of_rank in ranks.items()}
         # A rank that is waited for waits least itself.
         worst = sorted(values, key=lambda rank: (values[rank] if name == "sync_s" else -values[rank], rank))
-        found[name] = {
+        by_time[name] = {
             "min": min(values.values()),
             "median": statistics.median(values.values()),
             "max": max(values.values()),
             "slowest": [{"rank": rank, "host": ranks[rank].host, "value": values[rank]} for rank in worst[:SHOWN]],
         }
-    return found
+    return by_time
 
 
 def held_up_text(ranks: Mapping[str, Any]) -> str:

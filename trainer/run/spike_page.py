@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mdata import Dataset, MegatronOrder, Tracer
 from mdata.dataset.mock_data import MOCK
@@ -57,11 +57,12 @@ def render(config: RunConfig, dataset: Dataset, *, step: SpikeStep, lines: Seque
     number = step.spike.step
     title = f"Spike at step {number:,} of {Path(config.run.folder).resolve().name}"
     near = [line for line in lines if number - SHOWN_STEPS <= line["step"] <= number + NEIGHBOURS]
+    corpora = _corpora(dataset, step, near)
     parts = [
         f"<h1>{escape(title)}</h1>{_lead(step)}",
         f'<div class="row">{_curve(near, step.spike, "loss")}{_curve(near, step.spike, "grad_norm")}</div>',
-        f'<div class="row">{_by_corpus(dataset, step, near)}{_by_group(step)}</div>',
-        _documents(config, dataset, step, near),
+        f'<div class="row">{_by_corpus(corpora)}{_by_group(step)}</div>',
+        _documents(config, dataset, step, corpora),
         _neighbours([line for line in near if line["step"] >= number - NEIGHBOURS], number),
     ]
     return (
@@ -119,44 +120,42 @@ def _curve(lines: Sequence[Mapping[str, Any]], spike: Spike, key: str) -> str:
     return f'<div>{drawing}{legend}<p class="lead">Dashed: the limit at step {spike.step:,}.</p></div>'
 
 
-def _excess(name: str, step: SpikeStep, lines: Iterable[Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """(usual loss, difference of the spike's loss from it) of a corpus; None: unknown."""
-    earlier = [line for line in lines if line["step"] < step.spike.step]
-    values = [loss for line in earlier if (loss := (line.get("train") or {}).get(name)) is not None]
-    if not step.losses:
-        values = [line["loss"] for line in earlier]
-    usual = statistics.median(values) if values else None
-    loss = step.losses.get(name, None if step.losses else step.spike.loss)
-    return usual, None if usual is None or loss is None else loss - usual
+class _Corpus(NamedTuple):
+    """A corpus in the step: how many samples are of it, its loss, and the usual one; None: unknown."""
+
+    name: str
+    samples: int
+    loss: float | None
+    usual: float | None
+
+    @property
+    def excess(self) -> float | None:
+        return None if self.loss is None or self.usual is None else self.loss - self.usual
 
 
-def _ranked(dataset: Dataset, step: SpikeStep, lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The corpora of the step's samples, those first whose loss stands out most."""
-    names = _counts(dataset, step)
-
-    def order(name: str) -> float:
-        _, excess = _excess(name, step, lines)
-        return float("-inf") if excess is None else excess
-
-    return sorted(names, key=order, reverse=True)
-
-
-def _counts(dataset: Dataset, step: SpikeStep) -> dict[str, int]:
-    return Tracer(dataset).counts(range(step.first_sample, step.first_sample + step.num_samples))
-
-
-def _by_corpus(dataset: Dataset, step: SpikeStep, lines: Sequence[Mapping[str, Any]]) -> str:
+def _corpora(dataset: Dataset, step: SpikeStep, lines: Iterable[Mapping[str, Any]]) -> list[_Corpus]:
+    """Those of the step's samples, those first whose loss stands out most; none of mock data."""
     if not dataset.components:
+        return []
+    earlier = [line for line in lines if line["step"] < step.spike.step]
+    counts = Tracer(dataset).counts(range(step.first_sample, step.first_sample + step.num_samples))
+    corpora = []
+    for name, samples in counts.items():
+        loss = step.losses.get(name) if step.losses else step.spike.loss
+        values = [(line.get("train") or {}).get(name) if step.losses else line["loss"] for line in earlier]
+        known = [value for value in values if value is not None]
+        corpora.append(_Corpus(name, samples, loss, statistics.median(known) if known else None))
+    return sorted(corpora, key=lambda of: float("-inf") if of.excess is None else of.excess, reverse=True)
+
+
+def _by_corpus(corpora: Sequence[_Corpus]) -> str:
+    rows = []
+    for corpus in corpora:
+        numbers = ((corpus.loss, ".4f"), (corpus.usual, ".4f"), (corpus.excess, "+.4f"))
+        cells = [Cell(None) if x is None else Cell(f"{x:{form}}", "number") for x, form in numbers]
+        rows.append([Cell(corpus.name), Cell(corpus.samples), *cells])
+    if not rows:
         return ""
-    counts, rows = _counts(dataset, step), []
-    for name in _ranked(dataset, step, lines):
-        usual, excess = _excess(name, step, lines)
-        loss = step.losses.get(name, None if step.losses else step.spike.loss)
-        numbers = [
-            None if x is None else Cell(f"{x:{form}}", "number")
-            for x, form in ((loss, ".4f"), (usual, ".4f"), (excess, "+.4f"))
-        ]
-        rows.append([Cell(name), Cell(counts[name]), *(cell or Cell(None) for cell in numbers)])
     header = ["corpus", "samples", "loss", "usual loss", "difference"]
     note = '<p class="lead">Usual: the median of the steps shown above.</p>'
     return f"<div><h2>Loss by corpus</h2>{note}{table(header, rows)}</div>"
@@ -188,14 +187,14 @@ def _neighbours(lines: Sequence[Mapping[str, Any]], number: int) -> str:
     return f"<h2>Surrounding steps</h2>{table(['step', 'loss', 'gradient norm', 'learning rate'], rows)}"
 
 
-def _documents(config: RunConfig, dataset: Dataset, step: SpikeStep, lines: Sequence[Mapping[str, Any]]) -> str:
+def _documents(config: RunConfig, dataset: Dataset, step: SpikeStep, corpora: Iterable[_Corpus]) -> str:
     if config.data.blend == MOCK:
         return "<h2>Documents</h2><p>The run uses mock data: random tokens without documents.</p>"
     number = step.spike.step
     span = StepSpan(sizes=batch_sizes(config.train), steps_before=number - 1, samples_before=step.first_sample)
     in_order = isinstance(dataset.options.order, MegatronOrder)
     tracer = Tracer(dataset, Steps([span], seed=config.run.seed, in_order=in_order))
-    rows_of: dict[str, list[TracedSample]] = {name: [] for name in _ranked(dataset, step, lines)}
+    rows_of: dict[str, list[TracedSample]] = {corpus.name: [] for corpus in corpora}
     most = max(MOST_PARTS, -(-MOST_ROWS // max(1, len(rows_of))))
     components, _ = dataset.locate(tracer.step(number))
     for row, component in enumerate(components.tolist()):

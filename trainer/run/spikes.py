@@ -26,9 +26,8 @@ from trainer.run.metrics import MetricsWriter, read_events
 from trainer.run.resume import Counted, Done
 from trainer.run.run_folder import record_skip
 from trainer.run.saving import Saver
-from trainer.run.skipped_steps import DivergedError
 from trainer.run.spike_detector import MIXTURE_CHANGE, NEIGHBOURS, Spike, SpikeDetector, SpikeStep
-from trainer.run.step_report import Limits, StepReport
+from trainer.run.step_report import DivergedError, Limits, StepReport
 
 
 class RollBackError(Exception):

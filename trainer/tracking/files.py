@@ -47,13 +47,13 @@ def run_id(folder: Path, *, wanted: str | None = None, stored: bytes | None = No
     """
     path = folder / TRACKING
     content = regular_file(path).read_bytes() if path.exists() else stored
-    known = _parsed(content, path) if content is not None else None
-    if known is None or (wanted is not None and wanted != known.id):
-        known = RunId(wanted or secrets.token_hex(6), secrets.token_hex(8))
+    run = _parsed(content, path) if content is not None else None
+    if run is None or (wanted is not None and wanted != run.id):
+        run = RunId(wanted or secrets.token_hex(6), secrets.token_hex(8))
         content = None
     if content is None or not path.exists():
-        atomic_io.atomic_write(path, (json.dumps(asdict(known)) + "\n").encode())
-    return known
+        atomic_io.atomic_write(path, (json.dumps(asdict(run)) + "\n").encode())
+    return run
 
 
 def _parsed(content: bytes, path: Path) -> RunId:

@@ -58,8 +58,8 @@ def tracked_run(folder: Path, config: RunConfig | None = None) -> TrackedRun:
         if value is not None and f"{name}.{key}" not in _NOT_SENT
     }
     name = settings.name or folder.absolute().name
-    known = run_id(folder, wanted=settings.id)
-    return TrackedRun(folder=folder, name=name, id=known, settings=settings, config=MappingProxyType(flat))
+    id_ = run_id(folder, wanted=settings.id)
+    return TrackedRun(folder=folder, name=name, id=id_, settings=settings, config=MappingProxyType(flat))
 
 
 def _fields(section: Any) -> Iterator[tuple[str, Any]]:

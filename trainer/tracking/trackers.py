@@ -258,13 +258,13 @@ class MLflow(Tracker):
         self._client = mlflow.MlflowClient(tracking_uri=uri or f"sqlite:///{run.folder.absolute()}/mlflow.db")
         experiment = self._client.get_experiment_by_name(run.settings.project)
         number = experiment.experiment_id if experiment else self._client.create_experiment(run.settings.project)
-        found = self._client.search_runs([number], filter_string=f"tags.`mtrain.id` = '{run.id.id}'")
+        runs = self._client.search_runs([number], filter_string=f"tags.`mtrain.id` = '{run.id.id}'")
         tags = {"mtrain.id": run.id.id, "mtrain.origin": run.id.origin}
-        made = found[0] if found else self._client.create_run(number, run_name=run.name, tags=tags)
-        run.check_origin("MLflow", made.data.tags.get("mtrain.origin"))
-        self._id, self._taken = made.info.run_id, list[tuple[int, Any]]()
+        theirs = runs[0] if runs else self._client.create_run(number, run_name=run.name, tags=tags)
+        run.check_origin("MLflow", theirs.data.tags.get("mtrain.origin"))
+        self._id, self._taken = theirs.info.run_id, list[Any]()
         self._client.update_run(self._id, status="RUNNING")
-        if not found:
+        if not runs:
             self._log_parameters(run.config)
 
     def _log_parameters(self, config: Mapping[str, Any]) -> None:
@@ -315,9 +315,9 @@ class Trackio(Tracker):
         runs: Iterable[Any] = ()
         with suppress(ValueError):  # there is no such project yet
             runs = trackio.Api().runs(run.settings.project)
-        for known in runs:
-            if known.name == name:
-                run.check_origin("trackio", (known.config or {}).get("mtrain_origin"))
+        for theirs in runs:
+            if theirs.name == name:
+                run.check_origin("trackio", (theirs.config or {}).get("mtrain_origin"))
         self._run = trackio.init(
             project=run.settings.project,
             name=name,

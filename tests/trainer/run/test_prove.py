@@ -27,8 +27,7 @@ from trainer.run.engine import Engine
 from trainer.run.metrics import read_metrics
 from trainer.run.prove import COMPUTED, compare, prove
 from trainer.run.run_folder import owned_folder
-from trainer.run.skipped_steps import SkippedSteps
-from trainer.run.step_report import StepReport
+from trainer.run.step_report import SkippedSteps, StepReport
 from trainer.run.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -34,7 +34,7 @@ from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
 from trainer.plan.check import check
 from trainer.run.data import open_data
-from trainer.run.skipped_steps import DivergedError
+from trainer.run.step_report import DivergedError
 from trainer.run.train import train
 
 pytestmark = pytest.mark.usefixtures("quick")
