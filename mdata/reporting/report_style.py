@@ -23,10 +23,10 @@ _CLASSES = "\n".join(
 )
 
 STYLE = f"""
-:root {{ --text: #1d2330; --quiet: #626b7b; --grid: #dfe3e9; --page: #ffffff; --card: #f5f6f8; --others: #aab1bd;
+:root {{ --text: #1d2330; --quiet: #626b7b; --grid: #dfe3e9; --page: #ffffff; --card: #f5f6f8; --others: #8a93a3;
   --whole: #1d2330; {_variables(_LIGHT)} color-scheme: light dark; }}
 @media (prefers-color-scheme: dark) {{ :root {{ --text: #e4e7ec; --quiet: #9aa3b3; --grid: #333a46; --page: #14171c;
-  --card: #1d2128; --others: #596273; --whole: #e4e7ec; {_variables(_DARK)} }} }}
+  --card: #1d2128; --others: #7a8599; --whole: #e4e7ec; {_variables(_DARK)} }} }}
 body {{ background: var(--page); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
   max-width: 72rem; padding: 0 1.5rem; }}
 h1 {{ font-size: 1.6rem; margin: 0 0 .3rem; overflow-wrap: anywhere; }}
@@ -37,7 +37,7 @@ svg {{ width: 100%; max-width: 60rem; height: auto; display: block; }}
 svg text {{ font: 14px system-ui, sans-serif; fill: var(--text); }} svg text.quiet {{ fill: var(--quiet); }}
 .grid path {{ stroke: var(--grid); }} .axis path {{ stroke: var(--quiet); }}
 .area {{ stroke: var(--page); stroke-width: .7; }} .line {{ fill: none; stroke-width: 1.8; }}
-.line.stroke-others {{ stroke-width: 1; }} .line.whole {{ fill: none; stroke: var(--whole); stroke-width: 3; }}
+.line.stroke-others {{ stroke-width: 1.4; }} .line.whole {{ fill: none; stroke: var(--whole); stroke-width: 3; }}
 .mark {{ stroke: var(--text); stroke-dasharray: 4 4; stroke-opacity: .7; fill: none; }}
 {_CLASSES}
 .line {{ fill: none; }}

@@ -144,16 +144,7 @@ def _comparison_table(runs: Sequence[Run], names: Sequence[str]) -> str:
                 Cell(sum(event.get("event") == "spike" for event in run.events)),
             ]
         )
-    header = [
-        "run",
-        "steps",
-        "tokens",
-        "last loss",
-        "perplexity",
-        "last validation, mean",
-        "tokens per second",
-        "spikes",
-    ]
+    header = ["run", "steps", "tokens", "loss", "perplexity", "valid", "tokens/s", "spikes"]
     return table(header, rows)
 
 

@@ -69,8 +69,7 @@ def loss_panel(
     limits = min(values) - margin, max(values) + margin
     frame = _frame(390, [*train, *valid], limits, right=_PERPLEXITY)
     parts = [_axes(frame, "nats per token", axis, perplexity=True)]
-    kind = "others" if valid else "whole"  # a pale line is for beside another
-    parts.append(_line(frame, _thinned(train), f"stroke-{kind}", "training"))
+    parts.append(_line(frame, _thinned(train), "stroke-others", "training"))
     valid = _thinned(valid)
     parts.append(_line(frame, valid, "stroke-whole", "validation"))
     parts += [
@@ -84,7 +83,7 @@ def loss_panel(
     drawing = svg.drawing(
         _WIDTH, 390, label=f"Loss of {shown(name)}", description=f"{len(train):,} steps of training", parts=parts
     )
-    return drawing + svg.legend([(kind, "training (all corpora)"), *([("whole", "validation")] if valid else [])])
+    return drawing + svg.legend([("others", "training (all corpora)"), *([("whole", "validation")] if valid else [])])
 
 
 def over_tokens(label: str, curve: Curve, *, quantity: str, axis: Axis = _PLAIN) -> str:

@@ -436,11 +436,3 @@ def test_runs_are_laid_over_each_other(config, tmp_path, capsys):
     assert mtrain(["report", str(first), "-o", str(out)]) == 2
     with pytest.raises(UsageError, match="13 runs on one page"):
         report_page.write_comparison([first] * 13, out)
-
-
-def test_a_curve_alone_is_not_pale():
-    """Beside a validation curve the training curve is in the background."""
-    train, valid = [(0.0, 3.0), (1.0, 2.0)], [(1.0, 2.5)]
-    alone, beside = (report_plots.loss_panel("a", train, valid=v, lines=[]) for v in ([], valid))
-    assert "stroke-whole" in alone and "others" not in alone
-    assert "stroke-others" in beside and "stroke-whole" in beside
