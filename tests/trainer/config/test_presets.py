@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -12,7 +13,8 @@ from trainer.config.presets import PRESETS
 from trainer.config.sections import Preset
 from trainer.models.family import family_of
 from trainer.parallel.params import Place, num_elements
-from trainer.plan.check import check
+from trainer.plan.check import DataFacts, check
+from trainer.plan.plan import make_plan
 
 # Elements of the tensors that were published, of family gpt; another family's are in its own test.
 PUBLISHED = {
@@ -93,6 +95,28 @@ def test_a_key_wins_over_the_preset_and_is_written_down(tmp_path):
     path = tmp_path / "again.toml"
     path.write_text(dump_config(config))
     assert load_config(path) == config
+
+
+COUNTED = ("mistral-7b", "olmo3-7b", "phi3-mini", "gemma2-2b", "gemma3-1b", "command-r7b", "pythia-160m")
+
+
+@pytest.mark.parametrize("documents", [(), (100, 6000)])
+@pytest.mark.parametrize("name", COUNTED)
+def test_operations_count_windows_and_documents_in_every_family(tmp_path, name, documents):
+    """By hand: 6 for each parameter that is multiplied, 12 x heads x width x the tokens that each layer attends to."""
+    config = _config(tmp_path, f'preset = "{name}"\nmax_position = 8192')
+    config = replace(config, train=replace(config.train, sequence_length=8192))
+    facts = DataFacts(vocab_size=None, largest_id=None, eod=None, fingerprint=None, num_tokens=1 << 30)
+    plan, model = make_plan(config, 1, facts=replace(facts, document_lengths=documents)), config.model
+    attended = 0.0
+    for layer in range(model.num_layers):
+        windowed = model.window and not (model.window_interval and (layer + 1) % model.window_interval == 0)
+        most = min(model.window, 8192) if windowed else 8192
+        attended += sum(min(length, most) for length in documents) / len(documents) if documents else most
+    multiplied = plan.num_parameters
+    if not model.tie_embeddings:  # whose rows are looked up
+        multiplied -= model.vocab_size * model.hidden_size
+    assert plan.flops_per_token == 6 * multiplied + 12 * model.num_heads * plan.head_dim * attended
 
 
 def test_a_key_of_a_sub_section_wins_over_the_preset(tmp_path):
