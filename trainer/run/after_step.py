@@ -179,9 +179,9 @@ class AfterStep:
         losses: dict[str, dict[str, float]] = {}
         if evaluated:
             with stops.at_once() if saved else nullcontext():
-                losses, seconds = self._evaluate(step)
+                losses, timed = self._evaluate(step)
                 self.saver.poll()  # an earlier save may have ended in the meantime
-                self._record(step, {**measured, "eval_s": seconds}, losses)
+                self._record(step, measured | timed, losses)
         if step == self.last and not saved:
             if step == self.plan.steps:
                 raise diverged(f"no checkpoint was written for the last step, {step}", report)
@@ -196,8 +196,8 @@ class AfterStep:
 
     def record_missing(self, run: RunState) -> dict[str, dict[str, float]]:
         """Evaluate and record a step that was saved, but whose run ended before it was recorded."""
-        losses, seconds = self._evaluate(run.step)
-        self._record(run.step, {**run.measured, "eval_s": seconds}, losses)
+        losses, timed = self._evaluate(run.step)
+        self._record(run.step, {**run.measured, **timed}, losses)
         self._keep_the_best(run.step)
         return losses
 
@@ -206,10 +206,10 @@ class AfterStep:
         if step == self.plan.steps and self.log is not None and self.config.checkpoint.keep_best:
             self.saver.prune()
 
-    def _evaluate(self, step: int) -> tuple[dict[str, dict[str, float]], float]:
+    def _evaluate(self, step: int) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
         """Mean loss of each set that this step is evaluated on, nats per token, by split; and the scores of "tasks".
 
-        The second value is how long it took, in seconds.
+        The second value is what a line says of the time: nothing if there was nothing to evaluate.
         """
         began_s = time.monotonic()
         config, last, losses = self.config, self.plan.steps, dict[str, dict[str, float]]()
@@ -219,7 +219,7 @@ class AfterStep:
         if self.data.tasks and scores_tasks(step, config.evaluate, last=last):
             scorer = RunScorer(engine=self.engine, tokenizer=self.data.tokenizer, name=Path(config.run.folder).name)
             losses["tasks"] = score_tasks(self.data.tasks, scorer)
-        return losses, round(time.monotonic() - began_s, 3)
+        return losses, {"eval_s": round(time.monotonic() - began_s, 3)} if any(losses.values()) else {}
 
     def _record(self, step: int, measured: Mapping[str, Any], losses: Mapping[str, dict[str, float]]) -> None:
         if losses.get("valid"):

@@ -188,7 +188,7 @@ def test_a_run_may_evaluate_nothing(corpora, tmp_path):
     silent = replace(silent, train=replace(config.train, evaluate=False))
     run_ranks(_train, 1, silent)
     lines = read_metrics(tmp_path / "silent")
-    assert lines[-1]["step"] == 4 and not any("valid" in line or "test" in line for line in lines)
+    assert lines[-1]["step"] == 4 and not any({"valid", "test", "eval_s"} & line.keys() for line in lines)
     assert lines[-1]["loss"] == read_metrics(tmp_path / "run")[-1]["loss"]
     (problem,) = check(replace(silent, checkpoint=CheckpointSection(keep_best=1)), 1, facts=None)
     assert "train.evaluate=false reads no validation set" in problem
@@ -308,6 +308,7 @@ def test_a_run_of_so_many_samples_ends_there_whatever_the_batches(corpora, tmp_p
     falling = [1e-2 * (1 - (done - warm) / (40 - warm)) for done in (4, 6, 8, 12, 16)]
     assert [line["lr"] for line in lines] == pytest.approx([5e-3, 1e-2, *falling])
     assert "valid" in lines[-1] and "valid" not in lines[-2]
+    assert lines[-1]["eval_s"] > 0 and "eval_s" not in lines[-2]
     longer = replace(config, train=replace(sizes, samples=None, tokens=32 * 41, batch_ramp=None, global_batch=6))
     assert train(longer, alone).step == 10  # 26, 32, 38; a step more would end at 44
     assert [line["consumed_samples"] for line in read_metrics(tmp_path / "run")][7:] == [26, 32, 38]
