@@ -69,17 +69,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Score, and print the numbers."""
+    from trainer.tasks.in_training import read_evaluations, record_evaluation
+
     _check(arguments)
     names = _checkpoints(arguments.model) if arguments.all_checkpoints else [arguments.checkpoint]
     rows = list[tuple[str, dict[str, Any]]]()
+    if arguments.all_checkpoints:
+        read_evaluations(Path(arguments.model))  # if the file is damaged, before the work
     with each_opened(arguments, console, command="eval", checkpoints=names) as models:
         for model in models:
             with console.progress() as progress:
                 text, facts = _scored(model, arguments, progress=progress if model.world.is_main else SILENT)
             rows.append((text, {"model": model.name, "step": model.step, **facts}))
+            if arguments.all_checkpoints and model.world.is_main and model.step is not None:
+                record_evaluation(Path(arguments.model), model.step, _curve_numbers(facts, arguments))
         if model.world.is_main:
             _show(rows, console, several=arguments.all_checkpoints)
     return 0
+
+
+def _curve_numbers(facts: dict[str, Any], arguments: argparse.Namespace) -> dict[str, float]:
+    """The numbers for curves; their names say what was scored and how."""
+    from trainer.tasks.in_training import numbers_of
+
+    if arguments.task is None:
+        numbers = {f"{task} {name}": value for task, of in facts["results"].items() for name, value in of.items()}
+    else:
+        kind = "lambada-strict" if arguments.strict else arguments.task
+        numbers = numbers_of(kind, facts)
+    options = [
+        f"--{name.replace('_', '-')} {getattr(arguments, name)}"
+        for name in ("sequence_length", "overlap", "detokenizer", "max_documents", "num_fewshot", "limit")
+        if getattr(arguments, name) is not None
+    ]
+    told = ", ".join([*([Path(arguments.data).name] if arguments.data else []), *options])
+    return {f"{name} ({told})" if told else name: value for name, value in numbers.items()}
 
 
 def _checkpoints(run_folder: str) -> list[str]:

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from trainer.report.baselines import Baselines, count_pairs, evaluate
 from trainer.run.data import RunData, open_data
 from trainer.run.metrics import METRICS, RANKS, last_metrics, parse_line, read_events, read_metrics, tally_of
 from trainer.run.spike_detector import MIXTURE_CHANGE
+from trainer.tasks.in_training import read_evaluations
 
 WHOLE_BYTES = 8 << 20  # of metrics.jsonl, up to which all lines are read
 BLOCKS, BLOCK_BYTES = 500, 1 << 13  # of a longer one, evenly spaced
@@ -85,6 +86,7 @@ class _Step(msgspec.Struct):
     train: dict[str, float | None] | None = None
     valid: dict[str, float | None] | None = None
     test: dict[str, float] | None = None
+    tasks: dict[str, float | None] | None = None
 
 
 class _Generated(msgspec.Struct):
@@ -101,6 +103,7 @@ class Run:
 
     Attributes:
         metrics: lines of metrics.jsonl in order, at least one. generated: lines of generated.jsonl, if any.
+        evaluations: of `mtrain eval --all-checkpoints`: numbers by name and step.
         goodput: of all starts, for people; empty where events.jsonl tells of none.
     """
 
@@ -112,6 +115,7 @@ class Run:
     metrics: list[dict[str, Any]]
     events: list[dict[str, Any]]
     generated: list[dict[str, Any]]
+    evaluations: dict[str, dict[int, float]]
     goodput: str = ""
 
     @property
@@ -190,7 +194,8 @@ def read_run(folder: Path) -> Run:
     plan = _checked(_json(folder / "plan.json", {}), _Plan, folder / "plan.json")
     config = dataclasses.replace(config, data=_placed(config.data, folder, find_record(folder).started_in))
     if is_long:
-        metrics = spread_metrics(folder, eval_interval=config.train.eval_interval)
+        scored = config.evaluate.interval if config.evaluate.tasks else None
+        metrics = spread_metrics(folder, eval_intervals=[config.train.eval_interval, scored])
         goodput = f"goodput {share:.1%}" if (share := metrics[-1].get("goodput")) else ""
     else:
         tally = tally_of(folder, config.train.sequence_length, background=config.checkpoint.background)
@@ -205,10 +210,11 @@ def read_run(folder: Path) -> Run:
         metrics=_checked(metrics, list[_Step], folder / METRICS),
         events=events,
         generated=_checked(_json_lines(folder / "generated.jsonl"), list[_Generated], folder / "generated.jsonl"),
+        evaluations=read_evaluations(folder),
     )
 
 
-def spread_metrics(folder: Path, *, eval_interval: int | None) -> list[dict[str, Any]]:
+def spread_metrics(folder: Path, *, eval_intervals: Iterable[int | None]) -> list[dict[str, Any]]:
     """Lines from all over metrics.jsonl, those of evaluations too, and the last ones; as long for any run.
 
     Raises:
@@ -230,8 +236,11 @@ def spread_metrics(folder: Path, *, eval_interval: int | None) -> list[dict[str,
 
         for block in range(BLOCKS):
             lines |= {line["step"]: line for line in lines_at(block * size // BLOCKS)}
-        evaluated = range(eval_interval, last[-1]["step"] + 1, eval_interval) if eval_interval else range(0)
-        for step in evaluated[:: -(-len(evaluated) // MOST_EVALUATIONS) or 1]:
+        evaluated = set[int]()
+        for interval in filter(None, eval_intervals):
+            steps = range(interval, last[-1]["step"] + 1, interval)
+            evaluated |= {*steps[:: -(-len(steps) // MOST_EVALUATIONS) or 1]}
+        for step in sorted(evaluated):
             low, high = 0, size
             while high - low > BLOCK_BYTES // 2:
                 middle = (low + high) // 2

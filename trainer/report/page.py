@@ -1,9 +1,10 @@
 """report.html of a run: one file without scripts or links, for a browser without a network.
 
-It shows the loss and the n-gram baselines in nats per token, perplexity and bits per byte, throughput, learning rate,
-how much was read of each corpus, document lengths, samples of text that the model read and wrote, the schedule of a
-pipeline, what each rank holds, and the configuration; and beside each curve where the run was resumed, changed or
-spiked. `write_comparison` lays several runs over each other. data.py reads, plots.py draws, this file writes the page.
+It shows the loss and the n-gram baselines in nats per token, perplexity and bits per byte, scores of tasks, throughput,
+learning rate, how much was read of each corpus, document lengths, samples of text that the model read and wrote, the
+schedule of a pipeline, what each rank holds, and the configuration; and beside each curve where the run was resumed,
+changed or spiked. `write_comparison` lays several runs over each other. data.py reads, plots.py draws, this file writes
+the page.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from mdata import UsageError
 from mdata.reporting.curves import COLOURS
@@ -105,6 +107,16 @@ def render_comparison(runs: Sequence[Run]) -> str:
     for name in sets:
         curves = [[(x * s, y) for x, y in valid_curve(run, name)] for run, s in scaled]
         losses.append(panel(f"validation loss of {name}", curves, "nats per token", loss=True))
+    scored = [task_curves(run) for run in runs]
+    tasks = [
+        panel(
+            name,
+            [[(x * s, y) for x, y in of.get(name, [])] for (_, s), of in zip(scaled, scored, strict=True)],
+            name.partition(" (")[0].split()[-1],
+            loss=False,
+        )
+        for name in dict.fromkeys(name for of in scored for name in of)
+    ]
     others = [
         panel(name, [_curve(run, key, s) for run, s in scaled], name, loss=False)
         for key, name in (
@@ -117,6 +129,7 @@ def render_comparison(runs: Sequence[Run]) -> str:
         f"<h1>{escape(' and '.join(names) if len(names) < 3 else f'{len(names)} runs')}</h1>",
         _comparison_table(runs, names),
         f'<h2>Loss</h2><div class="row">{"".join(losses)}</div>',
+        f'<h2>Tasks</h2><div class="row">{"".join(tasks)}</div>' if tasks else "",
         f'<h2>Optimizer and speed</h2><div class="row">{"".join(others)}</div>',
         _different_settings(runs, names),
     ]
@@ -173,6 +186,7 @@ def render(run: Run, corpora: Corpora) -> str:
         _notes(corpora.notes),
         _losses(run, corpora, axis),
         f'<div class="row">{_loss_table(corpora.valid)}{_test_losses(run)}{_throughput(run, axis)}</div>',
+        _tasks(run, axis),
         _optimizer(run, axis),
         _read(corpora),
         _texts(run, corpora),
@@ -372,6 +386,30 @@ def _throughput(run: Run, axis: plots.Axis) -> str:
         sentence += f"; at most {max(held) / 2**30:,.2f} GiB held by rank 0"
     drawing = plots.over_tokens("Throughput", rates, quantity="tokens per second", axis=axis)
     return f'<div><h2>Throughput</h2><p class="lead">{sentence}</p>{drawing}</div>'
+
+
+def task_curves(run: Run) -> dict[str, list[tuple[float, float]]]:
+    """(consumed samples, number) of each task that scored the run: while it trained, then its checkpoints."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for line in run.metrics:
+        for name, number in (line.get("tasks") or {}).items():
+            if number is not None:
+                curves.setdefault(name, []).append((line["consumed_samples"], number))
+    steps, samples = zip(*((line["step"], line["consumed_samples"]) for line in run.metrics), strict=True)
+    for name, numbers in run.evaluations.items():
+        points = [(float(np.interp(step, steps, samples)), number) for step, number in sorted(numbers.items())]
+        curves.setdefault(name, []).extend(points)
+    return curves
+
+
+def _tasks(run: Run, axis: plots.Axis) -> str:
+    """A panel for each number of a task; empty if none scored the run."""
+    panels = []
+    for name, curve in task_curves(run).items():
+        points = [(samples * run.config.train.sequence_length / 1e6, number) for samples, number in curve]
+        drawing = plots.over_tokens(name, points, quantity=name.partition(" (")[0].split()[-1], axis=axis)
+        panels.append(f"<div><h3>{escape(name)}: {points[-1][1]:.4g}</h3>{drawing}</div>")
+    return f'<h2>Tasks</h2><div class="row">{"".join(panels)}</div>' if panels else ""
 
 
 def _optimizer(run: Run, axis: plots.Axis) -> str:

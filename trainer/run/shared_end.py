@@ -24,7 +24,7 @@ from trainer.run.launch import RankReport, explained_end
 
 TICK_S = 0.5
 SILENT_TICKS = 16  # without a new count: the rank is lost
-LEFT = b"left"
+LEFT = "left"
 _REPORT = "mtrain/report"
 
 
@@ -82,7 +82,7 @@ class _SharedEnd:
 
     def _others_here(self) -> bool:
         keys = [_key(rank) for rank in range(self._world_size)]
-        return not self._store.check(keys) or any(self._store.get(key) != LEFT for key in keys)
+        return not self._store.check(keys) or any(self._store.get(key) != LEFT.encode() for key in keys)
 
     def _watch(self) -> None:
         count = failures = 0
@@ -109,7 +109,7 @@ class _SharedEnd:
         for rank, (before, silent) in self._counts.items():
             key = _key(rank)
             now = self._store.get(key) if self._store.check([key]) else b""
-            silent = silent + 1 if now == before and now not in (b"", LEFT) else 0
+            silent = silent + 1 if now == before and now not in (b"", LEFT.encode()) else 0
             self._counts[rank] = now, silent
             if silent >= SILENT_TICKS:
                 text = f"it has not responded for {silent * self._tick_s:.0f} s: it was killed, or its machine is gone"

@@ -81,11 +81,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One text: the prompt, what the model added, the checkpoint's step, and why it ended."""
+    """One text: the prompt, what the model added, the checkpoint's step if it has one, and why it ended."""
 
     prompt: str
     text: str
-    step: int
+    step: int | None
     finish_reason: str = ""
 
 
@@ -397,7 +397,7 @@ def _job(model: Model, request: Request) -> str:
     reported = [request.log_probs, request.prompt_log_probs]
     facts = [
         model.name,
-        model.step,
+        1 if model.step is None else model.step,  # as earlier versions wrote it
         model.vocab_size,
         rules,
         list(request.ids),
@@ -440,7 +440,7 @@ def _lines_there(output: Path, jobs: Sequence[str]) -> int:
     return len(lines)
 
 
-def _line(answer: Answer, index: int, prompt: str, *, job: str, step: int) -> bytes:
+def _line(answer: Answer, index: int, prompt: str, *, job: str, step: int | None) -> bytes:
     facts = {"index": index, "prompt": prompt, **answer_facts(answer), "step": step, "job": job}
     return (json.dumps(facts, ensure_ascii=False) + "\n").encode(errors="replace")
 

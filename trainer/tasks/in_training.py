@@ -1,23 +1,27 @@
-"""The tasks that score a run while it trains: `[evaluate] tasks`, each "TASK=FILE".
+"""The tasks that score a run while it trains, `[evaluate] tasks`, each "TASK=FILE"; and the scores of its checkpoints.
 
 They are the tasks of `mtrain eval` with its defaults; each yields a few numbers, for curves over the steps. All files
-are read when the run starts, so that a missing or broken one does not end a run after days.
+are read when the run starts, so that a missing or broken one does not end a run after days. `mtrain eval RUN
+--all-checkpoints` leaves its numbers in evaluations.json of the run folder; the report draws both.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mdata
-from mdata import MdataError, UsageError
+from mdata import DamageError, MdataError, UsageError
 from mdata.progress import SILENT, Progress
+from mdata.util import atomic_io
 from trainer.tasks.lambada import lambada, read_passages
 from trainer.tasks.perplexity import perplexity
 from trainer.tasks.score import Scorer
 from trainer.tasks.wikitext import read_text, wikitext
 
+EVALUATIONS = "evaluations.json"
 KINDS = ("lambada", "lambada-strict", "wikitext103", "perplexity")
 
 
@@ -88,10 +92,45 @@ def score_tasks(tasks: Sequence[FixedTask], scorer: Scorer, *, progress: Progres
 
 def _numbers(task: FixedTask, scorer: Scorer, progress: Progress) -> Mapping[str, float]:
     if task.kind == "wikitext103":
-        facts = wikitext(scorer, Path(task.data), progress=progress)
-        return {"wikitext103 perplexity": facts["adjusted_ppl"]}
+        return numbers_of(task.kind, wikitext(scorer, Path(task.data), progress=progress))
     if task.kind == "perplexity":
-        corpora = perplexity(scorer, task.data, progress=progress)["corpora"]
-        return {f"{name} perplexity": facts["ppl"] for name, facts in corpora.items() if facts["ppl"] is not None}
-    facts = lambada(scorer, Path(task.data), strict=task.kind == "lambada-strict", progress=progress)
-    return {f"{task.kind} accuracy": facts["accuracy"]}
+        return numbers_of(task.kind, perplexity(scorer, task.data, progress=progress))
+    strict = task.kind == "lambada-strict"
+    return numbers_of(task.kind, lambada(scorer, Path(task.data), strict=strict, progress=progress))
+
+
+def numbers_of(kind: str, facts: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers for curves among the facts of a task, by name."""
+    if kind == "wikitext103":
+        return {"wikitext103 perplexity": facts["adjusted_ppl"]}
+    if kind == "perplexity":
+        corpora = facts["corpora"].items()
+        return {f"{name} perplexity": corpus["ppl"] for name, corpus in corpora if corpus["ppl"] is not None}
+    return {f"{kind} accuracy": facts["accuracy"]}
+
+
+def read_evaluations(run_folder: Path) -> dict[str, dict[int, float]]:
+    """The numbers of checkpoints by name and step; {}: no checkpoint was scored.
+
+    Raises:
+        DamageError: the file is not readable.
+    """
+    path = run_folder / EVALUATIONS
+    if not path.is_file():
+        return {}
+    try:
+        table = json.loads(path.read_bytes())
+        return {name: {int(step): float(value) for step, value in curve.items()} for name, curve in table.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise DamageError(
+            f"{path} is not as mtrain wrote it", found=str(error), fix="remove it and score again"
+        ) from error
+
+
+def record_evaluation(run_folder: Path, step: int, numbers: Mapping[str, float]) -> None:
+    """Add the numbers of one checkpoint to the file, in place of older ones of the same names."""
+    table = read_evaluations(run_folder)
+    for name, value in numbers.items():
+        table.setdefault(name, {})[step] = value
+    text = json.dumps({name: dict(sorted(curve.items())) for name, curve in table.items()}, indent=1)
+    atomic_io.atomic_write(run_folder / EVALUATIONS, text.encode())

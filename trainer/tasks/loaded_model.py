@@ -73,7 +73,7 @@ class Model:
     Args:
         module: this rank's stage. world: of all ranks.
         vocab_size: entries that may be chosen. rows: of the embedding; tokens of a prompt lie below.
-        context: the longest row. step: of the checkpoint.
+        context: the longest row. step: of the checkpoint; None: the folder says none, as those of Hugging Face.
         tokenizer: None where the folder has none; only token ids are taken then.
         start: the token with which a decoder begins whose encoder reads the prompt; None: the prompt is continued.
         reads: tokens of a prompt that such an encoder reads at most.
@@ -90,7 +90,7 @@ class Model:
     vocab_size: int
     rows: int
     context: int
-    step: int = 0
+    step: int | None = None
     tokenizer: mdata.Tokenizer | None = None
     ends: frozenset[int] = frozenset()
     bos: int | None = None
@@ -155,7 +155,7 @@ class Model:
             vocab_size=min(rows, spoken.vocab_size) if padded and spoken else rows,
             rows=rows,
             context=folder.config.train.sequence_length,
-            step=folder.run.step,
+            step=None if folder.format == "hf" else folder.run.step,
             tokenizer=spoken,
             ends=ends,
             bos=None if spoken is None else spoken.bos,

@@ -28,6 +28,7 @@ from trainer.report import page as report_page
 from trainer.report import plots as report_plots
 from trainer.report.page import write_report
 from trainer.run.data import open_data
+from trainer.tasks.in_training import record_evaluation
 
 
 @pytest.fixture(scope="module")
@@ -321,6 +322,7 @@ ALTERED = {
         '{"step": 1, "consumed_samples": 4, "train": {"a": "x"}}',
     ],
     "generated.jsonl": ["[]", '{"prompt": 3, "text": ""}', '{"text": ""}'],
+    "evaluations.json": ["[]", '{"a": 3}', '{"a": {"x": 1}}', '{"a": {"1": null}}'],
 }  # fmt: skip
 
 
@@ -330,6 +332,28 @@ def test_a_file_with_values_of_other_types_is_named(config, name, text):
     (folder / name).write_text(text + "\n")
     with pytest.raises(DamageError, match=rf"{name} is not as mtrain wrote it"):
         write_report(folder)
+
+
+def test_scores_of_tasks_are_drawn(config, tmp_path):
+    folder = runs.write_run(config, steps=40)
+    assert "Tasks" not in str(page_of(folder))
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line, accuracy in zip(lines[9::10], (0.1, 0.2, None, 0.4), strict=True):
+        line["tasks"] = {"lambada accuracy": accuracy}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record_evaluation(folder, 30, {"wikitext103 perplexity (wiki <1>)": 20.0})
+    record_evaluation(folder, 10, {"wikitext103 perplexity (wiki <1>)": 30.0})
+    run = report_data.read_run(folder)
+    samples = config.train.global_batch
+    assert report_page.task_curves(run) == {
+        "lambada accuracy": [(10 * samples, 0.1), (20 * samples, 0.2), (40 * samples, 0.4)],
+        "wikitext103 perplexity (wiki <1>)": [(10 * samples, 30.0), (30 * samples, 20.0)],
+    }
+    text = str(page_of(folder))
+    assert "Tasks" in text and "lambada accuracy: 0.4" in text and "wikitext103 perplexity (wiki <1>): 20" in text
+    report_page.write_comparison([folder, folder], tmp_path / "both.html")
+    assert "wikitext103 perplexity (wiki <1>)" in str(Page((tmp_path / "both.html").read_text()))
 
 
 def happened(folder, *events):

@@ -17,7 +17,7 @@ from trainer.parallel.mesh import Mesh
 from trainer.run.data import open_data
 from trainer.run.metrics import read_metrics
 from trainer.run.train import train
-from trainer.tasks.in_training import FixedTask, read_tasks, score_tasks, task_problems
+from trainer.tasks.in_training import FixedTask, read_evaluations, read_tasks, score_tasks, task_problems
 from trainer.tasks.loaded_model import Model
 
 
@@ -118,6 +118,12 @@ def test_each_checkpoint_is_scored_afterwards(
     assert main(["eval", str(run), "--all-checkpoints", *task]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 6 and lines[0].startswith("step 12: first: loss ") and lines[-1].startswith("step 24: total: ")
+    kept = read_evaluations(run)
+    assert kept.keys() == {"first perplexity (mix.json)", "second perplexity (mix.json)"}
+    for name, of in kept.items():
+        assert list(of.values()) == [row["corpora"][name.split()[0]]["ppl"] for row in rows] and list(of) == [12, 24]
+    assert main(["report", str(run)]) == 0 and "second perplexity (mix.json)" in (run / "report.html").read_text()
+    capsys.readouterr()
     assert main(["eval", str(corpora), "--all-checkpoints", *task]) == 2
     assert "needs the folder of a run" in capsys.readouterr().err
 

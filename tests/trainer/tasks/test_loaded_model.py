@@ -46,7 +46,7 @@ def test_the_logits_of_any_folder(to: str, theirs: Path, logits: torch.Tensor, t
         options = {"tokenizer": str(theirs)}
     model = Model.load(folder, **options)  # type: ignore[arg-type]
     found = model.logits(IDS)
-    assert found.dtype == torch.float32 and model.context == 64
+    assert found.dtype == torch.float32 and model.context == 64 and (model.step is None) == (to == "hf")
     assert torch.allclose(found, logits[:, : found.shape[1]], atol=1e-5)
     assert model.ends == {256} and model.encode("the") == Model.load(theirs).encode("the")
     (answer,) = continue_rows(model, [Request(ids=(5,), rules=Sampling(max_tokens=3, greedy=True))])
