@@ -37,13 +37,15 @@ class Running(NamedTuple):
     server: Server
     engine: Engine
 
-    def ask(self, path: str, body: Any = None, *, method: str | None = None, headers: Any = None) -> Reply:
+    def ask(
+        self, path: str, body: Any = None, *, method: str | None = None, headers: Any = None, timeout_s: float = 60
+    ) -> Reply:
         """The reply to a request with a JSON body, or with bytes as they are."""
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         given = {"content-type": "application/json"} if headers is None else headers
         request = urllib.request.Request(self.url + path, data, given, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=60) as reply:
+            with urllib.request.urlopen(request, timeout=timeout_s) as reply:
                 return Reply(reply.status, _decoded(reply.read()), reply.headers)
         except urllib.error.HTTPError as error:
             with error:

@@ -320,7 +320,8 @@ def test_a_thousand_clients_and_a_cache_too_small(served, model):
 
         def text(prompt: str) -> str:
             body = {"prompt": prompt, "max_tokens": 20, "seed": 5}
-            return str(choices(server.ask("/v1/completions", body))[0]["text"])
+            reply = server.ask("/v1/completions", body, timeout_s=1800)  # the last of them waits for all others
+            return str(choices(reply)[0]["text"])
 
         with ThreadPoolExecutor(1000) as pool:
             together = list(pool.map(text, prompts))
