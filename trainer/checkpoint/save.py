@@ -215,15 +215,15 @@ def _check_fits(
     there = sorted(steps_in(root)) if root.is_dir() else []
     old = f"remove an old checkpoint such as {folder_name(there[0])}, " if len(there) > 1 else ""
     fix = f"{old}free some disk space, or set checkpoint.folder to another file system"
-    check_room(root, slices_bytes + others, what="a checkpoint", fix=fix, begun=begun)
+    check_room(root, slices_bytes + others, subject="a checkpoint", fix=fix, begun=begun)
 
 
-def check_room(place: Path, needed_bytes: int, *, what: str, fix: str, begun: Path | None = None) -> None:
+def check_room(place: Path, needed_bytes: int, *, subject: str, fix: str, begun: Path | None = None) -> None:
     """Check that a file system has room for a write; a file system that does not report its size passes.
 
     Args:
         place: the file or folder that will be written; it need not exist yet.
-        what, fix: for the message: what will be written, and what to do if there is too little room.
+        subject, fix: for the message: what will be written, and what to do if there is too little room.
         begun: a folder in which other ranks may have written part of it already.
 
     Raises:
@@ -236,7 +236,7 @@ def check_room(place: Path, needed_bytes: int, *, what: str, fix: str, begun: Pa
     there = _bytes_in(begun) if begun else 0
     if usage.free + there < needed_bytes:
         raise ResourceError(
-            f"{what} does not fit into {place}",
+            f"{subject} does not fit into {place}",
             found=f"{size_text(usage.free)} free on {host_name()}",
             expected=f"{size_text(needed_bytes - there)}",
             fix=fix,

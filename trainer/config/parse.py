@@ -308,13 +308,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
 @functools.cache
 def section_types() -> Mapping[str, type]:
     """The sections by name; a sub-section such as "model.gpt_neox" follows its section."""
-    found = {}
+    sections = {}
     for name, section in get_type_hints(RunConfig).items():
-        found[name] = section
+        sections[name] = section
         for key, hint in get_type_hints(section).items():
             if subsection := _subsection(hint):
-                found[f"{name}.{key}"] = subsection
-    return types.MappingProxyType(found)
+                sections[f"{name}.{key}"] = subsection
+    return types.MappingProxyType(sections)
 
 
 @functools.cache

@@ -103,13 +103,13 @@ def check_text(check: Mapping[str, Any]) -> str:
     """What was compared, as one line for the user."""
     if not check["compared"]:
         return f"not checked: {check['why']}"
-    told = f"largest difference of logits {check['largest_difference']:.3g}"
+    difference = f"largest difference of logits {check['largest_difference']:.3g}"
     before, after = check["by"]
     if before != after:
-        return f"checked: {told} (source by {before}, target by {after})"
+        return f"checked: {difference} (source by {before}, target by {after})"
     if "hf" in check["formats"] and not has_transformers():
-        return f"not checked: transformers is not installed, so mtrain computed both sides; {told}"
-    return f"copy checked: {told}; mtrain computed both sides, and no other program read them"
+        return f"not checked: transformers is not installed, so mtrain computed both sides; {difference}"
+    return f"copy checked: {difference}; mtrain computed both sides, and no other program read them"
 
 
 def compare_token_ids(tokenizer: TokenizerConfig, folder: Path) -> dict[str, Any]:
@@ -141,17 +141,17 @@ def compare_token_ids(tokenizer: TokenizerConfig, folder: Path) -> dict[str, Any
     return facts
 
 
-def token_ids_text(found: Mapping[str, Any]) -> str:
+def token_ids_text(result: Mapping[str, Any]) -> str:
     """What `compare_token_ids` found, as one line for the user."""
-    if not found["compared"]:
-        return f"the tokenizer was not compared with that of transformers: {found['why']}"
-    if not found["different"]:
-        return f"token ids are those of training on {found['texts']} texts (by transformers' {found['by']})"
-    remedy = "; PreTrainedTokenizerFast.from_pretrained gives those of tokenizer.json" if found["has_json"] else ""
+    if not result["compared"]:
+        return f"the tokenizer was not compared with that of transformers: {result['why']}"
+    if not result["different"]:
+        return f"token ids are those of training on {result['texts']} texts (by transformers' {result['by']})"
+    remedy = "; PreTrainedTokenizerFast.from_pretrained gives those of tokenizer.json" if result["has_json"] else ""
     return (
-        f"transformers' AutoTokenizer makes a {found['by']} of this folder, which gives {found['different']} of "
-        f"{found['texts']} texts other ids than training did ({found['text'][:40]!r}: {found['ids'][:6]}, was "
-        f"{found['training_ids'][:6]}){remedy}"
+        f"transformers' AutoTokenizer makes a {result['by']} of this folder, which gives {result['different']} of "
+        f"{result['texts']} texts other ids than training did ({result['text'][:40]!r}: {result['ids'][:6]}, was "
+        f"{result['training_ids'][:6]}){remedy}"
     )
 
 
@@ -188,8 +188,8 @@ def build_model(model: ModelFolder) -> Any:
     for spec in family.parameters(shape, Place()):
         flat = named[spec.name].data.zero_().view(-1)
         for piece in spec.pieces:
-            found = model.source.read(f"weight/{piece.name}", (piece.start, piece.size)).float()
-            flat[piece.offset : piece.offset + math.prod(piece.size)] = found.reshape(-1)
+            values = model.source.read(f"weight/{piece.name}", (piece.start, piece.size)).float()
+            flat[piece.offset : piece.offset + math.prod(piece.size)] = values.reshape(-1)
     return built
 
 

@@ -127,7 +127,7 @@ def convert(source: Location, target: Path, *, options: Options, progress: Progr
     total = _written_bytes(model, states, dtype=dtype, options=options)
     scratch = scratch_bytes(model, dtype=dtype, tp=options.tp, pp=options.pp) if options.to == "mp_rank" else 0
     fix = "free some space, choose another disk, or a smaller --dtype"
-    check_room(target, total + scratch + SPARE_BYTES, what="the converted model", fix=fix)
+    check_room(target, total + scratch + SPARE_BYTES, subject="the converted model", fix=fix)
     with os_errors_named("making the target's folder"):
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
     with file_lock.hold(_lock_path(target), remove=True):
@@ -158,8 +158,8 @@ def _write_target(
         not_finite = _not_finite(watched, model)
         if not_finite:
             progress.note(f"values that are not finite are converted as they are: {few(not_finite, 4)}")
-        found = _result(model, partial, dtype=dtype, states=states, options=options, finite=not not_finite)
-        result = {"job": job, **found}
+        facts = _result(model, partial, dtype=dtype, states=states, options=options, finite=not not_finite)
+        result = {"job": job, **facts}
         if (ids := result["token_ids"]) is not None and ids.get("different", 1):
             progress.note(token_ids_text(ids))
         atomic_io.atomic_write(partial / RESULT, (json.dumps(result, indent=1) + "\n").encode())
@@ -211,7 +211,7 @@ def open_model(path: Location, *, checkpoint: str = "latest", settings: Sequence
 def _earlier_result(target: Path) -> dict[str, Any] | None:
     """What conversion.json in the target says; None: there is none that can be read."""
     try:
-        return read_json(target / RESULT, what="the result of a conversion")
+        return read_json(target / RESULT, subject="the result of a conversion")
     except MdataError:
         return None
 
@@ -221,7 +221,7 @@ def _job_id(model: ModelFolder, options: Options) -> str:
     if isinstance(model.path, Path):
         paths = sorted(path for path in model.path.rglob("*") if path.is_file())
         facts = [(str(path.relative_to(model.path)), path.stat()) for path in paths]
-        source: Any = [str(model.path.absolute()), [[name, one.st_size, one.st_mtime_ns] for name, one in facts]]
+        source: Any = [str(model.path.absolute()), [[name, stat.st_size, stat.st_mtime_ns] for name, stat in facts]]
     else:
         source = [str(model.path), blake3(files_of(model.path).read(INDEX)).hexdigest()]
     return hash_of([source, dataclasses.asdict(options), mdata.__version__])
@@ -265,8 +265,8 @@ def _check_used(options: Options, source: Format) -> None:
     if options.to == "mtrain" and options.dtype not in ("", "fp32"):
         idle.append("--dtype counts for other targets: checkpoints of mtrain are fp32")
     if idle:
-        what = f"a conversion from {source} to {options.to} ignores some of these options"
-        raise UsageError(what, found="; ".join(idle), fix="leave them out")
+        problem = f"a conversion from {source} to {options.to} ignores some of these options"
+        raise UsageError(problem, found="; ".join(idle), fix="leave them out")
 
 
 def _written_bytes(model: ModelFolder, states: tuple[str, ...], *, dtype: torch.dtype, options: Options) -> int:
@@ -309,7 +309,7 @@ def _not_finite(source: Watched, model: ModelFolder) -> list[str]:
     Raises:
         DamageError: all values of one are NaN.
     """
-    told = []
+    notes = []
     for name in source.suspects:
         info = source.tensors[name]
         nan, infinite, numel = 0, 0, math.prod(info.shape)
@@ -323,8 +323,8 @@ def _not_finite(source: Watched, model: ModelFolder) -> list[str]:
                 fix="convert an intact model",
             )
         if nan or infinite:
-            told.append(f"{name} ({nan:,} NaN and {infinite:,} infinite of {numel:,})")
-    return told
+            notes.append(f"{name} ({nan:,} NaN and {infinite:,} infinite of {numel:,})")
+    return notes
 
 
 def _result(
@@ -365,13 +365,13 @@ def _with_tokenizer(model: ModelFolder, folder: str) -> ModelFolder:
         UsageError: there is none in the folder, or it has more ids than the model has rows.
     """
     if folder:
-        found = find_tokenizer(Path(folder))
-        if found is None:
+        tokenizer = find_tokenizer(Path(folder))
+        if tokenizer is None:
             raise UsageError(
                 f"--tokenizer {folder}: there is no tokenizer in it",
                 fix="give a folder with tokenizer.json, vocab.json and merges.txt, or tokenizer.model",
             )
-        model = dataclasses.replace(model, tokenizer=found)
+        model = dataclasses.replace(model, tokenizer=tokenizer)
     if model.tokenizer is not None:
         size = build_tokenizer(*model.tokenizer[:2], options=model.tokenizer.options).vocab_size
         if size > model.vocab_size:

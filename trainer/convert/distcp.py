@@ -64,31 +64,31 @@ def load_metadata(path: Path) -> _Metadata:
     with mapped(path) as data, faults_named(str(path)), gc_paused():
         value, _ = unpickle(data)
     reader = _MetadataReader(path)
-    found = _Metadata({}, {}, [], {})
+    parsed = _Metadata({}, {}, [], {})
     metadata = reader.state(value, "metadata.Metadata", key="the file")
     for name, entry in reader.table(metadata, "state_dict_metadata").items():
         key = f"state_dict_metadata[{name!r}]"
         if not isinstance(name, str) or len(name) > _LONGEST_NAME:
             raise reader.damage(key[:200], name, f"a name of at most {_LONGEST_NAME} characters")
         if isinstance(entry, Made) and entry.kind == f"{_PREFIX}metadata.BytesStorageMetadata":
-            found.objects.append(name)
+            parsed.objects.append(name)
             continue
         state = reader.state(entry, "metadata.TensorStorageMetadata", key=key)
         shape = reader.sizes(state.get("size"), key=f"{key}.size")
-        found.tensors[name] = TensorInfo(shape, reader.dtype(state.get("properties"), key=f"{key}.properties"))
+        parsed.tensors[name] = TensorInfo(shape, reader.dtype(state.get("properties"), key=f"{key}.properties"))
         chunks = state.get("chunks")
         if not isinstance(chunks, list):
             raise reader.damage(f"{key}.chunks", chunks, "a list")
-        found.chunks[name] = [reader.chunk(chunk, shape, key=f"{key}.chunks") for chunk in chunks]
+        parsed.chunks[name] = [reader.chunk(chunk, shape, key=f"{key}.chunks") for chunk in chunks]
     for index, place in reader.table(metadata, "storage_data").items():
-        known = reader.state(index, "metadata.MetadataIndex", key="storage_data")
-        name, offset = known.get("fqn"), known.get("offset")
+        fields = reader.state(index, "metadata.MetadataIndex", key="storage_data")
+        name, offset = fields.get("fqn"), fields.get("offset")
         if not isinstance(name, str):
             raise reader.damage("storage_data", name, "a name")
         key = f"storage_data of {name[:_LONGEST_NAME]!r}"
         start = () if offset is None else reader.sizes(offset, key=f"{key}.offset")
-        found.records[name, start] = reader.record(place, key=key)
-    return found
+        parsed.records[name, start] = reader.record(place, key=key)
+    return parsed
 
 
 class _MetadataReader:
@@ -131,10 +131,10 @@ class _MetadataReader:
         fields = properties.state if ours else None
         first = fields[0] if isinstance(fields, tuple) and fields else None
         name = first.name.removeprefix("torch.") if isinstance(first, Name) else ""
-        found = getattr(torch, name, None)
-        if not isinstance(found, torch.dtype):
+        torch_dtype = getattr(torch, name, None)
+        if not isinstance(torch_dtype, torch.dtype):
             raise self.damage(key, first, "a dtype of torch")
-        return found
+        return torch_dtype
 
     def chunk(self, value: Any, shape: tuple[int, ...], *, key: str) -> Rectangle:
         """A rectangle inside a tensor."""
@@ -219,14 +219,14 @@ class ChunkSource:
     def _chunk(self, name: str, start: tuple[int, ...], size: tuple[int, ...]) -> StoredTensor:
         """A chunk, not read yet."""
         if (name, start) not in self._opened:
-            found = self._load(name, start)
-            if not isinstance(found, StoredTensor) or (found.shape, found.dtype) != (size, self.tensors[name].dtype):
-                stands = unread(found) or repr(found)[:120]
-                if isinstance(found, StoredTensor):
-                    stands = f"{list(found.shape)}, {found.dtype}"
+            stored = self._load(name, start)
+            if not isinstance(stored, StoredTensor) or (stored.shape, stored.dtype) != (size, self.tensors[name].dtype):
+                stands = unread(stored) or repr(stored)[:120]
+                if isinstance(stored, StoredTensor):
+                    stands = f"{list(stored.shape)}, {stored.dtype}"
                 expected = f"{list(size)}, {self.tensors[name].dtype}"
                 raise DamageError(f"{self.folder} is damaged at {name}", found=stands, expected=expected)
-            self._opened[name, start] = found
+            self._opened[name, start] = stored
         return self._opened[name, start]
 
     def _load(self, name: str, start: tuple[int, ...]) -> Any:

@@ -85,12 +85,12 @@ def first_state(
     if settings.init_optimizer:
         _check_moments(config, model, vocab_size)
     differ = [f"{name} {before!r} -> {now!r}" for name, (before, now) in _differing(model.config, config).items()]
-    what = "weights and moments" if settings.init_optimizer else "weights"
-    told = f"the first {what} are those of {model.path} ({model.format})"
+    restored = "weights and moments" if settings.init_optimizer else "weights"
+    origin = f"the first {restored} are those of {model.path} ({model.format})"
     other = [f"they were trained with other settings: {', '.join(differ)}"] if differ else []
     # A converted model of Hugging Face has a checkpoint of step 1, for which nothing was done.
     run = model.run if model.run.optimizer_steps or model.run.data_id else None
-    return FirstState(model.path, run, (*model.notes, told, *other), model.config if model.run.data_id else None)
+    return FirstState(model.path, run, (*model.notes, origin, *other), model.config if model.run.data_id else None)
 
 
 def read_owned(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[str, Ownership]) -> None:
@@ -120,12 +120,12 @@ def _is_moment(name: str) -> bool:
 
 def _check_weights(config: RunConfig, model: ModelFolder, vocab_size: int) -> None:
     expected = expected_tensors(config, vocab_size)
-    found = {name: info.shape for name, info in model.source.tensors.items() if not _is_moment(name)}
+    shapes = {name: info.shape for name, info in model.source.tensors.items() if not _is_moment(name)}
     wrong = [
-        f"{name.removeprefix('weight/')} {list(found.get(name, ())) or 'missing'} instead of "
+        f"{name.removeprefix('weight/')} {list(shapes.get(name, ())) or 'missing'} instead of "
         f"{list(expected.get(name, ())) or 'none'}"
-        for name in {**expected, **found}
-        if found.get(name) != expected.get(name)
+        for name in {**expected, **shapes}
+        if shapes.get(name) != expected.get(name)
     ]
     if wrong:
         keys = [
@@ -143,7 +143,10 @@ def _check_weights(config: RunConfig, model: ModelFolder, vocab_size: int) -> No
 
 def _check_tokenizer(data: TokenizerConfig, folder: TokenizerConfig, *, where: str) -> None:
     """See that ids of the data are the same text to the folder's tokenizer."""
-    ours, theirs = (build_tokenizer(one.name, one.files, options=one.options) for one in (data, folder))
+    ours, theirs = (
+        build_tokenizer(tokenizer_files.name, tokenizer_files.files, options=tokenizer_files.options)
+        for tokenizer_files in (data, folder)
+    )
     if ours.fingerprint == theirs.fingerprint:
         return
     try:
@@ -152,13 +155,13 @@ def _check_tokenizer(data: TokenizerConfig, folder: TokenizerConfig, *, where: s
         return  # ids that never were text
     expected = ours.decode(ids)
     try:
-        found = theirs.decode(ids)
+        decoded = theirs.decode(ids)
     except (MdataError, ValueError, LookupError, OverflowError):
-        found = "no text: they are not its ids"
-    if found.strip() != expected.strip():
+        decoded = "no text: they are not its ids"
+    if decoded.strip() != expected.strip():
         raise ForeignTokenizer(
             f"the training data was made with another tokenizer than that of checkpoint.init_from = {where}",
-            found=f"ids that are {expected!r} in the data, and {found[:60]!r} to the folder's tokenizer",
+            found=f"ids that are {expected!r} in the data, and {decoded[:60]!r} to the folder's tokenizer",
             expected=f"data that was made with the tokenizer in {where}",
             fix="preprocess the texts with that tokenizer; a folder without tokenizer files is not compared",
         )

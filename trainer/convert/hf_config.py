@@ -40,13 +40,13 @@ def hugging_face(config: RunConfig) -> HuggingFace:
     return face
 
 
-def from_hf(found: Json, *, where: str) -> RunConfig:
+def from_hf(config_json: Json, *, where: str) -> RunConfig:
     """The model that a config.json describes.
 
     Raises:
         UsageError: another model_type, or settings that we lack; all of them by name.
     """
-    kind, families = found.get("model_type"), families_of_types()
+    kind, families = config_json.get("model_type"), families_of_types()
     if not isinstance(kind, str) or kind not in families:
         raise UsageError(
             f"{where} describes a model that cannot be converted",
@@ -57,17 +57,17 @@ def from_hf(found: Json, *, where: str) -> RunConfig:
     assert face is not None, "it names this model_type"
     # transformers knows some keys of GPT-2 by a second name, which takes precedence if both are present.
     names = face.second_names.get(kind, {})
-    second = {first: found[name] for name, first in names.items() if name in found}
-    values = {**face.defaults[kind], **second, **found}
+    second = {first: config_json[name] for name, first in names.items() if name in config_json}
+    values = {**face.defaults[kind], **second, **config_json}
     problems = list(_wrong_types(values, kind, face))
     problems += [
-        f"{name} = {found[name]!r} and {first} = {found[first]!r} are two names of the same setting"
+        f"{name} = {config_json[name]!r} and {first} = {config_json[first]!r} are two names of the same setting"
         for name, first in names.items()
-        if first in second and found.get(first, found[name]) != found[name]
+        if first in second and config_json.get(first, config_json[name]) != config_json[name]
     ]
     if problems:
         raise problems_error(where, problems)
-    if found.get("quantization_config"):
+    if config_json.get("quantization_config"):
         problems.append("quantization_config is set; only float weights are read")
     keys = {"family": families[kind], **face.keys(kind, values, problems)}
     if problems:

@@ -109,8 +109,8 @@ class SafetensorsSource:
                 raise DamageError(f"{path} is damaged", found=str(error), fix="download the file again") from error
         return self._open[name]
 
-    def _refuse(self, file: str, what: str, *, found: str) -> NoReturn:
-        raise DamageError(f"{self._folder / file} {what}", found=found, fix="download the folder again")
+    def _refuse(self, file: str, problem: str, *, found: str) -> NoReturn:
+        raise DamageError(f"{self._folder / file} {problem}", found=found, fix="download the folder again")
 
 
 def is_hf(path: Path) -> bool:
@@ -124,11 +124,11 @@ def open_hf(path: Path) -> ModelFolder:
     Raises:
         UsageError: a model or a setting that we lack. DamageError: files or tensors that are missing or do not fit.
     """
-    found = read_json(path / CONFIG, what="the model's configuration")
-    config = from_hf(found, where=str(path / CONFIG))
+    config_json = read_json(path / CONFIG, subject="the model's configuration")
+    config = from_hf(config_json, where=str(path / CONFIG))
     family, face = family_of(config), hugging_face(config)
-    notes = [*face.notes(found)]
-    source, model_type = SafetensorsSource(path, _shards(path), older_names=face.older_names), found["model_type"]
+    notes = [*face.notes(config_json)]
+    source, model_type = SafetensorsSource(path, _shards(path), older_names=face.older_names), config_json["model_type"]
     check_layers(config.model.num_layers, len(source.tensors), where=path)
     shapes = {name: info.shape for name, info in source.tensors.items()}
     if lacking := [*face.lacking(shapes)]:
@@ -154,7 +154,7 @@ def open_hf(path: Path) -> ModelFolder:
             raise problems_error(str(path), [f"{what}: {one}" for one in problems])
     shape = family.shape(config, rows)
     links = list(hf_links(family, shape, model_type=model_type, bare=bare))
-    check_tensors(source.tensors, {one.theirs.tensor: one.theirs.shape for one in links}, where=path)
+    check_tensors(source.tensors, {link.theirs.tensor: link.theirs.shape for link in links}, where=path)
     pattern = face.buffers.get(model_type)
     buffers = {name for name in source.tensors if pattern and re.fullmatch(pattern, name)}
     used = {one.theirs.tensor for one in links} | ({head} if config.model.tie_embeddings else set()) | buffers
@@ -206,8 +206,8 @@ def find_tokenizer(path: Path) -> TokenizerConfig | None:
 def _is_lower_case(path: Path) -> bool:
     """Whether BERT's tokenizer of a folder makes letters small, as it does unless its settings say otherwise."""
     settings = path / SETTINGS
-    found = read_json(settings, what="the tokenizer's settings") if settings.is_file() else {}
-    return bool(found.get("do_lower_case", True))
+    stored = read_json(settings, subject="the tokenizer's settings") if settings.is_file() else {}
+    return bool(stored.get("do_lower_case", True))
 
 
 def write_hf(
@@ -228,7 +228,7 @@ def write_hf(
         UsageError: no such config.json expresses the model.
     """
     config = to_hf(model.config, model.vocab_size, model_type=model_type)
-    links = [one.flipped() for one in hf_links(model.family, model.shape, model_type=config["model_type"])]
+    links = [link.flipped() for link in hf_links(model.family, model.shape, model_type=config["model_type"])]
     theirs = Linked(model.source, links)
     entries = {name: TensorInfo(info.shape, dtype) for name, info in theirs.tensors.items()}
     target.mkdir(parents=True, exist_ok=True)
@@ -288,7 +288,7 @@ def _shards(path: Path) -> dict[str, str] | None:
     if (path / ADAPTER).is_file():
         raise UsageError(f"{path} holds an adapter ({ADAPTER})", fix="merge it into the model's weights first")
     if (path / SHARDED).is_file():
-        table = read_json(path / SHARDED, what="the index of the shards").get("weight_map")
+        table = read_json(path / SHARDED, subject="the index of the shards").get("weight_map")
         if not isinstance(table, dict) or not table:
             raise DamageError(f"{path / SHARDED} has no weight_map", found=repr(table)[:80], fix="fetch it anew")
         for file in table.values():

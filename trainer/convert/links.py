@@ -134,18 +134,18 @@ class Linked:
     def __init__(self, source: Source, links: Iterable[Link], *, dtype: torch.dtype | None = None) -> None:
         self._source = source
         self._links: dict[str, list[Link]] = defaultdict(list)
-        for one in links:
-            self._links[one.ours.tensor].append(one)
+        for link in links:
+            self._links[link.ours.tensor].append(link)
         self.tensors: Mapping[str, TensorInfo] = {
-            name: TensorInfo(found[0].ours.shape, dtype or source.tensors[found[0].theirs.tensor].dtype)
-            for name, found in self._links.items()
+            name: TensorInfo(tensor_links[0].ours.shape, dtype or source.tensors[tensor_links[0].theirs.tensor].dtype)
+            for name, tensor_links in self._links.items()
         }
 
     def read(self, name: str, box: Rectangle) -> Tensor:
         """See `Source`."""
         out = torch.zeros(box[1], dtype=self.tensors[name].dtype)
-        for one in self._links[name]:
-            _fill_(out, one, source=self._source, start=box[0])
+        for link in self._links[name]:
+            _fill_(out, link, source=self._source, start=box[0])
         return out
 
 
@@ -178,24 +178,24 @@ class Watched:
 def covers_exactly(links: Sequence[Link]) -> bool:
     """Whether each element of each tensor on our side has one link. Slow: for tests and for folders of small tables."""
     counts: dict[str, Tensor] = {}
-    for one in links:
-        count = counts.setdefault(one.ours.tensor, torch.zeros(one.ours.shape, dtype=torch.int8))
-        view = count.view([factor.extent for dim in one.ours.dims for factor in dim])
-        view[tuple(slice(f.first, f.first + f.length) for dim in one.ours.dims for f in dim)] += 1
+    for link in links:
+        count = counts.setdefault(link.ours.tensor, torch.zeros(link.ours.shape, dtype=torch.int8))
+        view = count.view([factor.extent for dim in link.ours.dims for factor in dim])
+        view[tuple(slice(f.first, f.first + f.length) for dim in link.ours.dims for f in dim)] += 1
     return all(bool((count == 1).all()) for count in counts.values())
 
 
-def _fill_(out: Tensor, one: Link, *, source: Source, start: Sequence[int]) -> None:
+def _fill_(out: Tensor, link: Link, *, source: Source, start: Sequence[int]) -> None:
     """Copy what a link says into the rectangle of its first side that begins at `start`."""
     parts = [
-        list(_parts(dim, low, low + count)) for dim, low, count in zip(one.ours.dims, start, out.shape, strict=True)
+        list(_parts(dim, low, low + count)) for dim, low, count in zip(link.ours.dims, start, out.shape, strict=True)
     ]
-    shared = set(one.ours.axes()) & set(one.theirs.axes())
+    shared = set(link.ours.axes()) & set(link.theirs.axes())
     for chosen in itertools.product(*parts):
-        ranges = {axis: found for part in chosen for axis, found in part.ranges.items()}
-        target = _target(out, chosen, one.ours, shared=shared, start=start)
-        block, names = _block(one.theirs, ranges, source)
-        order = [names.index(axis) for axis in one.ours.axes() if axis in shared]
+        ranges = {axis: axis_range for part in chosen for axis, axis_range in part.ranges.items()}
+        target = _target(out, chosen, link.ours, shared=shared, start=start)
+        block, names = _block(link.theirs, ranges, source)
+        order = [names.index(axis) for axis in link.ours.axes() if axis in shared]
         target.copy_(block.permute(order))
 
 

@@ -70,32 +70,32 @@ _SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 
 
 def from_arguments(
-    found: Arguments, tensors: Mapping[str, TensorInfo], *, where: str, settings: Mapping[str, Any], layers: int = 0
+    arguments: Arguments, tensors: Mapping[str, TensorInfo], *, where: str, settings: Mapping[str, Any], layers: int = 0
 ) -> tuple[RunConfig, tuple[str, ...]]:
     """(model, notes) of a checkpoint.
 
     Args:
-        found: its arguments by name. tensors: of it, by Megatron's names without layer numbers.
+        arguments: by name. tensors: of it, by Megatron's names without layer numbers.
         settings: keys of [model] that a user gives. layers: that have tensors.
 
     Raises:
         UsageError: arguments that we lack, or that are missing; all of them by name.
     """
     said: list[str] = []
-    if not found and tensors:
-        found = _sizes_of(tensors, layers, settings)
-        said = [f"it has no args: its sizes are those of its tensors, with {found['num_attention_heads']} heads"]
+    if not arguments and tensors:
+        arguments = _sizes_of(tensors, layers, settings)
+        said = [f"it has no args: its sizes are those of its tensors, with {arguments['num_attention_heads']} heads"]
         said[0] += "" if "num_heads" in settings else " of 64 features (--set model.num_heads=... for others)"
-    lacking = [name for name in _SIZES if found.get(name) is None]
+    lacking = [name for name in _SIZES if arguments.get(name) is None]
     if lacking:
         raise UsageError(f"{where} does not say the sizes of its model", found=f"no {', '.join(lacking)} in its args")
-    given, notes = _completed(found, tensors, settings, where=where)
+    given, notes = _completed(arguments, tensors, settings, where=where)
     problems = [
-        f"{name} = {found[name]!r} is not supported" for name, neutral in _NEUTRAL.items()
-        if name in found and found[name] not in neutral
+        f"{name} = {arguments[name]!r} is not supported" for name, neutral in _NEUTRAL.items()
+        if name in arguments and arguments[name] not in neutral
     ]  # fmt: skip
-    keys = {"num_layers": found["num_layers"], "hidden_size": found["hidden_size"]}
-    keys |= {"num_heads": found["num_attention_heads"], "norm_epsilon": given["--norm-epsilon"]}
+    keys = {"num_layers": arguments["num_layers"], "hidden_size": arguments["hidden_size"]}
+    keys |= {"num_heads": arguments["num_attention_heads"], "norm_epsilon": given["--norm-epsilon"]}
     for rule in model_rules(given):
         if isinstance(rule, Setting):
             *section, key = rule.key.removeprefix("model.").split(".")
@@ -107,7 +107,7 @@ def from_arguments(
         raise problems_error(where, problems, fix="this model has a part that mtrain lacks")
     keys = {name: value for name, value in keys.items() if value is not None}
     rows = num_rows(tensors)
-    keys["vocab_size"] = found.get(ROWS_KEY) or keys.get("vocab_size") or rows
+    keys["vocab_size"] = arguments.get(ROWS_KEY) or keys.get("vocab_size") or rows
     keys |= {name: keys.get(name, {}) | x if isinstance(x, Mapping) else x for name, x in settings.items()}
     context = given["--seq-length"] or keys.get("max_position") or 1024
     keys["max_position"] = max(keys.get("max_position") or 0, context)
@@ -152,26 +152,26 @@ def to_arguments(config: RunConfig, vocab_size: int, *, padded_rows: int, tp: in
 
 
 def _completed(
-    found: Arguments, tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any], *, where: str
+    arguments: Arguments, tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any], *, where: str
 ) -> tuple[Given, tuple[str, ...]]:
     """The arguments as the command line would have given them, and what was not found there."""
     values = dict(read_arguments([], flag_table()).values)
-    notes = [note for key, note in _seen_in_tensors(found, tensors, values) if key not in settings]
+    notes = [note for key, note in _seen_in_tensors(arguments, tensors, values) if key not in settings]
     for name in values:
         names = _OTHER_NAMES.get(name, (name.removeprefix("--").replace("-", "_"),))
-        stored = next((found[one] for one in names if found.get(one) is not None), None)
+        stored = next((arguments[alias] for alias in names if arguments.get(alias) is not None), None)
         if stored is not None:
             values[name] = stored
     for name, stored in _NEGATED.items():
-        if isinstance(found.get(stored), bool):
-            values[name] = not found[stored]
-    values["--group-query-attention"] = bool(found.get("num_query_groups"))
+        if isinstance(arguments.get(stored), bool):
+            values[name] = not arguments[stored]
+    values["--group-query-attention"] = bool(arguments.get("num_query_groups"))
     values["--tokenizer-type"] = None
     for name in _LISTS:
         value = values[name]
         text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
         values[name] = None if value is None else text
-    program = _program(found, tensors)
+    program = _program(arguments, tensors)
     given = Given(_Typed(values, where=where), {"--embedding-init-method-std": ""}, (), program=program)
     return given, tuple(notes)
 
@@ -203,11 +203,11 @@ class _Typed(dict[str, Any]):
 
 
 def _seen_in_tensors(
-    found: Arguments, tensors: Mapping[str, TensorInfo], values: dict[str, Any]
+    arguments: Arguments, tensors: Mapping[str, TensorInfo], values: dict[str, Any]
 ) -> Iterator[tuple[str, str]]:
     """Set what tensors show where the arguments are silent; (key of ours, note) for each that they do not show."""
     layer = "decoder.layers."
-    if found.get("position_embedding_type") is None and not found.get("use_rotary_position_embeddings"):
+    if arguments.get("position_embedding_type") is None and not arguments.get("use_rotary_position_embeddings"):
         learned = not tensors or "embedding.position_embeddings.weight" in tensors
         values["--position-embedding-type"] = "learned_absolute" if learned else "rope"
         if not learned:
@@ -215,18 +215,18 @@ def _seen_in_tensors(
                 "position",
                 'its args name no position_embedding_type and it has no positions: model.position = "rope"',
             )
-    if found.get("add_bias_linear") is None and tensors:
+    if arguments.get("add_bias_linear") is None and tensors:
         values["--disable-bias-linear"] = f"{layer}self_attention.linear_proj.bias" not in tensors
         values["--add-qkv-bias"] = f"{layer}self_attention.linear_qkv.bias" in tensors
-    if found.get("qk_layernorm") is None:
+    if arguments.get("qk_layernorm") is None:
         values["--qk-layernorm"] = f"{layer}self_attention.q_layernorm.weight" in tensors
     if "lm_head.dense.weight" in tensors:
         values["--bert-no-binary-head"] = "binary_head.weight" not in tensors
-    if found.get("untie_embeddings_and_output_weights") is None:
+    if arguments.get("untie_embeddings_and_output_weights") is None:
         values["--untie-embeddings-and-output-weights"] = "output_layer.weight" in tensors
-    silent = {"norm_epsilon": "norm_epsilon" not in found and "layernorm_epsilon" not in found}
-    rotary = "rope" in (found.get("position_embedding_type"), values["--position-embedding-type"])
-    silent["rope_theta"] = rotary and "rotary_base" not in found
-    silent["activation"] = not found.get("swiglu") and "bias_gelu_fusion" not in found
+    silent = {"norm_epsilon": "norm_epsilon" not in arguments and "layernorm_epsilon" not in arguments}
+    rotary = "rope" in (arguments.get("position_embedding_type"), values["--position-embedding-type"])
+    silent["rope_theta"] = rotary and "rotary_base" not in arguments
+    silent["activation"] = not arguments.get("swiglu") and "bias_gelu_fusion" not in arguments
     for key in (key for key, lacks in silent.items() if lacks):
         yield key, f"its args do not say model.{key}; Megatron's default is taken (--set model.{key}=... for another)"

@@ -130,14 +130,14 @@ def adam_steps(optimizer: Any, *, otherwise: int, where: Path) -> int:
     state, groups = optimizer.get("state"), optimizer.get("param_groups")
     if groups is not None and not (isinstance(groups, list) and all(isinstance(group, dict) for group in groups)):
         raise damaged(where, "optimizer.param_groups", groups, expected="a list of dictionaries")
-    found = state.get("common_step") if isinstance(state, dict) else None
-    if found is None and groups:
-        found = groups[0].get("step")
-    if found is None and isinstance(state, dict):
-        found = next((entry.get("step") for entry in state.values() if isinstance(entry, dict)), None)
-    if found is None:
+    steps = state.get("common_step") if isinstance(state, dict) else None
+    if steps is None and groups:
+        steps = groups[0].get("step")
+    if steps is None and isinstance(state, dict):
+        steps = next((entry.get("step") for entry in state.values() if isinstance(entry, dict)), None)
+    if steps is None:
         return otherwise
-    number = found.read().item() if isinstance(found, StoredTensor) and math.prod(found.shape) == 1 else found
+    number = steps.read().item() if isinstance(steps, StoredTensor) and math.prod(steps.shape) == 1 else steps
     if type(number) not in (int, float) or not 0 <= number < 1 << 62:
         raise damaged(where, "the optimizer's step", number, expected="a count of updates")
     return int(number)
@@ -190,8 +190,8 @@ _LAYER = re.compile(r"(?:decoder|encoder)\.layers\.(?:([0-9]{1,6})\.)?")
 
 def layer_number(name: str) -> int | None:
     """The layer that a tensor belongs to; None: no layer, or all layers, stacked."""
-    found = _LAYER.match(name)
-    return int(found[1]) if found and found[1] else None
+    match = _LAYER.match(name)
+    return int(match[1]) if match and match[1] else None
 
 
 def check_layers(config: RunConfig, layers: Iterable[int], *, where: Path) -> None:

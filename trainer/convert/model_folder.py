@@ -81,8 +81,8 @@ class ModelFolder:
     @property
     def states(self) -> tuple[str, ...]:
         """ "weight", and the moments of the optimizer where they are there."""
-        found = {name.split("/", 1)[0] for name in self.source.tensors}
-        return ("weight", *sorted(found - {"weight"}))
+        states = {name.split("/", 1)[0] for name in self.source.tensors}
+        return ("weight", *sorted(states - {"weight"}))
 
     @property
     def weights_dtype(self) -> torch.dtype:
@@ -114,24 +114,24 @@ def check_layers(layers: int, most: int, *, where: Location) -> None:
 
 
 def check_tensors(
-    found: Mapping[str, TensorInfo], expected: Mapping[str, Sequence[int]], *, where: Location, whole: bool = False
+    tensors: Mapping[str, TensorInfo], expected: Mapping[str, Sequence[int]], *, where: Location, exact: bool = False
 ) -> None:
     """Compare the tensors of a folder with what its configuration asks for.
 
     Args:
-        whole: whether other tensors are an error.
+        exact: whether other tensors are an error.
 
     Raises:
         DamageError: names tensors that are missing, have another shape, or do not belong there.
     """
-    missing = [name for name in expected if name not in found]
+    missing = [name for name in expected if name not in tensors]
     wrong = [
-        f"{name} {list(found[name].shape)} instead of {list(size)}"
+        f"{name} {list(tensors[name].shape)} instead of {list(size)}"
         for name, size in expected.items()
-        if name in found and found[name].shape != tuple(size)
+        if name in tensors and tensors[name].shape != tuple(size)
     ]
-    broken = [name for name in expected if name in found and found[name].dtype not in DTYPES]
-    others = [name for name in found if name not in expected] if whole else []
+    broken = [name for name in expected if name in tensors and tensors[name].dtype not in DTYPES]
+    others = [name for name in tensors if name not in expected] if exact else []
     if missing or wrong or broken or others:
         parts = [f"missing: {few(missing, 4)}"] if missing else []
         parts += [f"of another shape: {few(wrong, 4)}"] if wrong else []
@@ -145,16 +145,16 @@ def check_tensors(
         )
 
 
-def check_used(found: Iterable[str], known: Container[str], *, where: Location, fix: str) -> None:
+def check_used(names: Iterable[str], used: Container[str], *, where: Location, fix: str) -> None:
     """Check that no tensor is silently dropped.
 
     Args:
-        known: tensors that are used, or whose content follows from others.
+        used: tensors that are read, or whose content follows from others.
 
     Raises:
         UsageError: names the others.
     """
-    if unknown := [name for name in found if name not in known]:
+    if unknown := [name for name in names if name not in used]:
         raise UsageError(f"{where} has tensors that its model does not have", found=few(unknown, 4), fix=fix)
 
 
@@ -210,13 +210,13 @@ def check_new(target: Path) -> None:
             raise UsageError(f"{target} exists already", fix="give a folder that does not exist yet, or an empty one")
 
 
-def read_json(path: Path, *, what: str) -> dict[str, Any]:
+def read_json(path: Path, *, subject: str) -> dict[str, Any]:
     """A JSON object in a file.
 
     Raises:
         DamageError: it is none, or larger than MOST_JSON. UsageError: the file cannot be read.
     """
-    with os_errors_named(f"reading {what}"):
+    with os_errors_named(f"reading {subject}"):
         if (size := regular_file(path).stat().st_size) > MOST_JSON:
             found, expected = f"{size:,} bytes", f"at most {MOST_JSON:,}"
             raise DamageError(

@@ -104,7 +104,7 @@ class _Ranks(NamedTuple):
     @property
     def states(self) -> tuple[str, ...]:
         """Of the optimizer, where all files have them."""
-        return tuple(self.moments[0].states) if all(one.states for one in self.moments) else ()
+        return tuple(self.moments[0].states) if all(moment.states for moment in self.moments) else ()
 
 
 class _StoredSource:
@@ -178,16 +178,16 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
         raise UsageError(f"{folder} has tensors that its model does not have", found=few(unknown, 4))
     if differing := _differing_copies(source, shape, layouts):
         notes = (*notes, f"files differ in what they all hold; the first one's is used: {few(differing, 4)}")
-    partly = "some files have none" if any(one.states for one in moments) and not ranks.states else ""
-    if lacking := next((one.lacking for one in moments if one.lacking), partly):
+    partly = "some files have none" if any(link.states for link in moments) and not ranks.states else ""
+    if lacking := next((link.lacking for link in moments if link.lacking), partly):
         notes = (*notes, f"the optimizer's state is left out: {lacking}")
     for state in ranks.states:
-        held |= {f"{state}/{name}": tensor for one in moments for name, tensor in one.states[state].items()}
+        held |= {f"{state}/{name}": tensor for link in moments for name, tensor in link.states[state].items()}
     every = [
-        one
+        link
         for state in dict.fromkeys(("weight", *ranks.states))
         for layout in (_of_state(layout, state, within=ranks.states) for layout in layouts)
-        for one in megatron_links(shape, layout, state=f"{state}/", copies=False)
+        for link in megatron_links(shape, layout, state=f"{state}/", copies=False)
     ]
     return ModelFolder(
         path=folder, format="mp_rank", config=config, source=Linked(_StoredSource(held), every),
@@ -197,13 +197,13 @@ def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
 
 def _differing_copies(source: _StoredSource, shape: ModelShape, layouts: Sequence[StateDictLayout]) -> list[str]:
     """Copies of tensors that other files hold as well (norms, a tied embedding), where the values are not the same."""
-    read = {one.ours: one.theirs for layout in layouts for one in megatron_links(shape, layout, copies=False)}
+    read = {link.ours: link.theirs for layout in layouts for link in megatron_links(shape, layout, copies=False)}
     used = set(read.values())
-    copies = [one for layout in layouts for one in megatron_links(shape, layout) if one.theirs not in used]
+    copies = [link for layout in layouts for link in megatron_links(shape, layout) if link.theirs not in used]
     return [
-        one.theirs.tensor
-        for one in copies
-        if not equal_tensors(source, (one.theirs.tensor, read[one.ours].tensor), size=one.theirs.shape)
+        link.theirs.tensor
+        for link in copies
+        if not equal_tensors(source, (link.theirs.tensor, read[link.ours].tensor), size=link.theirs.shape)
     ]
 
 
@@ -229,7 +229,7 @@ def write_mp_rank(target: Path, model: ModelFolder, *, dtype: torch.dtype, tp: i
             part = f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if pp > 1 else "")
             folder = target / f"iter_{iteration:07d}" / part
             folder.mkdir(parents=True)
-            whole = {
+            contents = {
                 "args": argparse.Namespace(**arguments, consumed_train_samples=model.run.consumed_samples),
                 "checkpoint_version": 3.0, "iteration": iteration,
             }  # fmt: skip
@@ -237,7 +237,7 @@ def write_mp_rank(target: Path, model: ModelFolder, *, dtype: torch.dtype, tp: i
                 state = _gathered(folder, _linked(model, layout), dtype=dtype, report=report)
                 stack = megatron_model(model.config).stack
                 state |= dict.fromkeys(_extra_states(stack, len(layout.layers), head=layout.has_head))
-                torch.save({**whole, "model": state}, cast(Any, _Appended(fd)))
+                torch.save({**contents, "model": state}, cast(Any, _Appended(fd)))
                 del state  # before the next one's
     atomic_io.atomic_write(target / LATEST, str(iteration).encode())
 
@@ -266,12 +266,12 @@ def _target_layout(model: ModelFolder, *, rows: int, rank: tuple[int, int], stag
 
 
 def _linked(model: ModelFolder, layout: StateDictLayout) -> Linked:
-    return Linked(model.source, [one.flipped() for one in megatron_links(model.shape, layout)])
+    return Linked(model.source, [link.flipped() for link in megatron_links(model.shape, layout)])
 
 
 def _gathered(folder: Path, source: Linked, *, dtype: torch.dtype, report: Report) -> dict[str, Any]:
     """All tensors, each mapped from an unlinked file: the system can write its pages to the disk to free memory."""
-    found = {}
+    tensors = {}
     for name, info in source.tensors.items():
         with tempfile.NamedTemporaryFile(dir=folder) as file:
             # Without this, a full disk would kill the process (SIGBUS) when a page is written.
@@ -281,8 +281,8 @@ def _gathered(folder: Path, source: Linked, *, dtype: torch.dtype, report: Repor
             piece = source.read(name, (start, size))
             held[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))] = piece
             report(piece.numel() * dtype.itemsize)
-        found[name] = held
-    return found
+        tensors[name] = held
+    return tensors
 
 
 def check_cut(model: ModelFolder, *, tp: int, pp: int) -> None:
@@ -318,11 +318,11 @@ def _load(folder: Path) -> _Ranks:
     """
     ranks: dict[tuple[int, int], Path] = {}
     for path in sorted(folder.glob("mp_rank_*")):
-        found = _FOLDER.fullmatch(path.name)
-        if found and found[3]:
+        match = _FOLDER.fullmatch(path.name)
+        if match and match[3]:
             raise UsageError(f"{path} is a mixture of experts, which is not supported", fix="choose a dense model")
-        if found:
-            place = int(found[1]), int(found[2] or 0)
+        if match:
+            place = int(match[1]), int(match[2] or 0)
             if place in ranks:
                 both = f"{ranks[place].parent.name} and {path.name}"
                 raise DamageError(f"{folder} holds one rank twice", found=both, fix="remove the one that is not meant")
@@ -341,7 +341,9 @@ def _load(folder: Path) -> _Ranks:
         if not keys:
             raise DamageError(f"{path} has no model", found=few([str(key) for key in state], 4), fix="restore it")
         here = [_ModelChunk(t, p, number, _tensors(state[key], key, where=path)) for number, key in enumerate(keys)]
-        parameters = {one.prefix + name: x for one in here for name, x in one.tensors.items() if not is_ignored(name)}
+        parameters = {
+            chunk.prefix + name: x for chunk in here for name, x in chunk.tensors.items() if not is_ignored(name)
+        }
         moments.append(named_moments(state.get("optimizer"), parameters))
         chunks += here
     return _Ranks(chunks, trainings, moments)
@@ -355,11 +357,11 @@ def _check_same(training: Training, first: Training) -> None:
     """
     found, expected = (
         {
-            "iteration": one.iteration,
-            "checkpoint_version": one.version,
-            "args.consumed_train_samples": one.arguments.get("consumed_train_samples"),
+            "iteration": checkpoint.iteration,
+            "checkpoint_version": checkpoint.version,
+            "args.consumed_train_samples": checkpoint.arguments.get("consumed_train_samples"),
         }
-        for one in (training, first)
+        for checkpoint in (training, first)
     )
     for key, value in found.items():
         if value != expected[key]:
@@ -404,7 +406,7 @@ def _tensors(model: Any, key: str, *, where: Path) -> dict[str, StoredTensor]:
     """
     if not isinstance(model, dict):
         raise damaged(where, key, model, expected="the tensors of a model by name")
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     held = list(_flattened(model))
     one_stack = {theirs: name for name, theirs in stacks_named(name for name, _ in held).items()}
     for theirs, tensor in held:
@@ -413,11 +415,11 @@ def _tensors(model: Any, key: str, *, where: Path) -> dict[str, StoredTensor]:
             if is_ignored(name):
                 continue
             raise UsageError(f"{where} holds a tensor {key}.{name[:100]} that cannot be read", found=unread(tensor))
-        if name in found or len(name) > _LONGEST_NAME:
+        if name in tensors or len(name) > _LONGEST_NAME:
             expected = f"one tensor of this name, of at most {_LONGEST_NAME} characters"
             raise damaged(where, f"{key}.{name[:100]}", tensor, expected=expected)
-        found[name] = tensor
-    return found
+        tensors[name] = tensor
+    return tensors
 
 
 def _flattened(value: dict[Any, Any], before: str = "") -> Iterator[tuple[str, StoredTensor | Made]]:

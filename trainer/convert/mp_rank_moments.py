@@ -45,26 +45,29 @@ def named_moments(optimizer: Any, parameters: Mapping[str, StoredTensor]) -> Nam
     mains = optimizer.get(_MAIN) or [[]] * len(groups)
     if not _are_groups(groups, mains):
         return NamedMoments({}, "its param_groups do not list parameters")
-    found: dict[str, dict[str, StoredTensor]] = {name: {} for name in (*MOMENTS, *(["weight"] if any(mains) else []))}
+    moments: dict[str, dict[str, StoredTensor]] = {name: {} for name in (*MOMENTS, *(["weight"] if any(mains) else []))}
     for group, main in zip(groups, mains, strict=True):
         decays = bool(group.get("wd_mult", group.get("weight_decay")))
         names = [name for name, tensor in parameters.items() if _decays(name, tensor) == decays]
         numbers = group.get("params", [])
-        if len(numbers) != len(names) or ("weight" in found and len(main) != len(names)):
+        if len(numbers) != len(names) or ("weight" in moments and len(main) != len(names)):
             return NamedMoments(
                 {}, f"a group has {len(numbers)} parameters, and the model has {len(names)} of its kind"
             )
         for place, (number, name) in enumerate(zip(numbers, names, strict=True)):
             own = state.get(number)
-            entry = {**(own if isinstance(own, dict) else {}), **({"weight": main[place]} if "weight" in found else {})}
-            for kind, tensors in found.items():
+            entry = {
+                **(own if isinstance(own, dict) else {}),
+                **({"weight": main[place]} if "weight" in moments else {}),
+            }
+            for kind, tensors in moments.items():
                 tensor = entry.get(kind)
                 if not isinstance(tensor, StoredTensor) or tensor.shape != parameters[name].shape:
                     return NamedMoments({}, f"{kind} of parameter {number} has not the shape of {name}")
                 tensors[name] = tensor
-    if any(tensors.keys() != parameters.keys() for tensors in found.values()):
+    if any(tensors.keys() != parameters.keys() for tensors in moments.values()):
         return NamedMoments({}, "parameters of the model are in none of its groups")
-    return NamedMoments(found)
+    return NamedMoments(moments)
 
 
 def _are_groups(groups: list[Any], mains: Any) -> bool:

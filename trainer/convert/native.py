@@ -105,12 +105,12 @@ class CheckpointSource:
             stands = f"{piece.key} of shape {part.get_shape()}, {part.get_dtype()}"
             raise self._damage(piece.file, stands, f"{listed} of shape {list(piece.size)}")
         if piece.hash is not None and piece not in self._compared:
-            found = blake3()
+            digest = blake3()
             rows = TensorInfo(piece.size, TYPES[part.get_dtype()])
             for start, size in boxes(rows, rows.dtype):
                 rows_of = part[start[0] : start[0] + size[0]].contiguous()
-                found.update(rows_of.reshape(-1).view(torch.uint8).numpy().data)
-            if found.hexdigest() != piece.hash:
+                digest.update(rows_of.reshape(-1).view(torch.uint8).numpy().data)
+            if digest.hexdigest() != piece.hash:
                 raise self._damage(piece.file, f"{piece.key} with a different hash than when it was written", None)
             self._compared.add(piece)
         return part
@@ -154,8 +154,8 @@ def open_native(path: Location, *, checkpoint: str = "latest") -> ModelFolder:
     Raises:
         UsageError: there is no such checkpoint. DamageError: it is not whole, or not of the model of its configuration.
     """
-    found = checkpoint_at(path, name=checkpoint)
-    if (folder := found.folder) is None:
+    resume_point = checkpoint_at(path, name=checkpoint)
+    if (folder := resume_point.folder) is None:
         raise UsageError(f"there is no checkpoint in {path}", fix="train first (mtrain train)")
     source = CheckpointSource(folder) if isinstance(folder, Path) else ObjectSource(folder)
     extras = source.extras()
@@ -171,7 +171,7 @@ def open_native(path: Location, *, checkpoint: str = "latest") -> ModelFolder:
     states = tuple(dict.fromkeys(name.split("/", 1)[0] for name in source.tensors))
     check_layers(config.model.num_layers, len(source.tensors), where=folder)
     expected = expected_tensors(config, config.model.vocab_size or 0, states=states)
-    check_tensors(source.tensors, expected, where=folder, whole=True)
+    check_tensors(source.tensors, expected, where=folder, exact=True)
     return ModelFolder(
         path=folder,
         format="mtrain",
@@ -180,7 +180,7 @@ def open_native(path: Location, *, checkpoint: str = "latest") -> ModelFolder:
         run=source.run,
         tokenizer=tokenizer,
         record=extras.get(RECORD),
-        notes=(found.warning,) if found.warning else (),
+        notes=(resume_point.warning,) if resume_point.warning else (),
     )
 
 

@@ -358,8 +358,8 @@ def _check_references(value: Any, *, most: int) -> None:
     totals: dict[int, tuple[int, int]] = {}  # container -> number of values in it, levels
     path: list[tuple[Any, Iterator[Any], list[int]]] = []
     on_path: set[int] = set()
-    whole = [value]
-    path.append((whole, iter(whole), [1, 0]))
+    root = [value]
+    path.append((root, iter(root), [1, 0]))
     while path:
         container, rest, total = path[-1]
         for inner in rest:

@@ -47,10 +47,10 @@ def check_push(address: str, *, public: bool) -> None:
     with _errors_named(address):
         _hub().whoami()
         try:
-            found = _hub().model_info(repository)
+            info = _hub().model_info(repository)
         except RepositoryNotFoundError:
             return
-    if not found.private and not public:
+    if not info.private and not public:
         raise UsageError(
             f"{address} is public", expected="a private repository", fix="add --public, or choose another name"
         )

@@ -110,13 +110,13 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
     )
     shape = layout.family.shape(config, config.model.vocab_size or 0)
     links = list(megatron_links(shape, layout))
-    check_tensors(source.tensors, {one.theirs.tensor: one.theirs.shape for one in links}, where=folder)
-    unknown = sorted(model.keys() - {one.theirs.tensor for one in links})
+    check_tensors(source.tensors, {link.theirs.tensor: link.theirs.shape for link in links}, where=folder)
+    unknown = sorted(model.keys() - {link.theirs.tensor for link in links})
     unknown = [name for name in unknown if not is_ignored(name)]
     if unknown:
         raise UsageError(f"{folder} has tensors that its model does not have", found=few(unknown, 4))
     states = _states(source, shape, layout, training=training)
-    every = [one for state, form in states.layouts.items() for one in megatron_links(shape, form, state=f"{state}/")]
+    every = [link for state, form in states.layouts.items() for link in megatron_links(shape, form, state=f"{state}/")]
     if states.steps is not None:
         training = dataclasses.replace(training, adam_steps=states.steps)
     return ModelFolder(
@@ -149,7 +149,10 @@ def _states(source: ChunkSource, shape: ModelShape, layout: StateDictLayout, *, 
         note = f"the optimizer's state is left out: its dp-reshardable form is read {why}"
         return _States(source, {"weight": layout}, notes=(note,))
     names = list(source.tensors)
-    main = next((one for one in _MAIN if any(name.startswith(f"optimizer.state.{one}.") for name in names)), None)
+    main = next(
+        (main_name for main_name in _MAIN if any(name.startswith(f"optimizer.state.{main_name}.") for name in names)),
+        None,
+    )
     prefixes = {"weight": "" if main is None else f"optimizer.state.{main}."}
     for moment in MOMENTS:
         prefix = f"optimizer.state.{moment}."
@@ -157,7 +160,7 @@ def _states(source: ChunkSource, shape: ModelShape, layout: StateDictLayout, *, 
             prefixes[moment] = prefix
     layouts = {state: dataclasses.replace(layout, prefix=prefix) for state, prefix in prefixes.items()}
     for state, form in layouts.items():
-        wanted = {one.theirs.tensor: one.theirs.shape for one in megatron_links(shape, form)}
+        wanted = {main_name.theirs.tensor: main_name.theirs.shape for main_name in megatron_links(shape, form)}
         check_tensors(source.tensors, wanted, where=Path(f"the optimizer's {state}"))
     return _States(source, layouts)
 
@@ -168,7 +171,7 @@ def _flat_states(source: ChunkSource, shape: ModelShape, layout: StateDictLayout
     Raises:
         UsageError: the buffers are not laid out as a known version does it.
     """
-    buckets = sorted({(int(found[2]), found[1]) for name in source.tensors if (found := _BUCKET.fullmatch(name))})
+    buckets = sorted({(int(match[2]), match[1]) for name in source.tensors if (match := _BUCKET.fullmatch(name))})
     states = {"weight": "param", **{moment: moment for moment in MOMENTS}}
     shapes = {name: source.tensors[f"{name}.param"].shape for _, name in buckets}
     expected = {f"{name}.{key}": shape for name, shape in shapes.items() for key in states.values()}
@@ -184,8 +187,8 @@ def _flat_states(source: ChunkSource, shape: ModelShape, layout: StateDictLayout
             for name, (bucket, first, size) in places.items()
         }
         layouts = {state: dataclasses.replace(form, prefix=f"{key}/") for state, key in states.items()}
-        found = source.load_object(_FLAT + "dp_group_idx_0.optimizer/shard_0_1")
-        inner = found[0] if isinstance(found, list) and found else found
+        match = source.load_object(_FLAT + "dp_group_idx_0.optimizer/shard_0_1")
+        inner = match[0] if isinstance(match, list) and match else match
         steps = adam_steps(inner, otherwise=0, where=source.folder / METADATA)
         return _States(JoinedSource(FlatSource(source, flat), source), layouts, steps)
     raise UsageError(
@@ -197,7 +200,7 @@ def _flat_states(source: ChunkSource, shape: ModelShape, layout: StateDictLayout
 
 def _registered(shape: ModelShape, form: StateDictLayout) -> dict[str, tuple[int, ...]]:
     """Their parameters with shapes, in the order in which their modules register them."""
-    sizes = {one.theirs.tensor: one.theirs.shape for one in megatron_links(shape, form)}
+    sizes = {link.theirs.tensor: link.theirs.shape for link in megatron_links(shape, form)}
 
     def order(name: str) -> tuple[int, ...]:
         layer = re.match(r"decoder\.layers\.(\d+)\.(.*)\.\w+$", name)
@@ -226,5 +229,5 @@ def _flat_places(
             return None
         places[name] = (buckets[number], first, size)
         at = first + count
-    whole = number == len(buckets) - 1 and at == source.tensors[f"{buckets[-1]}.param"].shape[0]
-    return places if whole else None
+    is_complete = number == len(buckets) - 1 and at == source.tensors[f"{buckets[-1]}.param"].shape[0]
+    return places if is_complete else None

@@ -85,15 +85,15 @@ def write_torch_dist(
     arguments = to_arguments(model.config, model.vocab_size, padded_rows=rows)
     folder = target / f"iter_{model.run.step:07d}"
     folder.mkdir(parents=True)
-    found = Metadata({}, storage_data={})
+    metadata = Metadata({}, storage_data={})
     with atomic_io.atomic_file(folder / "__0_0.distcp") as fd:
-        writer = _Writer(fd, found, report)
+        writer = _Writer(fd, metadata, report)
         for prefix, tensors, stored in _parts(model, states, rows, dtype=dtype, form=form):
             for name, info in tensors.tensors.items():
                 writer.tensor(prefix + name, info, tensors=tensors, dtype=stored, name=name)
         for name in _extra_states(megatron_model(model.config).stack, model.shape.num_layers):
             writer.object(name)
-    atomic_io.atomic_write(folder / METADATA, pickle.dumps(found))
+    atomic_io.atomic_write(folder / METADATA, pickle.dumps(metadata))
     common = _common(model, arguments, optimizer=form if len(states) > 1 else None)
     buffer = io.BytesIO()
     torch.save(common, buffer)
@@ -105,8 +105,8 @@ def write_torch_dist(
 class _Writer:
     """Appends chunks to one file and notes where they are."""
 
-    def __init__(self, fd: int, found: Metadata, report: Report) -> None:
-        self._fd, self._found, self._report, self._at = fd, found, report, 0
+    def __init__(self, fd: int, metadata: Metadata, report: Report) -> None:
+        self._fd, self._metadata, self._report, self._at = fd, metadata, report, 0
 
     def tensor(self, key: str, info: TensorInfo, *, tensors: Linked, dtype: torch.dtype, name: str) -> None:
         """All chunks of a tensor."""
@@ -121,11 +121,11 @@ class _Writer:
                 self._append(MetadataIndex(key, torch.Size(begin)), piece)
                 self._report(piece.numel() * dtype.itemsize)
         properties = TensorProperties(dtype=dtype)
-        self._found.state_dict_metadata[key] = TensorStorageMetadata(properties, torch.Size(info.shape), chunks)
+        self._metadata.state_dict_metadata[key] = TensorStorageMetadata(properties, torch.Size(info.shape), chunks)
 
     def object(self, key: str) -> None:
         """The empty state that layers ask for."""
-        self._found.state_dict_metadata[key] = BytesStorageMetadata()
+        self._metadata.state_dict_metadata[key] = BytesStorageMetadata()
         self._append(MetadataIndex(key), [None])
 
     def _append(self, index: MetadataIndex, value: Tensor | list[None]) -> None:
@@ -133,7 +133,7 @@ class _Writer:
         torch.save(value, buffer)
         data = buffer.getbuffer()
         atomic_io.write_all(self._fd, data)
-        self._found.storage_data[index] = _StorageInfo("__0_0.distcp", self._at, len(data))
+        self._metadata.storage_data[index] = _StorageInfo("__0_0.distcp", self._at, len(data))
         self._at += len(data)
 
 
@@ -148,7 +148,7 @@ def _parts(
 
     def of(state: str) -> Linked:
         links = megatron_links(shape, layout, state=f"{state}/")
-        return Linked(model.source, [one.flipped() for one in links])
+        return Linked(model.source, [link.flipped() for link in links])
 
     yield "", of("weight"), dtype
     moments = [state for state in states if state != "weight"]

@@ -78,13 +78,13 @@ class Storage:
         assert self.file_range is not None, f"the place of storage {self.key} is known"
         path, name, begin, size, crc = self.file_range
         with mapped(path) as data:
-            found = data[begin : begin + size]
-            if len(found) != size:
+            block = data[begin : begin + size]
+            if len(block) != size:
                 raise DamageError(f"{path} became shorter while it was read", fix=_RESTORE)
             if not self._checked and crc is not None:
-                check_crc(found, crc, where=name)
+                check_crc(block, crc, where=name)
             self._checked = True
-            yield found
+            yield block
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -293,7 +293,7 @@ def _directory(data: memoryview) -> tuple[int, int, int]:
         wide = _END64.unpack_from(data, end)
         narrow, limits = (count, size, first), (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
         count, size, first = wide[7:10]
-        if any(one not in pair for one, *pair in zip(narrow, limits, (count, size, first), strict=True)):
+        if any(value not in pair for value, *pair in zip(narrow, limits, (count, size, first), strict=True)):
             raise PickleFault("an archive whose two end records disagree")
     if disk or at + _END.size + comment != len(data) or first + size != end or count * _ENTRY.size > size:
         raise PickleFault("an archive whose end record does not match its directory")
@@ -303,16 +303,16 @@ def _directory(data: memoryview) -> tuple[int, int, int]:
 def _wide(extra: memoryview, *values: int) -> tuple[int, ...]:
     """Sizes and offset of an entry; those of 64 bits stand in its extra field."""
     wanted = sum(value == 0xFFFFFFFF for value in values)
-    at, found = 0, b""
+    at, fields = 0, b""
     while wanted and at + 4 <= len(extra):
         kind, size = struct.unpack_from("<HH", extra, at)
         if kind == 1:
-            found = bytes(extra[at + 4 : at + 4 + size])
+            fields = bytes(extra[at + 4 : at + 4 + size])
             break
         at += 4 + size
-    if len(found) < 8 * wanted:
+    if len(fields) < 8 * wanted:
         raise PickleFault("a member without its 64-bit size")
-    wide = iter(struct.unpack_from(f"<{wanted}Q", found))
+    wide = iter(struct.unpack_from(f"<{wanted}Q", fields))
     return tuple(next(wide) if value == 0xFFFFFFFF else value for value in values)
 
 
@@ -326,14 +326,14 @@ def _from_stream(data: memoryview, file_range: FileRange) -> Any:
     def storage(key: str, dtype: torch.dtype, count: int) -> Storage:
         return storages.setdefault(key, Storage(key, dtype, count, None))
 
-    found: list[Any] = []
+    values: list[Any] = []
     at = 0
     for number in range(5):
         value, at = unpickle(data, start=at, construct=_construct, persistent=_Storages(storage))
-        found.append(value)
+        values.append(value)
         if number == 0 and value != _MAGIC:
             raise PickleFault("not a file of torch.save")
-    _, protocol, system, value, keys = found
+    _, protocol, system, value, keys = values
     if protocol != _PROTOCOL or not isinstance(system, dict) or system.get("little_endian") is not True:
         raise PickleFault("a protocol other than 1001, or a byte order other than little")
     if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(storages):
@@ -376,8 +376,8 @@ class _Storages:
         storage = self._made[key]
         size = None if storage.file_range is None else storage.file_range.size
         if (storage.dtype, storage.count) != (dtype, count) or size not in (None, count * dtype.itemsize):
-            known = f"{storage.count} elements of {storage.dtype}" if size is None else f"{size} bytes"
-            raise PickleFault(f"storage {key} has {known}, but its tensors say {count} elements of {dtype}")
+            available = f"{storage.count} elements of {storage.dtype}" if size is None else f"{size} bytes"
+            raise PickleFault(f"storage {key} has {available}, but its tensors say {count} elements of {dtype}")
         return storage
 
 

@@ -60,14 +60,13 @@ def works(device: torch.device, dtype: torch.dtype, *, heads: int, groups: int, 
     table_BP = torch.arange(1, 21, device=device, dtype=torch.int32).view(2, 10).flip(1)
     length_B = torch.tensor([149, 3], device=device, dtype=torch.int32)
     new = drawn(2, heads, width), drawn(2, groups, width), drawn(2, groups, width)
-    pools = drawn(2, 21, 16, groups, width), drawn(2, 21, 16, groups, width)
-    rows = table_BP, length_B, ScoreShape(window=140), ScoreTensors()
-    pools[1].copy_(pools[0])
-    ours, twin = (
-        function(*new, *pool, *rows) for function, pool in zip((launch, plain.paged_attention), pools, strict=True)
-    )
+    pools = drawn(2, 21, 16, groups, width)
+    theirs = pools.clone()
+    scores, tensors = ScoreShape(window=140), ScoreTensors()
+    ours = launch(*new, pools[0], pools[1], table_BP, length_B, scores, tensors)
+    twin = plain.paged_attention(*new, theirs[0], theirs[1], table_BP, length_B, scores, tensors)
     difference = (ours.float() - twin.float()).abs().max()
-    return bool(difference <= TRIAL_TOLERANCE[dtype]) and torch.equal(*pools)
+    return bool(difference <= TRIAL_TOLERANCE[dtype]) and torch.equal(pools, theirs)
 
 
 def launch(

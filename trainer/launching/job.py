@@ -197,13 +197,13 @@ def refuse_restart(env: Mapping[str, str]) -> None:
 def ends(job: RunJob) -> list[End]:
     """How the attempts since the last launch ended, oldest first; an attempt that was killed says nothing."""
     key = f"local-{job.launches}" if job.engine != "slurm" else f"{job.id}-*"
-    found = []
+    ended = []
     for path in job.folder.glob(f"end-{key}"):
         with suppress(OSError, ValueError, IndexError):
             first, _, message = path.read_text(encoding="utf-8").partition("\n")
             code, _, who = first.partition(" ")
-            found.append(End(int(code), who, message.strip(), path.stat().st_mtime))
-    return sorted(found, key=lambda end: end.at_s)
+            ended.append(End(int(code), who, message.strip(), path.stat().st_mtime))
+    return sorted(ended, key=lambda end: end.at_s)
 
 
 def _started_ticks(pid: int) -> int:

@@ -89,13 +89,13 @@ def _wait(ray: Any, waiting: list[Any], tell: Callable[[str], None]) -> int:
         ended, waiting = ray.wait(waiting, timeout=1)
         for task in ended:
             try:
-                found = ray.get(task)
+                exit_code = ray.get(task)
             except ray.exceptions.RayError as error:
                 if not code:
                     code = ResourceError.exit_code
                     tell(f"lost a node: {str(error).partition('. ')[0]}")
                 continue
-            code = code or found
+            code = code or exit_code
         if code:
             until_s = min(until_s, time.monotonic() + PATIENCE_S)
     for task in waiting:

@@ -221,8 +221,8 @@ def slurm_state(job_id: str) -> SlurmState | None:
 
 def slurm_restarts(job_id: str) -> int:
     """How often a job that waits or runs was queued again."""
-    found = re.search(r"\bRestarts=(\d+)", run_slurm(["scontrol", "--oneliner", "show", "job", job_id]))
-    return int(found[1]) if found else 0
+    match = re.search(r"\bRestarts=(\d+)", run_slurm(["scontrol", "--oneliner", "show", "job", job_id]))
+    return int(match[1]) if match else 0
 
 
 def run_folder_of(job_id: str) -> Path | None:
@@ -233,8 +233,8 @@ def run_folder_of(job_id: str) -> Path | None:
         if "Invalid job id" in str(error):
             return None
         raise
-    found = re.search(rf"\bCommand=(/.*?)/{JOB}/{_SCRIPT_NAME}(?:\s|$)", shown)
-    return Path(found[1]) if found else None
+    match = re.search(rf"\bCommand=(/.*?)/{JOB}/{_SCRIPT_NAME}(?:\s|$)", shown)
+    return Path(match[1]) if match else None
 
 
 def stop_in_slurm(job: RunJob, state: SlurmState) -> None:

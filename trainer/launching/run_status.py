@@ -84,8 +84,8 @@ def run_status(folder: Path, job: RunJob | None) -> RunStatus:
     """
     line = _last_line(folder / METRICS)
     slurm = slurm_state(job.id) if job is not None and job.engine == "slurm" else None
-    known = ends(job) if job is not None else []
-    end, holder = known[-1] if known else None, file_lock.held_by(folder / ".lock")
+    attempt_ends = ends(job) if job is not None else []
+    end, holder = attempt_ends[-1] if attempt_ends else None, file_lock.held_by(folder / ".lock")
     steps = _steps(folder)
     return RunStatus(
         condition=_condition(
@@ -95,7 +95,7 @@ def run_status(folder: Path, job: RunJob | None) -> RunStatus:
         steps=steps,
         loss=line.get("loss"),
         tokens_per_s=line.get("tokens_per_s"),
-        restarts=slurm_restarts(job.id) if job is not None and slurm else max(0, len(known) - 1),
+        restarts=slurm_restarts(job.id) if job is not None and slurm else max(0, len(attempt_ends) - 1),
         slurm=slurm,
         end=end,
         holder=holder,

@@ -127,12 +127,12 @@ class Attention(Layer):
         rows = (sequences.batch, sequences.length, -1, shape.head_dim)
         turn = None
         if shape.rotary is not None and sequences.rotation is not None:
-            turn = sequences.rotation.in_windows if shape.scores.window else sequences.rotation.whole
+            turn = sequences.rotation.in_windows if shape.scores.window else sequences.rotation.full
         interleaved = bool(shape.rotary)
-        whole = shape.num_kv_heads >= self.out.parallel.tp.size
-        if whole and not shape.qk_norm:
+        complete_heads = shape.num_kv_heads >= self.out.parallel.tp.size
+        if complete_heads and not shape.qk_norm:
             return split_heads(self.qkv(x_ND).view(rows), turn, sizes=sizes, interleaved=interleaved, kernels=kernels)
-        if whole:
+        if complete_heads:
             q, k, v = self.qkv(x_ND).view(rows).split(sizes, dim=2)
         else:
             q, (k, v) = self.q(x_ND).view(rows), self.kv(x_ND).view(rows).split(sizes[1:], dim=2)

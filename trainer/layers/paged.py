@@ -113,7 +113,7 @@ def attend_pages(
         keys.append(k)
         values.append(v)
         lengths.append(len(k))
-    whole = tuple(lengths) == rows.counts
-    k_MGK, v_MGK = (k_NGK, v_NGK) if whole else (torch.cat(keys), torch.cat(values))
+    none_earlier = tuple(lengths) == rows.counts
+    k_MGK, v_MGK = (k_NGK, v_NGK) if none_earlier else (torch.cat(keys), torch.cat(values))
     y_NHK: Tensor = kernels.ragged_attention(q_NHK, k_MGK, v_MGK, rows.counts, tuple(lengths), scores, tensors)
     return y_NHK

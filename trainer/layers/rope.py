@@ -32,13 +32,13 @@ class Rotation(NamedTuple):
 class Rotations(NamedTuple):
     """Those of the blocks that attend to all tokens, and of those with a window, which may have another base."""
 
-    whole: Rotation
+    full: Rotation
     in_windows: Rotation
 
     def at(self, positions_BS: Tensor) -> Rotations:
         """The rows of these positions."""
-        whole = self.whole.at(positions_BS)
-        return Rotations(whole, whole if self.in_windows is self.whole else self.in_windows.at(positions_BS))
+        full = self.full.at(positions_BS)
+        return Rotations(full, full if self.in_windows is self.full else self.in_windows.at(positions_BS))
 
 
 def rotation(

@@ -57,13 +57,13 @@ def find_evaluation(text: str, arguments: Sequence[str] = ()) -> Evaluation | No
         commands = list(read_commands(text, arguments, work=Work()))
     except (ShellError, RecursionError):
         return None  # the reader of training runs says why
-    found = [command for command in commands if any(_is_main(word) for word in command)]
-    if len(found) != 1:
+    evaluations = [command for command in commands if any(_is_main(word) for word in command)]
+    if len(evaluations) != 1:
         return None
-    at = next(place for place, word in enumerate(found[0]) if _is_main(word))
-    ranks, _ = launched_ranks(found[0][:at], text)
+    at = next(place for place, word in enumerate(evaluations[0]) if _is_main(word))
+    ranks, _ = launched_ranks(evaluations[0][:at], text)
     table = {**flag_table(), **{flag.name: flag for flag in _OWN}}
-    given = read_arguments(found[0][at + 1 :], table)
+    given = read_arguments(evaluations[0][at + 1 :], table)
     problems = [problem.replace("pretrain_gpt.py", PROGRAM) for problem in given.problems]
     problems += list(_refused(given))
     return Evaluation("" if problems else _command(given, ranks), tuple(_notes(given)), tuple(problems))

@@ -219,16 +219,16 @@ def joined(stages: Sequence[nn.Module]) -> nn.Module:
     """
     if len(stages) == 1:
         return stages[0]
-    whole = nn.Module()
+    module = nn.Module()
     for stage in stages:
         for name, child in list(stage.named_children()):
-            known = whole._modules.get(name)
-            if known is None:
-                whole.add_module(
+            existing = module._modules.get(name)
+            if existing is None:
+                module.add_module(
                     name, nn.ModuleDict(dict(child.items())) if isinstance(child, nn.ModuleDict) else child
                 )
-            elif isinstance(known, nn.ModuleDict) and isinstance(child, nn.ModuleDict):
-                known.update(dict(child.items()))  # blocks, by their numbers
+            elif isinstance(existing, nn.ModuleDict) and isinstance(child, nn.ModuleDict):
+                existing.update(dict(child.items()))  # blocks, by their numbers
             else:
-                stage.add_module(name, known)
-    return whole
+                stage.add_module(name, existing)
+    return module

@@ -21,14 +21,14 @@ class Entry(NamedTuple):
     Args:
         kind: join: a collective. send, receive: a message; started, not waited for. wait: for a started receive.
         axis: of the rank's group or link.
-        what: must be equal on all sides; for a message it is its name, so that it can be waited for.
+        signature: must be equal on all sides; for a message it is its name, so that it can be waited for.
         action: what the rank was doing, for messages.
         times: number of collectives that it represents.
     """
 
     kind: Literal["join", "send", "receive", "wait"]
     axis: Hashable
-    what: Hashable
+    signature: Hashable
     action: str = ""
     times: int = 1
 
@@ -122,12 +122,12 @@ class _Matching:
         if entry.kind == "join":
             return self._join(rank, entry, group)
         if entry.kind == "wait":
-            if entry.what in self.there[group]:
-                self.there[group].discard(entry.what)
+            if entry.signature in self.there[group]:
+                self.there[group].discard(entry.signature)
                 return True
             self.waiting[group] = rank
             return False
-        (self.sent if entry.kind == "send" else self.begun)[group].append(entry.what)
+        (self.sent if entry.kind == "send" else self.begun)[group].append(entry.signature)
         self._deliver(group)
         return True
 
@@ -135,7 +135,7 @@ class _Matching:
         place = self.places[group]
         if place.entry is None:
             place.entry = entry
-        elif place.entry.what != entry.what:
+        elif place.entry.signature != entry.signature:
             first = place.arrived[0]
             raise Mismatch(
                 f"over {entry.axis} = ranks {_shown(group.ranks)} rank {first} does {_named(place.entry)}, "
@@ -178,7 +178,7 @@ class _Matching:
 
 
 def _named(entry: Entry) -> str:
-    return f"{entry.action}: {entry.what}" if entry.action else str(entry.what)
+    return f"{entry.action}: {entry.signature}" if entry.action else str(entry.signature)
 
 
 def _shown(ranks: Group) -> str:

@@ -214,12 +214,12 @@ def axis_of(run: Run, mixtures: Sequence[int]) -> plots.Axis:
     scale = run.config.train.sequence_length / 1e6
     steps = [(line["consumed_samples"] * scale, line["step"]) for line in run.metrics]
     marks = [(sample * scale, "M", f"mixture changed at sample {sample:,}") for sample in mixtures]
-    at, known, ranks = {step: x for x, step in steps}, [step for _, step in steps], None
+    at, logged_steps, ranks = {step: x for x, step in steps}, [step for _, step in steps], None
     for event in run.events:
         kind, step = event.get("event"), event.get("step")
         if not isinstance(step, int) or kind not in ("start", "spike"):
             continue
-        near = known[min(bisect.bisect_left(known, step), len(known) - 1)]
+        near = logged_steps[min(bisect.bisect_left(logged_steps, step), len(logged_steps) - 1)]
         changed = event.get("changed") or {}
         layout = [name for name in changed if name.startswith("mesh.")]
         other = ranks is not None and event.get("world_size") != ranks and kind == "start"

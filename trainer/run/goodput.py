@@ -125,8 +125,8 @@ class Tally:
             self._sums["kept_s"] -= lost.steps_s - lost.wait_s
             self._sums["stall_s"] -= lost.wait_s
             self._sums["lost_s"] += lost.steps_s
-        known = step == 0 or (bool(self._kept) and self._kept[-1].step == step)
-        self._samples = (self._kept[-1].samples if step else 0) if known else None
+        has_samples = step == 0 or (bool(self._kept) and self._kept[-1].step == step)
+        self._samples = (self._kept[-1].samples if step else 0) if has_samples else None
         self._reached, self._starts = step, self._starts + 1
 
     def goodput(self, now_s: float | None = None) -> Goodput:

@@ -95,19 +95,19 @@ def findings(ranks: Sequence[RankHealth], stored: Mapping[str, Mapping[str, floa
     Args:
         ranks: all of the run. stored: the best medians of earlier starts, by kind of device.
     """
-    found = [*_different_setups(ranks), *_skewed_clocks(ranks), *_slow_links(ranks)]
+    all_findings = [*_different_setups(ranks), *_skewed_clocks(ranks), *_slow_links(ranks)]
     for kind, medians in medians_of(ranks).items():
         for name, median in medians.items():
             alone, together = _NAMES[name]
             for rank in ranks if alone else ():
                 if rank.kind == kind and (value := rank.figures.get(name, median)) < WARN * median:
                     text = f"{rank.place}: {value:.4g} {alone}, {1 - value / median:.0%} below the median, {median:.4g}"
-                    found.append(Finding(text, value < STOP * median, rank.host))
+                    all_findings.append(Finding(text, value < STOP * median, rank.host))
             best = stored.get(kind, {}).get(name)
             if together and best and median < WARN * best:
                 text = f"{kind}: {median:.4g} {together}, {1 - median / best:.0%} below an earlier start's {best:.4g}"
-                found.append(Finding(text, median < STOP * best))
-    return sorted(found, key=lambda finding: not finding.far)
+                all_findings.append(Finding(text, median < STOP * best))
+    return sorted(all_findings, key=lambda finding: not finding.far)
 
 
 def medians_of(ranks: Sequence[RankHealth]) -> dict[str, dict[str, float]]:
@@ -298,13 +298,13 @@ def check_health(config: RunConfig, world: World, *, data_id: str) -> list[str]:
     everyone, folder = world.groups["world"], Path(config.run.folder)
     ranks = gather_objects(measure(config, world, data_id=data_id), everyone)
     stored = gather_objects(_stored(folder) if world.is_main else {}, everyone)[0]
-    found = findings(ranks, stored)
+    all_findings = findings(ranks, stored)
     if world.is_main:
-        _keep(folder, ranks, stored, found)
-    shown = [finding.text for finding in found[:SHOWN]]
-    shown += [f"and {len(found) - SHOWN} more findings"] if len(found) > SHOWN else []
-    if config.run.health == "stop" and any(finding.far for finding in found):
-        hosts = sorted({finding.host for finding in found if finding.far and finding.host})
+        _keep(folder, ranks, stored, all_findings)
+    shown = [finding.text for finding in all_findings[:SHOWN]]
+    shown += [f"and {len(all_findings) - SHOWN} more findings"] if len(all_findings) > SHOWN else []
+    if config.run.health == "stop" and any(finding.far for finding in all_findings):
+        hosts = sorted({finding.host for finding in all_findings if finding.far and finding.host})
         raise ResourceError(
             'the ranks failed the health check, and run.health is "stop"',
             found="; ".join(shown),
@@ -326,7 +326,10 @@ def _stored(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def _keep(
-    folder: Path, ranks: Sequence[RankHealth], stored: Mapping[str, Mapping[str, float]], found: Sequence[Finding]
+    folder: Path,
+    ranks: Sequence[RankHealth],
+    stored: Mapping[str, Mapping[str, float]],
+    all_findings: Sequence[Finding],
 ) -> None:
     best = {kind: dict(figures) for kind, figures in stored.items()}
     for kind, medians in medians_of(ranks).items():
@@ -336,7 +339,7 @@ def _keep(
         atomic_io.atomic_write(folder / FIGURES, (json.dumps(best, indent=1) + "\n").encode())
     # A host that does not take part was not found fit: it may have been excluded.
     absent = {*excluded_hosts(folder)} - {rank.host for rank in ranks}
-    hosts = sorted(absent | {finding.host for finding in found if finding.far and finding.host})
+    hosts = sorted(absent | {finding.host for finding in all_findings if finding.far and finding.host})
     if hosts:
         atomic_io.atomic_write(folder / EXCLUDED, "".join(f"{host}\n" for host in hosts).encode())
     else:

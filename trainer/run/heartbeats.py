@@ -54,10 +54,10 @@ class Verdict:
     """Why a run cannot continue.
 
     Args:
-        what, found: for the message. lost: the ranks that do not respond. by: the rank that found it.
+        problem, found: for the message. lost: the ranks that do not respond. by: the rank that found it.
     """
 
-    what: str
+    problem: str
     found: str
     lost: Sequence[int] = ()
     by: int = 0
@@ -65,7 +65,7 @@ class Verdict:
     def error(self) -> SilentRanksError:
         """As an error that ends the run."""
         fix = "check the machines of these ranks and their output; the same command continues"
-        error = SilentRanksError(self.what, found=self.found, fix=fix)
+        error = SilentRanksError(self.problem, found=self.found, fix=fix)
         error.ranks = tuple(self.lost)
         return error
 
@@ -109,7 +109,11 @@ def members_of(world: World) -> dict[Group, Sequence[int]]:
 
 
 def verdict(
-    heartbeats: Mapping[int, Heartbeat], silent: Mapping[int, int], *, ranks: Ranks, start_ticks: int = START_TICKS
+    heartbeats: Mapping[int, Heartbeat],
+    silent: Mapping[int, int],
+    *,
+    ranks: Ranks,
+    start_ticks: int = START_TICKS,
 ) -> Verdict | None:
     """Whether the run cannot continue, judged by some ranks' heartbeats. A pure function.
 
@@ -127,11 +131,11 @@ def verdict(
         problem = f"{named} {'did not start' if late else 'does not respond'}{more}"
         last_places = places([(rank, heartbeats[rank]) for rank in lost], last=True)
         text = f"nothing was heard of {numbers(late)}" if late else last_places
-        return Verdict(what=problem, found=text, lost=missing, by=ranks.rank)
+        return Verdict(problem=problem, found=text, lost=missing, by=ranks.rank)
     are_all = len(heartbeats) == ranks.world_size and here
     if are_all and all(heartbeats[rank].waits and heartbeats[rank].still >= STILL_TICKS for rank in here):
         places_text = places([(rank, heartbeats[rank]) for rank in here])
-        return Verdict(what="all ranks wait for each other", found=places_text, by=ranks.rank)
+        return Verdict(problem="all ranks wait for each other", found=places_text, by=ranks.rank)
     return None
 
 
@@ -145,9 +149,13 @@ def without_store(ranks: Ranks, why: str, *, heartbeat: Heartbeat, holder: Heart
     if ranks.holder is not None:
         host = on_hosts([holder] if holder else [])
         problem = f"rank {ranks.holder} of {ranks.world_size}{host} does not respond"
-        return Verdict(what=problem, found=f"its process holds the store of all ranks, which {why}{own}", by=ranks.rank)
+        return Verdict(
+            problem=problem, found=f"its process holds the store of all ranks, which {why}{own}", by=ranks.rank
+        )
     problem = f"rank {ranks.rank} of {ranks.world_size} cannot reach the store that all ranks share"
-    return Verdict(what=problem, found=f"the launcher on the first machine holds it, and it {why}{own}", by=ranks.rank)
+    return Verdict(
+        problem=problem, found=f"the launcher on the first machine holds it, and it {why}{own}", by=ranks.rank
+    )
 
 
 def not_started(heartbeats: Mapping[int, Heartbeat], silent: Mapping[int, int], *, ticks: int) -> list[int]:

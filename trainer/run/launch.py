@@ -96,9 +96,9 @@ def preflight(read: ReadConfig, world_size: int, *, where: str, progress: Progre
     Raises:
         UsageError: all problems at once. MdataError: the same, if the data is damaged.
     """
-    found = survey(read, world_size, progress=progress, every_byte=False)  # rank 0 compares them when the run starts
-    if found.problems:
-        raise found.error(where)
+    surveyed = survey(read, world_size, progress=progress, every_byte=False)  # rank 0 compares them when the run starts
+    if surveyed.problems:
+        raise surveyed.error(where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def survey(
     folders = list(folder_problems(config)) if config.run.folder else []
     anywhere = list(folder_problems(config, anywhere=True)) if elsewhere else folders
     libraries = [f"track.to: {text}, or leave it out" for text in missing_libraries(config.track.to).values()]
-    found = [
+    config_problems = [
         *anywhere,
         *address_problems(config.track),
         *([] if elsewhere else libraries),
@@ -179,7 +179,7 @@ def survey(
             seen = found_by_one(config, every_byte=every_byte)
             # A length that is given twice, or not at all, is for `check` to say: no end of a schedule follows from it.
             if data is not None and len(given_lengths(config.train)) == 1:
-                start = find_start(config, data, found=seen)
+                start = find_start(config, data, point=seen)
             else:
                 errors += conflicts_without_data(config, seen)
             if not isinstance(root := checkpoints_folder(config), Path):
@@ -187,13 +187,21 @@ def survey(
     except (UsageError, DamageError) as error:
         errors.append(error)
     continued = start.config if start else config
-    known = [problem for problem in check(continued, world_size, facts=facts) if read.says_nothing_of(problem)]
+    layout_problems = [
+        problem for problem in check(continued, world_size, facts=facts) if read.says_nothing_of(problem)
+    ]
     if facts and any(isinstance(error, ForeignTokenizer) for error in errors):
         # If the data does not belong to the weights, no model.vocab_size would help.
-        known = [problem for problem in known if problem != small_vocabulary(config, facts)]
+        layout_problems = [problem for problem in layout_problems if problem != small_vocabulary(config, facts)]
     nearest = {} if wrong else nearest_layout(continued, world_size, facts=facts)
-    found = [problem for problem in found if read.says_nothing_of(problem)] + [str(error) for error in errors]
-    problems = [*read.problems, *known, *(problem for problem in dict.fromkeys(found) if problem not in known)]
+    config_problems = [problem for problem in config_problems if read.says_nothing_of(problem)] + [
+        str(error) for error in errors
+    ]
+    problems = [
+        *read.problems,
+        *layout_problems,
+        *(problem for problem in dict.fromkeys(config_problems) if problem not in layout_problems),
+    ]
     damage = [error for error in errors if isinstance(error, DamageError)]
     if damage and problems == [str(damage[0])]:
         raise damage[0]
@@ -339,13 +347,13 @@ def listen(reports: Path, *, rank: int) -> None:
 
 def _raise_stopped(reports: Path, number: signal.Signals) -> NoReturn:
     """End as a signal asks for, unless a rank failed at something else meanwhile, such as saving to a full disk."""
-    found = read_reports(reports)
+    rank_reports = read_reports(reports)
     stops = (INTERRUPTED, StoppedError.exit_code)
-    if failed := [r for r in found if r.exit_code > 1 and r.exit_code not in stops and not r.lost]:
+    if failed := [r for r in rank_reports if r.exit_code > 1 and r.exit_code not in stops and not r.lost]:
         _raise(min(failed, key=lambda report: report.time_s))
     if number == signal.SIGINT:
         raise KeyboardInterrupt from None
-    stopped = [report for report in found if report.exit_code == StoppedError.exit_code]
+    stopped = [report for report in rank_reports if report.exit_code == StoppedError.exit_code]
     # The signal was for all: not what a rank says of itself alone.
     if of_all := [report for report in stopped if not report.message.startswith("rank ")]:
         _raise(of_all[0])
@@ -363,11 +371,11 @@ def first_cause(reports: Sequence[RankReport], exit_codes: Mapping[int, int]) ->
         exit_codes: by rank, of those that had ended badly before the launcher ended the others; negative: minus a
             signal.
     """
-    told = {report.rank for report in reports}
+    reported = {report.rank for report in reports}
     silent = [
         RankReport(rank=rank, exit_code=code, message=_death(rank, code))
         for rank, code in exit_codes.items()
-        if rank not in told
+        if rank not in reported
     ]
     first = min(reports, key=lambda report: report.time_s, default=None)
     killed = [report for report in silent if report.exit_code < 0 and report.exit_code != -signal.SIGTERM]
@@ -398,29 +406,29 @@ def rank_process() -> None:
 
 def explained_end(error: BaseException, *, rank: int) -> tuple[BaseException, int, str]:
     """A rank's error as one for users, the exit code that belongs to it, and the message."""
-    known = explain_os_error(error) if isinstance(error, OSError) else error
-    if isinstance(known, MemoryError):
-        known = ResourceError("out of memory", fix="use a smaller train.micro_batch")
-    if isinstance(known, KeyboardInterrupt):
-        return known, INTERRUPTED, "interrupted"
-    if isinstance(known, MdataError | StoppedError) and known.exit_code != 1:
-        return known, known.exit_code, str(known)
-    return known, 1, f"rank {rank}: {type(known).__name__}: {known}"
+    explained = explain_os_error(error) if isinstance(error, OSError) else error
+    if isinstance(explained, MemoryError):
+        explained = ResourceError("out of memory", fix="use a smaller train.micro_batch")
+    if isinstance(explained, KeyboardInterrupt):
+        return explained, INTERRUPTED, "interrupted"
+    if isinstance(explained, MdataError | StoppedError) and explained.exit_code != 1:
+        return explained, explained.exit_code, str(explained)
+    return explained, 1, f"rank {rank}: {type(explained).__name__}: {explained}"
 
 
 def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
     """Leave a rank's error for `launch`, kill the others that it names, and return the exit code that belongs to it."""
-    known, code, message = explained_end(error, rank=rank)
+    explained, code, message = explained_end(error, rank=rank)
     report = RankReport(
         rank=rank,
         exit_code=code,
         message=message,
         trace="".join(traceback.format_exception(error)),
         time_s=time.monotonic(),
-        lost=isinstance(known, LostRankError),
+        lost=isinstance(explained, LostRankError),
     )
     atomic_io.atomic_write(folder / f"rank-{rank}.json", json.dumps(asdict(report)).encode())
-    for other in {*known.ranks} - {rank} if isinstance(known, SilentRanksError) else ():
+    for other in {*explained.ranks} - {rank} if isinstance(explained, SilentRanksError) else ():
         # A process that was stopped does not answer SIGTERM, and the launcher would wait for it.
         with suppress(OSError, ValueError):  # it never listened, or has ended; or this is not Linux
             pid = int((folder / f"listens-{other}").read_text())
@@ -432,8 +440,8 @@ def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
 
 def read_reports(folder: Path) -> list[RankReport]:
     """The reports that ranks left, by rank."""
-    found = [RankReport(**json.loads(path.read_bytes())) for path in folder.glob("rank-*.json")]
-    return sorted(found, key=lambda report: report.rank)
+    rank_reports = [RankReport(**json.loads(path.read_bytes())) for path in folder.glob("rank-*.json")]
+    return sorted(rank_reports, key=lambda report: report.rank)
 
 
 def _raise(report: RankReport) -> NoReturn:

@@ -123,17 +123,17 @@ class Start:
         }
 
 
-def find_start(config: RunConfig, data: RunData, *, found: ResumePoint | None = None) -> Start:
+def find_start(config: RunConfig, data: RunData, *, point: ResumePoint | None = None) -> Start:
     """Decide where and how the run continues, or refuse.
 
     Args:
-        found: the checkpoint; None: that of `find_checkpoint`.
+        point: the checkpoint; None: that of `find_checkpoint`.
 
     Raises:
         UsageError: the model, the update rule or the order of the data differs from the checkpoint; names the settings.
         DamageError: the checkpoint is incomplete or damaged.
     """
-    resume_point = found or find_checkpoint(checkpoints_folder(config))
+    resume_point = point or find_checkpoint(checkpoints_folder(config))
     folder = resume_point.folder
     if folder is None:
         return _first_start(config, data)

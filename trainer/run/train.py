@@ -167,13 +167,17 @@ def _train(
     rolled_back: bool,
 ) -> TrainResult:
     data = open_data(config, progress=progress)
-    found = found_by_all(config, world)
+    resume_point = found_by_all(config, world)
     config = together(
         world.groups["world"],
-        lambda: with_recorded_skip(config, data, newest=found.folder, tell=progress.note) if world.is_main else config,
+        lambda: (
+            with_recorded_skip(config, data, newest=resume_point.folder, tell=progress.note)
+            if world.is_main
+            else config
+        ),
         doing="reading data.json",
     )[0]
-    start = find_start(config, data, found=found)
+    start = find_start(config, data, point=resume_point)
     config, done, newest = start.config, start.done, start.folder
     plan = make_plan(config, world.world_size, facts=data.facts, done_steps=done.steps, done_samples=done.samples)
     check_agreed(start, world=world)

@@ -157,7 +157,7 @@ class Watchdog:
         self._told = 0  # ticks since a note
         self._unanswered = self._failures = 0  # ticks without an answer of the store, and with an error
         self._failure = ""  # the last error of the store
-        self._found: Verdict | None = None
+        self._verdict: Verdict | None = None
         self._grace_s = 0.0  # from the verdict to the end of this process
         self._exchange: threading.Thread | None = None  # with the store; the last one that was begun
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -171,8 +171,8 @@ class Watchdog:
         self._left.set()
         self._wake.set()
         self._thread.join(2 * self.tick_s)  # a store that does not answer does not keep the process
-        if error is not None and self._found is not None:  # a rank that ended for it was this one's peer
-            raise self._found.error() from error
+        if error is not None and self._verdict is not None:  # a rank that ended for it was this one's peer
+            raise self._verdict.error() from error
 
     @staticmethod
     def _key(rank: int) -> str:
@@ -246,9 +246,11 @@ class Watchdog:
                 text = json.dumps(asdict(new_verdict))
                 if self.store.compare_set(_VERDICT, "", text).decode() == text:
                     self._grace_s = HEARD_TICKS * self.tick_s  # the store may be in this process
-                    self._found = new_verdict  # before the line: where it cannot be printed, this process ends as well
+                    self._verdict = (
+                        new_verdict  # before the line: where it cannot be printed, this process ends as well
+                    )
                     self.tell(
-                        f"{new_verdict.what} ({new_verdict.found}); all ranks are stopped"
+                        f"{new_verdict.problem} ({new_verdict.found}); all ranks are stopped"
                     )  # a launcher may wait for it
             self._hear()
             self._failures = 0
@@ -258,7 +260,7 @@ class Watchdog:
 
     def _hear(self) -> None:
         if self.store.check([_VERDICT]):
-            self._found = Verdict(**json.loads(self.store.multi_get([_VERDICT])[0]))
+            self._verdict = Verdict(**json.loads(self.store.multi_get([_VERDICT])[0]))
 
     def _look(self, *, left: bool = False) -> None:
         while self._events and self._events[0][0].query():
@@ -297,7 +299,9 @@ class Watchdog:
         self._heartbeats = heartbeats
         if self.ranks.rank == 0:
             self._times.ranks = {
-                rank: RankTime(known.host, Times(*known.times)) for rank, known in heartbeats.items() if known.times
+                rank: RankTime(heartbeat.host, Times(*heartbeat.times))
+                for rank, heartbeat in heartbeats.items()
+                if heartbeat.times
             }
             self._tell_who_holds_up()
         return verdict(heartbeats, self._silent, ranks=self.ranks, start_ticks=self.start_ticks)

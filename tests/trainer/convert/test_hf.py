@@ -882,7 +882,10 @@ def test_tensors_that_are_gathered_on_the_disk_need_room_there(tmp_path, monkeyp
         (Options(to="hf", checkpoint="step-7"), "--checkpoint counts for sources of format mtrain"),
         (Options(to="mtrain", dtype="bf16"), "--dtype counts for other targets: checkpoints of mtrain are fp32"),
         (Options(to="mtrain", model_type="qwen2"), "--model-type counts for targets of format hf"),
-        (Options(to="mp_rank", max_shard_bytes=9, tokenizer="x"), "--max-shard-size counts for targets of format mtra"),
+        (
+            Options(to="mp_rank", max_shard_bytes=9, tokenizer="x"),
+            "--max-shard-size counts for targets of format mtra",
+        ),
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(options, told, tmp_path):

@@ -91,8 +91,8 @@ def test_a_verdict_is_passed_on_silence_or_when_nobody_can_move(ranks: list[tupl
     stuck = bool(here) and all(heartbeat.waits and heartbeat.still >= STILL_TICKS for heartbeat, _ in here)
     assert (found is not None) == (bool(lost) or bool(late) or stuck)
     if found is not None:
-        assert ("did not start" in found.what) == bool(late)
-        assert ("does not respond" in found.what) == (bool(lost) and not late)
+        assert ("did not start" in found.problem) == bool(late)
+        assert ("does not respond" in found.problem) == (bool(lost) and not late)
         assert list(found.lost) == (late or lost) and found.error().ranks == tuple(late or lost)
 
 
@@ -101,7 +101,7 @@ def test_who_reads_one_sign_judges_that_rank_alone() -> None:
     heartbeat = Heartbeat(number=1, waits=True, still=99, where="at 0F1, in all_reduce_")
     assert verdict({0: heartbeat}, {0: SILENT_TICKS - 1}, ranks=deputy) is None
     found = verdict({0: heartbeat}, {0: SILENT_TICKS}, ranks=deputy)
-    assert found is not None and found.what == "rank 0 of 4 does not respond" and found.by == 3
+    assert found is not None and found.problem == "rank 0 of 4 does not respond" and found.by == 3
     assert found.found == "rank 0 was last at 0F1, in all_reduce_"
 
 

@@ -121,11 +121,11 @@ def _option_problems(model: ModelSection) -> Iterator[str]:
         ("window_interval", model.window is not None, "a model.window"),
         ("norm_bias", model.norm == "layernorm", 'model.norm="layernorm"'),
     )
-    for key, holds, what in needs:
+    for key, holds, requirement in needs:
         value = getattr(model, key)
         # Values from a preset were not written by the user.
         if not holds and value not in (ModelSection.__dataclass_fields__[key].default, preset.get(key)):
-            yield f"model.{key}={value!r} needs {what}; set that, or leave model.{key} out"
+            yield f"model.{key}={value!r} needs {requirement}; set that, or leave model.{key} out"
     if model.rope_scaling != "none" and model.rope_factor == 1:
         yield (
             f'model.rope_scaling="{model.rope_scaling}" changes nothing with model.rope_factor=1; set the factor '

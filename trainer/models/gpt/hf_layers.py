@@ -35,17 +35,17 @@ _SWITCHED = ("qwen2", "qwen3", "smollm3")  # whose windows have a switch
 _ATTENTIONS = ("full_attention", "sliding_attention")
 
 
-def demand(found: Json, name: str, neutral: Any, problems: list[str]) -> None:
+def demand(settings: Json, name: str, neutral: Any, problems: list[str]) -> None:
     """Add a problem if a setting that we lack is not neutral."""
-    if found.get(name, neutral) != neutral:
-        problems.append(f"{name} = {found[name]!r} is not supported; supported is {neutral!r}")
+    if settings.get(name, neutral) != neutral:
+        problems.append(f"{name} = {settings[name]!r} is not supported; supported is {neutral!r}")
 
 
-def contradictions(found: Json) -> Iterator[str]:
+def contradictions(settings: Json) -> Iterator[str]:
     """Notes on rotary settings that have two values at two places of a config.json, with the one that is used."""
     for name in ROPE_TABLES:
-        table = found.get(name) or {}
-        for key, first, second in (("rope_theta", table, found), (_ORIGINAL, found, table)):
+        table = settings.get(name) or {}
+        for key, first, second in (("rope_theta", table, settings), (_ORIGINAL, settings, table)):
             counts, other = first.get(key), second.get(key)
             scaled = _SCALINGS.get(str(table.get("rope_type", table.get("type"))), ("", {}))[1]
             if None not in (counts, other) and counts != other and (key == "rope_theta" or key in scaled):
@@ -53,47 +53,51 @@ def contradictions(found: Json) -> Iterator[str]:
                 yield f"config.json has two values of {key}: {counts!r} {where} is used, not {other!r}"
 
 
-def window_keys(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
+def window_keys(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
     """What layers attend to: the window, and every k-th layer that sees everything."""
-    size, layers, listed = found.get("sliding_window"), found["num_hidden_layers"], found.get("layer_types")
-    if kind not in _EVERY and not (kind in _SWITCHED and found["use_sliding_window"]):
+    size, layers, listed = settings.get("sliding_window"), settings["num_hidden_layers"], settings.get("layer_types")
+    if kind not in _EVERY and not (kind in _SWITCHED and settings["use_sliding_window"]):
         window = (size or 0) if kind in ("mistral", "phi3") else 0
         usual = _ATTENTIONS[window > 0]
-        if listed is not None and (not isinstance(listed, list) or any(one != usual for one in listed)):
+        if listed is not None and (
+            not isinstance(listed, list) or any(name_of_layer != usual for name_of_layer in listed)
+        ):
             problems.append(f"layer_types = {str(listed)[:80]}: supported is {usual} in all layers")
         return {"window": window, "window_interval": 0}
     if listed is None:
-        listed = _usual_layers(kind, found, problems)
+        listed = _usual_layers(kind, settings, problems)
     elif not (isinstance(listed, list) and len(listed) == layers and set(map(str, listed)) <= set(_ATTENTIONS)):
         expected = f"a list of {' or '.join(_ATTENTIONS)} for {layers} layers"
         problems.append(f"layer_types = {str(listed)[:80]} is not {expected}")
         return {}
-    whole = [number for number, name in enumerate(listed, 1) if name == "full_attention"]
-    if len(whole) == layers:
+    full_layers = [number for number, name in enumerate(listed, 1) if name == "full_attention"]
+    if len(full_layers) == layers:
         return {"window": 0, "window_interval": 0}
-    interval = _interval(whole, layers)
+    interval = _interval(full_layers, layers)
     if interval is None:
-        problems.append(f"sliding windows in layers that are no multiple of a number: full attention in {whole[:8]}")
+        problems.append(
+            f"sliding windows in layers that are no multiple of a number: full attention in {full_layers[:8]}"
+        )
     if size is None:
         switch = "use_sliding_window is set" if kind in _SWITCHED else "layers have sliding windows"
         problems.append(f"{switch} without a sliding_window")
     return {"window": size or 0, "window_interval": interval or 0}
 
 
-def _usual_layers(kind: str, found: Json, problems: list[str]) -> list[str]:
+def _usual_layers(kind: str, settings: Json, problems: list[str]) -> list[str]:
     """The layer_types that transformers derives from other settings."""
-    layers = found["num_hidden_layers"]
+    layers = settings["num_hidden_layers"]
     if kind in _EVERY:
         every: Any = _EVERY[kind]
-        if kind in ("gemma3_text", "cohere2") and found.get("sliding_window_pattern") is not None:
-            every = found["sliding_window_pattern"]
+        if kind in ("gemma3_text", "cohere2") and settings.get("sliding_window_pattern") is not None:
+            every = settings["sliding_window_pattern"]
         if type(every) is not int or every < 1:
             problems.append(f"sliding_window_pattern = {every!r} is not a number of layers")
             every = 1
         return [_ATTENTIONS[number % every != 0] for number in range(1, layers + 1)]
     if kind == "smollm3":
-        return [_ATTENTIONS[number in _not_rotated(found, problems)] for number in range(1, layers + 1)]
-    first = found["max_window_layers"]
+        return [_ATTENTIONS[number in _not_rotated(settings, problems)] for number in range(1, layers + 1)]
+    first = settings["max_window_layers"]
     if 0 < first < layers:
         problems.append(f"sliding windows in layers from {first + 1} on, and full attention in those before")
     return [_ATTENTIONS[first < layers]] * layers
@@ -113,24 +117,28 @@ def window_json(kind: str, keys: Json) -> dict[str, Any]:
     if not window and kind not in _EVERY:
         off = {"use_sliding_window": False, "sliding_window": None}
         return off | ({} if kind == "smollm3" else {"max_window_layers": layers})
-    whole = [not window or (every > 0 and number % every == 0) for number in range(1, layers + 1)]
-    listed = {"sliding_window": window, "layer_types": [_ATTENTIONS[not one] for one in whole]}
+    are_full = [not window or (every > 0 and number % every == 0) for number in range(1, layers + 1)]
+    listed = {"sliding_window": window, "layer_types": [_ATTENTIONS[not is_full] for is_full in are_full]}
     if kind in _EVERY:
         return listed
     return {"use_sliding_window": True, **listed} | ({} if kind == "smollm3" else {"max_window_layers": 0})
 
 
-def no_rope_interval(found: Json, problems: list[str]) -> int:
+def no_rope_interval(settings: Json, problems: list[str]) -> int:
     """SmolLM3: every k-th layer does not rotate; 0: all do."""
-    numbers = _not_rotated(found, problems)
-    interval = _interval(numbers, found["num_hidden_layers"])
+    numbers = _not_rotated(settings, problems)
+    interval = _interval(numbers, settings["num_hidden_layers"])
     if interval is None:
         problems.append(f"layers without rotary positions are no multiples of a number: {numbers[:8]}")
     return interval or 0
 
 
-def _not_rotated(found: Json, problems: list[str]) -> list[int]:
-    layers, listed, every = found["num_hidden_layers"], found.get("no_rope_layers"), found["no_rope_layer_interval"]
+def _not_rotated(settings: Json, problems: list[str]) -> list[int]:
+    layers, listed, every = (
+        settings["num_hidden_layers"],
+        settings.get("no_rope_layers"),
+        settings["no_rope_layer_interval"],
+    )
     if listed is None:
         return list(range(every, layers + 1, every))
     if not isinstance(listed, list) or len(listed) < layers:
@@ -139,29 +147,29 @@ def _not_rotated(found: Json, problems: list[str]) -> list[int]:
     return [number for number, rotated in enumerate(listed[:layers], 1) if not rotated]
 
 
-def share_of_head(found: Json, otherwise: float, problems: list[str]) -> tuple[float, Json]:
+def share_of_head(settings: Json, otherwise: float, problems: list[str]) -> tuple[float, Json]:
     """(the share of a head that is rotated, the settings without it)."""
-    tables = {name: dict(found[name]) for name in ROPE_TABLES if found.get(name)}
+    tables = {name: dict(settings[name]) for name in ROPE_TABLES if settings.get(name)}
     shares = [table.pop("partial_rotary_factor", None) for table in tables.values()]
-    shares.append(found.get("partial_rotary_factor"))
-    share = next((one for one in shares if one is not None), otherwise)
+    shares.append(settings.get("partial_rotary_factor"))
+    share = next((stated for stated in shares if stated is not None), otherwise)
     if type(share) not in (int, float) or not 0 < share <= 1:
         problems.append(f"partial_rotary_factor = {share!r} is not a share of a head")
-    return share, {name: value for name, value in found.items() if name != "partial_rotary_factor"} | tables
+    return share, {name: value for name, value in settings.items() if name != "partial_rotary_factor"} | tables
 
 
-def layered_rope_keys(found: Json, problems: list[str], *, theta: float, window_theta: float) -> dict[str, Any]:
+def layered_rope_keys(settings: Json, problems: list[str], *, theta: float, window_theta: float) -> dict[str, Any]:
     """Rotary settings of models that have a table for each kind of layer; theta, window_theta: their defaults."""
-    tables = found.get("rope_parameters") or {}
+    tables = settings.get("rope_parameters") or {}
     full, sliding = ({**(tables.get(name) or {})} if _is_table(tables.get(name)) else None for name in _ATTENTIONS)
     if full is None or sliding is None or set(tables) - set(_ATTENTIONS):
         problems.append(f"rope_parameters = {str(tables)[:80]} is not one table for each of {', '.join(_ATTENTIONS)}")
         return {}
-    full |= found.get("rope_scaling") or {}
-    top = {name: value for name, value in found.items() if name not in (*ROPE_TABLES, "rope_local_base_freq")}
+    full |= settings.get("rope_scaling") or {}
+    top = {name: value for name, value in settings.items() if name not in (*ROPE_TABLES, "rope_local_base_freq")}
     keys = rope_keys({"rope_theta": theta, **top, "rope_parameters": full}, problems)
     plain = {name: value for name, value in top.items() if name != "rope_theta"}
-    local = found.get("rope_local_base_freq")
+    local = settings.get("rope_local_base_freq")
     local = {"rope_theta": window_theta if local is None else local}
     in_windows = rope_keys({**plain, "rope_parameters": {**local, **sliding}}, problems)
     if in_windows == keys:
@@ -177,27 +185,29 @@ def _is_table(value: Any) -> bool:
 
 def layered_rope_json(keys: Json) -> dict[str, Any]:
     """The settings of rotary positions by kind of layer, in both spellings."""
-    whole = rope_json(keys)
+    common = rope_json(keys)
     theta = keys.get("rope_window_theta")
-    sliding = whole["rope_parameters"] if theta is None else {"rope_type": "default", "rope_theta": theta}
-    tables = dict(zip(_ATTENTIONS, (whole["rope_parameters"], sliding), strict=True))
-    return {**whole, "rope_parameters": tables, "rope_local_base_freq": sliding["rope_theta"]}
+    sliding = common["rope_parameters"] if theta is None else {"rope_type": "default", "rope_theta": theta}
+    tables = dict(zip(_ATTENTIONS, (common["rope_parameters"], sliding), strict=True))
+    return {**common, "rope_parameters": tables, "rope_local_base_freq": sliding["rope_theta"]}
 
 
-def rope_keys(found: Json, problems: list[str]) -> dict[str, Any]:
+def rope_keys(settings: Json, problems: list[str]) -> dict[str, Any]:
     """Rotary settings; for a key at two places, transformers' choice is used (see `contradictions`)."""
-    tables = {name: found[name] for name in ROPE_TABLES if found.get(name)}
-    problems += [f"{name} = {found[name]!r} is not supported" for name in found if _is_unknown_rope_key(name, found)]
-    read = {name: _rope_table(name, table, found, problems) for name, table in tables.items()}
-    keys = next(iter(read.values()), _rope_theta({}, found, "config.json", problems=problems))
+    tables = {name: settings[name] for name in ROPE_TABLES if settings.get(name)}
+    problems += [
+        f"{name} = {settings[name]!r} is not supported" for name in settings if _is_unknown_rope_key(name, settings)
+    ]
+    read = {name: _rope_table(name, table, settings, problems) for name, table in tables.items()}
+    keys = next(iter(read.values()), _rope_theta({}, settings, "config.json", problems=problems))
     if any(other != keys for other in read.values()):
         problems.append(f"rope_scaling and rope_parameters disagree: {' and '.join(map(repr, tables.values()))}")
     return keys
 
 
-def _rope_table(where: str, table: Json, found: Json, problems: list[str]) -> dict[str, Any]:
+def _rope_table(where: str, table: Json, config_json: Json, problems: list[str]) -> dict[str, Any]:
     """Our keys for one of the two tables."""
-    keys = _rope_theta(table, found, where, problems=problems)
+    keys = _rope_theta(table, config_json, where, problems=problems)
     kinds = [table[name] for name in ("rope_type", "type") if table.get(name) is not None] or ["default"]
     kind = kinds[0]
     if not isinstance(kind, str) or kind not in _SCALINGS:
@@ -217,9 +227,11 @@ def _rope_table(where: str, table: Json, found: Json, problems: list[str]) -> di
         elif name not in {*names, *_ROPE_ANY}:
             problems.append(f"{where} has {name} = {value!r}, which type {kind!r} does not use")
     if _ORIGINAL in names:
-        settings[_ORIGINAL] = found.get(_ORIGINAL) or settings.get(_ORIGINAL) or found["max_position_embeddings"]
+        settings[_ORIGINAL] = (
+            config_json.get(_ORIGINAL) or settings.get(_ORIGINAL) or config_json["max_position_embeddings"]
+        )
     if kind == "longrope" and settings.get("factor") is None and _is_positive(settings[_ORIGINAL]):
-        settings["factor"] = found["max_position_embeddings"] / settings[_ORIGINAL]
+        settings["factor"] = config_json["max_position_embeddings"] / settings[_ORIGINAL]
     missing = [name for name in names if name not in settings and not name.startswith("beta")]
     if missing:
         problems.append(f"{where} of type {kind!r} lacks {', '.join(missing)}")
@@ -251,23 +263,23 @@ def _wrong_order(kind: str, settings: Json) -> Iterator[str]:
         yield f"rope_theta = {settings['rope_theta']!r} is not above 1, which yarn needs"
 
 
-def _rope_theta(table: Json, found: Json, where: str, *, problems: list[str]) -> dict[str, Any]:
-    theta = next((place["rope_theta"] for place in (table, found) if place.get("rope_theta") is not None), 10000.0)
+def _rope_theta(table: Json, settings: Json, where: str, *, problems: list[str]) -> dict[str, Any]:
+    theta = next((place["rope_theta"] for place in (table, settings) if place.get("rope_theta") is not None), 10000.0)
     if not _is_positive(theta):
         problems.append(f"rope_theta = {theta!r} in {where} is not a number above 0")
         return {}
     return {"rope_theta": float(theta)}
 
 
-def _is_unknown_rope_key(name: str, found: Json) -> bool:
+def _is_unknown_rope_key(name: str, settings: Json) -> bool:
     """Whether a key outside the tables seems to change the rotation in an unknown way."""
-    known = (*ROPE_TABLES, *_ROPE_TOP)
-    return ("rope" in name or "rotary" in name) and name not in known and found[name] not in (None, False)
+    known_keys = (*ROPE_TABLES, *_ROPE_TOP)
+    return ("rope" in name or "rotary" in name) and name not in known_keys and settings[name] not in (None, False)
 
 
 def _is_positive(value: Any) -> bool:
     if isinstance(value, list):
-        return bool(value) and all(map(_is_positive, value)) and not any(isinstance(one, list) for one in value)
+        return bool(value) and all(map(_is_positive, value)) and not any(isinstance(item, list) for item in value)
     return type(value) in (int, float) and 0 < value < math.inf
 
 

@@ -164,9 +164,9 @@ PLAIN = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf", "r
 GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
 
 
-def keys(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
+def keys(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
     """The keys of [model] for the settings of a config.json; adds what we lack to `problems`."""
-    return _gpt2(found, problems) if kind == "gpt2" else _llama(kind, found, problems)
+    return _gpt2(settings, problems) if kind == "gpt2" else _llama(kind, settings, problems)
 
 
 def settings(kind: str, keys: Json) -> dict[str, Any]:
@@ -201,23 +201,23 @@ def fitting_type(config: RunConfig) -> str:
     return "mistral" if model.window else "llama"
 
 
-def _gpt2(found: Json, problems: list[str]) -> dict[str, Any]:
+def _gpt2(settings: Json, problems: list[str]) -> dict[str, Any]:
     for name in ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention"):
-        demand(found, name, DEFAULTS["gpt2"][name], problems)
+        demand(settings, name, DEFAULTS["gpt2"][name], problems)
     return {
-        "num_layers": found["n_layer"],
-        "hidden_size": found["n_embd"],
-        "num_heads": found["n_head"],
-        "ffn_hidden_size": found["n_inner"] or 4 * found["n_embd"],
-        "vocab_size": found["vocab_size"],
-        "max_position": found["n_positions"],
+        "num_layers": settings["n_layer"],
+        "hidden_size": settings["n_embd"],
+        "num_heads": settings["n_head"],
+        "ffn_hidden_size": settings["n_inner"] or 4 * settings["n_embd"],
+        "vocab_size": settings["vocab_size"],
+        "max_position": settings["n_positions"],
         "position": "learned",
         "norm": "layernorm",
-        "norm_epsilon": found["layer_norm_epsilon"],
-        "activation": activation(found["activation_function"], PLAIN, "activation_function", problems=problems),
+        "norm_epsilon": settings["layer_norm_epsilon"],
+        "activation": activation(settings["activation_function"], PLAIN, "activation_function", problems=problems),
         "bias": True,
-        "tie_embeddings": found["tie_word_embeddings"],
-        "init_std": found["initializer_range"],
+        "tie_embeddings": settings["tie_word_embeddings"],
+        "init_std": settings["initializer_range"],
     }
 
 
@@ -236,61 +236,61 @@ def _gpt2_json(keys: Json) -> dict[str, Any]:
     }
 
 
-def _llama(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
-    name = "hidden_activation" if "hidden_activation" in found else "hidden_act"
+def _llama(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
+    name = "hidden_activation" if "hidden_activation" in settings else "hidden_act"
     keys = {
-        "num_layers": found["num_hidden_layers"],
-        "hidden_size": found["hidden_size"],
-        "num_heads": found["num_attention_heads"],
-        "num_kv_heads": found["num_key_value_heads"] or found["num_attention_heads"],
-        "head_dim": found["head_dim"] or found["hidden_size"] // found["num_attention_heads"],
-        "ffn_hidden_size": found["intermediate_size"],
-        "vocab_size": found["vocab_size"],
-        "max_position": found["max_position_embeddings"],
+        "num_layers": settings["num_hidden_layers"],
+        "hidden_size": settings["hidden_size"],
+        "num_heads": settings["num_attention_heads"],
+        "num_kv_heads": settings["num_key_value_heads"] or settings["num_attention_heads"],
+        "head_dim": settings["head_dim"] or settings["hidden_size"] // settings["num_attention_heads"],
+        "ffn_hidden_size": settings["intermediate_size"],
+        "vocab_size": settings["vocab_size"],
+        "max_position": settings["max_position_embeddings"],
         "position": "rope",
         "norm": "rmsnorm",
-        "norm_epsilon": found["rms_norm_eps"],
-        "activation": activation(found[name], GATED, name, problems=problems),
-        "bias": _bias(kind, found, problems),
-        "tie_embeddings": found["tie_word_embeddings"],
-        "init_std": found["initializer_range"],
-        **window_keys(kind, found, problems),
+        "norm_epsilon": settings["rms_norm_eps"],
+        "activation": activation(settings[name], GATED, name, problems=problems),
+        "bias": _bias(kind, settings, problems),
+        "tie_embeddings": settings["tie_word_embeddings"],
+        "init_std": settings["initializer_range"],
+        **window_keys(kind, settings, problems),
         **_FORMS.get(kind, {}),
     }
     if kind == "phi3":
-        return keys | _phi3(found, problems)
-    demand(found, "partial_rotary_factor", 1.0, problems)
+        return keys | _phi3(settings, problems)
+    demand(settings, "partial_rotary_factor", 1.0, problems)
     if kind in _LAYERED_THETA:
         theta, window_theta = _LAYERED_THETA[kind]
-        keys |= layered_rope_keys(found, problems, theta=theta, window_theta=window_theta)
+        keys |= layered_rope_keys(settings, problems, theta=theta, window_theta=window_theta)
     else:
-        keys |= rope_keys({name: found[name] for name in found if not name.startswith("no_rope_layer")}, problems)
+        keys |= rope_keys({name: settings[name] for name in settings if not name.startswith("no_rope_layer")}, problems)
     if kind == "smollm3":
-        keys["rope_interval"] = no_rope_interval(found, problems)
+        keys["rope_interval"] = no_rope_interval(settings, problems)
     elif kind == "granite":
-        problems += [f"{name} = {found[name]!r} is not above 0" for name in _MULTIPLIERS if not found[name] > 0]
-        keys |= {name: found[name] for name in ("embedding_multiplier", "residual_multiplier")}
-        scaling = found["logits_scaling"] or 1.0
-        keys |= {"logit_scale": 1 / scaling, "attention_scale": found["attention_multiplier"]}
+        problems += [f"{name} = {settings[name]!r} is not above 0" for name in _MULTIPLIERS if not settings[name] > 0]
+        keys |= {name: settings[name] for name in ("embedding_multiplier", "residual_multiplier")}
+        scaling = settings["logits_scaling"] or 1.0
+        keys |= {"logit_scale": 1 / scaling, "attention_scale": settings["attention_multiplier"]}
     elif kind in ("gemma2", "gemma3_text"):
-        if found.get("use_bidirectional_attention"):
+        if settings.get("use_bidirectional_attention"):
             problems.append("use_bidirectional_attention is set, but attention is causal here")
-        keys["embedding_multiplier"] = found["hidden_size"] ** 0.5
-        keys["attention_scale"] = found["query_pre_attn_scalar"] ** -0.5
-        keys["logit_softcap"], keys["attention_softcap"] = (found[name] for name in _AMOUNTS)
+        keys["embedding_multiplier"] = settings["hidden_size"] ** 0.5
+        keys["attention_scale"] = settings["query_pre_attn_scalar"] ** -0.5
+        keys["logit_softcap"], keys["attention_softcap"] = (settings[name] for name in _AMOUNTS)
     return keys
 
 
-def _phi3(found: Json, problems: list[str]) -> dict[str, Any]:
+def _phi3(settings: Json, problems: list[str]) -> dict[str, Any]:
     """Keys of rotary positions; transformers knows longrope by older names."""
-    share, found = share_of_head(found, 1.0, problems)
+    share, settings = share_of_head(settings, 1.0, problems)
     for name in ("rope_scaling", "rope_parameters"):
-        table = found.get(name) or {}
+        table = settings.get(name) or {}
         for key in ("rope_type", "type"):
             if table.get(key) in ("su", "yarn"):
                 table = {**table, key: "longrope"}
-        found = {**found, name: table}
-    keys = rope_keys(found, problems)
+        settings = {**settings, name: table}
+    keys = rope_keys(settings, problems)
     if keys.get("rope_scaling", "longrope") != "longrope":
         problems.append(f"rotary scaling {keys['rope_scaling']!r}: Phi-3 has longrope only")
     return {**keys, "rope_fraction": share}
@@ -333,26 +333,26 @@ def _llama_json(kind: str, keys: Json) -> dict[str, Any]:
     return written | (layered_rope_json(keys) if kind in _LAYERED_THETA else rope_json(keys))
 
 
-def _bias(kind: str, found: Json, problems: list[str]) -> bool | str:
+def _bias(kind: str, settings: Json, problems: list[str]) -> bool | str:
     if kind == "qwen2":
         return "qkv"
-    if kind in _BIASED and found["attention_bias"] and found["mlp_bias"]:
+    if kind in _BIASED and settings["attention_bias"] and settings["mlp_bias"]:
         return True
     for name in ("attention_bias", "mlp_bias"):
-        demand(found, name, False, problems)
+        demand(settings, name, False, problems)
     return False
 
 
-def activation(name: str, known: Mapping[str, str], key: str, *, problems: list[str]) -> str:
+def activation(name: str, activations: Mapping[str, str], key: str, *, problems: list[str]) -> str:
     """Our name of an activation."""
-    if name not in known:
-        problems.append(f"{key} = {name!r} is not supported; supported are {', '.join(known)}")
-    return known.get(name, next(iter(known.values())))
+    if name not in activations:
+        problems.append(f"{key} = {name!r} is not supported; supported are {', '.join(activations)}")
+    return activations.get(name, next(iter(activations.values())))
 
 
-def reverse(known: Mapping[str, str], value: str, otherwise: str) -> str:
+def reverse(names: Mapping[str, str], value: str, otherwise: str) -> str:
     """Their name of one of ours."""
-    return next((name for name, ours in known.items() if ours == value), otherwise)
+    return next((name for name, ours in names.items() if ours == value), otherwise)
 
 
 def tensor(name: str, size: tuple[int, ...], shape: GPTShape, model_type: str) -> Form:
@@ -418,7 +418,8 @@ def is_derived(name: str, stored: Tensor, shape: GPTShape) -> bool:
     limits = torch.finfo(stored.dtype)
     near, tiny = 4 * limits.eps, 4 * limits.eps * limits.smallest_normal
     return any(
-        one.shape == stored.shape and torch.allclose(stored.double(), one, rtol=near, atol=tiny) for one in wanted
+        candidate.shape == stored.shape and torch.allclose(stored.double(), candidate, rtol=near, atol=tiny)
+        for candidate in wanted
     )
 
 

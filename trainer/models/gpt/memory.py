@@ -32,8 +32,8 @@ def activation_bytes(
         tokens: of a microbatch on this rank. element: bytes of an activation. cp: ranks that share its rows.
         float8: whether all blocks are computed in FP8.
     """
-    blocks, whole = place.blocks(shape.num_layers), tokens * shape.hidden_size * element
-    stream = whole // (place.tp_size if place.sequence_parallel else 1)
+    blocks, hidden_bytes = place.blocks(shape.num_layers), tokens * shape.hidden_size * element
+    stream = hidden_bytes // (place.tp_size if place.sequence_parallel else 1)
     # A window keeps as much as full attention.
     block = block_bytes(shape, place, tokens=tokens, element=element, recompute=recompute, cp=cp, float8=float8)
     of_kind = dict.fromkeys(kinds(shape), block)
@@ -53,7 +53,7 @@ def activation_bytes(
     head = 0
     if place.is_last:
         rows = shape.padded_vocab_size // place.tp_size
-        head = 2 * stream + 2 * whole + min(round(tokens * shape.predicted), HEAD_CHUNK_TOKENS) * rows * element
+        head = 2 * stream + 2 * hidden_bytes + min(round(tokens * shape.predicted), HEAD_CHUNK_TOKENS) * rows * element
     return max(peak, kept + head)
 
 

@@ -82,7 +82,7 @@ class Block(nn.Module):
         self.drop_attention = site(shape.hidden_dropout, site="attention")
         self.drop_mlp = site(shape.hidden_dropout, site="mlp")
 
-    def forward(self, x_ND: Tensor, branch_ND: Tensor | None, context: Context) -> tuple[Tensor, Tensor]:
+    def forward(self, x_ND: Tensor, branch_ND: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
         x_ND, branch_ND = self.attend(x_ND, branch_ND, context)
         return self.feed_forward(x_ND, branch_ND, context)
 
@@ -181,7 +181,7 @@ class GPT(nn.Module):
         if place.is_last:
             self.final_norm = make_norm(shape, kernels)
             if not shape.tie_embeddings:
-                self.head = self._vocabulary()
+                self.head: nn.Module = self._vocabulary()
         self._rotation = functools.lru_cache(maxsize=8)(self._make_rotation)
 
     def forward(self, received: Tensors, batch: Microbatch) -> Tensors:
@@ -331,7 +331,7 @@ class GPT(nn.Module):
         )
 
     def _head(self) -> VocabularyEmbedding:
-        return self.embedding if self.shape.tie_embeddings else self.head
+        return self.embedding if self.shape.tie_embeddings else cast(VocabularyEmbedding, self.head)
 
     def _make_rotation(self, length: int, device: torch.device, generates: bool) -> Rotations:
         rope, dtype = self.shape.rope, next(self.parameters()).dtype
@@ -344,8 +344,8 @@ class GPT(nn.Module):
             short, long = make(self.shape.rope.original_length, rope=rope), make(length, rope=rope)
             return Rotation(torch.cat((short.cosine, long.cosine)), torch.cat((short.sine, long.sine)))
 
-        whole = table(rope=rope)
-        return Rotations(whole, whole if rope.in_windows == rope else table(rope=rope.in_windows))
+        full = table(rope=rope)
+        return Rotations(full, full if rope.in_windows == rope else table(rope=rope.in_windows))
 
 
 def make_norm(shape: GPTShape, kernels: Kernels) -> Norm:

@@ -56,64 +56,64 @@ _NEOX_NAMES: Mapping[str, str] = {
 }
 
 
-def _keys(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
-    known = PLAIN if kind == "gpt_neox" else GATED
-    keys = {ours: found[name] for name, ours in _SIZES.items()} | {
-        "vocab_size": found["vocab_size"],
+def _keys(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
+    activations = PLAIN if kind == "gpt_neox" else GATED
+    keys = {ours: settings[name] for name, ours in _SIZES.items()} | {
+        "vocab_size": settings["vocab_size"],
         "position": "rope",
         "norm": "layernorm",
-        "activation": activation(found["hidden_act"], known, "hidden_act", problems=problems),
-        "tie_embeddings": found["tie_word_embeddings"],
-        "init_std": found["initializer_range"],
+        "activation": activation(settings["hidden_act"], activations, "hidden_act", problems=problems),
+        "tie_embeddings": settings["tie_word_embeddings"],
+        "init_std": settings["initializer_range"],
     }
     if kind == "gpt_neox":
-        return keys | _neox_keys(found, problems)
-    keys["num_kv_heads"] = found["num_key_value_heads"] or found["num_attention_heads"]
-    return keys | (_stablelm_keys if kind == "stablelm" else _cohere_keys)(kind, found, problems)
+        return keys | _neox_keys(settings, problems)
+    keys["num_kv_heads"] = settings["num_key_value_heads"] or settings["num_attention_heads"]
+    return keys | (_stablelm_keys if kind == "stablelm" else _cohere_keys)(kind, settings, problems)
 
 
-def _neox_keys(found: Json, problems: list[str]) -> dict[str, Any]:
+def _neox_keys(settings: Json, problems: list[str]) -> dict[str, Any]:
     """It says by other names what part of a head is rotated."""
-    demand(found, "attention_bias", True, problems)
-    share, rotary = share_of_head(found, found["rotary_pct"], problems)
+    demand(settings, "attention_bias", True, problems)
+    share, rotary = share_of_head(settings, settings["rotary_pct"], problems)
     plain = {name: value for name, value in rotary.items() if not name.startswith("rotary_")}
     return {
         "rope_fraction": share,
         "bias": True,
-        "gpt_neox": {"parallel_residual": found["use_parallel_residual"]},
-        **rope_keys({"rope_theta": found["rotary_emb_base"], **plain}, problems),
+        "gpt_neox": {"parallel_residual": settings["use_parallel_residual"]},
+        **rope_keys({"rope_theta": settings["rotary_emb_base"], **plain}, problems),
     }
 
 
-def _stablelm_keys(_: str, found: Json, problems: list[str]) -> dict[str, Any]:
-    share, rotary = share_of_head(found, 0.25, problems)
-    parallel = found["use_parallel_residual"]
+def _stablelm_keys(_: str, settings: Json, problems: list[str]) -> dict[str, Any]:
+    share, rotary = share_of_head(settings, 0.25, problems)
+    parallel = settings["use_parallel_residual"]
     return {
         "rope_fraction": share,
-        "bias": "qkv" if found["use_qkv_bias"] else False,
-        "qk_norm": "own_head" if found["qk_layernorm"] else False,
+        "bias": "qkv" if settings["use_qkv_bias"] else False,
+        "qk_norm": "own_head" if settings["qk_layernorm"] else False,
         "gpt_neox": {"parallel_residual": parallel, "shared_norm": parallel},
         **rope_keys(rotary, problems),
     }
 
 
-def _cohere_keys(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
+def _cohere_keys(kind: str, settings: Json, problems: list[str]) -> dict[str, Any]:
     """Cohere 2 rotates in layers with a window only."""
     for name, neutral in (("attention_bias", False), ("partial_rotary_factor", 1.0)):
-        demand(found, name, neutral, problems)
-    if not found["logit_scale"] > 0:
-        problems.append(f"logit_scale = {found['logit_scale']!r} is not above 0")
+        demand(settings, name, neutral, problems)
+    if not settings["logit_scale"] > 0:
+        problems.append(f"logit_scale = {settings['logit_scale']!r} is not above 0")
     keys = {
         "norm_bias": False,
         "bias": False,
-        "qk_norm": "own_head" if found.get("use_qk_norm") else False,
-        "logit_scale": found["logit_scale"],
+        "qk_norm": "own_head" if settings.get("use_qk_norm") else False,
+        "logit_scale": settings["logit_scale"],
         "gpt_neox": {"parallel_residual": True, "shared_norm": True},
         "rope_interleaved": True,
-        **rope_keys(found, problems),
+        **rope_keys(settings, problems),
     }
     if kind == "cohere2":
-        keys |= window_keys(kind, found, problems)
+        keys |= window_keys(kind, settings, problems)
         keys["rope_interval"] = keys.get("window_interval", 0)
         if not keys.get("window"):
             keys["position"] = "none"
@@ -121,9 +121,9 @@ def _cohere_keys(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
 
 
 def _settings(kind: str, keys: Json) -> dict[str, Any]:
-    known = PLAIN if kind == "gpt_neox" else GATED
+    activations = PLAIN if kind == "gpt_neox" else GATED
     written = {name: keys[ours] for name, ours in _SIZES.items()}
-    written["hidden_act"] = reverse(known, keys["activation"], "gelu" if kind == "gpt_neox" else "silu")
+    written["hidden_act"] = reverse(activations, keys["activation"], "gelu" if kind == "gpt_neox" else "silu")
     parallel, share = keys["gpt_neox.parallel_residual"], keys.get("rope_fraction", 1.0)
     if kind == "gpt_neox":
         written |= {"rotary_pct": share, "rotary_emb_base": keys.get("rope_theta", 10000.0)}
