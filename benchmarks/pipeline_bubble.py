@@ -32,7 +32,7 @@ from trainer.pipeline.actions import Action, Schedule, stages_of
 from trainer.pipeline.executor import Executor
 from trainer.pipeline.generators import SCHEDULES, make_schedule
 from trainer.pipeline.lower import lower
-from trainer.pipeline.simulate import Costs, Span, simulate
+from trainer.pipeline.simulate import ActionSpan, Costs, simulate
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Clock:
     sleep: Callable[[float], Any] | None = None
     now: float = 0.0
     action: Action | None = None
-    spans: list[Span] = field(default_factory=list)
+    spans: list[ActionSpan] = field(default_factory=list)
 
     def spend(self, cost: float, *, not_before: float = 0.0) -> float:
         """Compute for a time, from when the input is there; returns the time after it."""
@@ -58,7 +58,7 @@ class Clock:
             start = max(self.now, not_before)
             stop = self.now = start + cost
         if self.action is not None:
-            self.spans.append(Span(self.action, start, stop))
+            self.spans.append(ActionSpan(self.action, start, stop))
         return stop
 
 
@@ -105,7 +105,7 @@ class _Pass(torch.autograd.Function):
         return torch.full_like(sent, ctx.stage.backward(sent.item())), None
 
 
-def run_timed(world: World, schedule: Schedule, costs: Costs, *, clock: Clock) -> list[Span]:
+def run_timed(world: World, schedule: Schedule, costs: Costs, *, clock: Clock) -> list[ActionSpan]:
     """What this rank computed when in one step of a lowered schedule."""
     rank = world.groups["pp"].rank
     stages = {s: TimedStage(s, costs=costs, clock=clock) for s in stages_of(schedule.stage_ranks, rank)}

@@ -31,7 +31,7 @@ _STREAM_BYTES = 16 << 20
 _WORKER_START_S = 0.5
 
 
-class InputFile(NamedTuple):
+class SampledFile(NamedTuple):
     """A file that would be read; `path` is printable."""
 
     path: str
@@ -68,7 +68,7 @@ class Estimate:
     workers: int
     best_workers: int
     filtered_rows: int = 0
-    files: tuple[InputFile, ...] = ()
+    files: tuple[SampledFile, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -101,7 +101,7 @@ def estimate(options: PreprocessOptions, progress: Progress = SILENT) -> Estimat
             break
     progress.end()
     listed = tuple(
-        InputFile(printable_path(file.path), file.size_bytes, file.format, file.compression) for file in files
+        SampledFile(printable_path(file.path), file.size_bytes, file.format, file.compression) for file in files
     )
     return replace(
         _scaled(job, sampled),

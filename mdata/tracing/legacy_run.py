@@ -39,7 +39,7 @@ _CHECKPOINTS = {("mtrain-checkpoint", 1), ("mtrain-checkpoint", 2)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Run:
+class _LegacyRun:
     """The files of a run folder, as far as they exist."""
 
     folder: Path
@@ -66,7 +66,7 @@ def legacy_record(folder: Path) -> RunRecord:
     Raises:
         UsageError: keys that this version does not know. DamageError: a file that cannot be read.
     """
-    run = _Run(folder=folder, config=_toml(folder / "config.toml"), plan=_json(folder / "plan.json") or {})
+    run = _LegacyRun(folder=folder, config=_toml(folder / "config.toml"), plan=_json(folder / "plan.json") or {})
     options = _options(run)
     blend, planned = run.config["data"].get("blend"), run.plan.get("steps")
     if not isinstance(blend, str):
@@ -85,7 +85,7 @@ def legacy_record(folder: Path) -> RunRecord:
     )
 
 
-def _sets(run: _Run, split: EvaluationSplit) -> RecordedSets | None:
+def _sets(run: _LegacyRun, split: EvaluationSplit) -> RecordedSets | None:
     settings = run.config["train"]
     if not settings.get("evaluate", True):
         return None
@@ -98,7 +98,7 @@ def _sets(run: _Run, split: EvaluationSplit) -> RecordedSets | None:
     )
 
 
-def _options(run: _Run) -> dict[str, Any]:
+def _options(run: _LegacyRun) -> dict[str, Any]:
     """The options with which the run read its data."""
     data = dict(run.config.get("data", {}))
     _check_keys(run, "data", [*OPTION_KEYS, *_OTHER_DATA])
@@ -118,13 +118,13 @@ def _options(run: _Run) -> dict[str, Any]:
     return of_run | given
 
 
-def _steps_asked(run: _Run) -> int:
+def _steps_asked(run: _LegacyRun) -> int:
     """The run's length in steps, with the batch sizes of config.toml."""
     unit, amount = _length(run)
     return amount if unit == "steps" else _sizes(run).within(_samples_asked(run))
 
 
-def _samples_asked(run: _Run) -> int:
+def _samples_asked(run: _LegacyRun) -> int:
     """Samples for which Megatron's order was built."""
     unit, amount = _length(run)
     if unit == "steps":
@@ -132,19 +132,19 @@ def _samples_asked(run: _Run) -> int:
     return amount if unit == "samples" else amount // run.number("train", "sequence_length")
 
 
-def _length(run: _Run) -> tuple[str, int]:
+def _length(run: _LegacyRun) -> tuple[str, int]:
     """The run's length as given: in steps, samples or tokens."""
     unit = next((unit for unit in ("samples", "tokens") if run.config["train"].get(unit)), "steps")
     return unit, run.number("train", unit)
 
 
-def _sizes(run: _Run) -> BatchSizes:
+def _sizes(run: _LegacyRun) -> BatchSizes:
     if schedule := run.config["train"].get("batch_schedule", ""):
         return by_steps(schedule, sequence_length=run.number("train", "sequence_length"))
     return read_ramp(run.config["train"].get("batch_ramp", ""), size=run.number("train", "global_batch"))
 
 
-def _check_keys(run: _Run, section: str, known_keys: Sequence[str]) -> None:
+def _check_keys(run: _LegacyRun, section: str, known_keys: Sequence[str]) -> None:
     for key, value in run.config.get(section, {}).items():
         if key not in known_keys:
             close = nearest(key, known_keys)
@@ -155,7 +155,7 @@ def _check_keys(run: _Run, section: str, known_keys: Sequence[str]) -> None:
             )
 
 
-def _identity(run: _Run) -> Mapping[str, Any]:
+def _identity(run: _LegacyRun) -> Mapping[str, Any]:
     """The fields that decided the order, from the newest checkpoint; empty if there is none."""
     root = run.folder / "checkpoints"
     try:
@@ -171,7 +171,7 @@ def _identity(run: _Run) -> Mapping[str, Any]:
     return identity if isinstance(identity, dict) else {}
 
 
-def _spans(run: _Run, blend: str) -> list[RecordedSpan]:
+def _spans(run: _LegacyRun, blend: str) -> list[RecordedSpan]:
     """The spans of the run with their sizes: from the starts in events.jsonl, and the counters in metrics.jsonl."""
     sizes, planned = _sizes(run), run.plan.get("dp")
     starts = _starts(run.folder) or [_RunStart(0, None, {})]
@@ -224,7 +224,7 @@ def _starts(folder: Path) -> list[_RunStart]:
     return starts if starts and starts[0].step == 0 else []
 
 
-def _replica_sizes(run: _Run, starts: Sequence[_RunStart]) -> list[int]:
+def _replica_sizes(run: _LegacyRun, starts: Sequence[_RunStart]) -> list[int]:
     """How many ranks read the same rows in each start: config.toml has the mesh of the last one."""
     mesh = {axis: run.config.get("mesh", {}).get(axis, 1) for axis in ("tp", "cp", "pp")}
     sizes: list[int] = []

@@ -35,7 +35,7 @@ BLOCK_BYTES = 8 << 20
 _TORCH = MappingProxyType({name: dtype for dtype, name in DTYPE_NAMES.items()})
 
 
-class Copy(NamedTuple):
+class SliceCopy(NamedTuple):
     """A part of a slice, in the logical tensor's coordinates, and the rectangle of the result that it lies in."""
 
     part: Rectangle
@@ -63,7 +63,7 @@ def load_into(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[s
     """
     index = read_index(folder)
     check_fits(folder, index, owned=owned)
-    plan: dict[str, dict[SavedSlice, list[Copy]]] = {}
+    plan: dict[str, dict[SavedSlice, list[SliceCopy]]] = {}
     for name, runs in owned.items():
         slices = list(runs.slices())
         if sum(math.prod(wanted.size) for _, wanted, _ in slices) < runs.size:
@@ -72,7 +72,7 @@ def load_into(state: Mapping[str, Tensor], folder: Location, *, owned: Mapping[s
         for _, wanted, first in slices:
             target = state[name][first : first + math.prod(wanted.size)].view(wanted.size)
             for piece, part in overlaps((wanted.start, wanted.size), index.tensors[f"{name}/{wanted.name}"].slices):
-                plan.setdefault(piece.file, {}).setdefault(piece, []).append(Copy(part, target, wanted.start))
+                plan.setdefault(piece.file, {}).setdefault(piece, []).append(SliceCopy(part, target, wanted.start))
     reader = SliceReader(folder, index, pinned=any(tensor.is_cuda for tensor in state.values()))
     for file, wanted_of_file in sorted(plan.items()):
         reader.read(file, wanted_of_file)
@@ -122,7 +122,7 @@ def verify_checkpoint(folder: Location) -> Index:
     index = read_index(folder)
     read_extras(folder, index)
     reader = SliceReader(folder, index)
-    slices: dict[str, dict[SavedSlice, list[Copy]]] = {name: {} for name in index.files}
+    slices: dict[str, dict[SavedSlice, list[SliceCopy]]] = {name: {} for name in index.files}
     for tensor in index.tensors.values():
         for piece in tensor.slices:
             slices[piece.file][piece] = []
@@ -221,7 +221,7 @@ class SliceReader:
         self._headers: dict[str, dict[str, _Entry]] = {}
         self._pinned, self._blocks = pinned, list[Tensor]()
 
-    def read(self, name: str, wanted: Mapping[SavedSlice, Sequence[Copy]]) -> None:
+    def read(self, name: str, wanted: Mapping[SavedSlice, Sequence[SliceCopy]]) -> None:
         """Read slices of one file in file order, and copy the wanted parts of each."""
         try:
             with self.files.open(name) as file:
@@ -238,7 +238,7 @@ class SliceReader:
             entry = self._entries(piece.file, file).get(piece.key)
         return entry.dtype if entry else None
 
-    def _read_all(self, file: BlockReader, wanted: list[tuple[SavedSlice, _Entry, Sequence[Copy]]]) -> None:
+    def _read_all(self, file: BlockReader, wanted: list[tuple[SavedSlice, _Entry, Sequence[SliceCopy]]]) -> None:
         """Read with the number of threads that suits the file, each with its own reused block."""
         while len(self._blocks) < file.threads:
             self._blocks.append(torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=self._pinned))
@@ -246,7 +246,7 @@ class SliceReader:
         for block in self._blocks:
             free.put(block)
 
-        def read(wanted_slice: tuple[SavedSlice, _Entry, Sequence[Copy]]) -> None:
+        def read(wanted_slice: tuple[SavedSlice, _Entry, Sequence[SliceCopy]]) -> None:
             block = free.get()
             try:
                 self._read_slice(file, *wanted_slice, block=block)
@@ -262,7 +262,7 @@ class SliceReader:
                 raise
 
     def _read_slice(
-        self, file: BlockReader, piece: SavedSlice, entry: _Entry, copies: Sequence[Copy], *, block: Tensor
+        self, file: BlockReader, piece: SavedSlice, entry: _Entry, copies: Sequence[SliceCopy], *, block: Tensor
     ) -> None:
         hasher, at = blake3(), entry.begin
         for box in cut((piece.start, piece.size), BLOCK_BYTES // entry.dtype.itemsize):

@@ -108,7 +108,7 @@ class RankFile:
         return self._part
 
 
-class _Piece(NamedTuple):
+class _Slice(NamedTuple):
     """What becomes one slice; its values are a view of the state."""
 
     name: str
@@ -117,7 +117,7 @@ class _Piece(NamedTuple):
     values: Tensor
 
 
-def _pieces(shard: OwnedState, state: Mapping[str, Tensor]) -> Iterator[_Piece]:
+def _pieces(shard: OwnedState, state: Mapping[str, Tensor]) -> Iterator[_Slice]:
     """The slices that this rank stores, in the order of its file."""
     for name, flat in state.items():
         for spec, part, first in shard.owned[name].slices():
@@ -126,14 +126,14 @@ def _pieces(shard: OwnedState, state: Mapping[str, Tensor]) -> Iterator[_Piece]:
             at = first
             for start, size in cut((tuple(part.start), tuple(part.size)), MAX_SLICE_BYTES // flat.element_size()):
                 count = math.prod(size)
-                yield _Piece(f"{name}/{part.name}", tuple(part.shape), (start, size), flat[at : at + count])
+                yield _Slice(f"{name}/{part.name}", tuple(part.shape), (start, size), flat[at : at + count])
                 at += count
 
 
-def _hashed(pieces: Iterable[_Piece]) -> BackgroundIterator[tuple[_Piece, memoryview, str]]:
+def _hashed(pieces: Iterable[_Slice]) -> BackgroundIterator[tuple[_Slice, memoryview, str]]:
     """Each slice, its bytes in host memory and their hash, computed while the one before is written."""
 
-    def compute(is_closed: Callable[[], bool]) -> Iterator[tuple[_Piece, memoryview, str]]:
+    def compute(is_closed: Callable[[], bool]) -> Iterator[tuple[_Slice, memoryview, str]]:
         for piece in pieces:
             values = piece.values
             if values.is_cuda:
@@ -144,7 +144,7 @@ def _hashed(pieces: Iterable[_Piece]) -> BackgroundIterator[tuple[_Piece, memory
     return BackgroundIterator(compute, limit=1, name="checkpoint slices")
 
 
-def _header(pieces: list[_Piece]) -> bytes:
+def _header(pieces: list[_Slice]) -> bytes:
     """The first bytes of a safetensors file: the length of the rest, names with types, shapes and places."""
     entries, end = {}, 0
     for piece in pieces:

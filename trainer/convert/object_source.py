@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainer.checkpoint.folder import read_index
 from trainer.checkpoint.format import RunState, SavedSlice, SavedTensor
-from trainer.checkpoint.load import Copy, SliceReader, overlaps, read_extras
+from trainer.checkpoint.load import SliceCopy, SliceReader, overlaps, read_extras
 from trainer.checkpoint.location import ObjectFolder
 from trainer.checkpoint.tiling import Rectangle
 from trainer.convert.links import TensorInfo
@@ -48,9 +48,9 @@ class ObjectSource:
     def read(self, name: str, box: Rectangle) -> Tensor:
         """See `Source`."""
         out = torch.empty(box[1], dtype=self.tensors[name].dtype)
-        wanted: dict[str, dict[SavedSlice, list[Copy]]] = {}
+        wanted: dict[str, dict[SavedSlice, list[SliceCopy]]] = {}
         for piece, part in overlaps(box, self._index.tensors[name].slices):
-            wanted.setdefault(piece.file, {})[piece] = [Copy(part, out, box[0])]
+            wanted.setdefault(piece.file, {})[piece] = [SliceCopy(part, out, box[0])]
         for file, copies in wanted.items():
             self._reader.read(file, copies)
         return out

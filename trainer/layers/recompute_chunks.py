@@ -8,19 +8,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Chunk(NamedTuple):
+class RecomputedChunk(NamedTuple):
     """Neighbouring blocks, and whether only their input is saved."""
 
     blocks: range
     again: bool
 
 
-def chunks(blocks: range, *, method: str, layers: int) -> list[Chunk]:
+def chunks(blocks: range, *, method: str, layers: int) -> list[RecomputedChunk]:
     """How the blocks of a stage are recomputed.
 
     Args:
         method: "uniform": all, in chunks of `layers`; "block": the first `layers` of them, one by one.
     """
     if method == "uniform":
-        return [Chunk(blocks[first : first + layers], True) for first in range(0, len(blocks), layers)]
-    return [Chunk(blocks[i : i + 1], i < layers) for i in range(len(blocks))]
+        return [RecomputedChunk(blocks[first : first + layers], True) for first in range(0, len(blocks), layers)]
+    return [RecomputedChunk(blocks[i : i + 1], i < layers) for i in range(len(blocks))]

@@ -58,7 +58,7 @@ class _Members:
 
 
 @dataclass(slots=True)
-class _Place:
+class _Position:
     """A group at its next collective, or a link."""
 
     arrived: list[int]
@@ -91,7 +91,7 @@ class _Matching:
                     members_by_id[id(group)] = unique_members.setdefault(group, _Members(group))
             self.groups.append({axis: members_by_id[id(group)] for axis, group in of_rank.items()})
         self.position = [0] * len(programs)
-        self.places: dict[_Members, _Place] = defaultdict(lambda: _Place([]))
+        self.places: dict[_Members, _Position] = defaultdict(lambda: _Position([]))
         self.sent: dict[_Members, deque[Hashable]] = defaultdict(deque)
         self.begun: dict[_Members, deque[Hashable]] = defaultdict(deque)
         self.there: dict[_Members, set[Hashable]] = defaultdict(set)

@@ -41,7 +41,7 @@ class Costs:
         return {"F": self.forward, "I": self.inputs, "W": self.weights}[action.kind][stage]
 
 
-class Span(NamedTuple):
+class ActionSpan(NamedTuple):
     """A computation, with its start and end."""
 
     action: Action
@@ -53,7 +53,7 @@ class Span(NamedTuple):
 class Timeline:
     """The simulated step: the computations of each rank, in order."""
 
-    spans: tuple[tuple[Span, ...], ...]
+    spans: tuple[tuple[ActionSpan, ...], ...]
 
     @property
     def step(self) -> float:
@@ -79,7 +79,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
         ValueError: the computations cannot run in this order.
     """
     lists = [[action for action in actions if not action.is_message] for actions in schedule.actions]
-    clock, spans = [0.0] * len(lists), [list[Span]() for _ in lists]
+    clock, spans = [0.0] * len(lists), [list[ActionSpan]() for _ in lists]
     free: dict[Link, float] = defaultdict(float)
     stops: dict[Action, float] = {}  # of computations; of sends: when the message has arrived
     while left := sum(map(len, lists)) - sum(map(len, spans)):
@@ -91,7 +91,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
                     break
                 start = max(start, clock[rank])
                 clock[rank] = stops[action] = start + costs.of(action)
-                spans[rank].append(Span(action, start, clock[rank]))
+                spans[rank].append(ActionSpan(action, start, clock[rank]))
                 if send := schedule.output_message(action):
                     link = schedule.link(send)
                     free[link] = stops[send] = max(clock[rank], free[link]) + costs.transfer

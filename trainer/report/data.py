@@ -98,7 +98,7 @@ class _Generated(msgspec.Struct):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class ReportedRun:
     """The files of a run folder.
 
     Attributes:
@@ -173,7 +173,7 @@ class Corpora:
     notes: list[str] = dataclasses.field(default_factory=list)
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> ReportedRun:
     """The run folder's files.
 
     Raises:
@@ -200,7 +200,7 @@ def read_run(folder: Path) -> Run:
     else:
         tally = tally_of(folder, config.train.sequence_length, background=config.checkpoint.background)
         goodput = tally.goodput().text()
-    return Run(
+    return ReportedRun(
         goodput=goodput if events else "",
         folder=folder,
         config=config,
@@ -261,7 +261,7 @@ def _placed(data: DataSection, folder: Path, started_in: StartedIn) -> DataSecti
     return dataclasses.replace(data, blend=blend, valid=placed(data.valid), test=placed(data.test), cache=cache)
 
 
-def read_corpora(run: Run) -> Corpora:
+def read_corpora(run: ReportedRun) -> Corpora:
     """Open the run's data and count how much was read of it."""
     if run.config.data.blend == MOCK:
         return Corpora(notes=["The run was trained on mock data: random tokens, without a text or a tokenizer."])
@@ -286,7 +286,7 @@ def read_corpora(run: Run) -> Corpora:
     )
 
 
-def baselines_of(run: Run, data: RunData) -> tuple[dict[str, Baselines], list[str]]:
+def baselines_of(run: ReportedRun, data: RunData) -> tuple[dict[str, Baselines], list[str]]:
     """(baselines by validation corpus, why there are none), cached in baselines.json for this state of the run."""
     if not data.valid:
         return {}, ["The run has no validation corpus, so there is nothing to evaluate baselines on."]
@@ -321,12 +321,14 @@ def _rows(dataset: mdata.Dataset, samples: np.ndarray) -> Iterator[tuple[np.ndar
         yield tokens, row["labels"], row["loss_mask"]
 
 
-def _curve_names(run: Run) -> list[str]:
+def _curve_names(run: ReportedRun) -> list[str]:
     """Validation corpora in the metrics, in the order of their first occurrence."""
     return list(dict.fromkeys(name for line in run.metrics for name in line.get("valid") or {}))
 
 
-def _valid_corpus(run: Run, name: str, dataset: mdata.Dataset | None, baselines: Baselines | None) -> ValidCorpus:
+def _valid_corpus(
+    run: ReportedRun, name: str, dataset: mdata.Dataset | None, baselines: Baselines | None
+) -> ValidCorpus:
     return ValidCorpus(
         name=name,
         curve=valid_curve(run, name),
@@ -335,7 +337,7 @@ def _valid_corpus(run: Run, name: str, dataset: mdata.Dataset | None, baselines:
     )
 
 
-def valid_curve(run: Run, name: str) -> list[tuple[int, float]]:
+def valid_curve(run: ReportedRun, name: str) -> list[tuple[int, float]]:
     """(consumed samples, nats per token) of each evaluation of a validation corpus."""
     losses = [(line["consumed_samples"], (line.get("valid") or {}).get(name)) for line in run.metrics]
     return [(int(samples), float(loss)) for samples, loss in losses if loss is not None]
@@ -351,7 +353,7 @@ def _bits_per_byte(dataset: mdata.Dataset) -> float | None:
     return dataset.num_corpus_tokens / dataset.text_bytes / math.log(2)
 
 
-def _corpora_read(run: Run, train: mdata.Dataset) -> list[CorpusRead]:
+def _corpora_read(run: ReportedRun, train: mdata.Dataset) -> list[CorpusRead]:
     samples = train.selection.counts(min(run.consumed, train.num_samples or run.consumed))
     length = run.config.train.sequence_length
     data = run.config.data
@@ -375,7 +377,7 @@ def _corpora_read(run: Run, train: mdata.Dataset) -> list[CorpusRead]:
     return out
 
 
-def _decoded_rows(run: Run, train: mdata.Dataset) -> tuple[list[str], list[str]]:
+def _decoded_rows(run: ReportedRun, train: mdata.Dataset) -> tuple[list[str], list[str]]:
     """(text of the first training rows, the special tokens that may occur in it)."""
     tokenizer = train.components[0].corpus.load_tokenizer()
     if tokenizer is None:

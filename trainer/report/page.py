@@ -28,7 +28,7 @@ from trainer.config.parse import value_text
 from trainer.pipeline.render import render_svg
 from trainer.plan.stages import PipelineLayout
 from trainer.report import plots
-from trainer.report.data import Corpora, Run, ValidCorpus, read_corpora, read_run, valid_curve
+from trainer.report.data import Corpora, ReportedRun, ValidCorpus, read_corpora, read_run, valid_curve
 from trainer.run.resume import changed_settings
 
 BASELINES = (  # field of Baselines, name on the page, whether it is drawn
@@ -84,7 +84,7 @@ def write_comparison(run_folders: Sequence[str | Path], path: Path) -> None:
     atomic_io.atomic_write(path, render_comparison([read_run(Path(folder)) for folder in run_folders]).encode())
 
 
-def render_comparison(runs: Sequence[Run]) -> str:
+def render_comparison(runs: Sequence[ReportedRun]) -> str:
     """The whole page; each run has one colour in all drawings."""
     names = [_title(run) for run in runs]
     scales = [run.config.train.sequence_length / 1e6 for run in runs]
@@ -136,7 +136,7 @@ def render_comparison(runs: Sequence[Run]) -> str:
     return _page(f"{len(runs)} runs: report", parts)
 
 
-def _comparison_table(runs: Sequence[Run], names: Sequence[str]) -> str:
+def _comparison_table(runs: Sequence[ReportedRun], names: Sequence[str]) -> str:
     rows = []
     for run, name in zip(runs, names, strict=True):
         curve, rates = _curve(run, "loss", 1), _curve(run, "tokens_per_s", 1)
@@ -161,7 +161,7 @@ def _comparison_table(runs: Sequence[Run], names: Sequence[str]) -> str:
     return table(header, rows)
 
 
-def _different_settings(runs: Sequence[Run], names: Sequence[str]) -> str:
+def _different_settings(runs: Sequence[ReportedRun], names: Sequence[str]) -> str:
     """The settings in which the runs differ."""
     first, *others = (run.config for run in runs)
     changed = dict.fromkeys(key for other in others for key in changed_settings(first, other))
@@ -178,7 +178,7 @@ def _different_settings(runs: Sequence[Run], names: Sequence[str]) -> str:
     return f"<h2>Settings that differ</h2>{table(['setting', *names], rows)}"
 
 
-def render(run: Run, corpora: Corpora) -> str:
+def render(run: ReportedRun, corpora: Corpora) -> str:
     """The whole page."""
     axis = axis_of(run, corpora.mixtures)
     parts = [
@@ -205,7 +205,7 @@ def _page(title: str, parts: Iterable[str]) -> str:
     )
 
 
-def axis_of(run: Run, mixtures: Sequence[int]) -> plots.Axis:
+def axis_of(run: ReportedRun, mixtures: Sequence[int]) -> plots.Axis:
     """The axis of a run's drawings: tokens, steps, and what happened.
 
     Args:
@@ -240,7 +240,7 @@ def axis_of(run: Run, mixtures: Sequence[int]) -> plots.Axis:
     return plots.Axis(steps=steps, marks=sorted(marks))
 
 
-def _title(run: Run) -> str:
+def _title(run: ReportedRun) -> str:
     """The last two names of the run folder's path, because "run" alone says little."""
     return "/".join(run.folder.resolve().parts[-2:])
 
@@ -250,7 +250,7 @@ def _line(corpus: ValidCorpus) -> str:
     return f"{corpus.name}: {corpus.curve[-1][1]:.3f} nats per token" + (f" ({lines})" if lines else "")
 
 
-def _head(run: Run) -> str:
+def _head(run: ReportedRun) -> str:
     model, mesh, last = run.config.model, run.config.mesh, run.metrics[-1]
     seconds = float(last.get("time_s") or 0) - float(run.metrics[0].get("time_s") or 0)
     facts = [
@@ -272,7 +272,7 @@ def _counted(number: object, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _pipeline(run: Run) -> str:
+def _pipeline(run: ReportedRun) -> str:
     """The actions of each pipeline rank in a step; empty if there is only one."""
     stored, count = run.plan.get("pipeline"), run.plan.get("num_microbatches", 0)
     if not stored or run.plan.get("pp", 1) == 1:
@@ -291,7 +291,7 @@ def _notes(notes: Iterable[str]) -> str:
     return "".join(f"<p>{escape(note)}</p>" for note in notes)
 
 
-def _losses(run: Run, corpora: Corpora, axis: plots.Axis) -> str:
+def _losses(run: ReportedRun, corpora: Corpora, axis: plots.Axis) -> str:
     """A panel for each validation corpus."""
     valid, scale = corpora.valid, run.config.train.sequence_length / 1e6
     train = _curve(run, "loss", scale)
@@ -316,7 +316,7 @@ def _legend_of_marks(axis: plots.Axis) -> str:
     return f'<p class="lead">Dashed lines: {escape(", ".join(letters))}.</p>{listed}'
 
 
-def _component_losses(run: Run, scale: float, names: Sequence[str], axis: plots.Axis) -> str:
+def _component_losses(run: ReportedRun, scale: float, names: Sequence[str], axis: plots.Axis) -> str:
     """The training loss of each component; if there are many, of those measured most often."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for line in run.metrics:
@@ -350,7 +350,7 @@ def _loss_table(valid: Sequence[ValidCorpus]) -> str:
     return f"<div><h2>Compared with n-grams</h2>{note}{table(header, rows)}</div>"
 
 
-def _test_losses(run: Run) -> str:
+def _test_losses(run: ReportedRun) -> str:
     """The test sets' losses, which exist after the last step."""
     rows = [[Cell(name), _number(f"{loss:.3f}")] for name, loss in (run.metrics[-1].get("test") or {}).items()]
     return f"<div><h2>Test sets</h2>{table(['at the end', 'nats per token'], rows)}</div>" if rows else ""
@@ -371,7 +371,7 @@ def _pairs(
     return cells
 
 
-def _throughput(run: Run, axis: plots.Axis) -> str:
+def _throughput(run: ReportedRun, axis: plots.Axis) -> str:
     rates = _curve(run, "tokens_per_s", run.config.train.sequence_length / 1e6)
     if not rates:
         return ""
@@ -388,7 +388,7 @@ def _throughput(run: Run, axis: plots.Axis) -> str:
     return f'<div><h2>Throughput</h2><p class="lead">{sentence}</p>{drawing}</div>'
 
 
-def task_curves(run: Run) -> dict[str, list[tuple[float, float]]]:
+def task_curves(run: ReportedRun) -> dict[str, list[tuple[float, float]]]:
     """(consumed samples, number) of each task that scored the run: while it trained, then its checkpoints."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for line in run.metrics:
@@ -402,7 +402,7 @@ def task_curves(run: Run) -> dict[str, list[tuple[float, float]]]:
     return curves
 
 
-def _tasks(run: Run, axis: plots.Axis) -> str:
+def _tasks(run: ReportedRun, axis: plots.Axis) -> str:
     """A panel for each number of a task; empty if none scored the run."""
     panels = []
     for name, curve in task_curves(run).items():
@@ -412,7 +412,7 @@ def _tasks(run: Run, axis: plots.Axis) -> str:
     return f'<h2>Tasks</h2><div class="row">{"".join(panels)}</div>' if panels else ""
 
 
-def _optimizer(run: Run, axis: plots.Axis) -> str:
+def _optimizer(run: ReportedRun, axis: plots.Axis) -> str:
     """Settings of the updates over time; a scale or weight decay that never changed is text, not a plot."""
     scale, sentences, panels = run.config.train.sequence_length / 1e6, [], []
     for key, name, always in OPTIMIZER:
@@ -448,7 +448,7 @@ def _read(corpora: Corpora) -> str:
     return f'<div class="row"><div><h2>What was read</h2>{table(header, rows)}</div><div>{lengths}</div></div>'
 
 
-def _texts(run: Run, corpora: Corpora) -> str:
+def _texts(run: ReportedRun, corpora: Corpora) -> str:
     parts = []
     if corpora.rows:
         rows = "".join(f"<pre>{_marked(row, corpora.special)}</pre>" for row in corpora.rows)
@@ -463,7 +463,7 @@ def _texts(run: Run, corpora: Corpora) -> str:
     return f'<div class="row">{"".join(parts)}</div>' if parts else ""
 
 
-def _ranks(run: Run) -> str:
+def _ranks(run: ReportedRun) -> str:
     if not run.ranks:
         return ""
     axes = [name for name in ("tp", "pp", "dp") if name in run.ranks[0]]
@@ -477,7 +477,7 @@ def _number(text: str) -> Cell:
     return Cell(text, kind="number")
 
 
-def _curve(run: Run, key: str, scale: float) -> list[tuple[float, float]]:
+def _curve(run: ReportedRun, key: str, scale: float) -> list[tuple[float, float]]:
     """(consumed samples x scale, value) of the lines that have the value."""
     lines = ((line["consumed_samples"] * scale, line.get(key)) for line in run.metrics)
     return [(x, float(y)) for x, y in lines if y is not None]

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from trainer.config.sections import SpikesSection
-from trainer.run.step_report import NO_LIMITS, Limits, StepReport
+from trainer.run.step_report import NO_LIMITS, SpikeLimits, StepReport
 
 BEHIND = 2  # steps between a report and the first limit that it can influence
 MOST_IN_A_ROW = 10  # steps above the limit, after which their level becomes the usual one
@@ -37,7 +37,7 @@ NEIGHBOURS = 10  # steps before and after a spike in the table of its page
 _NORMAL = 1.4826  # standard deviation of normal values whose median distance from the median is 1
 
 
-class Measured(NamedTuple):
+class MeasuredStep(NamedTuple):
     """A step's numbers: whether it was above its limits, and the sample with which its mixture began."""
 
     step: int
@@ -59,7 +59,7 @@ class Spike:
     step: int
     loss: float
     grad_norm: float
-    limits: Limits
+    limits: SpikeLimits
     begins: bool
     loss_z: float | None = None
     norm_z: float | None = None
@@ -105,10 +105,10 @@ class SpikeDetector:
         self._settings, self._mixtures = settings, mixtures
         self._window: deque[tuple[float, float]] = deque(maxlen=settings.window)
         self._mixture, self._in_a_row, self._last_above = 0, 0, -QUIET_STEPS
-        self._waiting: deque[Measured] = deque()  # not yet in the window
+        self._waiting: deque[MeasuredStep] = deque()  # not yet in the window
         self._usual: dict[int, tuple[_Usual, _Usual]] = {}  # of steps whose reports are to come: loss, norm
 
-    def limits(self, step: int, sample: int, *, warmup: bool = False) -> Limits:
+    def limits(self, step: int, sample: int, *, warmup: bool = False) -> SpikeLimits:
         """The limits of a step; call it for each step in order.
 
         Args:
@@ -122,7 +122,7 @@ class SpikeDetector:
         loss, norm = map(_usual, zip(*self._window, strict=True))
         self._usual[step] = loss, norm
         threshold = self._settings.threshold
-        return Limits(loss.limit(threshold, LEAST_LOSS), norm.limit(threshold, LEAST_NORM))
+        return SpikeLimits(loss.limit(threshold, LEAST_LOSS), norm.limit(threshold, LEAST_NORM))
 
     def add(self, step: int, sample: int, report: StepReport) -> Spike | None:
         """Take the report of a step; the spike if it is above its limits.
@@ -135,7 +135,7 @@ class SpikeDetector:
             return None
         finite = math.isfinite(report.loss) and math.isfinite(report.grad_norm)
         if finite:
-            measured = Measured(step, report.loss, report.grad_norm, report.above_limits, self._mixture_at(sample))
+            measured = MeasuredStep(step, report.loss, report.grad_norm, report.above_limits, self._mixture_at(sample))
             self._waiting.append(measured)
         # An infinite norm under a loss scale is no spike: the scale was too high.
         if not (report.above_limits if finite else report.limits != NO_LIMITS and report.loss_scale == 1):
@@ -159,11 +159,11 @@ class SpikeDetector:
     def load(self, numbers: Mapping[str, Any]) -> None:
         """Continue from `to_numbers`."""
         self._window.extend((loss, norm) for loss, norm in numbers["window"])
-        self._waiting.extend(Measured(*values) for values in numbers["waiting"])
+        self._waiting.extend(MeasuredStep(*values) for values in numbers["waiting"])
         self._mixture, self._in_a_row = numbers["mixture"], numbers["in_a_row"]
         self._last_above = numbers["last_above"]
 
-    def _take(self, measured: Measured) -> None:
+    def _take(self, measured: MeasuredStep) -> None:
         self._in_a_row = self._in_a_row + 1 if measured.above else 0
         if measured.mixture != self._mixture or self._in_a_row >= MOST_IN_A_ROW:
             self._window.clear()

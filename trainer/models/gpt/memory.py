@@ -9,7 +9,7 @@ counted. Within 1.5 % of what an H200 held (docs/design/one-gpu.md). Pure, no to
 from __future__ import annotations
 
 from trainer.config.sections import RecomputeSection
-from trainer.layers.recompute_chunks import Chunk, chunks
+from trainer.layers.recompute_chunks import RecomputedChunk, chunks
 from trainer.models.gpt.shape import GPTShape, kinds
 from trainer.parallel.params import Place
 
@@ -38,7 +38,7 @@ def activation_bytes(
     block = block_bytes(shape, place, tokens=tokens, element=element, recompute=recompute, cp=cp, float8=float8)
     of_kind = dict.fromkeys(kinds(shape), block)
     of_block = [of_kind[kind] for kind in kinds(shape)]
-    parts = [Chunk(blocks, False)]
+    parts = [RecomputedChunk(blocks, False)]
     if recompute.mode == "full":
         parts = chunks(blocks, method=recompute.method, layers=recompute.layers)
     inner = tokens * (shape.ffn_hidden_size // place.tp_size) * element

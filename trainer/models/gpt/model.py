@@ -31,7 +31,7 @@ from trainer.layers.linear import column_product
 from trainer.layers.mlp import MLP
 from trainer.layers.norm import Norm
 from trainer.layers.recompute import keep_input, recomputed
-from trainer.layers.recompute_chunks import Chunk, chunks
+from trainer.layers.recompute_chunks import RecomputedChunk, chunks
 from trainer.layers.rope import Rotation, Rotations, rotation
 from trainer.layers.shapes import AttentionShape, RopeShape
 from trainer.models.family import DecodeState
@@ -177,7 +177,7 @@ class GPT(nn.Module):
         full = recompute.mode == "full"
         self.chunks = chunks(blocks, method=recompute.method, layers=recompute.layers if full else len(blocks))
         if not full:
-            self.chunks = [Chunk(blocks, False)]
+            self.chunks = [RecomputedChunk(blocks, False)]
         if place.is_last:
             self.final_norm = make_norm(shape, kernels)
             if not shape.tie_embeddings:

@@ -10,7 +10,7 @@ in progress. Pure, no torch.
 from __future__ import annotations
 
 from trainer.config.sections import RecomputeSection
-from trainer.layers.recompute_chunks import Chunk, chunks
+from trainer.layers.recompute_chunks import RecomputedChunk, chunks
 from trainer.models.family import StageCost
 from trainer.models.gpt.cost import BACKWARD_ATTENTION, BACKWARD_PRODUCTS, ROUNDED
 from trainer.models.gpt.memory import HEAD_CHUNK_TOKENS, block_bytes
@@ -98,9 +98,9 @@ def _decoder_tokens(shape: T5Shape, tokens: int) -> int:
     return tokens * shape.decoder_length // shape.encoder_length
 
 
-def _parts(shape: T5Shape, place: Place, recompute: RecomputeSection) -> list[Chunk]:
+def _parts(shape: T5Shape, place: Place, recompute: RecomputeSection) -> list[RecomputedChunk]:
     blocks = place.blocks(shape.num_layers)
-    parts = [Chunk(blocks, False)]
+    parts = [RecomputedChunk(blocks, False)]
     if recompute.mode == "full":
         parts = chunks(blocks, method=recompute.method, layers=recompute.layers)
     return of_stacks(parts, shape.encoder_layers)

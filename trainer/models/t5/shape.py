@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 from mdata import UsageError
 from trainer.config.sections import RunConfig, T5ModelSection, T5Section
 from trainer.kernels.scores import ScoreShape
-from trainer.layers.recompute_chunks import Chunk
+from trainer.layers.recompute_chunks import RecomputedChunk
 from trainer.layers.shapes import AttentionShape
 from trainer.models.family import DecodeState
 from trainer.models.gpt.shape import GPTShape, effective_keys, function_keys, gpt_shape
@@ -125,13 +125,15 @@ def decoder_start(config: RunConfig, bos: int | None) -> int:
     return cast(int, bos) if start < 0 else start
 
 
-def of_stacks(parts: list[Chunk], first_of_decoder: int) -> list[Chunk]:
+def of_stacks(parts: list[RecomputedChunk], first_of_decoder: int) -> list[RecomputedChunk]:
     """The chunks of a stage's blocks, none of which has blocks of both stacks."""
-    divided: list[Chunk] = []
+    divided: list[RecomputedChunk] = []
     for part in parts:
         start, stop = part.blocks.start, part.blocks.stop
         border = min(max(first_of_decoder, start), stop)
-        divided += [Chunk(blocks, part.again) for blocks in (range(start, border), range(border, stop)) if blocks]
+        divided += [
+            RecomputedChunk(blocks, part.again) for blocks in (range(start, border), range(border, stop)) if blocks
+        ]
     return divided
 
 
