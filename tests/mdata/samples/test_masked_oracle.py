@@ -29,6 +29,9 @@ def cases(*, permuted: bool = False) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def arrays():
+    """Nothing without oracle data: `oracles` skips the tests, but is set up after this one, whose scope is wider."""
+    if not FOLDER.is_dir():
+        return {}
     with np.load(FOLDER / "arrays.npz") as stored:
         return {name: stored[name] for name in stored.files}
 
@@ -37,7 +40,7 @@ def arrays():
 def corpora(arrays, tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpora")
     opened = {}
-    for name in ("small", "medium"):
+    for name in ("small", "medium") if arrays else ():
         docs, sizes = arrays[f"{name}_docs"], arrays[f"{name}_sizes"]
         documents = [sizes[a:b].tolist() for a, b in pairwise(docs)]
         prefix = folder / f"{name}_text_sentence"
