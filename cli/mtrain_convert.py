@@ -89,7 +89,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     """Convert, and print the result."""
     from trainer.checkpoint.location import location_of
     from trainer.convert.compare import check_text, token_ids_text
-    from trainer.convert.convert import Options, convert
+    from trainer.convert.convert import ConvertOptions, convert
     from trainer.convert.hf_config import families_of_types
     from trainer.convert.push import check_push, push
 
@@ -100,7 +100,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         check_push(to_push, public=public)
     if arguments.model_type not in ("", *(types := families_of_types())):
         raise UsageError(f"no model type {arguments.model_type!r}", expected=f"one of {', '.join(types)}")
-    options = Options(
+    options = ConvertOptions(
         to=arguments.to,
         dtype=arguments.dtype,
         max_shard_bytes=_size(arguments.max_shard_size),

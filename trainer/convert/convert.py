@@ -48,7 +48,7 @@ RESULT = "conversion.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class ConvertOptions:
     """How to convert.
 
     Args:
@@ -92,11 +92,15 @@ _COUNTS_FOR: Mapping[str, tuple[str, str, tuple[Format, ...]]] = MappingProxyTyp
     }
 )
 _DEFAULTS = MappingProxyType(
-    {field.name: field.default for field in dataclasses.fields(Options) if field.default is not dataclasses.MISSING}
+    {
+        field.name: field.default
+        for field in dataclasses.fields(ConvertOptions)
+        if field.default is not dataclasses.MISSING
+    }
 )
 
 
-def convert(source: Location, target: Path, *, options: Options, progress: Progress = SILENT) -> dict[str, Any]:
+def convert(source: Location, target: Path, *, options: ConvertOptions, progress: Progress = SILENT) -> dict[str, Any]:
     """Write the model of one folder into another, new one; returns what conversion.json says.
 
     Raises:
@@ -141,7 +145,7 @@ def _write_target(
     job: str,
     states: tuple[str, ...],
     dtype: torch.dtype,
-    options: Options,
+    options: ConvertOptions,
     progress: Progress,
 ) -> dict[str, Any]:
     """Write, compare and rename; returns what conversion.json says."""
@@ -181,7 +185,7 @@ def open_model(path: Location, *, checkpoint: str = "latest", settings: Sequence
     """A model folder of any format that we read.
 
     Args:
-        checkpoint: which one of a run folder. settings: see Options.
+        checkpoint: which one of a run folder. settings: see ConvertOptions.
 
     Raises:
         UsageError: there is no such folder, or its format is not known.
@@ -211,12 +215,12 @@ def open_model(path: Location, *, checkpoint: str = "latest", settings: Sequence
 def _earlier_result(target: Path) -> dict[str, Any] | None:
     """What conversion.json in the target says; None: there is none that can be read."""
     try:
-        return read_json(target / RESULT, what="the result of a conversion")
+        return read_json(target / RESULT, subject="the result of a conversion")
     except MdataError:
         return None
 
 
-def _job_id(model: ModelFolder, options: Options) -> str:
+def _job_id(model: ModelFolder, options: ConvertOptions) -> str:
     """Identifies a conversion: the source's files, by size and time of change, and the options."""
     if isinstance(model.path, Path):
         paths = sorted(path for path in model.path.rglob("*") if path.is_file())
@@ -233,7 +237,7 @@ def _write(
     *,
     states: tuple[str, ...],
     dtype: torch.dtype,
-    options: Options,
+    options: ConvertOptions,
     report: Callable[[int], None],
 ) -> None:
     limit, form = options.max_shard_bytes, options.optimizer_form
@@ -250,7 +254,7 @@ def _write(
         write_hf(target, model, dtype=dtype, max_shard_bytes=limit, model_type=options.model_type, report=report)
 
 
-def _check_used(options: Options, source: Format) -> None:
+def _check_used(options: ConvertOptions, source: Format) -> None:
     """Refuse options that would be ignored.
 
     Raises:
@@ -269,7 +273,7 @@ def _check_used(options: Options, source: Format) -> None:
         raise UsageError(problem, found="; ".join(idle), fix="leave them out")
 
 
-def _written_bytes(model: ModelFolder, states: tuple[str, ...], *, dtype: torch.dtype, options: Options) -> int:
+def _written_bytes(model: ModelFolder, states: tuple[str, ...], *, dtype: torch.dtype, options: ConvertOptions) -> int:
     """Of the target's tensors; rows of padding and copies of a tied embedding are not counted."""
     of = {state: dict[str, TensorInfo]() for state in states}
     for name, info in model.source.tensors.items():
@@ -287,12 +291,12 @@ def _written_bytes(model: ModelFolder, states: tuple[str, ...], *, dtype: torch.
     return num_bytes(weights, dtype) + sum(num_bytes(some, torch.float32) for some in (*main, *of.values()))
 
 
-def _has_main(states: tuple[str, ...], options: Options) -> bool:
+def _has_main(states: tuple[str, ...], options: ConvertOptions) -> bool:
     """Whether a torch_dist target has main weights beside the moments."""
     return len(states) > 1 and options.optimizer_form == "distributed"
 
 
-def _states(model: ModelFolder, options: Options, tell: Callable[[str], None]) -> tuple[str, ...]:
+def _states(model: ModelFolder, options: ConvertOptions, tell: Callable[[str], None]) -> tuple[str, ...]:
     """The states that the target gets; what is left out though it was asked for is told."""
     if options.to in ("hf", "mp_rank") or not options.optimizer:
         return tuple(state for state in model.states if state == "weight" or (state, options.to) == (BUFFER, "mtrain"))
@@ -333,7 +337,7 @@ def _result(
     *,
     dtype: torch.dtype,
     states: tuple[str, ...],
-    options: Options,
+    options: ConvertOptions,
     finite: bool,
 ) -> dict[str, Any]:
     check: dict[str, Any] = {"compared": False, "why": "--no-check"}

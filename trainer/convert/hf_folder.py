@@ -124,7 +124,7 @@ def open_hf(path: Path) -> ModelFolder:
     Raises:
         UsageError: a model or a setting that we lack. DamageError: files or tensors that are missing or do not fit.
     """
-    config_json = read_json(path / CONFIG, what="the model's configuration")
+    config_json = read_json(path / CONFIG, subject="the model's configuration")
     config = from_hf(config_json, where=str(path / CONFIG))
     family, face = family_of(config), hugging_face(config)
     notes = [*face.notes(config_json)]
@@ -206,7 +206,7 @@ def find_tokenizer(path: Path) -> TokenizerConfig | None:
 def _is_lower_case(path: Path) -> bool:
     """Whether BERT's tokenizer of a folder makes letters small, as it does unless its settings say otherwise."""
     settings = path / SETTINGS
-    stored = read_json(settings, what="the tokenizer's settings") if settings.is_file() else {}
+    stored = read_json(settings, subject="the tokenizer's settings") if settings.is_file() else {}
     return bool(stored.get("do_lower_case", True))
 
 
@@ -288,7 +288,7 @@ def _shards(path: Path) -> dict[str, str] | None:
     if (path / ADAPTER).is_file():
         raise UsageError(f"{path} holds an adapter ({ADAPTER})", fix="merge it into the model's weights first")
     if (path / SHARDED).is_file():
-        table = read_json(path / SHARDED, what="the index of the shards").get("weight_map")
+        table = read_json(path / SHARDED, subject="the index of the shards").get("weight_map")
         if not isinstance(table, dict) or not table:
             raise DamageError(f"{path / SHARDED} has no weight_map", found=repr(table)[:80], fix="fetch it anew")
         for file in table.values():

@@ -210,13 +210,13 @@ def check_new(target: Path) -> None:
             raise UsageError(f"{target} exists already", fix="give a folder that does not exist yet, or an empty one")
 
 
-def read_json(path: Path, *, what: str) -> dict[str, Any]:
+def read_json(path: Path, *, subject: str) -> dict[str, Any]:
     """A JSON object in a file.
 
     Raises:
         DamageError: it is none, or larger than MOST_JSON. UsageError: the file cannot be read.
     """
-    with os_errors_named(f"reading {what}"):
+    with os_errors_named(f"reading {subject}"):
         if (size := regular_file(path).stat().st_size) > MOST_JSON:
             found, expected = f"{size:,} bytes", f"at most {MOST_JSON:,}"
             raise DamageError(

@@ -55,7 +55,7 @@ from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_buffers, rank_parameters
 from trainer.run.data import to_device
 from trainer.run.run_folder import versions
-from trainer.run.step_report import NO_LIMITS, Limits, Moment, PendingReport, mean, numbers_beside
+from trainer.run.step_report import NO_LIMITS, Moment, PendingReport, SpikeLimits, mean, numbers_beside
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 EVALUATED_PER_RANK = 4  # microbatches of an evaluation that go through a pipeline together, for each of its ranks
@@ -198,7 +198,7 @@ class Engine:
         votes: Callable[[], Sequence[float]] = tuple,
         num_components: int = 0,
         measure: bool = False,
-        limits: Limits = NO_LIMITS,
+        limits: SpikeLimits = NO_LIMITS,
     ) -> PendingReport:
         """Train on this rank's microbatches of one global batch; does not wait for the device.
 

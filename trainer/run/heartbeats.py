@@ -71,7 +71,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ranks:
+class WatchedRanks:
     """The ranks of a run, as one of them sees them.
 
     Args:
@@ -88,7 +88,7 @@ class Ranks:
     hosts: Sequence[str] = ()
 
 
-def ranks_of(place: Placement, env: Mapping[str, str]) -> Ranks:
+def ranks_of(place: Placement, env: Mapping[str, str]) -> WatchedRanks:
     """The ranks of a run, before they have joined. A pure function.
 
     Args:
@@ -97,7 +97,9 @@ def ranks_of(place: Placement, env: Mapping[str, str]) -> Ranks:
     """
     holder, hosts = None if launcher_holds_store(env) else 0, planned_hosts(env)
     are_slurms = len(hosts) == place.world_size  # torchrun in a job of Slurm has ranks of its own
-    return Ranks(rank=place.rank, world_size=place.world_size, holder=holder, hosts=tuple(hosts) if are_slurms else ())
+    return WatchedRanks(
+        rank=place.rank, world_size=place.world_size, holder=holder, hosts=tuple(hosts) if are_slurms else ()
+    )
 
 
 def members_of(world: World) -> dict[Group, Sequence[int]]:
@@ -112,7 +114,7 @@ def verdict(
     heartbeats: Mapping[int, Heartbeat],
     silent: Mapping[int, int],
     *,
-    ranks: Ranks,
+    ranks: WatchedRanks,
     start_ticks: int = START_TICKS,
 ) -> Verdict | None:
     """Whether the run cannot continue, judged by some ranks' heartbeats. A pure function.
@@ -139,7 +141,7 @@ def verdict(
     return None
 
 
-def without_store(ranks: Ranks, why: str, *, heartbeat: Heartbeat, holder: Heartbeat | None = None) -> Verdict:
+def without_store(ranks: WatchedRanks, why: str, *, heartbeat: Heartbeat, holder: Heartbeat | None = None) -> Verdict:
     """The verdict of a rank that cannot reach the store. A pure function.
 
     Args:

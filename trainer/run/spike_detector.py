@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from trainer.config.sections import SpikesSection
-from trainer.run.step_report import NO_LIMITS, Limits, StepReport
+from trainer.run.step_report import NO_LIMITS, SpikeLimits, StepReport
 
 BEHIND = 2  # steps between a report and the first limit that it can influence
 MOST_IN_A_ROW = 10  # steps above the limit, after which their level becomes the usual one
@@ -59,7 +59,7 @@ class Spike:
     step: int
     loss: float
     grad_norm: float
-    limits: Limits
+    limits: SpikeLimits
     begins: bool
     loss_z: float | None = None
     norm_z: float | None = None
@@ -108,7 +108,7 @@ class SpikeDetector:
         self._waiting: deque[MeasuredStep] = deque()  # not yet in the window
         self._usual: dict[int, tuple[_Usual, _Usual]] = {}  # of steps whose reports are to come: loss, norm
 
-    def limits(self, step: int, sample: int, *, warmup: bool = False) -> Limits:
+    def limits(self, step: int, sample: int, *, warmup: bool = False) -> SpikeLimits:
         """The limits of a step; call it for each step in order.
 
         Args:
@@ -122,7 +122,7 @@ class SpikeDetector:
         loss, norm = map(_usual, zip(*self._window, strict=True))
         self._usual[step] = loss, norm
         threshold = self._settings.threshold
-        return Limits(loss.limit(threshold, LEAST_LOSS), norm.limit(threshold, LEAST_NORM))
+        return SpikeLimits(loss.limit(threshold, LEAST_LOSS), norm.limit(threshold, LEAST_NORM))
 
     def add(self, step: int, sample: int, report: StepReport) -> Spike | None:
         """Take the report of a step; the spike if it is above its limits.

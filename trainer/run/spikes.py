@@ -27,7 +27,7 @@ from trainer.run.resume import Counted, Done
 from trainer.run.run_folder import record_skip
 from trainer.run.saving import Saver
 from trainer.run.spike_detector import MIXTURE_CHANGE, NEIGHBOURS, Spike, SpikeDetector, SpikeStep
-from trainer.run.step_report import DivergedError, Limits, StepReport
+from trainer.run.step_report import DivergedError, SpikeLimits, StepReport
 
 
 class RollBackError(Exception):
@@ -63,7 +63,7 @@ class Spikes:
         if state:
             self._detector.load(state)
 
-    def limits(self, done: Done, counted: Counted) -> Limits:
+    def limits(self, done: Done, counted: Counted) -> SpikeLimits:
         """The limits of the step after what is done, which the schedules count as `counted`."""
         lengths, first_steps = self._engine.plan.schedule, self._config.spikes.warmup_steps
         before = counted.steps if lengths.counter == "steps" else counted.samples

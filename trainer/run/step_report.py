@@ -35,7 +35,7 @@ class Votes(NamedTuple):
     end: float = 0.0
 
 
-class Limits(NamedTuple):
+class SpikeLimits(NamedTuple):
     """Loss and gradient norm above which a step is a spike (spike_detector.py)."""
 
     loss: float = math.inf
@@ -43,7 +43,7 @@ class Limits(NamedTuple):
 
 
 _NO_VOTES = Votes()
-NO_LIMITS = Limits()
+NO_LIMITS = SpikeLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class StepReport:
     named_losses: Mapping[str, float] = field(default_factory=dict)
     params_norm: float | None = None
     num_zeros: int | None = None
-    limits: Limits = NO_LIMITS
+    limits: SpikeLimits = NO_LIMITS
     group_squares: tuple[float, ...] = ()
     excluded: bool = False
 
@@ -133,7 +133,7 @@ class PendingReport:
         loss_names: tuple[str, ...] = (),
         measured: bool = False,
         sync: tuple[Moment, Moment] = (None, None),
-        limits: Limits = NO_LIMITS,
+        limits: SpikeLimits = NO_LIMITS,
         num_groups: int = 0,
     ) -> None:
         self._loss_names, self._measured, self._sync, self.sync_s = loss_names, measured, sync, 0.0

@@ -40,8 +40,8 @@ from trainer.run.heartbeats import (
     START_TICKS,
     STILL_TICKS,
     Heartbeat,
-    Ranks,
     Verdict,
+    WatchedRanks,
     held_up_by,
     members_of,
     not_started,
@@ -127,7 +127,7 @@ class Watchdog:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: WatchedRanks,
         *,
         store: Store,
         end: Callable[[BaseException], None],

@@ -440,11 +440,11 @@ def _generation_facts(folder: ModelFolder) -> _GenerationFacts:
     if folder.format != "hf" or not isinstance(folder.path, Path):
         return _GenerationFacts(frozenset(), {})
     path = folder.path / GENERATION_CONFIG
-    said = read_json(path, what="the generation settings") if path.is_file() else {}
+    said = read_json(path, subject="the generation settings") if path.is_file() else {}
     ends = said.get("eos_token_id")
     if ends is None:
         path = folder.path / "config.json"
-        ends = read_json(path, what="the model's configuration").get("eos_token_id")
+        ends = read_json(path, subject="the model's configuration").get("eos_token_id")
     ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < folder.vocab_size:

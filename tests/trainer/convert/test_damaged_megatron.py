@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkSto
 from mdata import DamageError, UsageError
 from tests.helpers.examples import SOAK
 from tests.trainer.convert.test_links import Held
-from trainer.convert.convert import Options, convert
+from trainer.convert.convert import ConvertOptions, convert
 from trainer.convert.hf_folder import write_hf
 from trainer.convert.model_folder import ModelFolder, no_run
 from trainer.convert.model_keys import model_config
@@ -52,7 +52,7 @@ def sound(tmp_path_factory):
 def converted(folder, target):
     """Its error as one text; "": there was none."""
     try:
-        convert(folder, target, options=Options(to="mtrain", check=False))
+        convert(folder, target, options=ConvertOptions(to="mtrain", check=False))
     except (DamageError, UsageError) as error:
         assert len(str(error)) < 2000 and len(str(error).splitlines()) <= 4
         return f"{type(error).__name__}: {error}"

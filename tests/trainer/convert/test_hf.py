@@ -35,7 +35,7 @@ from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSec
 from trainer.convert import compare as comparing
 from trainer.convert import convert as converting
 from trainer.convert import hf_folder as opening
-from trainer.convert.convert import Options, convert, open_model
+from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.hf_config import families_of_types, from_hf, to_hf
 from trainer.convert.hf_names import hf_links
 from trainer.convert.links import covers_exactly
@@ -50,7 +50,7 @@ from trainer.tasks.loaded_model import Model
 
 transformers = pytest.importorskip("transformers")
 MODEL_TYPES = tuple(families_of_types())
-NATIVE, HF = Options(to="mtrain"), Options(to="hf")
+NATIVE, HF = ConvertOptions(to="mtrain"), ConvertOptions(to="hf")
 
 
 def weights(folder):
@@ -187,7 +187,7 @@ def test_a_run_of_another_update_rule_is_converted(rule, tmp_path):
     assert {name: one.shape for name, one in before.tensors.items()} == {n: x.shape for n, x in after.tensors.items()}
     assert any(name.startswith("momentum_buffer/") for name in after.tensors)
     heard = Counted()
-    result = convert(tmp_path / "run", tmp_path / "megatron", options=Options(to="torch_dist"), progress=heard)
+    result = convert(tmp_path / "run", tmp_path / "megatron", options=ConvertOptions(to="torch_dist"), progress=heard)
     assert result["target"]["states"] == ["weight"] and f"those of {rule} and are left out" in heard.lines[-1]
     assert open_model(tmp_path / "megatron").states == ("weight",)
 
@@ -772,7 +772,7 @@ def test_numbers_that_overflow_in_the_target_are_refused(tmp_path):
     folder = save("llama2", tmp_path / "theirs", tokens=False)
     _with_tensors(folder, {"model.norm.weight": torch.full((32,), 1e30)})
     with pytest.raises(DamageError, match="theirs computes logits that are not numbers"):
-        convert(folder, tmp_path / "ours", options=Options(to="hf", dtype="fp16"))
+        convert(folder, tmp_path / "ours", options=ConvertOptions(to="hf", dtype="fp16"))
 
 
 def test_a_comparison_of_ours_with_ours_is_not_called_a_check(tmp_path, monkeypatch):
@@ -856,7 +856,7 @@ def test_weights_that_are_widened_need_the_room_that_they_take(tmp_path, monkeyp
 def test_tensors_that_are_gathered_on_the_disk_need_room_there(tmp_path, monkeypatch):
     """One file of an mp_rank target at a time, twice."""
     folder = save("llama2", tmp_path / "theirs", tokens=False)
-    model, options = open_model(folder), Options(to="mp_rank", tp=2, pp=2, check=False)
+    model, options = open_model(folder), ConvertOptions(to="mp_rank", tp=2, pp=2, check=False)
     one = scratch_bytes(model, dtype=torch.float32, tp=2, pp=2)
     total = sum(math.prod(info.shape) * 4 for info in model.source.tensors.values())
     assert total / 4 < one < total / 2
@@ -873,17 +873,17 @@ def test_tensors_that_are_gathered_on_the_disk_need_room_there(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (Options(to="hf", tp=2, pp=2), "--tp counts for targets of format mp_rank; --pp counts"),
-        (Options(to="hf", optimizer_form="adam"), "--optimizer-form counts for targets of format torch_dist"),
+        (ConvertOptions(to="hf", tp=2, pp=2), "--tp counts for targets of format mp_rank; --pp counts"),
+        (ConvertOptions(to="hf", optimizer_form="adam"), "--optimizer-form counts for targets of format torch_dist"),
         (
-            Options(to="hf", settings=("model.rope_theta=5",)),
+            ConvertOptions(to="hf", settings=("model.rope_theta=5",)),
             "--set counts for sources of format torch_dist or mp_rank",
         ),
-        (Options(to="hf", checkpoint="step-7"), "--checkpoint counts for sources of format mtrain"),
-        (Options(to="mtrain", dtype="bf16"), "--dtype counts for other targets: checkpoints of mtrain are fp32"),
-        (Options(to="mtrain", model_type="qwen2"), "--model-type counts for targets of format hf"),
+        (ConvertOptions(to="hf", checkpoint="step-7"), "--checkpoint counts for sources of format mtrain"),
+        (ConvertOptions(to="mtrain", dtype="bf16"), "--dtype counts for other targets: checkpoints of mtrain are fp32"),
+        (ConvertOptions(to="mtrain", model_type="qwen2"), "--model-type counts for targets of format hf"),
         (
-            Options(to="mp_rank", max_shard_bytes=9, tokenizer="x"),
+            ConvertOptions(to="mp_rank", max_shard_bytes=9, tokenizer="x"),
             "--max-shard-size counts for targets of format mtra",
         ),
     ],

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from mdata import DamageError, UsageError
 from tests.helpers.notes import Counted
 from tests.trainer.convert.test_links import Held
-from trainer.convert.convert import Options, convert, open_model
+from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.distcp import ChunkSource
 from trainer.convert.links import Linked, covers_exactly
 from trainer.convert.megatron_args import from_arguments, to_arguments
@@ -107,8 +107,8 @@ def test_the_logits_are_those_of_the_reference(kind, oracles):
 )
 def test_ours_written_back_has_the_keys_and_values_of_theirs(name, form, oracles, tmp_path):
     folder = oracles / "oracle" / "model" / "checkpoints" / name
-    convert(folder, tmp_path / "ours", options=Options(to="mtrain", settings=SETTINGS[name.split("_")[0]]))
-    convert(tmp_path / "ours", tmp_path / "theirs", options=Options(to="torch_dist", optimizer_form=form))
+    convert(folder, tmp_path / "ours", options=ConvertOptions(to="mtrain", settings=SETTINGS[name.split("_")[0]]))
+    convert(tmp_path / "ours", tmp_path / "theirs", options=ConvertOptions(to="torch_dist", optimizer_form=form))
     before, after = (ChunkSource(path / "iter_0000003") for path in (folder, tmp_path / "theirs"))
     assert before.tensors.keys() == after.tensors.keys()
     for key, info in before.tensors.items():
@@ -143,8 +143,8 @@ def test_schedules_in_steps_of_a_table_are_written_in_samples(oracles, tmp_path)
 def test_a_model_in_bf16_has_fp32_main_weights_beside_it(oracles, tmp_path):
     """They are what is compared; bytes told beforehand lack 64 rows of padding of two matrices."""
     folder = oracles / "oracle" / "model" / "checkpoints" / "llama_tp1pp1_optim"
-    convert(folder, tmp_path / "ours", options=Options(to="mtrain", settings=SETTINGS["llama"]))
-    options, heard = Options(to="torch_dist", dtype="bf16"), Counted()
+    convert(folder, tmp_path / "ours", options=ConvertOptions(to="mtrain", settings=SETTINGS["llama"]))
+    options, heard = ConvertOptions(to="torch_dist", dtype="bf16"), Counted()
     result = convert(tmp_path / "ours", tmp_path / "theirs", options=options, progress=heard)
     assert result["check"]["largest_difference"] == 0
     assert heard.done - heard.total == 64 * 16 * 2 * (2 + 3 * 4)
@@ -159,8 +159,8 @@ def test_a_model_in_bf16_has_fp32_main_weights_beside_it(oracles, tmp_path):
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_mp_rank_folders_there_and_back(kind, tp, pp, oracles, tmp_path):
     folder = oracles / "oracle" / "model" / "checkpoints" / f"{kind}_tp1pp1_model"
-    convert(folder, tmp_path / "ours", options=Options(to="mtrain", settings=SETTINGS[kind], check=False))
-    options = Options(to="mp_rank", tp=tp, pp=pp)
+    convert(folder, tmp_path / "ours", options=ConvertOptions(to="mtrain", settings=SETTINGS[kind], check=False))
+    options = ConvertOptions(to="mp_rank", tp=tp, pp=pp)
     assert convert(tmp_path / "ours", tmp_path / "theirs", options=options)["check"]["largest_difference"] == 0
     assert len(list(tmp_path.glob(f"theirs/iter_0000003/mp_rank_*/{FILE}"))) == tp * pp
     before, after = (everything(open_model(tmp_path / name).source) for name in ("ours", "theirs"))
@@ -515,7 +515,7 @@ def test_what_is_not_whole_or_could_run_code_is_refused(damage, named, oracles, 
         path.chmod(0o755)
     damage(folder / "iter_0000003")
     with pytest.raises((UsageError, DamageError)) as error:
-        convert(folder, tmp_path / "ours", options=Options(to="mtrain"))
+        convert(folder, tmp_path / "ours", options=ConvertOptions(to="mtrain"))
     assert named in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["llama"]
 

@@ -25,7 +25,7 @@ from trainer.checkpoint.format import RunState
 from trainer.config.parse import dump_config
 from trainer.config.sections import OptimizerSection, RunSection
 from trainer.convert.compare import logits_of
-from trainer.convert.convert import Options, convert, open_model
+from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.model_keys import model_config
 from trainer.parallel.mesh import mesh_of
 from trainer.plan.plan import make_plan
@@ -134,7 +134,7 @@ def test_they_open_ours_with_equal_logits(name, form, tmp_path):
     data = _data(tmp_path)
     run_ranks(_ours_begun, 1, _config(name), data, tmp_path / "run")
     kind = "mp_rank" if form == "mp_rank" else "torch_dist"
-    options = Options(to=kind, **({} if form == "mp_rank" else {"optimizer_form": form}))
+    options = ConvertOptions(to=kind, **({} if form == "mp_rank" else {"optimizer_form": form}))
     convert(tmp_path / "run", tmp_path / "theirs", options=options)
     tokens = torch.load(data, weights_only=True)["tokens"][0]
     torch.save({"tokens": tokens}, tmp_path / "tokens.pt")
@@ -152,7 +152,7 @@ def _ours_begun(context, config, data, folder):
 def test_they_go_on_from_ours(name, tmp_path):
     data = _data(tmp_path)
     (ours,) = run_ranks(_ours_begun, 1, _config(name), data, tmp_path / "run")
-    convert(tmp_path / "run", tmp_path / "theirs", options=Options(to="torch_dist", optimizer_form="adam"))
+    convert(tmp_path / "run", tmp_path / "theirs", options=ConvertOptions(to="torch_dist", optimizer_form="adam"))
     told = {"checkpoint": str(tmp_path / "theirs"), "kind": "torch_dist", "model": _theirs(name), "adam": ADAM}
     out = _side(tmp_path, {**told, "data": str(data), "steps": [STEPS // 2, STEPS]})
     theirs = json.loads(out.read_text())
@@ -170,7 +170,7 @@ def test_ours_goes_on_from_theirs(name, kind, tmp_path):
     told = {"model": _theirs(name), "adam": ADAM, "data": str(data), "steps": [0, STEPS], "kind": kind}
     told |= {"save_at": STEPS // 2, "save": str(tmp_path / "theirs"), "arguments": _arguments(name)}
     theirs = json.loads(_side(tmp_path, told).read_text())
-    convert(tmp_path / "theirs", tmp_path / "run", options=Options(to="mtrain"))
+    convert(tmp_path / "theirs", tmp_path / "run", options=ConvertOptions(to="mtrain"))
     folder = tmp_path / "run" / "checkpoints" / f"step-{STEPS // 2}"
     assert open_model(folder).states == ("weight", "exp_avg", "exp_avg_sq")
     (ours,) = run_ranks(_ours_on, 1, open_model(folder).config, data, folder)
@@ -244,7 +244,7 @@ def test_theirs_goes_on_with_a_run_of_ours_on_its_own_files(name, corpus, tmp_pa
     half = STEPS // 2
     ours = _our_losses(name, corpus, tmp_path / "ours")
     saved = tmp_path / "ours" / "checkpoints" / f"step-{half}"
-    convert(saved, tmp_path / "theirs", options=Options(to="torch_dist", optimizer_form="adam"))
+    convert(saved, tmp_path / "theirs", options=ConvertOptions(to="torch_dist", optimizer_form="adam"))
     told = {"model": _theirs(name), "adam": ADAM, "corpus": corpus, "schedule": SCHEDULE, "steps": [half, STEPS]}
     told |= {"checkpoint": str(tmp_path / "theirs"), "kind": "torch_dist"}
     theirs = json.loads(_side(tmp_path, told).read_text())

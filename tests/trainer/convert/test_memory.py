@@ -21,7 +21,7 @@ from trainer.checkpoint.format import RunState
 from trainer.checkpoint.rank_file import OwnedState
 from trainer.checkpoint.save import Target, commit, write_part
 from trainer.config.parse import dump_config
-from trainer.convert.convert import Options, convert, open_model
+from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.first_state import read_owned
 from trainer.convert.model_keys import model_config
 from trainer.models.family import family_of
@@ -88,7 +88,7 @@ def measure(context: Any, what: str, folder: Path, *rest: Any) -> tuple[int, int
         if what == "save":
             save(folder)
         elif what == "convert":
-            convert(folder, rest[0], options=Options(to=rest[1], check=False))
+            convert(folder, rest[0], options=ConvertOptions(to=rest[1], check=False))
         else:
             found = open_model(folder).path
             read_owned({"weight": torch.empty(runs.size)}, found, owned={"weight": runs})

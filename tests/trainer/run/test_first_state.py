@@ -23,7 +23,7 @@ from tests.trainer.engines import assemble, logical
 from trainer.checkpoint.folder import latest_checkpoint, run_state
 from trainer.config.parse import ReadConfig, parse_config
 from trainer.config.sections import CheckpointSection, DataSection, MeshSection, OptimizerSection, RunConfig, RunSection
-from trainer.convert.convert import Options, convert, open_model
+from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.first_state import FirstState, first_state
 from trainer.parallel.mesh import Mesh, mesh_of
 from trainer.parallel.world import Placement, join_world
@@ -128,7 +128,7 @@ def test_a_switch_survives_a_restart(corpora, before, tmp_path):
 
 
 def test_a_run_that_goes_on_from_a_converted_checkpoint_is_traced_from_step_1(corpora, before, tmp_path):
-    convert(before, tmp_path / "again", options=Options(to="mtrain", check=False))
+    convert(before, tmp_path / "again", options=ConvertOptions(to="mtrain", check=False))
     config = beginning(config_of(corpora, tmp_path / "run"), tmp_path / "again", *SWITCHES)
     told = trained(config, exit_interval=5)
     assert [span.steps_before for span in read_record(config.run.folder).spans] == [0]
@@ -219,7 +219,7 @@ def test_moments_of_another_rule_are_refused_and_named(corpora, before, tmp_path
 
 def test_ids_that_are_other_text_to_the_folder_are_refused(corpora, before, tmp_path):
     hf = tmp_path / "hf"
-    convert(before, hf, options=Options(to="hf", check=False))
+    convert(before, hf, options=ConvertOptions(to="hf", check=False))
     config = beginning(config_of(corpora, tmp_path / "run"), hf)
     data, path = open_data(config), hf / "tokenizer.json"
     whole = json.loads(path.read_text())
@@ -268,8 +268,8 @@ def test_what_does_not_fit_is_told_with_the_keys_to_set(corpora, before, tmp_pat
 
 
 def test_a_folder_without_a_run_has_nothing_that_goes_on(corpora, before, tmp_path):
-    convert(before, tmp_path / "hf", options=Options(to="hf", check=False))
-    convert(tmp_path / "hf", tmp_path / "back", options=Options(to="mtrain", check=False))
+    convert(before, tmp_path / "hf", options=ConvertOptions(to="hf", check=False))
+    convert(tmp_path / "hf", tmp_path / "back", options=ConvertOptions(to="mtrain", check=False))
     for folder in (tmp_path / "hf", tmp_path / "back"):
         config = beginning(config_of(corpora, tmp_path / "run"), folder, "init_schedule", "init_data")
         data = open_data(config)

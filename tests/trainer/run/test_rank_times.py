@@ -12,7 +12,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from tests.helpers.ranks import run_ranks
 from tests.trainer.run.test_profiling import run_in
 from trainer.parallel.mesh import Mesh
-from trainer.run.heartbeats import Ranks
+from trainer.run.heartbeats import WatchedRanks
 from trainer.run.log_text import step_text
 from trainer.run.rank_times import RankTime, RankTimes, Times, held_up_text, summary
 from trainer.run.train import train
@@ -46,7 +46,9 @@ def test_the_slowest_three_are_named() -> None:
 def test_times_travel_with_heartbeats() -> None:
     store, times = HashStore(), [RankTimes(mine=Times(0.5, 0.1, 0.2)), RankTimes()]
     dogs = [
-        Watchdog(Ranks(rank=rank, world_size=2), store=store, end=lambda error: None, tick_s=0.02, times=times[rank])
+        Watchdog(
+            WatchedRanks(rank=rank, world_size=2), store=store, end=lambda error: None, tick_s=0.02, times=times[rank]
+        )
         for rank in (0, 1)
     ]
     with dogs[0], dogs[1]:

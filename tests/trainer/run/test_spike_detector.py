@@ -11,7 +11,7 @@ import pytest
 
 from trainer.config.sections import SpikesSection
 from trainer.run.spike_detector import MOST_IN_A_ROW, QUIET_STEPS, SpikeDetector
-from trainer.run.step_report import NO_LIMITS, Limits, StepReport
+from trainer.run.step_report import NO_LIMITS, SpikeLimits, StepReport
 
 BATCH = 4
 
@@ -26,7 +26,7 @@ def values(count: int, seed: int = 1) -> list[tuple[float, float]]:
     return [(2 + 3 / (1 + i / 20) + draw.gauss(0, 0.05), math.exp(draw.gauss(-1, 0.3))) for i in range(count)]
 
 
-def report(loss: float, norm: float, limits: Limits, **more) -> StepReport:
+def report(loss: float, norm: float, limits: SpikeLimits, **more) -> StepReport:
     return StepReport(loss, 100, norm, True, limits=limits, **more)
 
 

@@ -1,4 +1,4 @@
-"""Ranks that die, stop, or wait for each other are named soon; long computations are not interrupted."""
+"""WatchedRanks that die, stop, or wait for each other are named soon; long computations are not interrupted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from trainer.run.heartbeats import (
     START_TICKS,
     STILL_TICKS,
     Heartbeat,
-    Ranks,
+    WatchedRanks,
     held_up_by,
     members_of,
     places,
@@ -80,7 +80,7 @@ def test_a_rank_is_named_within_a_minute() -> None:
 def test_a_verdict_is_passed_on_silence_or_when_nobody_can_move(ranks: list[tuple[Heartbeat, int]]) -> None:
     heartbeats = {rank: heartbeat for rank, (heartbeat, _) in enumerate(ranks)}
     silent = {rank: ticks for rank, (_, ticks) in enumerate(ranks)}
-    found = verdict(heartbeats, silent, ranks=Ranks(rank=0, world_size=len(ranks)))
+    found = verdict(heartbeats, silent, ranks=WatchedRanks(rank=0, world_size=len(ranks)))
     here = [(heartbeat, ticks) for heartbeat, ticks in ranks if not heartbeat.left]
     lost = [
         rank
@@ -97,7 +97,7 @@ def test_a_verdict_is_passed_on_silence_or_when_nobody_can_move(ranks: list[tupl
 
 
 def test_who_reads_one_sign_judges_that_rank_alone() -> None:
-    deputy = Ranks(rank=3, world_size=4)
+    deputy = WatchedRanks(rank=3, world_size=4)
     heartbeat = Heartbeat(number=1, waits=True, still=99, where="at 0F1, in all_reduce_")
     assert verdict({0: heartbeat}, {0: SILENT_TICKS - 1}, ranks=deputy) is None
     found = verdict({0: heartbeat}, {0: SILENT_TICKS}, ranks=deputy)
@@ -133,7 +133,7 @@ def test_hosts_are_named_where_there_are_several() -> None:
     assert places(list(enumerate(heartbeats[:2]))) == "ranks 0, 1 in f"
     assert places(list(enumerate(heartbeats[:4]))) == "rank 3 on gpu1 in g; ranks 0, 1, 2 on gpu0, gpu1 in f"
     found = verdict(
-        dict(enumerate(heartbeats)), {**dict.fromkeys(range(6), 0), 5: 99}, ranks=Ranks(rank=0, world_size=6)
+        dict(enumerate(heartbeats)), {**dict.fromkeys(range(6), 0), 5: 99}, ranks=WatchedRanks(rank=0, world_size=6)
     )
     assert found is not None and found.what == "rank 5 of 6 on gpu2 does not respond"
     many = [replace(heartbeats[0], host=f"gpu{rank}") for rank in range(9)]
@@ -218,7 +218,7 @@ def test_the_ranks_of_each_group_and_the_holder_of_the_store_follow_from_the_wor
     }
     assert [list(members[group]) for group in links.values()] == [[3, 5], [5, 7]]
     place = Placement(rank=5, world_size=8)
-    assert ranks_of(place, {}) == Ranks(rank=5, world_size=8, holder=0)
+    assert ranks_of(place, {}) == WatchedRanks(rank=5, world_size=8, holder=0)
     assert ranks_of(place, {"TORCHELASTIC_USE_AGENT_STORE": "True"}).holder is None
     slurm = {"SLURM_STEP_NODELIST": "gpu[1-2]", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
     assert ranks_of(place, slurm).hosts == ("gpu1",) * 4 + ("gpu2",) * 4
@@ -246,7 +246,7 @@ def _rank(context: Any, case: str, folder: str, lost: int = 1) -> list[str]:
     own = {rank: Group(f"of {rank}", context.world, context.rank, _group(context)) for rank in range(2)}
     ours = torch.distributed.distributed_c10d._get_default_store()
     store = _store_of_rank_0(context, folder) if case == "stopped with the store" else another_connection(ours)
-    ranks = Ranks(rank=context.rank, world_size=context.world, holder=0 if "with" in case else None)
+    ranks = WatchedRanks(rank=context.rank, world_size=context.world, holder=0 if "with" in case else None)
     with Watchdog(ranks, store=store, end=end, tell=told.append, tick_s=TICK_S) as watchdog:
         watchdog.note(Action("F", context.rank, 7))
         if context.rank == lost and case.startswith("stopped"):
@@ -394,7 +394,7 @@ def test_a_store_that_does_not_answer_ends_a_rank_that_cannot_move(
         errors.append(error)
         ended.set()
 
-    ranks = Ranks(rank=1, world_size=2, holder=holder)
+    ranks = WatchedRanks(rank=1, world_size=2, holder=holder)
     with Watchdog(ranks, store=store, end=end, tick_s=0.01) as watchdog:  # type: ignore[arg-type]
         for part in range(300):  # a launcher that was stopped by Ctrl-Z does not end ranks that move
             watchdog.note(Action("F", 0, part))
@@ -408,7 +408,7 @@ def test_a_store_that_does_not_answer_ends_a_rank_that_cannot_move(
 def test_a_first_action_is_told_at_once() -> None:
     """A rank that is lost in its first seconds of training was not last starting."""
     store = _Store()
-    with Watchdog(Ranks(rank=1, world_size=2), store=store, end=lambda error: None, tick_s=60) as watchdog:
+    with Watchdog(WatchedRanks(rank=1, world_size=2), store=store, end=lambda error: None, tick_s=60) as watchdog:
         assert '"starting"' in store["mtrain/heartbeat/1"]
         watchdog.note(Action("F", 0, 7))
         for _ in range(500):
@@ -425,7 +425,7 @@ def test_a_rank_that_does_not_start_is_named_and_then_ends_the_others() -> None:
         errors.append(error)
         ended.set()
 
-    ranks = Ranks(rank=0, world_size=2, hosts=("n1", "n2"))
+    ranks = WatchedRanks(rank=0, world_size=2, hosts=("n1", "n2"))
     with Watchdog(ranks, store=_Store(), end=end, tell=told.append, tick_s=0.01):
         assert ended.wait(30)
     assert str(errors[0]).startswith("rank 1 of 2 on n2 did not start\n  found: nothing was heard of rank 1\n")
@@ -443,7 +443,7 @@ def test_a_rank_whose_line_cannot_be_printed_ends_too() -> None:
     def tell(text: str) -> None:
         raise BrokenPipeError
 
-    ranks = Ranks(rank=0, world_size=2)
+    ranks = WatchedRanks(rank=0, world_size=2)
     with Watchdog(ranks, store=_Store(), end=lambda error: ended.set(), tell=tell, tick_s=0.01) as watchdog:
         assert ended.wait(10)
     assert watchdog._grace_s == HEARD_TICKS * watchdog.tick_s
@@ -451,7 +451,7 @@ def test_a_rank_whose_line_cannot_be_printed_ends_too() -> None:
 
 def test_a_look_at_a_rank_that_moves_keeps_no_tensor() -> None:
     """Until Python 3.13, reading the variables of a frame leaves a copy of them in it."""
-    watchdog = Watchdog(Ranks(rank=1, world_size=2), store=_Store(), end=lambda error: None)  # type: ignore[arg-type]
+    watchdog = Watchdog(WatchedRanks(rank=1, world_size=2), store=_Store(), end=lambda error: None)  # type: ignore[arg-type]
     kept = list[bool]()
 
     def parts() -> None:
@@ -489,7 +489,7 @@ def test_events_of_passed_actions_are_used_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(_Event, "made", [])
     store = _Store()
     with Watchdog(
-        Ranks(rank=1, world_size=2), store=store, end=lambda error: None, device="cuda", tick_s=0.001
+        WatchedRanks(rank=1, world_size=2), store=store, end=lambda error: None, device="cuda", tick_s=0.001
     ) as watchdog:
         for part in range(100):
             watchdog.note(Action("F", 0, part))
@@ -507,7 +507,7 @@ def test_signs_go_on_while_a_launch_waits_for_the_gpu() -> None:
     wave(x)
     second = torch.cuda.get_device_properties(0).clock_rate * 1000  # cycles
     with Watchdog(
-        Ranks(rank=1, world_size=2), store=store, end=lambda error: None, device="cuda", tick_s=0.05
+        WatchedRanks(rank=1, world_size=2), store=store, end=lambda error: None, device="cuda", tick_s=0.05
     ) as watchdog:
         for part in range(4):  # the watchdog sees each end while the launches below wait
             torch.cuda._sleep(second // 2)  # type: ignore[no-untyped-call]

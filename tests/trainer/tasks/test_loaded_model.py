@@ -11,7 +11,7 @@ import torch
 
 from mdata import DamageError, UsageError
 from tests.trainer.convert.hf_models import save
-from trainer.convert.convert import Options, convert
+from trainer.convert.convert import ConvertOptions, convert
 from trainer.tasks.generate import Request, continue_rows
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
@@ -39,7 +39,7 @@ def test_the_logits_of_any_folder(to: str, theirs: Path, logits: torch.Tensor, t
     folder, options = theirs, {}
     if to != "hf":
         folder = tmp_path / "theirs"
-        convert(theirs, folder, options=Options(to=to, check=False, tp=2 if to == "mp_rank" else 1))  # type: ignore[arg-type]
+        convert(theirs, folder, options=ConvertOptions(to=to, check=False, tp=2 if to == "mp_rank" else 1))  # type: ignore[arg-type]
     if to in ("torch_dist", "mp_rank"):
         with pytest.raises(UsageError, match=r"theirs has no tokenizer(.|\n)*--tokenizer FOLDER"):
             Model.load(folder).encode("a")
