@@ -24,7 +24,9 @@ _TABLE = """
 --group-query-attention | switch | | model.num_kv_heads | with --num-query-groups
 --num-query-groups | int | 1 | model.num_kv_heads | with --group-query-attention
 --max-position-embeddings | int | | model.max_position |
---position-embedding-type | text | learned_absolute | model.position | learned_absolute, rope, yarn, none
+--position-embedding-type | text | learned_absolute | model.position | learned_absolute, rope, yarn, none; T5: relative
+--relative-attention-num-buckets | int | 32 | model.t5.relative_buckets | with --position-embedding-type relative
+--relative-attention-max-distance | int | 128 | model.t5.relative_distance | in the same way
 --use-rotary-position-embeddings | switch | | model.position | rope
 --no-position-embedding | switch | | model.position | only with rope, where it has no effect
 --rotary-base | int | 10000 | model.rope_theta |

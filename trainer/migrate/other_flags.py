@@ -89,7 +89,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
     ),
     (
         "used only by other models and tasks (BERT, T5, ICT, vision, RETRO, MLA, RL, inference)",
-        """--relative-attention-num-buckets=32 --relative-attention-max-distance=128 --onnx-safe=
+        """--onnx-safe=
         --encoder-tensor-model-parallel-size=0 --encoder-pipeline-model-parallel-size=0
         --pipeline-model-parallel-split-rank= --retriever-seq-length=256 --sample-rate=1.0
         --ict-head-size= --biencoder-projection-dim=0

@@ -27,6 +27,8 @@ def model_rules(a: Given) -> Iterator[Setting | Refusal]:
         decoder, flags = a["--decoder-num-layers"] or encoder, ("--num-layers", "--decoder-num-layers")
         yield Setting("model.num_layers", encoder + decoder, flags, note="of both stacks")
         yield Setting("model.t5.encoder_layers", encoder, flags)
+        untied = "--untie-embeddings-and-output-weights"
+        yield Setting("model.t5.head_bias", not a[untied], (untied,), False, note="of a tied head, as there")
     yield from _shape(a)
     yield from _position(a)
     yield from _attention(a)
@@ -59,6 +61,13 @@ def _position(a: Given) -> Iterator[Setting | Refusal]:
     rotary = a["--use-rotary-position-embeddings"]
     kind = "rope" if rotary else a["--position-embedding-type"]
     names = {"learned_absolute": "learned", "rope": "rope", "yarn": "rope", "none": "none"}
+    if a.family == "t5" and kind == "relative":
+        names[kind] = kind
+        for key, flag in (
+            ("buckets", "--relative-attention-num-buckets"),
+            ("distance", "--relative-attention-max-distance"),
+        ):
+            yield Setting(f"model.t5.relative_{key}", a[flag], (flag,))
     if kind not in names:
         yield Refusal("--position-embedding-type", f"no model here supports {kind}; rope is the nearest")
         return

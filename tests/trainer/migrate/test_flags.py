@@ -39,6 +39,7 @@ MUON, FP16, FP8 = "--optimizer muon", "--fp16", "--bf16 --fp8-format hybrid"
 FSDP, SWIGLU, ROPE = "--use-megatron-fsdp", "--swiglu --no-bias-swiglu-fusion", "--position-embedding-type rope"
 YARN = "--position-embedding-type yarn --rotary-scaling-factor 4"
 FIM = "--fim-data"
+RELATIVE = "--decoder-seq-length 12 --position-embedding-type relative"
 # Of other programs than pretrain_gpt.py, whose families may not be there yet.
 PROGRAM_OF = {
     "--mask-prob": "pretrain_bert.py",
@@ -46,6 +47,8 @@ PROGRAM_OF = {
     "--bert-no-binary-head": "pretrain_bert.py",
     "--decoder-seq-length": "pretrain_t5.py",
     "--decoder-num-layers": "pretrain_t5.py",
+    "--relative-attention-num-buckets": "pretrain_t5.py",
+    "--relative-attention-max-distance": "pretrain_t5.py",
 }
 RAMPED = "--weight-decay-incr-style linear --start-weight-decay 0.02 --end-weight-decay 0.03"
 # name | other arguments (without NAME: this required one is left out) | its value | the value of the key
@@ -76,6 +79,8 @@ EXAMPLES = f"""
 --num-query-groups | --group-query-attention | 2 | 2
 --max-position-embeddings | | 64 | 64
 --position-embedding-type | | none | "none"
+--relative-attention-num-buckets | {RELATIVE} | 16 | 16
+--relative-attention-max-distance | {RELATIVE} | 64 | 64
 --use-rotary-position-embeddings | | | "rope"
 --no-position-embedding | {ROPE} | | "rope"
 --rotary-base | {ROPE} | 500000 | 500000.0
