@@ -27,6 +27,7 @@ from trainer.config.sections import (
     DataSection,
     EvaluateSection,
     FimSection,
+    KernelsSection,
     ModelSection,
     OptimizerSection,
     RunConfig,
@@ -353,6 +354,13 @@ def test_a_run_does_not_continue_with_other_samples(corpora, tmp_path, kind, cha
     other = replace(config, data=replace(config.data, **changed), train=replace(config.train, steps=2))
     with pytest.raises(mdata.UsageError, match=rf"trained on different data(.|\n)*found: .*{named}"):
         alone(other)
+
+
+@pytest.mark.parametrize(("kind", "why"), [("bert", "have padding, whose length differs"), ("chat", "document bounds")])
+def test_passes_of_rows_that_differ_are_not_recorded(corpora, tmp_path, kind, why):
+    config = replace(config_of(corpora, tmp_path, kind), kernels=KernelsSection(cuda_graphs="on"))
+    (problem,) = check(config, 1, facts=None)
+    assert problem.startswith('kernels.cuda_graphs="on" cannot be used') and why in problem
 
 
 def test_a_family_is_told_which_kinds_it_trains_on(corpora, tmp_path):
