@@ -89,7 +89,6 @@ class MockDataset(Dataset):
     def _masked_samples(self, kind: MaskedKind) -> MaskedSamples:
         vocabulary = _mock_vocabulary(self._vocab_size)
         made: type[MaskedSamples] = _MockBert if isinstance(kind, Bert) else _MockT5
-        # Not a corpus: it names what the draws are keyed with.
         return made(
             cast(Corpus, _NoCorpus()),
             (0, 0),
@@ -123,7 +122,7 @@ class MockDataset(Dataset):
         return (0,)
 
     def __getitem__(self, sample: int | slice) -> Any:
-        """See `Dataset.__getitem__`; documents are told by `read` alone."""
+        """See `Dataset.__getitem__`; only `read` gives the bounds of documents."""
         numbers = chosen(sample, None) if isinstance(sample, slice) else [from_start(sample, None)]
         fields = self.read(numbers).fields
         rows = [{name: array[row, ...] for name, array in fields.items()} for row in range(len(numbers))]
@@ -174,7 +173,7 @@ class MockDataset(Dataset):
 
 
 class _NoCorpus:
-    """What samples of sentences ask of a corpus beside its text."""
+    """In place of a corpus: draws are keyed by its id."""
 
     id = name = MOCK
 

@@ -24,14 +24,22 @@ from mdata.tokenizers.base.tokenizer import token_id
 
 _LARGEST_ID = 1 << 31
 _CONTINUES = "##"
-# Names of each token, the first that a tokenizer has.
-_NAMES = {
-    "cls": ("[CLS]", "<s>"),
-    "sep": ("[SEP]", "</s>"),
-    "mask": ("[MASK]", "<mask>"),
-    "bos": ("[BOS]", "[CLS]", "<s>", "<pad>"),
-    "eos": ("[EOS]", "[SEP]", "</s>"),
-    "pad": ("[PAD]", "<pad>"),
+# Names of each token, the first that a tokenizer has; those of WordPiece, or, if it has none of these, the others.
+_WORDPIECE = {
+    "cls": ("[CLS]",),
+    "sep": ("[SEP]",),
+    "mask": ("[MASK]",),
+    "bos": ("[BOS]", "[CLS]"),
+    "eos": ("[EOS]", "[SEP]"),
+    "pad": ("[PAD]",),
+}
+_OTHERS = {
+    "cls": ("<s>",),
+    "sep": ("</s>",),
+    "mask": ("<mask>",),
+    "bos": ("<s>", "<pad>"),
+    "eos": ("</s>",),
+    "pad": ("<pad>",),
 }
 
 
@@ -139,14 +147,16 @@ def vocabulary_from(entries: Mapping[str, int]) -> MaskedVocabulary:
 
 def _special(id_of: Callable[[str], int | None]) -> dict[str, Any]:
     """The special tokens that a tokenizer has, by the fields of `MaskedVocabulary`."""
-    found = {}
-    for role, names in _NAMES.items():
-        ids = (id for id in map(id_of, names) if id is not None)
-        if (id := next(ids, None)) is not None:
-            found[role] = id
     sentinels = tuple(takewhile(lambda id: id is not None, (id_of(f"<extra_id_{number}>") for number in count())))
-    return {**found, "sentinels": sentinels} if sentinels else found
+    found = {"sentinels": sentinels} if sentinels else {}
+    for names_of in (_WORDPIECE, _OTHERS):
+        named = {role: [id for name in names if (id := id_of(name)) is not None] for role, names in names_of.items()}
+        if any(named.values()):
+            return {**found, **{role: ids[0] for role, ids in named.items() if ids}}
+    return found
 
 
 def _named(role: str) -> str:
-    return "<extra_id_0>, <extra_id_1> ..." if role == "sentinels" else " or ".join(_NAMES[role])
+    if role == "sentinels":
+        return "<extra_id_0>, <extra_id_1> ..."
+    return " or ".join((*_WORDPIECE[role], *_OTHERS[role]))

@@ -259,7 +259,7 @@ def _kind_problems(config: RunConfig) -> Iterator[str]:
     if data.kind not in family.data_kinds:
         families = [name for name in FAMILIES if data.kind in family_named(name).data_kinds]
         own = '" or "'.join(family.data_kinds)
-        other = f', or model.family="{" or ".join(families)}"' if families else ""
+        other = ", or " + " or ".join(f'model.family="{name}"' for name in families) if families else ""
         yield (
             f'data.kind="{data.kind}" is not what model.family="{config.model.family}" trains on; set '
             f'data.kind="{own}"{other}'

@@ -68,8 +68,8 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
     if config.data.blend == MOCK:
         return _mock(config)
     train = _open_training(config, progress)
-    if config.data.kind == "t5":
-        train.check_spans(_spread_samples(train, config.train, CHECKED_ROWS))
+    if config.data.kind == "t5" and len(samples := _spread_samples(train, config.train, CHECKED_ROWS)):
+        train.check_spans(samples)
     steps, limit = run_length(config.train).steps, config.train.eval_samples
     valid_asked = samples_asked(limit, steps=steps, interval=config.train.eval_interval or 0)
     test_asked = samples_asked(limit, steps=steps)
