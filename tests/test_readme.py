@@ -21,6 +21,7 @@ import mdata
 from cli import mdata as mdata_command
 from cli import mtrain as mtrain_command
 from mdata import errors
+from mdata.sentences.punkt_tables import FILES
 from mdata.version import DISTRIBUTION
 from tests.helpers import runs
 
@@ -33,6 +34,7 @@ PAGES += ["docs/reference/input.md"]
 # The tutorial trains for minutes; what its commands do shows after a few steps.
 SHORTER = {
     "steps = 300": "steps = 20",
+    "steps = 600": "steps = 6",
     "train.steps=320": "train.steps=24",
     "eval_interval = 100": "eval_interval = 9",
     "warmup_steps = 30": "warmup_steps = 5",
@@ -84,6 +86,13 @@ def _write_input(folder):
     (folder / "other.jsonl.gz").write_bytes(gzip.compress(plain))
     (folder / "shelf" / "packed.jsonl.zst").write_bytes(zstandard.compress(plain + b'{"txt": "no such key"}\n'))
     (folder / "shelf" / "note.txt").write_text("A file is a document.")
+    short = [" ".join(json.loads(line)["text"].split()[:12]).strip(".").capitalize() for line in plain.splitlines()]
+    chapters = [{"text": ". ".join(short[first : first + 5]) + "."} for first in range(0, len(short), 5)]
+    (folder / "book.jsonl").write_text("".join(json.dumps(one) + "\n" for one in chapters))
+    tables = folder / "nltk_data/tokenizers/punkt_tab/english"  # without exceptions: a sentence ends with its mark
+    tables.mkdir(parents=True)
+    for name in FILES:
+        (tables / name).write_text("")
     texts = [json.loads(line)["text"] for line in plain.splitlines()]
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / "papers.parquet")
     mdata.train_tokenizer([folder / "your.jsonl"], folder / "learnt", vocab_size=300)

@@ -182,7 +182,7 @@ def _cut(ours: str, form: Form, *, place: LayerPlace | None, layout: StateDictLa
         theirs_in["layer"] = (place.number, place.num_layers)
     if form.cut:
         whole = lengths[form.cut]
-        vocabulary = "embedding" in ours or ours.endswith(("head.weight", "head.bias", "head_bias.bias"))
+        vocabulary = "embedding" in ours or ours.endswith(("head.weight", "head_bias.bias"))
         part = (layout.padded_rows if vocabulary else whole) // layout.tp_size
         first = min(layout.tp_rank * part, whole)
         lengths[form.cut] = min(first + part, whole) - first

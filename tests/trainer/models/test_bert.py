@@ -259,7 +259,7 @@ def _plain(model, batch):
         x = norm(x, f"{block}.mlp_out_norm") if post else x
     x = x if post else norm(x, "final_norm")
     y = norm(F.gelu(linear(x, "transform.dense")), "transform.norm")
-    logits = y @ W["embedding.weight"][:250].t() + W["head.bias"][:250]
+    logits = y @ W["embedding.weight"][:250].t() + W["head_bias.bias"][:250]
     return logits, linear(linear(x[:, 0], "pooler").tanh(), "binary_head")
 
 
@@ -312,13 +312,13 @@ def test_the_gradient_is_that_of_the_means_of_tokens_and_pairs(average):
     for name in ("binary_head.weight", "pooler.bias", "types.weight", "transform.dense.weight", "positions.weight"):
         np.testing.assert_allclose(mine[name], wanted[name], rtol=1e-9, atol=1e-12, err_msg=name)
     np.testing.assert_allclose(mine["embedding.weight"], wanted["embedding.weight"][:250], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(mine["head.bias"], wanted["head.bias"][:250], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(mine["head_bias.bias"], wanted["head_bias.bias"][:250], rtol=1e-9, atol=1e-12)
 
 
 def test_the_bias_of_logits_without_main_gradients():
     torch.manual_seed(1)
     model = _model()
-    rows, bias = model.embedding, model.head
+    rows, bias = model.embedding, model.head_bias
     assert isinstance(rows, VocabularyEmbedding) and isinstance(bias, VocabularyBias)
     x = torch.randn(7, 32, dtype=torch.float64, requires_grad=True)
     labels, weight = torch.arange(7) * 3, torch.rand(7, dtype=torch.float64)

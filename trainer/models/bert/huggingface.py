@@ -48,7 +48,7 @@ _NAMES: Mapping[str, str] = {
     "final_norm": "bert.encoder.ln",
     "transform.dense": "cls.predictions.transform.dense",
     "transform.norm": "cls.predictions.transform.LayerNorm",
-    "head": "cls.predictions",
+    "head_bias": "cls.predictions",
     "pooler": "bert.pooler.dense",
     "binary_head": "cls.seq_relationship",
     "attention.q": "attention.self.query",

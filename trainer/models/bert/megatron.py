@@ -13,7 +13,7 @@ _NAMES: Mapping[str, str] = {
     "types": "embedding.tokentype_embeddings",
     "transform.dense": "lm_head.dense",
     "transform.norm": "lm_head.layer_norm",
-    "head": "output_layer",
+    "head_bias": "output_layer",
     "pooler": "pooler.dense",
     "binary_head": "binary_head",
 }
@@ -25,7 +25,7 @@ def tensor(name: str, size: tuple[int, ...], shape: BertShape, version: float, f
     if part not in _NAMES:
         return gpt.tensor(name, size, shape, version, fused)
     lengths, dims = dict(zip(("row", "column"), size, strict=False)), "row column" if len(size) == 2 else "row"
-    return Form(f"{_NAMES[part]}.{kind}", dims, dims, lengths, {}, "row" if part == "head" else "")
+    return Form(f"{_NAMES[part]}.{kind}", dims, dims, lengths, {}, "row" if part == "head_bias" else "")
 
 
 def arguments(keys: Json) -> dict[str, Any]:

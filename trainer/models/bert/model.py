@@ -78,7 +78,7 @@ class Bert(GPT):
         if shape.is_post_norm:
             del self.final_norm
         self.transform = Transform(shape, self.kernels)
-        self.head = VocabularyBias(shape.padded_vocab_size // tp.size)
+        self.head_bias = VocabularyBias(shape.padded_vocab_size // tp.size)
         if shape.binary_head:
             self.pooler, self.binary_head = _dense(width, width), _dense(width, 2)
 
@@ -100,7 +100,7 @@ class Bert(GPT):
             labels_N=batch.labels_BS.flatten()[masked_M],
             weight_N=weight_N[masked_M],
             kernels=self.kernels,
-            bias=cast(VocabularyBias, self.head),
+            bias=self.head_bias,
             parallel=self.whole_rows,
         )
         return loss, torch.zeros_like(weight_N, dtype=losses_M.dtype).index_copy(0, masked_M, losses_M)
@@ -135,7 +135,7 @@ class Bert(GPT):
     def _logits_of(self, y_ND: Tensor) -> Tensor:
         rows = self.embedding
         logits_NV = column_product(self.transform(y_ND), rows, weight=rows.weight, parallel=self.whole_rows)
-        return logits_NV + as_input(cast(VocabularyBias, self.head), "bias").to(logits_NV.dtype)
+        return logits_NV + as_input(self.head_bias, "bias").to(logits_NV.dtype)
 
     def _enter(self, batch: Microbatch, places: TokenPlaces | None) -> Tensor:
         """The first residual stream: types are added, and the sum is normalized before dropout."""

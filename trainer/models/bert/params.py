@@ -45,9 +45,10 @@ def _heads(shape: BertShape, place: Place) -> Iterator[ParamSpec]:
     table.norm("transform.norm", shape)
     rows, size = shape.padded_vocab_size, place.tp_size
     first, stop = vocabulary_range(shape.vocab_size, rows, tp_size=size, tp_rank=place.tp_rank)
-    piece = Piece(name="head.bias", shape=(shape.vocab_size,), start=(first,), size=(stop - first,))
+    piece = Piece(name="head_bias.bias", shape=(shape.vocab_size,), start=(first,), size=(stop - first,))
     yield from table.specs
-    yield ParamSpec(name="head.bias", shape=(rows // size,), pieces=(piece,), std=0.0, decay=False, block=table.block)
+    last = table.block
+    yield ParamSpec(name="head_bias.bias", shape=(rows // size,), pieces=(piece,), std=0.0, decay=False, block=last)
     if shape.binary_head:
         table.specs.clear()
         table.dense("pooler", width, width, std=std)

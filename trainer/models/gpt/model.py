@@ -181,7 +181,7 @@ class GPT(nn.Module):
         if place.is_last:
             self.final_norm = make_norm(shape, kernels)
             if not shape.tie_embeddings:
-                self.head: nn.Module = self._vocabulary()
+                self.head = self._vocabulary()
         self._rotation = functools.lru_cache(maxsize=8)(self._make_rotation)
 
     def forward(self, received: Tensors, batch: Microbatch) -> Tensors:
@@ -331,7 +331,7 @@ class GPT(nn.Module):
         )
 
     def _head(self) -> VocabularyEmbedding:
-        return self.embedding if self.shape.tie_embeddings else cast(VocabularyEmbedding, self.head)
+        return self.embedding if self.shape.tie_embeddings else self.head
 
     def _make_rotation(self, length: int, device: torch.device, generates: bool) -> Rotations:
         rope, dtype = self.shape.rope, next(self.parameters()).dtype
