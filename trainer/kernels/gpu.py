@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from trainer.kernels import plain
 from trainer.kernels.plain import DocumentBounds, ScoreTensors
@@ -46,6 +47,24 @@ def document_attention(
         flat = (x.flatten(0, 1) for x in (q, k_BTGK[:, :end], v_BTGK[:, :end]))
         parts.append(varlen(*flat, *bounds, documents.longest, documents.longest, **options).view(q.shape))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def padded_attention(
+    q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, length_B: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """See plain.padded_attention; a row's real tokens and its padding are two sequences, apart from each other."""
+    varlen, shape = _varlen(), q_BSHK.shape
+    half = q_BSHK.dtype in (torch.bfloat16, torch.float16)
+    if length_B is None or varlen is None or not half or shape[1] != k_BTGK.shape[1]:
+        return plain.padded_attention(q_BSHK, k_BTGK, v_BTGK, length_B, scale)
+    options = _varlen_options(scale, grouped=shape[2] != k_BTGK.shape[2], causal=False)
+    if options.pop("repeat", False):
+        k_BTGK, v_BTGK = (x.repeat_interleave(shape[2] // x.shape[2], dim=2) for x in (k_BTGK, v_BTGK))
+    first_B = torch.arange(shape[0], device=q_BSHK.device, dtype=torch.int32) * shape[1]
+    bounds = F.pad(torch.stack((first_B, first_B + length_B.int()), dim=1).flatten(), (0, 1), value=shape[0] * shape[1])
+    flat = (x.flatten(0, 1) for x in (q_BSHK, k_BTGK, v_BTGK))
+    y_NHK: Tensor = varlen(*flat, bounds, bounds, shape[1], shape[1], **options)
+    return y_NHK.view(shape)
 
 
 def chunk_bounds(bounds: Tensor, length: int, *, end: int, chunk: int) -> tuple[Tensor, Tensor]:
@@ -193,10 +212,12 @@ def _varlen() -> Callable[..., Any] | None:
     return varlen_attn
 
 
-def _varlen_options(scale: float | None, *, grouped: bool) -> dict[str, Any]:
+def _varlen_options(scale: float | None, *, grouped: bool, causal: bool = True) -> dict[str, Any]:
     """The call's keywords, whose names differ between versions of PyTorch."""
     parameters = inspect.signature(_varlen() or _flex).parameters
-    options: dict[str, Any] = {"is_causal": True} if "is_causal" in parameters else {"window_size": (-1, 0)}
+    options: dict[str, Any] = {"is_causal": causal}
+    if "is_causal" not in parameters:
+        options = {"window_size": (-1, 0) if causal else (-1, -1)}
     if scale is not None:
         options["scale"] = scale
     if grouped:

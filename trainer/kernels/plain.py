@@ -264,6 +264,23 @@ def document_attention(
     return scored_attention(q_BSHK, k_BTGK, v_BTGK, ScoreShape(scale=scale or 0.0), tensors)
 
 
+def padded_attention(
+    q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, length_B: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """Attention to all real tokens of a row, before and after: [B, S, H, K]. Nobody reads that of padding.
+
+    Args:
+        length_B: int32, real keys of each row, at least 1; None: all are.
+    """
+    q_BHSK, k_BGTK, v_BGTK = (x.transpose(1, 2) for x in (q_BSHK, k_BTGK, v_BTGK))
+    real = None
+    if length_B is not None:
+        real = (torch.arange(k_BTGK.shape[1], device=q_BSHK.device) < length_B.unsqueeze(1))[:, None, None]
+    grouped = q_BHSK.shape[1] != k_BGTK.shape[1]
+    y_BHSK = F.scaled_dot_product_attention(q_BHSK, k_BGTK, v_BGTK, attn_mask=real, scale=scale, enable_gqa=grouped)
+    return y_BHSK.transpose(1, 2)
+
+
 def scored_attention(
     q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scores: ScoreShape, tensors: ScoreTensors
 ) -> Tensor:

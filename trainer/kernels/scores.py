@@ -11,7 +11,7 @@ from typing import Literal
 
 WIDEST_CUDNN_HEAD = 128  # forward and backward
 Sinks = Literal["none", "zero", "learned"]
-Operation = Literal["attention", "document_attention", "scored_attention"]
+Operation = Literal["attention", "document_attention", "padded_attention", "scored_attention"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,17 @@ class ScoreShape:
     @property
     def is_ordinary(self) -> bool:
         """Whether this is a causal softmax of scaled scores, for which libraries have kernels."""
-        changed = self.softcap or self.alibi or self.window or self.dropout or self.relative or self.sinks != "none"
-        return self.causal and not changed
+        return self.causal and not self._is_changed
+
+    @property
+    def _is_changed(self) -> bool:
+        changed = self.softcap or self.alibi or self.window or self.dropout or self.relative
+        return bool(changed) or self.sinks != "none"
 
     def operation(self, *, documents: bool) -> Operation:
         """Which operation of kernels/table.py computes this; `documents`: rows hold several that must not mix."""
         if not self.is_ordinary:
-            return "scored_attention"
+            return "scored_attention" if self.causal or documents or self._is_changed else "padded_attention"
         return "document_attention" if documents else "attention"
 
     def factor(self, width: int) -> float:

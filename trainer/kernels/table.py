@@ -45,6 +45,7 @@ class Kernels:
     rotate: Kernel = plain.rotate
     attention: Kernel = plain.attention
     document_attention: Kernel = plain.document_attention
+    padded_attention: Kernel = plain.padded_attention
     scored_attention: Kernel = plain.scored_attention
     paged_attention: Kernel = plain.paged_attention
     ragged_attention: Kernel = plain.ragged_attention
@@ -100,6 +101,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 NOT_COMPILED = (
     "attention",
     "document_attention",
+    "padded_attention",
     "scored_attention",
     "paged_attention",
     "ragged_attention",
@@ -119,6 +121,7 @@ def compiled() -> Kernels:
     return Kernels(
         attention=chunk_attention.attention,
         document_attention=gpu.document_attention,
+        padded_attention=gpu.padded_attention,
         scored_attention=gpu.scored_attention,
         paged_attention=paged_attention.paged_attention,
         ragged_attention=gpu.ragged_attention,

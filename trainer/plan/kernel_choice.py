@@ -185,6 +185,10 @@ def attention_choice(
         return Choice("attention", CUDNN, "a chunk of each row, in two calls", (slower, *_others_than_sdpa(device)))
     if operation == "attention":
         return Choice("attention", SDPA, "causal attention over whole rows", _others_than_sdpa(device))
+    if operation == "padded_attention":
+        if device == "gpu" and dtype in ("bf16", "fp16"):
+            return Choice("attention", VARLEN, "real tokens of each row", ((SDPA, "it also computes padding"),))
+        return Choice("attention", SDPA, "a mask hides padding", _others_than_sdpa(device))
     no_sdpa = (SDPA, f"it has no fused kernel for {keys or 'documents within rows'}")
     if device == "cpu":
         return Choice("attention", PLAIN, f"{ALL_SCORES} (not in the estimate)", (no_sdpa, (FLEX, "used on GPUs only")))

@@ -121,6 +121,31 @@ def test_rows_of_an_encoder_are_rows_without_their_padding(monkeypatch):
     assert bias_HST.grad.abs().sum() > 0
 
 
+def _each_sequence(q_NHK, k_NGK, v_NGK, bounds, same, longest, most, **options):
+    """What variable-length attention computes, sequence by sequence."""
+    assert torch.equal(bounds, same) and longest == most == LENGTH and bounds.dtype == torch.int32
+    assert not options.pop("is_causal", False) and options.pop("window_size", (-1, -1)) == (-1, -1)
+    out = torch.empty_like(q_NHK)
+    for first, stop in itertools.pairwise(bounds.tolist()):
+        if first < stop:
+            moved = (x[first:stop].transpose(0, 1)[None] for x in (q_NHK, k_NGK, v_NGK))
+            out[first:stop] = F.scaled_dot_product_attention(*moved, enable_gqa=True)[0].transpose(0, 1)
+    return out
+
+
+@pytest.mark.parametrize("lengths", [(LENGTH, 7), (1, LENGTH), None])
+def test_padded_rows_are_computed_alike_by_every_kernel(lengths, monkeypatch):
+    heads = [x.detach() for x in _heads()]
+    length_B = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
+    expected = plain.scored_attention(*heads, ScoreShape(causal=False), ScoreTensors(length_B=length_B))
+    _close(plain.padded_attention(*heads, length_B), expected)
+    half = [x.bfloat16() for x in heads]
+    monkeypatch.setattr(gpu, "_varlen", lambda: _each_sequence)
+    got = gpu.padded_attention(*half, length_B)
+    for row, length in enumerate(lengths or (LENGTH, LENGTH)):
+        torch.testing.assert_close(got[row, :length].double(), expected[row, :length], rtol=0, atol=0.05)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_flex_attention_is_the_plain_path(name, monkeypatch):
     """Uncompiled, which is the same arithmetic; a GPU compares the compiled form."""

@@ -41,7 +41,7 @@ def test_a_layer_calls_what_its_form_of_attention_says(name, documents):
     scores, called = FORMS[name], []
     recorders = {
         operation: lambda q, *rest, operation=operation: called.append(operation) or q
-        for operation in ("attention", "document_attention", "scored_attention")
+        for operation in ("attention", "document_attention", "padded_attention", "scored_attention")
     }
     shape = AttentionShape(width=8, num_heads=2, num_kv_heads=2, head_dim=4, bias=False, out_bias=False, scores=scores)
     layer = Attention(shape, Parallel(Group.single("tp"), sequence_parallel=False), kernels=Kernels(**recorders))
@@ -78,6 +78,13 @@ def test_attention_on_a_gpu_goes_where_the_plan_says(monkeypatch):
     gpu.scored_attention(q, q, q, FORMS["model.attention_dropout"], ScoreTensors(keep_BHST=torch.ones(1, 2, 4, 4) > 0))
     assert used.pop() == _kernel(FORMS["model.attention_dropout"], "gpu", dtype="bf16")
     assert _kernel(FORMS["model.window"], "gpu", dtype="bf16") == kernel_choice.FLEX
+    monkeypatch.setattr(plain, "padded_attention", lambda *_: used.append(kernel_choice.SDPA))
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        x = q.to(dtype)
+        with monkeypatch.context() as patch:
+            patch.setattr(gpu, "_varlen", lambda: lambda q, *_, **__: used.append(kernel_choice.VARLEN) or q)
+            gpu.padded_attention(x, x, x, torch.tensor([3]))
+        assert used.pop() == _kernel(FORMS["rows of the encoder"], "gpu", dtype=name), name
     monkeypatch.setattr(gpu, "scored_attention", lambda *_: used.append(kernel_choice.FLEX))
     monkeypatch.setattr(gpu, "_varlen", lambda: lambda q, *_, **__: used.append(kernel_choice.VARLEN) or q)
     bounds = Documents(torch.tensor([0, 2, 4], dtype=torch.int32), 2)
