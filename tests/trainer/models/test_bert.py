@@ -212,6 +212,23 @@ def test_the_head_of_masked_tokens_is_that_of_all(norm):
             torch.testing.assert_close(got, gradient, msg=name)
 
 
+def test_a_users_loss_gets_the_logits_of_all_tokens_and_the_fields_of_its_kind():
+    model, batch = _model(), replace(_rows(0), losses={})
+    own, _ = model((), batch)
+    wanted = torch.autograd.grad(own, model.types.weight)
+
+    def loss(logits, given):
+        assert logits.shape == (GLOBAL_BATCH, SEQUENCE, 250) and given.types_BS is batch.types_BS
+        each = F.cross_entropy(logits.flatten(0, 1), given.labels_BS.flatten(), reduction="none")
+        return each.view(given.labels_BS.shape) * given.loss_mask_BS
+
+    model.loss_function = loss
+    total, losses_N = model((), batch)
+    torch.testing.assert_close(total, own)
+    torch.testing.assert_close(torch.autograd.grad(total, model.types.weight), wanted)
+    assert len(losses_N) == GLOBAL_BATCH * SEQUENCE and batch.losses["sop"].weight == GLOBAL_BATCH
+
+
 def test_a_batch_without_masked_tokens_has_loss_0():
     batch = _rows(0)
     loss, losses_N = _model()((), replace(batch, loss_mask_BS=torch.zeros_like(batch.loss_mask_BS)))
