@@ -88,10 +88,9 @@ class Unskipped:
 
     def text(self) -> str:
         """For people."""
-        return (
-            f"{self.folder}: {_samples_text(self.samples)} ({_steps_text(self.steps)}) are trained on again from the "
-            "next start on, unless data.skip of the run's configuration names them"
-        )
+        samples = f"{_samples_text(self.samples)} ({_steps_text(self.steps)})"
+        unless = "unless data.skip of the run's configuration names them"
+        return f"{self.folder}: {samples} are trained on after all from the next start on, {unless}"
 
 
 def _steps_text(steps: tuple[int, int]) -> str:

@@ -391,7 +391,7 @@ def test_a_decision_is_taken_back(reported, tmp_path, capsys):
     assert (said["steps"], said["unskipped"]) == ([FAULTY, FAULTY], [[first, first + BATCH - 1]])
     assert read_record(folder).skip == ((first + BATCH, last * BATCH - 1),)
     assert mtrain(["skip", str(folder), "--steps", f"{FAULTY}-{last}", "--undo"]) == 0
-    assert "are trained on again from the next start on" in capsys.readouterr().out
+    assert "are trained on after all from the next start on" in capsys.readouterr().out
     assert read_record(folder).skip == ()
     assert [(event["step"], event["steps"]) for event in events(config, "skip undone")] == [
         (FAULTY, [FAULTY, FAULTY]),
