@@ -17,7 +17,7 @@ from mdata import UsageError
 from trainer.serve.errors import ApiError
 from trainer.serve.fields import is_number, is_whole
 from trainer.serve.rank import Found, Search
-from trainer.serve.rows import LARGEST_SEED, Piece, Row, make_row, token_text
+from trainer.serve.rows import LARGEST_SEED, Piece, Row, make_row
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
 
@@ -293,7 +293,7 @@ def answer_of(model: Model, job: Job, pieces: Sequence[Sequence[Piece]]) -> dict
         ]
     return {
         "text": [tokenizer.decode(ids) for ids in whole],
-        "segments": [[token_text(tokenizer, i) for i in ids] for ids in whole],
+        "segments": [[tokenizer.decode([i]) for i in ids] for ids in whole],
         "logprobs": log_probs,
     }
 
@@ -305,6 +305,6 @@ def beam_answer(model: Model, job: Job, found: Found) -> dict[str, Any]:
     whole = [[*search.prompt, *beam.tokens] for beam in found.beams]
     return {
         "text": [tokenizer.decode(ids) for ids in whole],
-        "segments": [[token_text(tokenizer, i) for i in ids] for ids in whole],
+        "segments": [[tokenizer.decode([i]) for i in ids] for ids in whole],
         "scores": [beam.score for beam in found.beams],
     }

@@ -18,7 +18,7 @@ from mdata.chat.prompt import answer_prompt
 from mdata.tokenizers.base.tokenizer import TextRefused
 from trainer.serve.errors import ApiError
 from trainer.serve.fields import Fields, is_whole, shortened
-from trainer.serve.rows import LARGEST_SEED, Piece, Row, TokenFact, make_row, token_text
+from trainer.serve.rows import LARGEST_SEED, Piece, Row, TokenFact, make_row
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling
 
@@ -353,10 +353,10 @@ def _log_probs(asked: Completion, number: int, tokens: Sequence[TokenFact]) -> d
         return None
     tokenizer = asked.served.model.tokenizer
     assert tokenizer is not None, "a server has a tokenizer"
-    texts = [token_text(tokenizer, fact.token) for fact in tokens]
+    texts = [tokenizer.decode([fact.token]) for fact in tokens]
     if asked.chat:
         content = [
-            {**_entry(text, fact.log_prob), "top_logprobs": [_entry(token_text(tokenizer, i), v) for i, v in fact.top]}
+            {**_entry(text, fact.log_prob), "top_logprobs": [_entry(tokenizer.decode([i]), v) for i, v in fact.top]}
             for text, fact in zip(texts, tokens, strict=True)
         ]
         return {"content": content, "refusal": None}
@@ -376,7 +376,7 @@ def _by_text(tokenizer: Tokenizer, top: Sequence[tuple[int, float]]) -> dict[str
     """Among tokens with the same text, the likeliest counts."""
     table: dict[str, float] = {}
     for token, log_prob in top:
-        table.setdefault(token_text(tokenizer, token), log_prob)
+        table.setdefault(tokenizer.decode([token]), log_prob)
     return table
 
 

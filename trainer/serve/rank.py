@@ -17,18 +17,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from mdata import UsageError
 from trainer.checkpoint.location import location_of
 from trainer.errors import LostRankError
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import find_placement, join_world, leave_at_the_end
 from trainer.tasks.beam import Beam, Beams
-from trainer.tasks.decoder import BeamCache
 from trainer.tasks.engine import Engine, Request, Token
+from trainer.tasks.generate import BeamSearch
 from trainer.tasks.loaded_model import Model
-from trainer.tasks.sampling import Sampling, biased
+from trainer.tasks.sampling import Sampling
 
 SETTINGS = "serve.json"
 
@@ -128,25 +126,21 @@ class _Searches:
     """The beam searches that are open."""
 
     model: Model
-    open: dict[str, tuple[Search, Beams, BeamCache]] = field(default_factory=dict)
+    open: dict[str, BeamSearch] = field(default_factory=dict)
 
     def add(self, search: Search) -> None:
         if len(search.prompt) + search.max_tokens > self.model.context:
             raise UsageError("context length + tokens_to_generate too large")
         beams = Beams(search.width, search.max_tokens, search.ends, search.length_penalty)
-        cache = BeamCache(self.model, search.prompt, width=search.width, max_tokens=search.max_tokens)
-        self.open[search.id] = search, beams, cache
+        self.open[search.id] = BeamSearch(self.model, search.prompt, beams, search.rules)
 
     def step(self) -> list[Found]:
         """One step of each."""
         found = list[Found]()
-        for id, (search, beams, cache) in list(self.open.items()):
-            logits_BV = cache.logits(beams.rows, beams.parents)
-            lasts = [row[-1] if row else search.prompt[-1] for row in beams.rows]
-            logits_BV = torch.stack([biased(logits_BV[i], search.rules, last=last) for i, last in enumerate(lasts)])
-            beams.advance(logits_BV.log_softmax(-1))
-            if beams.done:
-                found.append(Found(id, beams.results(search.width)))
+        for id, search in list(self.open.items()):
+            search.step()
+            if search.beams.done:
+                found.append(Found(id, search.beams.results(search.beams.width)))
                 del self.open[id]
         return found
 

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import mdata
 from trainer.serve.errors import ApiError
 from trainer.serve.rank import Found
 from trainer.serve.service import Run, Service
@@ -177,8 +176,3 @@ async def beams_of(service: Service, run: Run) -> Found:
     finally:
         service.leave(run)
     raise AssertionError("a search ends with its results")
-
-
-def token_text(tokenizer: mdata.Tokenizer, token: int) -> str:
-    """A token alone as text."""
-    return tokenizer.decode([token])

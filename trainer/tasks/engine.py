@@ -439,27 +439,17 @@ class Engine:
                 told.append(self._prompt_token(row, math.nan, []))
         if not scored:
             return told
-        model, device = self.model, self.model.world.device
-        top = min(max(row.request.top_logprobs for row, _ in scored), model.vocab_size)
-        if local_MV is None:
-            shape = (1, len(scored))
-            results: tuple[Tensor, ...] = tuple(torch.zeros(shape, device=device) for _ in range(2))
-            if top:
-                values = torch.zeros(*shape, top, device=device)
-                results += (values, values.long())
-        else:
-            local_MV = local_MV.float()
-            first = model.columns(local_MV)
-            for place, (row, _) in enumerate(scored):
-                for token, more in row.request.sampling.logit_bias.items():
-                    if 0 <= token - first < local_MV.shape[-1]:
-                        local_MV[place, token - first] += more
-            labels_M = torch.tensor([row.request.prompt[at] for row, at in scored], device=device)
-            results = model.reduced(local_MV[None], labels_M[None], first=first, top=top)
-        pp = model.world.groups["pp"]
-        log_probs, _, *tops = (all_reduce_(part.contiguous(), pp)[0].tolist() for part in results)
+        labels_M1 = torch.tensor([[row.request.prompt[at]] for row, at in scored], device=self.model.world.device)
+        scores = self.model.scores(
+            None if local_MV is None else local_MV[:, None],
+            labels_M1,
+            top=max(row.request.top_logprobs for row, _ in scored),
+            biases=[row.request.sampling.logit_bias for row, _ in scored],
+        )
+        log_probs = scores.log_prob_BS[:, 0].tolist()
+        tops = [] if scores.top_BSN is None else [part[:, 0].tolist() for part in scores.top_BSN]
         for place, (row, _) in enumerate(scored):
-            likeliest = list(zip(tops[1][place], tops[0][place], strict=True)) if top else []
+            likeliest = list(zip(tops[1][place], tops[0][place], strict=True)) if tops else []
             told.append(self._prompt_token(row, log_probs[place], likeliest[: row.request.top_logprobs]))
         return told
 

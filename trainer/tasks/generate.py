@@ -162,14 +162,31 @@ def search_beams(
     if not ids:
         raise UsageError("the prompt has no tokens", fix="give some text to continue")
     model.check_ids(ids)
-    cache = BeamCache(model, ids, width=width, max_tokens=max_tokens)
+    search = BeamSearch(model, ids, beams, rules)
     while not beams.done:
-        logits_BV = cache.logits(beams.rows, beams.parents)
-        if rules is not None:
-            lasts = [row[-1] if row else ids[-1] for row in beams.rows]
-            logits_BV = torch.stack([biased(logits_BV[i], rules, last=last) for i, last in enumerate(lasts)])
-        beams.advance(logits_BV.log_softmax(-1))
+        search.step()
     return beams.results(count)
+
+
+class BeamSearch:
+    """A beam search after one prompt, step by step.
+
+    Args:
+        beams: at their beginning; they say when it is done, and the results.
+        rules: see `search_beams`.
+    """
+
+    def __init__(self, model: Model, ids: Sequence[int], beams: Beams, rules: Sampling | None = None) -> None:
+        self.beams, self._rules, self._last = beams, rules, ids[-1]
+        self._cache = BeamCache(model, ids, width=beams.width, max_tokens=beams.max_tokens)
+
+    def step(self) -> None:
+        """Compute the next token of all rows."""
+        logits_BV = self._cache.logits(self.beams.rows, self.beams.parents)
+        if self._rules is not None:
+            lasts = [row[-1] if row else self._last for row in self.beams.rows]
+            logits_BV = torch.stack([biased(logits_BV[i], self._rules, last=last) for i, last in enumerate(lasts)])
+        self.beams.advance(logits_BV.log_softmax(-1))
 
 
 def generate(

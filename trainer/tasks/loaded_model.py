@@ -190,10 +190,20 @@ class Model:
             UsageError: as `logits`.
         """
         self.check_continues()
-        whole_BS, top = self._padded(rows, most=self.context + 1), min(top, self.vocab_size)
+        whole_BS = self._padded(rows, most=self.context + 1)
         tokens_BS, labels_BS = whole_BS[:, :-1], whole_BS[:, 1:]
-        shape, device = tuple(tokens_BS.shape), tokens_BS.device
         local_BSV = self._forward(tokens_BS) if tokens_BS.numel() else None
+        return self.scores(local_BSV, labels_BS, top=top, biases=[bias or {}] * len(rows))
+
+    def scores(
+        self, local_BSV: Tensor | None, labels_BS: Tensor, *, top: int, biases: Sequence[Mapping[int, float]]
+    ) -> Scores:
+        """What the logits of the last stage, None on the others, say of the labels; on all ranks.
+
+        Args:
+            local_BSV: this rank's entries, with padding; overwritten. biases: of each row, as for `score`.
+        """
+        shape, device, top = tuple(labels_BS.shape), labels_BS.device, min(top, self.vocab_size)
         if local_BSV is None:
             parts: tuple[Tensor, ...] = (torch.zeros(shape, device=device), torch.zeros(shape, device=device))
             if top:
@@ -201,11 +211,12 @@ class Model:
                 parts += (tops, tops.long())
         else:
             local_BSV = local_BSV.float()
-            first = self.columns(local_BSV)
-            for token, more in (bias or {}).items():
-                if 0 <= token - first < local_BSV.shape[-1]:
-                    local_BSV[..., token - first] += more
-            parts = self.reduced(local_BSV, labels_BS, first=first, top=top)
+            first = self._columns(local_BSV)
+            for row, bias in enumerate(biases):
+                for token, more in bias.items():
+                    if 0 <= token - first < local_BSV.shape[-1]:
+                        local_BSV[row, :, token - first] += more
+            parts = self._reduced(local_BSV, labels_BS, first=first, top=top)
         pp = self.world.groups["pp"]
         log_prob_BS, greedy_BS, *top_BSN = (all_reduce_(part.contiguous(), pp) for part in parts)
         return Scores(log_prob_BS, greedy_BS > 0, (top_BSN[0], top_BSN[1]) if top else None)
@@ -333,13 +344,13 @@ class Model:
             return all_reduce_(torch.zeros(num_rows, self.vocab_size, device=self.world.device), pp)
         return all_reduce_(self.gathered_vocabulary(local_BV).contiguous(), pp)
 
-    def columns(self, local_BSV: Tensor) -> int:
+    def _columns(self, local_BSV: Tensor) -> int:
         """The first entry of the vocabulary that this rank holds; entries of padding get no probability."""
         first = self.world.groups["tp"].rank * local_BSV.shape[-1]
         local_BSV[..., max(0, self.vocab_size - first) :] = -math.inf
         return first
 
-    def reduced(self, local_BSV: Tensor, labels_BS: Tensor, *, first: int, top: int) -> tuple[Tensor, ...]:
+    def _reduced(self, local_BSV: Tensor, labels_BS: Tensor, *, first: int, top: int) -> tuple[Tensor, ...]:
         """Log probability of the labels, 1 where they are the likeliest; with `top`, values and ids of the best."""
         tp, width = self.world.groups["tp"], local_BSV.shape[-1]
         largest_BS = all_reduce_(local_BSV.amax(-1), tp, op="max")
