@@ -290,8 +290,7 @@ def write_samples(
     Raises:
         UsageError: `output` has lines of another job, or is no file of samples.
     """
-    jobs = [_job(model, request) for request in requests]
-    done = _lines_there(output, jobs) if model.world.is_main else 0
+    done = _lines_there(output, model, requests) if model.world.is_main else 0
     done = model.world_count(done)
     progress.begin("generate", len(requests), unit="texts")
     progress.advance(done)
@@ -301,7 +300,7 @@ def write_samples(
         for i, answer in enumerate(answers, done):
             if fd >= 0:
                 with atomic_io.named_in_errors(output):
-                    atomic_io.write_all(fd, _line(answer, i, texts[i], job=jobs[i], step=model.step))
+                    atomic_io.write_all(fd, _line(answer, i, texts[i], model=model))
                     atomic_io.sync(fd)
             progress.advance(1)
     finally:
@@ -426,21 +425,22 @@ def _job(model: Model, request: Request) -> str:
     return hash_of(json.dumps(facts))[:16]
 
 
-def _lines_there(output: Path, jobs: Sequence[str]) -> int:
-    """How many whole lines of these jobs a file has; what an interrupted write left after them is cut off."""
+def _lines_there(output: Path, model: Model, requests: Sequence[Request]) -> int:
+    """How many whole lines of these requests a file has; what an interrupted write left after them is cut off."""
     if not output.exists():
         return 0
     content = output.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     lines = whole.splitlines()
-    if len(lines) > len(jobs):
+    if len(lines) > len(requests):
         raise UsageError(
             f"{output} has more samples than are asked for",
             found=f"{len(lines):,} lines",
-            expected=f"at most {len(jobs):,}",
+            expected=f"at most {len(requests):,}",
             fix="name another --output",
         )
-    for number, (line, job) in enumerate(zip(lines, jobs, strict=False), 1):
+    for number, (line, request) in enumerate(zip(lines, requests, strict=False), 1):
+        job = _job(model, request)
         try:
             value = json.loads(line)
         except ValueError as error:
@@ -457,8 +457,9 @@ def _lines_there(output: Path, jobs: Sequence[str]) -> int:
     return len(lines)
 
 
-def _line(answer: Answer, index: int, prompt: str, *, job: str, step: int | None) -> bytes:
-    facts = {"index": index, "prompt": prompt, **answer_facts(answer), "step": step, "job": job}
+def _line(answer: Answer, index: int, prompt: str, *, model: Model) -> bytes:
+    job = _job(model, answer.request)
+    facts = {"index": index, "prompt": prompt, **answer_facts(answer), "step": model.step, "job": job}
     return (json.dumps(facts, ensure_ascii=False) + "\n").encode(errors="replace")
 
 
