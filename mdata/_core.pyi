@@ -641,3 +641,44 @@ def cumulative_lengths(
     Raises:
         OverflowError: more than 2^31 - 1 tokens. ValueError: cuts that are not ascending positions in their row.
     """
+
+class MinHashSigner:
+    """MinHash signatures of the word n-grams of texts; see mdata_cpp/minhash.hpp. Immutable.
+
+    Args:
+        a, b: of each permutation (a x + b mod 2^64) mod (2^61 - 1), band by band.
+        rows: permutations of a band. ngram: words of an n-gram.
+
+    Raises:
+        ValueError: bands of unequal size, or none of either.
+    """
+
+    def __init__(self, a: NDArray[np.uint64], b: NDArray[np.uint64], *, rows: int, ngram: int) -> None: ...
+    def sign(self, texts: list[str]) -> tuple[bytes, NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint8]]:
+        """(normal forms one after the other, where each ends, keys [n, bands], whether there is an n-gram).
+
+        The keys of a text without an n-gram mean nothing. Raises UnicodeEncodeError for a lone surrogate.
+        """
+
+    def minima(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """The signature of hashes of n-grams. Raises ValueError if there are none."""
+
+def sort_records(records: NDArray[np.uint64]) -> None:
+    """Sort records in place: [n, 2] or [n, 3], one or two words of key and a number."""
+
+def bucket_edges(runs: list[NDArray[np.uint64]], added: list[int]) -> NDArray[np.uint64]:
+    """[m, 2]: for each record whose key an earlier one has, (number of the first with this key, its own number).
+
+    Args:
+        runs: sorted records. added: to the numbers of each run.
+    """
+
+def join_groups(parents: NDArray[np.int64], edges: NDArray[np.uint64]) -> None:
+    """Join the groups of both ends of each edge, in place; the smallest number becomes the root.
+
+    Raises:
+        IndexError: an edge names a number that has no parent.
+    """
+
+def xxh64(data: bytes) -> int:
+    """XXH64 with seed 0."""

@@ -193,6 +193,7 @@ PYBIND11_MODULE(_core, module) {
     mdata::bind_fim(module);
     mdata::bind_gather(module);
     mdata::bind_masked(module);
+    mdata::bind_minhash(module);
     mdata::bind_orders(module);
     mdata::bind_packing(module);
     mdata::bind_punkt(module);

@@ -61,6 +61,7 @@ void bind_files(pybind11::module_& module);
 void bind_fim(pybind11::module_& module);
 void bind_gather(pybind11::module_& module);
 void bind_masked(pybind11::module_& module);
+void bind_minhash(pybind11::module_& module);
 void bind_orders(pybind11::module_& module);
 void bind_packing(pybind11::module_& module);
 void bind_punkt(pybind11::module_& module);

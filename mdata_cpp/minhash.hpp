@@ -1,0 +1,308 @@
+// Near-duplicate texts: a normal form of words, MinHash signatures (Broder 1997) of its n-grams, and buckets of texts
+// with an equal band of a signature.
+//
+// The normal form is the text's words joined by single blanks: lower case, without accents, punctuation and control
+// characters; each CJK ideograph is a word. An n-gram of words is then a substring. Its hash is XXH64, and the
+// permutations are (a * hash + b mod 2^64) mod (2^61 - 1), those of datatrove, so that signatures of the same words
+// are equal to its own. Everything is a pure function of a text, so files do not depend on workers or machines.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <queue>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "wordpiece_characters.hpp"
+
+namespace mdata::minhash {
+
+static_assert(std::endian::native == std::endian::little, "hashes read little-endian words");
+
+inline std::uint64_t word_at(const char* at) {
+    std::uint64_t word;
+    std::memcpy(&word, at, sizeof word);
+    return word;
+}
+
+// XXH64 with seed 0 (Collet, the xxHash specification, version 0.2.0).
+inline std::uint64_t xxh64(std::string_view bytes) {
+    constexpr std::uint64_t p1 = 0x9E3779B185EBCA87, p2 = 0xC2B2AE3D27D4EB4F, p3 = 0x165667B19E3779F9,
+                            p4 = 0x85EBCA77C2B2AE63, p5 = 0x27D4EB2F165667C5;
+    const auto round = [](std::uint64_t sum, std::uint64_t word) { return std::rotl(sum + word * p2, 31) * p1; };
+    const char *at = bytes.data(), *end = at + bytes.size();
+    std::uint64_t hash = p5;
+    if (bytes.size() >= 32) {
+        std::array<std::uint64_t, 4> sums{p1 + p2, p2, 0, 0 - p1};
+        for (; end - at >= 32; at += 32)
+            for (std::size_t lane = 0; lane < 4; ++lane) sums[lane] = round(sums[lane], word_at(at + 8 * lane));
+        hash = std::rotl(sums[0], 1) + std::rotl(sums[1], 7) + std::rotl(sums[2], 12) + std::rotl(sums[3], 18);
+        for (const std::uint64_t sum : sums) hash = (hash ^ round(0, sum)) * p1 + p4;
+    }
+    hash += bytes.size();
+    for (; end - at >= 8; at += 8) hash = std::rotl(hash ^ round(0, word_at(at)), 27) * p1 + p4;
+    if (end - at >= 4) {
+        std::uint32_t half;
+        std::memcpy(&half, at, sizeof half);
+        hash = std::rotl(hash ^ half * p1, 23) * p2 + p3;
+        at += 4;
+    }
+    for (; at < end; ++at) hash = std::rotl(hash ^ static_cast<unsigned char>(*at) * p5, 11) * p1;
+    hash = (hash ^ hash >> 33) * p2;
+    hash = (hash ^ hash >> 29) * p3;
+    return hash ^ hash >> 32;
+}
+
+// Texts as words, from the tables of BERT's normalizer, which are those of fixed Unicode versions.
+class NormalForm {
+public:
+    NormalForm() : characters_({true, true, true, true}) {
+        for (std::uint32_t code = 0; code < 0x80; ++code) {
+            const std::uint32_t entry = characters_.entry(code);
+            const auto action = wordpiece::Characters::action(entry);
+            ascii_[code] = action == wordpiece::Action::keep   ? static_cast<char>(code)
+                           : action == wordpiece::Action::swap ? static_cast<char>(wordpiece::Characters::payload(entry))
+                           : action == wordpiece::Action::drop ? kDropped
+                                                               : ' ';
+        }
+    }
+
+    // Appends the words, joined by blanks, to `form`, and where each begins in it to `begins`.
+    void append(std::string_view text, std::string& form, std::vector<std::uint32_t>& begins) const {
+        const std::size_t start = form.size();
+        bool inside = false;
+        const auto put = [&](const char* bytes, std::size_t size) {
+            if (!inside) {
+                if (form.size() != start) form.push_back(' ');
+                begins.push_back(static_cast<std::uint32_t>(form.size() - start));
+                inside = true;
+            }
+            form.append(bytes, size);
+        };
+        const auto put_code = [&](std::uint32_t code, wordpiece::Kind kind) {
+            if (kind == wordpiece::Kind::word || is_ideograph(code)) {
+                if (is_ideograph(code)) inside = false;
+                char bytes[4];
+                put(bytes, encode(code, bytes));
+                if (is_ideograph(code)) inside = false;
+            } else {
+                inside = false;
+            }
+        };
+        for (std::size_t at = 0; at < text.size();) {
+            const auto lead = static_cast<unsigned char>(text[at]);
+            if (lead < 0x80) {
+                ++at;
+                const char become = ascii_[lead];
+                if (become == ' ') inside = false;
+                else if (become != kDropped) put(&become, 1);
+                continue;
+            }
+            const std::uint32_t code = decode(text, at);
+            const std::uint32_t entry = characters_.entry(code);
+            switch (wordpiece::Characters::action(entry)) {
+                case wordpiece::Action::drop: break;
+                case wordpiece::Action::blank: inside = false; break;
+                case wordpiece::Action::alone: put_code(code, wordpiece::Kind::alone); break;
+                case wordpiece::Action::swap:
+                    put_code(wordpiece::Characters::payload(entry), wordpiece::Kind::word);
+                    break;
+                case wordpiece::Action::list:
+                    for (const auto& element : characters_.list(wordpiece::Characters::payload(entry)))
+                        put_code(element.code, element.kind);
+                    break;
+                default: put_code(code, wordpiece::Kind::word);  // kept, a syllable of Hangul, or a rare mark
+            }
+        }
+    }
+
+private:
+    static constexpr char kDropped = '\0';
+
+    static bool is_ideograph(std::uint32_t code) { return wordpiece::row_of(wordpiece::kCjk, code) != nullptr; }
+
+    // The code point at `at`, which moves behind it; the text is UTF-8 that Python made.
+    static std::uint32_t decode(std::string_view text, std::size_t& at) {
+        const auto byte = [&](std::size_t place) { return static_cast<std::uint32_t>(text[at + place]) & 0x3F; };
+        const auto lead = static_cast<unsigned char>(text[at]);
+        std::uint32_t code = 0;
+        if (lead < 0xE0) {
+            code = (lead & 0x1FU) << 6 | byte(1);
+            at += 2;
+        } else if (lead < 0xF0) {
+            code = (lead & 0x0FU) << 12 | byte(1) << 6 | byte(2);
+            at += 3;
+        } else {
+            code = (lead & 0x07U) << 18 | byte(1) << 12 | byte(2) << 6 | byte(3);
+            at += 4;
+        }
+        return code;
+    }
+
+    static std::size_t encode(std::uint32_t code, char* bytes) {
+        const auto tail = [&](int shift) { return static_cast<char>(0x80 | (code >> shift & 0x3F)); };
+        if (code < 0x80) {
+            bytes[0] = static_cast<char>(code);
+            return 1;
+        }
+        if (code < 0x800) {
+            bytes[0] = static_cast<char>(0xC0 | code >> 6), bytes[1] = tail(0);
+            return 2;
+        }
+        if (code < 0x10000) {
+            bytes[0] = static_cast<char>(0xE0 | code >> 12), bytes[1] = tail(6), bytes[2] = tail(0);
+            return 3;
+        }
+        bytes[0] = static_cast<char>(0xF0 | code >> 18), bytes[1] = tail(12), bytes[2] = tail(6), bytes[3] = tail(0);
+        return 4;
+    }
+
+    wordpiece::Characters characters_;
+    std::array<char, 0x80> ascii_{};
+};
+
+inline constexpr std::uint64_t kPrime = (std::uint64_t{1} << 61) - 1;
+inline constexpr std::size_t kLanes = 8;  // permutations that are computed together
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
+#define MDATA_MINHASH_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define MDATA_MINHASH_CLONES
+#endif
+
+// The smallest of (a * hash + b) mod kPrime over all hashes, for kLanes pairs of a and b.
+MDATA_MINHASH_CLONES inline void minima_of(const std::uint64_t* hashes, std::size_t count, const std::uint64_t* a,
+                                           const std::uint64_t* b, std::uint64_t* minima) {
+    std::uint64_t least[kLanes];
+    for (std::size_t lane = 0; lane < kLanes; ++lane) least[lane] = kPrime;
+    for (std::size_t number = 0; number < count; ++number) {
+        for (std::size_t lane = 0; lane < kLanes; ++lane) {
+            const std::uint64_t wide = a[lane] * hashes[number] + b[lane];
+            std::uint64_t value = (wide & kPrime) + (wide >> 61);
+            value = value >= kPrime ? value - kPrime : value;
+            least[lane] = value < least[lane] ? value : least[lane];
+        }
+    }
+    std::copy(least, least + kLanes, minima);
+}
+
+// The signatures of texts with one set of permutations.
+class Signer {
+public:
+    // a, b: of each of bands * rows permutations, band by band.
+    Signer(std::span<const std::uint64_t> a, std::span<const std::uint64_t> b, std::size_t rows, std::size_t ngram)
+        : count_(a.size()), rows_(rows), ngram_(ngram), a_(a.begin(), a.end()), b_(b.begin(), b.end()) {
+        if (a.size() != b.size() || rows == 0 || ngram == 0 || a.size() % rows != 0)
+            throw std::invalid_argument("bands of equal size, with a and b for each permutation");
+        const std::size_t whole = (count_ + kLanes - 1) / kLanes * kLanes;
+        a_.resize(whole), b_.resize(whole);
+    }
+
+    std::size_t bands() const { return count_ / rows_; }
+
+    // The signature of hashes of n-grams, of which there is at least one.
+    void minima(std::span<const std::uint64_t> hashes, std::vector<std::uint64_t>& signature) const {
+        signature.resize(a_.size());
+        for (std::size_t first = 0; first < a_.size(); first += kLanes)
+            minima_of(hashes.data(), hashes.size(), &a_[first], &b_[first], &signature[first]);
+        signature.resize(count_);
+    }
+
+    // The hashes of all n-grams of words that begin at `begins` in `form`; none if there are fewer words.
+    void ngram_hashes(std::string_view form, std::span<const std::uint32_t> begins,
+                      std::vector<std::uint64_t>& hashes) const {
+        hashes.clear();
+        for (std::size_t first = 0; first + ngram_ <= begins.size(); ++first) {
+            const std::size_t last = first + ngram_;
+            const std::size_t end = last == begins.size() ? form.size() : begins[last] - 1;
+            hashes.push_back(xxh64(form.substr(begins[first], end - begins[first])));
+        }
+    }
+
+    // The hash of each band of a signature.
+    void band_keys(std::span<const std::uint64_t> signature, std::uint64_t* keys) const {
+        for (std::size_t band = 0; band < bands(); ++band)
+            keys[band] = xxh64({reinterpret_cast<const char*>(&signature[band * rows_]), rows_ * sizeof(std::uint64_t)});
+    }
+
+private:
+    std::size_t count_, rows_, ngram_;
+    std::vector<std::uint64_t> a_, b_;
+};
+
+// Records of a run: a key of `words` words, then the number of a document; sorted.
+struct Run {
+    std::span<const std::uint64_t> records;
+    std::uint64_t added;  // to the numbers of its documents
+};
+
+// Sorts records of `words` words of key and a number, in place.
+template <std::size_t Words>
+void sort_records(std::span<std::uint64_t> records) {
+    using Record = std::array<std::uint64_t, Words + 1>;
+    auto* first = reinterpret_cast<Record*>(records.data());
+    std::sort(first, first + records.size() / (Words + 1));
+}
+
+// For each document whose key an earlier one has: (the first document with this key, this document).
+template <std::size_t Words>
+std::vector<std::uint64_t> edges_of(const std::vector<Run>& runs) {
+    using Record = std::array<std::uint64_t, Words + 1>;
+    struct Cursor {
+        Record record;
+        std::size_t run, next;
+        bool operator>(const Cursor& other) const { return record > other.record; }
+    };
+    std::priority_queue<Cursor, std::vector<Cursor>, std::greater<>> cursors;
+    const auto advance = [&](std::size_t run, std::size_t place) {
+        if ((place + 1) * (Words + 1) > runs[run].records.size()) return;
+        Record record;
+        std::copy_n(runs[run].records.data() + place * (Words + 1), Words + 1, record.begin());
+        record[Words] += runs[run].added;
+        cursors.push({record, run, place + 1});
+    };
+    for (std::size_t run = 0; run < runs.size(); ++run) advance(run, 0);
+    std::vector<std::uint64_t> edges;
+    bool any = false;
+    Record first{};
+    while (!cursors.empty()) {
+        const Cursor cursor = cursors.top();
+        cursors.pop();
+        advance(cursor.run, cursor.next);
+        if (any && std::equal(first.begin(), first.end() - 1, cursor.record.begin())) {
+            edges.push_back(first[Words]);
+            edges.push_back(cursor.record[Words]);
+        } else {
+            first = cursor.record;
+            any = true;
+        }
+    }
+    return edges;
+}
+
+// The first document of the group of each (Galler and Fischer 1964): joins the groups of both ends of each edge.
+inline void join_groups(std::span<std::int64_t> parents, std::span<const std::uint64_t> edges) {
+    const auto root = [&](std::uint64_t document) {
+        auto at = static_cast<std::int64_t>(document);
+        while (parents[static_cast<std::size_t>(at)] != at) {
+            auto& parent = parents[static_cast<std::size_t>(at)];
+            parent = parents[static_cast<std::size_t>(parent)];
+            at = parent;
+        }
+        return at;
+    };
+    for (std::size_t place = 0; place + 1 < edges.size(); place += 2) {
+        if (edges[place] >= parents.size() || edges[place + 1] >= parents.size())
+            throw std::out_of_range("an edge names a document that does not exist");
+        const std::int64_t one = root(edges[place]), other = root(edges[place + 1]);
+        parents[static_cast<std::size_t>(std::max(one, other))] = std::min(one, other);
+    }
+}
+
+}  // namespace mdata::minhash
