@@ -128,9 +128,9 @@ class Origins(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Provenance(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a corpus was made.
 
-    `records` counts the records under this key, `skipped` the bad rows by reason, `filtered` the rows that `where` left
-    out and the WARC records that are not text (absent: none), `special_in_text` the special tokens that occurred in the
-    texts as plain text (null: the tokenizer has none).
+    `records` counts the records under this key, `skipped` the bad rows by reason, `filtered` the rows that `where` and
+    `skip_rows` left out and the WARC records that are not text (absent: none), `special_in_text` the special tokens
+    that occurred in the texts as plain text (null: the tokenizer has none).
     """
 
     program: str

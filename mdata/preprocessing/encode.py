@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -206,6 +206,20 @@ def divide(encoded: Encoded, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[i
                 0,
             ),
         )
+
+
+def chosen_records(encoded: EncodedChunk, chosen: npt.NDArray[np.bool_]) -> EncodedChunk:
+    """A chunk without the records that are not chosen, bool[d]; special tokens are still those of all texts."""
+    by_key = []
+    for documents in encoded.by_key:
+        parts = {number: part for number, _, part in divide(documents, chosen.astype(np.int64))}
+        nothing = replace(
+            documents, tokens=documents.tokens[:0], lengths=documents.lengths[:0],
+            document_ends=documents.document_ends[:0], text_bytes=documents.text_bytes[:0],
+        )  # fmt: skip
+        by_key.append(replace(parts.get(1, nothing), special_in_text=documents.special_in_text))
+    held = None if encoded.held is None else encoded.held[chosen]
+    return replace(encoded, kept=encoded.kept[chosen], held=held, by_key=tuple(by_key))
 
 
 def _text_bytes(column: Column) -> LengthArray:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mdata.dedup.row_set import RowSet
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import smallest_dtype
 from mdata.manifest.types import section_name
@@ -59,6 +60,8 @@ class JobPlan:
     spec: EncodeSpec
     partitions: Partitions
     progress: Progress
+    # Rows to leave out, and which of its files each input is.
+    skipped: tuple[RowSet, tuple[int, ...]] | None = None
     # Whether and how an input differs from that of an earlier result. It may have to be read for this, so it is cached.
     compared: dict[tuple[int, str, str], str | None] = field(default_factory=dict, compare=False)
 
@@ -81,6 +84,7 @@ class JobPlan:
         chat = {} if self.spec.chat is None else {"chat_template": self.spec.chat.template.fingerprint}
         return {
             **chat,
+            **self._skipped_rows,
             "journal": 2,
             "options": {name: value for name, value in options.items() if name not in ("on_error", "max_errors")},
             "outputs": sorted(prefix.name for prefix in self.prefixes.values()),
@@ -89,9 +93,13 @@ class JobPlan:
             "policy": {"on_error": self.options.on_error, "quarantine": self.options.quarantine},
         }
 
+    @property
+    def _skipped_rows(self) -> dict[str, Any]:
+        return {} if self.skipped is None else {"skip_rows": self.skipped[0].fingerprint}
+
     def recorded_options(self, name: str) -> dict[str, Any]:
         """The options that the manifest of a result records."""
-        recorded = {**content_options(self.options), "result": name}
+        recorded = {**content_options(self.options), **self._skipped_rows, "result": name}
         if self.spec.splitter is not None:
             recorded["sentence_tables"] = self.spec.splitter.fingerprint
         if self.spec.chat is not None:
@@ -161,9 +169,29 @@ def plan_job(
         chat,
     )
     partitions = Partitions(options.partitions, _rows_per_partition(options, files, read), holdout > 0)
-    job = JobPlan(options, files, tokenizer, spec, partitions, progress)
+    job = JobPlan(options, files, tokenizer, spec, partitions, progress, _skipped(options, files))
     _check_names(job)
     return job
+
+
+def _skipped(options: PreprocessOptions, files: Sequence[SourceFile]) -> tuple[RowSet, tuple[int, ...]] | None:
+    """The rows that options.skip_rows names.
+
+    Raises:
+        UsageError: files that it does not know, or cannot be compared with.
+    """
+    if options.skip_rows is None:
+        return None
+    rows = RowSet.open(options.skip_rows)
+    if options.chunk_bytes != rows.chunk_bytes:
+        sizes = f"chunk_bytes={options.chunk_bytes}", f"{rows.chunk_bytes}, as mdata dedup has"
+        raise UsageError("skip_rows compares files by the hashes of their chunks", found=sizes[0], expected=sizes[1])
+    if cut := [file for file in files if file.section is not None]:
+        raise UsageError(
+            f"--shard divides {cut[0].path}, and --skip-rows counts the rows of whole files",
+            fix="give the input as more files, or run without --shard",
+        )
+    return rows, tuple(map(rows.number_of, files))
 
 
 def _splitter(options: PreprocessOptions, progress: Progress) -> Splitter | None:

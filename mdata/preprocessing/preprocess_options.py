@@ -48,6 +48,7 @@ class PreprocessOptions:
         text_documents: a document of plain text is a file, or a paragraph (separated by blank lines).
         text_template: builds the text of a record from several columns; the one key then only names the result.
         where: a filter over the columns of a record; rows that do not match are left out, and counted.
+        skip_rows: a folder that `dedup` wrote: the rows that it names are left out, and counted as filtered.
         append_eod: write the end-of-document id after each document that is not empty.
         workers: number of processes that tokenize; 1: this process does. The result is the same.
         chat: records are conversations; the sequences of a document are context, trained, context, trained ...
@@ -89,6 +90,7 @@ class PreprocessOptions:
     text_documents: Literal["file", "paragraph"] = "file"
     text_template: str | None = None
     where: str | None = None
+    skip_rows: str | Path | None = None
     append_eod: bool = False
     workers: int = field(default_factory=usable_cores)
     chat: bool = False

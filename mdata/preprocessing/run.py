@@ -36,7 +36,7 @@ from mdata.manifest.types import CorpusManifest, InputFile, InputSection, Proven
 from mdata.object_storage.address import is_address
 from mdata.preprocessing.bad_rows import BadRowPolicy
 from mdata.preprocessing.corpus_writer import CorpusContent, CorpusWriter
-from mdata.preprocessing.encode import Encoded, EncodedChunk, divide
+from mdata.preprocessing.encode import Encoded, EncodedChunk, chosen_records, divide
 from mdata.preprocessing.finished import (
     PreprocessResult,
     check_replaced,
@@ -241,8 +241,7 @@ class WriteLoop:
                 writer.put(result)
         self._open_inputs(len(job.files))
         if job.files:
-            check_unchanged(job.files[-1])
-        self.state.close_input()
+            self._close_input()
         self.policy.check_share(self.state.bad, self.state.rows)
         self._checkpoint()
         self._all_written = True
@@ -342,6 +341,7 @@ class WriteLoop:
         for bad_row in encoded.bad_rows:
             self.policy.handle(bad_row, path, rows_before=rows_before, bad_before=state.bad)
             state.count_bad_row(bad_row.kind)
+        encoded = self._without_skipped(encoded, rows_before)
         partition_of = job.partitions.of_rows(state.rows + encoded.kept - 1, encoded.held)
         for key, documents in zip(job.options.json_keys, encoded.by_key, strict=True):
             for number, chosen, part in self._parts(documents, partition_of):
@@ -353,6 +353,17 @@ class WriteLoop:
         state.count_chunk(encoded.rows, encoded.digest, records=len(encoded.kept), special=special)
         self._consistent = True
 
+    def _without_skipped(self, encoded: EncodedChunk, rows_before: int) -> EncodedChunk:
+        """The records that `skip_rows` does not name."""
+        if self.job.skipped is None:
+            return encoded
+        rows, numbers = self.job.skipped
+        removed = rows.removed[numbers[len(self.state.inputs) - 1]]
+        places = rows_before + encoded.kept - 1
+        # A file that has become longer is refused at its end.
+        is_removed = np.array([place < len(removed) and bool(removed[place]) for place in places.tolist()], np.bool_)
+        return chosen_records(encoded, ~is_removed) if is_removed.any() else encoded
+
     def _parts(
         self, documents: Encoded, partition_of: npt.NDArray[np.int64]
     ) -> Iterator[tuple[int, npt.NDArray[np.int64] | slice, Encoded]]:
@@ -361,11 +372,20 @@ class WriteLoop:
             return iter([(int(partition_of[0]), slice(None), documents)])
         return divide(documents, partition_of)
 
+    def _close_input(self) -> None:
+        """Check that the last file is what it was when it was planned, or read by `dedup`."""
+        number = len(self.state.inputs) - 1
+        check_unchanged(self.job.files[number])
+        self.state.close_input()
+        if self.job.skipped is not None:
+            rows, numbers = self.job.skipped
+            rows.check(numbers[number], self.state.inputs[number].hash or "")
+
     def _open_inputs(self, count: int) -> None:
         """Open the files up to number `count`, including empty ones; all before the last are fully read."""
         while len(self.state.inputs) < count:
             if self.state.inputs:
-                check_unchanged(self.job.files[len(self.state.inputs) - 1])
+                self._close_input()
             file = self.job.files[len(self.state.inputs)]
             section = file.section is not None
             facts = input_name(file), file.size_bytes

@@ -21,8 +21,8 @@ ALWAYS = {
     "preprocess": {
         "--input", "--output-prefix", "--json-keys", "--tokenizer-type", "--split-sentences", "--append-eod", "--chat",
         "--workers", "--partitions", "--shard",
-        "--input-format", "--text-template", "--where", "--holdout", "--on-error", "--max-record-bytes", "--dry-run",
-        "--overwrite", "--dataset-impl",  # one value, which is what is written
+        "--input-format", "--text-template", "--where", "--skip-rows", "--holdout", "--on-error", "--max-record-bytes",
+        "--dry-run", "--overwrite", "--dataset-impl",  # one value, which is what is written
     },
     "train-tokenizer": {
         "--input", "--output", "--vocab-size", "--kind", "--json-keys", "--input-format", "--max-record-bytes",

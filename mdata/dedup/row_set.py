@@ -1,0 +1,161 @@
+"""The rows of input files that a job leaves out: written by `dedup`, read by `preprocess --skip-rows`.
+
+A folder with `dedup.json`, which names each file with its size, rows and hash, and `removed.bits`: one bit for each row
+of each file, rows counted before any filter, each file beginning at a byte. The hash of a file is that of the
+concatenated hashes of its chunks, as in manifests, so it is known when the file has been read. Nothing is copied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from mdata.errors import DamageError, UsageError
+from mdata.sources.input_files import SourceFile
+from mdata.util import atomic_io
+
+FACTS, BITS = "dedup.json", "removed.bits"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ReadFile:
+    """A file that was read whole.
+
+    Args:
+        path: as an absolute path, or the address of an object.
+        rows: bad and filtered ones included. hash: see the top. removed: rows that are left out.
+    """
+
+    path: str
+    size_bytes: int
+    rows: int
+    hash: str
+    removed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class RowSet:
+    """Rows of some files.
+
+    Attributes:
+        folder: where it is. chunk_bytes: of the chunks that hashes are made of.
+        files: in the order in which they were read. removed: bool[rows] of each.
+        fingerprint: a hash of all of it.
+    """
+
+    folder: Path
+    chunk_bytes: int
+    files: tuple[ReadFile, ...]
+    removed: tuple[npt.NDArray[np.bool_], ...]
+    fingerprint: str
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Self:
+        """Read it.
+
+        Raises:
+            UsageError: no finished result is there. DamageError: its files do not fit each other.
+        """
+        path = Path(folder) / FACTS
+        try:
+            text, bits = path.read_bytes(), np.fromfile(path.with_name(BITS), np.uint8)
+        except FileNotFoundError as error:
+            raise UsageError(
+                f"{folder} has no {Path(error.filename).name}", expected="a folder that mdata dedup has finished"
+            ) from error
+        try:
+            facts = json.loads(text)
+            files = tuple(ReadFile(**file) for file in facts["files"])
+            chunk_bytes = int(facts["chunk_bytes"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamageError(f"{path} is not readable", found=str(error)[:200]) from error
+        sizes = [-(-file.rows // 8) for file in files]
+        if len(bits) != sum(sizes):
+            damaged = path.with_name(BITS)
+            raise DamageError(f"{damaged} has another size", found=f"{len(bits)} bytes", expected=f"{sum(sizes)}")
+        parts = np.split(bits, np.cumsum(sizes)[:-1]) if files else []
+        removed = tuple(
+            np.unpackbits(part, count=file.rows, bitorder="little").view(np.bool_)
+            for file, part in zip(files, parts, strict=True)
+        )
+        for file, rows in zip(files, removed, strict=True):
+            if int(rows.sum()) != file.removed:
+                found = f"{int(rows.sum())} bits of {file.path}"
+                raise DamageError(f"{path.with_name(BITS)} is damaged", found=found, expected=str(file.removed))
+        return cls(Path(folder), chunk_bytes, files, removed, blake3(text + bits.tobytes()).hexdigest())
+
+    def number_of(self, file: SourceFile) -> int:
+        """Which of `files` an input is: by its path, otherwise by its name and size.
+
+        Raises:
+            UsageError: none of them, or the file has another size now.
+        """
+        path = path_of(file)
+        numbers = [number for number, known in enumerate(self.files) if known.path == path]
+        numbers = numbers or [
+            number
+            for number, known in enumerate(self.files)
+            if (Path(known.path).name, known.size_bytes) == (Path(path).name, file.size_bytes)
+        ]
+        if len(numbers) != 1:
+            raise UsageError(
+                f"{self.folder} does not say which rows of {file.path} to skip",
+                found=f"{len(numbers)} files with its path, or its name and size",
+                fix="run mdata dedup on the same input",
+            )
+        if self.files[numbers[0]].size_bytes != file.size_bytes:
+            sizes = f"{file.size_bytes} bytes", f"{self.files[numbers[0]].size_bytes}, as when mdata dedup read it"
+            raise UsageError(f"{file.path} has changed", found=sizes[0], expected=sizes[1], fix="run mdata dedup again")
+        return numbers[0]
+
+    def check(self, number: int, hash: str) -> None:
+        """Refuse a file whose content differs from the one that `dedup` read.
+
+        Raises:
+            UsageError: another hash.
+        """
+        file = self.files[number]
+        if hash != file.hash:
+            raise UsageError(
+                f"{file.path} is not the file that mdata dedup read, so its rows in {self.folder} are wrong",
+                found=f"hash {hash[:16]}",
+                expected=file.hash[:16],
+                fix="run mdata dedup again",
+            )
+
+
+def path_of(file: SourceFile) -> str:
+    """An input's absolute path, or its address."""
+    return str(file.path.resolve()) if isinstance(file.path, Path) else str(file.path)
+
+
+def write_row_set(
+    folder: Path,
+    files: Sequence[ReadFile],
+    removed: npt.NDArray[np.bool_],
+    *,
+    chunk_bytes: int,
+    facts: Mapping[str, Any],
+) -> None:
+    """Write both files in one transaction.
+
+    Args:
+        removed: bool[all rows], those of the files one after the other. facts: what else dedup.json holds.
+    """
+    parts = np.split(removed, np.cumsum([file.rows for file in files])[:-1]) if files else []
+    bits = b"".join(np.packbits(part, bitorder="little").tobytes() for part in parts)
+    counted = [
+        dataclasses.asdict(dataclasses.replace(file, removed=int(part.sum())))
+        for file, part in zip(files, parts, strict=True)
+    ]
+    text = json.dumps({"format": FORMAT, **facts, "chunk_bytes": chunk_bytes, "files": counted}, indent=1) + "\n"
+    atomic_io.atomic_writes({folder / BITS: bits, folder / FACTS: text.encode()})

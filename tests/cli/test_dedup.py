@@ -1,0 +1,37 @@
+"""`mdata dedup`: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.mdata import main
+
+TEXTS = ["one two three four five six", "ONE two, three four five six.", "seven eight nine ten eleven"]
+
+
+def test_it_says_what_was_found_and_what_comes_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "a.jsonl", tmp_path / "out"
+    path.write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS))
+    assert main(["dedup", "--input", str(path), "--json-key", "body", "--output", str(out), "--exact"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 of 3 rows (33.33 %) repeat earlier ones, 1 of them exactly; groups: 1" in printed
+    assert f"next: mdata preprocess --skip-rows {out}" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--exact", "--bands", "3"], "--exact compares no bands"),
+        (["--bands", "0x"], "--bands"),
+        (["--rows", "0"], "rows is 0"),
+        (["--input", "-"], "cannot read standard input"),
+    ],
+)
+def test_what_it_refuses(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a b"}\n')
+    assert main(["dedup", "--input", str(path), "--output", str(tmp_path / "out"), *words]) == 2
+    assert message in capsys.readouterr().err
