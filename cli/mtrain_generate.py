@@ -7,7 +7,6 @@ is appended to a file; the same command, given again after an interruption, cont
 Examples:
   mtrain generate runs/first --prompt 'Once upon a time' --max-tokens 100
   mtrain generate Llama-3.2-1B --input prompts.jsonl --output texts.jsonl --temperature 0
-  mtrain generate runs/bert --prompt 'The capital of [MASK] is Paris.' --top-k 10
 """
 
 from __future__ import annotations
