@@ -252,7 +252,8 @@ def _check_run(
         for nodes in dict.fromkeys(job.nodes):
             ranks = nodes * job.ranks_per_node
             where = f"{run.config} on {nodes} x {job.ranks_per_node} ranks" if job.engine != "local" else run.config
-            preflight(read, ranks, where=where, progress=progress)
+            local = arguments.engine == "local"  # otherwise the ranks say at their start what their machines lack
+            preflight(read, ranks, where=where, progress=progress, needs_libraries=local)
 
 
 def _launch(

@@ -175,9 +175,12 @@ def test_a_job_folder_of_another_run_is_refused(slurm, here, capsys):
         assert "runs/second/job is the job folder of another run" in capsys.readouterr().err
 
 
-def test_manifests_are_printed_and_nothing_is_written(here, capsys):
+def test_manifests_are_printed_and_nothing_is_written(here, capsys, monkeypatch):
+    """Also where this machine lacks a tracker's library, which the image may have."""
+    monkeypatch.setattr("trainer.tracking.trackers.find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
     words = ["launch", "k8s", "--nodes", "2", "--gpus", "1", "--container-image", "i", "--name", "x"]
-    assert main([*words, "--", "run.toml", "train.steps=5"]) == 0
+    assert main([*words, "--", "run.toml", "train.steps=5", 'track.to=["wandb"]']) == 0
     facts = yaml.safe_load(capsys.readouterr().out)
     assert facts["kind"] == "JobSet" and not (here / "runs").exists()
     assert main([*words, "--kind", "trainjob", "--json", "--no-check", "--", "run.toml", "data.blend=elsewhere"]) == 0

@@ -86,17 +86,21 @@ def default_nproc(config: RunConfig) -> int:
     return torch.cuda.device_count() or config.mesh.tp * config.mesh.cp * config.mesh.pp
 
 
-def preflight(read: ReadConfig, world_size: int, *, where: str, progress: Progress = SILENT) -> None:
+def preflight(
+    read: ReadConfig, world_size: int, *, where: str, progress: Progress = SILENT, needs_libraries: bool = True
+) -> None:
     """Find every problem of a run that can be known before a rank is started.
 
     Args:
         where: the configuration's name in the message.
         progress: is notified of arrays that are built; the ranks find them.
+        needs_libraries: see `survey`.
 
     Raises:
         UsageError: all problems at once. MdataError: the same, if the data is damaged.
     """
-    surveyed = survey(read, world_size, progress=progress, every_byte=False)  # rank 0 compares them when the run starts
+    # Rank 0 compares every byte when the run starts.
+    surveyed = survey(read, world_size, progress=progress, every_byte=False, needs_libraries=needs_libraries)
     if surveyed.problems:
         raise surveyed.error(where)
 
@@ -136,6 +140,7 @@ def survey(
     progress: Progress = SILENT,
     every_byte: bool = True,
     elsewhere: bool = False,
+    needs_libraries: bool = True,
 ) -> Survey:
     """All problems of a configuration with its mesh, its data, its folder and its checkpoints, in storage or not.
 
@@ -144,6 +149,7 @@ def survey(
     Args:
         every_byte: whether checkpoint.load="latest-valid" compares every byte, or only what is fast to read.
         elsewhere: the run is to be on other machines, whose disks and libraries this one need not have.
+        needs_libraries: whether the trackers' libraries have to be here; a container may have them instead.
 
     Raises:
         MdataError: the data or the checkpoint is damaged, and nothing else is wrong.
@@ -158,10 +164,11 @@ def survey(
     folders = list(folder_problems(config)) if config.run.folder else []
     anywhere = list(folder_problems(config, anywhere=True)) if elsewhere else folders
     libraries = [f"track.to: {text}, or leave it out" for text in missing_libraries(config.track.to).values()]
+    needs_libraries = needs_libraries and not elsewhere
     config_problems = [
         *anywhere,
         *address_problems(config.track),
-        *([] if elsewhere else libraries),
+        *(libraries if needs_libraries else []),
         *addresses,
         *time_problems(config.run, time.time()),
     ]
@@ -206,7 +213,7 @@ def survey(
     if damage and problems == [str(damage[0])]:
         raise damage[0]
     kind = DamageError if damage else UsageError
-    here = [problem for problem in folders if problem not in anywhere] + (libraries if elsewhere else [])
+    here = [problem for problem in folders if problem not in anywhere] + ([] if needs_libraries else libraries)
     return Survey(problems, start, facts, nearest, here, unchecked=AFTERWARDS if wrong else None, kind=kind)
 
 
