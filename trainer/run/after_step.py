@@ -179,7 +179,9 @@ class AfterStep:
         losses: dict[str, dict[str, float]] = {}
         if evaluated:
             with stops.at_once() if saved else nullcontext():
-                losses, timed = self._evaluate(step)
+                began_s = time.monotonic()
+                losses = self._evaluate(step)
+                timed = _timed(losses, began_s)
                 self.saver.poll()  # an earlier save may have ended in the meantime
                 self._record(step, measured | timed, losses)
         if step == self.last and not saved:
@@ -196,8 +198,9 @@ class AfterStep:
 
     def record_missing(self, run: RunState) -> dict[str, dict[str, float]]:
         """Evaluate and record a step that was saved, but whose run ended before it was recorded."""
-        losses, timed = self._evaluate(run.step)
-        self._record(run.step, {**run.measured, **timed}, losses)
+        began_s = time.monotonic()
+        losses = self._evaluate(run.step)
+        self._record(run.step, {**run.measured, **_timed(losses, began_s)}, losses)
         self._keep_the_best(run.step)
         return losses
 
@@ -206,12 +209,8 @@ class AfterStep:
         if step == self.plan.steps and self.log is not None and self.config.checkpoint.keep_best:
             self.saver.prune()
 
-    def _evaluate(self, step: int) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-        """Mean loss of each set that this step is evaluated on, nats per token, by split; and the scores of "tasks".
-
-        The second value is what a line says of the time: nothing if there was nothing to evaluate.
-        """
-        began_s = time.monotonic()
+    def _evaluate(self, step: int) -> dict[str, dict[str, float]]:
+        """Mean loss of each set that this step is evaluated on, nats per token, by split; and the scores of "tasks"."""
         config, last, losses = self.config, self.plan.steps, dict[str, dict[str, float]]()
         if reads_sets(step, config.train, last=last):
             sets = {"valid": self.data.valid, "test": self.data.test if step == last else {}}
@@ -219,7 +218,7 @@ class AfterStep:
         if self.data.tasks and scores_tasks(step, config.evaluate, last=last):
             scorer = RunScorer(engine=self.engine, tokenizer=self.data.tokenizer, name=Path(config.run.folder).name)
             losses["tasks"] = score_tasks(self.data.tasks, scorer)
-        return losses, {"eval_s": round(time.monotonic() - began_s, 3)} if any(losses.values()) else {}
+        return losses
 
     def _record(self, step: int, measured: Mapping[str, Any], losses: Mapping[str, dict[str, float]]) -> None:
         if losses.get("valid"):
@@ -276,6 +275,11 @@ class AfterStep:
         why = "it was skipped or its state is not finite"
         done = "and its checkpoint" if saved else f"without a checkpoint, because {why}"
         stop(self.asked, where=f"after step {step} {done}", clock=self.end_time.text(self.time_up))
+
+
+def _timed(losses: Mapping[str, Mapping[str, float]], began_s: float) -> dict[str, float]:
+    """What a line says of the time of an evaluation; nothing if there was nothing to evaluate."""
+    return {"eval_s": round(time.monotonic() - began_s, 3)} if any(losses.values()) else {}
 
 
 def unrecorded_step(newest: Location, config: RunConfig, *, plan: Plan, world: World) -> RunState | None:
