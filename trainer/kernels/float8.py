@@ -131,5 +131,9 @@ def float8_rows_product(left: Float8Rows, right: Float8Rows, *, dtype: torch.dty
 def scaled_mm_rows_product(left: Float8Rows, right: Float8Rows, *, dtype: torch.dtype) -> Tensor:
     """The same by PyTorch's matrix product in FP8."""
     return torch._scaled_mm(
-        left.values_RC, right.values_RC.t(), scale_a=left.inverse_R1, scale_b=right.inverse_R1.t(), out_dtype=dtype
+        left.values_RC.contiguous(),  # the rounded values keep the strides of what was rounded
+        right.values_RC.t(),
+        scale_a=left.inverse_R1,
+        scale_b=right.inverse_R1.t(),
+        out_dtype=dtype,
     )
