@@ -161,9 +161,12 @@ def dedup(options: DedupOptions, progress: Progress = SILENT) -> DedupResult:
     """
     folder = Path(options.output)
     chosen = PathFilter(options.include, options.exclude)
-    find = lambda names: find_inputs(names, format=options.input_format, filter=chosen, progress=progress).files  # noqa: E731
-    known = find(options.against) if options.against else ()
-    files = (*known, *find(options.inputs))
+
+    def found(names: Sequence[str | Path]) -> tuple[SourceFile, ...]:
+        return find_inputs(names, format=options.input_format, filter=chosen, progress=progress).files
+
+    known = found(options.against) if options.against else ()
+    files = (*known, *found(options.inputs))
     if any(file.path == STDIN for file in files):
         raise UsageError("mdata dedup cannot read standard input", fix="give files: preprocess reads them again")
     with os_errors_named(f"writing {folder}"):
