@@ -180,6 +180,17 @@ def _variant_gradients(reference: Reference, batch: Microbatch) -> str:
     return _unlike_gradients(reference, _theirs(config, grads))
 
 
+# ---- T5
+
+
+def t5(reference: Reference) -> Iterator[Case]:
+    """A file of bert_t5/, or of variants/."""
+    from tests.oracles import families_t5
+
+    for what, compare in families_t5.cases(reference.path):
+        yield _case("t5", reference, what, compare)
+
+
 # ---- what models of all kinds have
 
 
@@ -415,9 +426,13 @@ def _gpt(reference: Reference) -> str:
 
 BATCHES: Mapping[str, Callable[[Reference, int | None], Microbatch]] = {"bert": _bert_batch}
 # Kinds of oracle/families, and of the variants of oracle/model.
-COMPARED: Mapping[str, Callable[[Reference], Iterator[Case]]] = {"bert": bert}
-VARIANTS: Mapping[str, Callable[[Reference], Iterator[Case]]] = {"bert": bert_variant, "gpt": gpt_variant}
-LATER: Mapping[str, int] = {"t5": 18, "moe": 19, "mla_mtp": 19, "mamba": 23, "llava": 25, "retro": 25}
+COMPARED: Mapping[str, Callable[[Reference], Iterator[Case]]] = {"bert": bert, "t5": t5}
+VARIANTS: Mapping[str, Callable[[Reference], Iterator[Case]]] = {
+    "bert": bert_variant,
+    "t5": t5,
+    "gpt": gpt_variant,
+}
+LATER: Mapping[str, int] = {"moe": 19, "mla_mtp": 19, "mamba": 23, "llava": 25, "retro": 25}
 KINDS = ("gpt", "bert", "t5", "moe", "mla_mtp", "mamba", "llava", "retro")
 
 
