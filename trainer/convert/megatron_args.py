@@ -179,6 +179,7 @@ def _completed(
 def _program(found: Arguments, tensors: Mapping[str, TensorInfo]) -> str:
     """Which of Megatron's programs a checkpoint is of; tensors of heads say it of those that ours did not write."""
     family = "bert" if "lm_head.dense.weight" in tensors else found.get(FAMILY_KEY)
+    family = "t5" if "decoder.layers.cross_attention.linear_q.weight" in tensors else family
     return next((name for name, of_program in PROGRAMS.items() if of_program == family), PROGRAM)
 
 
@@ -223,7 +224,8 @@ def _seen_in_tensors(
     if "lm_head.dense.weight" in tensors:
         values["--bert-no-binary-head"] = "binary_head.weight" not in tensors
     if arguments.get("untie_embeddings_and_output_weights") is None:
-        values["--untie-embeddings-and-output-weights"] = "output_layer.weight" in tensors
+        heads = ("output_layer.weight", "lm_head.output_layer.weight")
+        values["--untie-embeddings-and-output-weights"] = any(name in tensors for name in heads)
     silent = {"norm_epsilon": "norm_epsilon" not in arguments and "layernorm_epsilon" not in arguments}
     rotary = "rope" in (arguments.get("position_embedding_type"), values["--position-embedding-type"])
     silent["rope_theta"] = rotary and "rotary_base" not in arguments

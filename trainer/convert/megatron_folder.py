@@ -196,6 +196,16 @@ def layer_number(name: str) -> int | None:
     return int(match[1]) if match and match[1] else None
 
 
+def block_numbers(names: Iterable[str]) -> set[int]:
+    """The numbers of the blocks that have tensors; those of a decoder come after those of an encoder."""
+    of_stack: dict[str, set[int]] = {"encoder": set(), "decoder": set()}
+    for name in names:
+        if (number := layer_number(name)) is not None:
+            of_stack[name.partition(".")[0]].add(number)
+    first = 1 + max(of_stack["encoder"], default=-1)
+    return of_stack["encoder"] | {first + number for number in of_stack["decoder"]}
+
+
 def check_layers(config: RunConfig, layers: Iterable[int], *, where: Path) -> None:
     """Compare the number of layers with the layers that have tensors, before anything of that size is built.
 

@@ -47,6 +47,9 @@ _OLDER = (
     (r"\.mlp\.dense_h_to_4h\.", ".mlp.linear_fc1."),
     (r"\.mlp\.dense_4h_to_h\.", ".mlp.linear_fc2."),
 )
+CROSS_EXTRA_STATE = tuple(
+    f"cross_attention.{name}" for name in ("linear_q", "linear_kv", "linear_proj", "core_attention")
+)
 IGNORED = ("_extra_state", "rotary_pos_emb.inv_freq", "rng_state", "rerun_state_machine_state")
 
 
@@ -150,6 +153,11 @@ def megatron_links(
         form = family.megatron.tensor(name, size, shape, layout.version, layout.fused)
         form = dataclasses.replace(form, tensor="output_layer.weight")
         yield _cut(state + name, form, place=None, layout=layout)
+
+
+def places_of(shape: ModelShape, layout: StateDictLayout) -> Iterator[LayerPlace]:
+    """The layers of a state dict."""
+    return (place for number in layout.layers if (place := _place(shape, number, layout)) is not None)
 
 
 def _place(shape: ModelShape, number: int | None, layout: StateDictLayout) -> LayerPlace | None:

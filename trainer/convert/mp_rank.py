@@ -33,20 +33,22 @@ from trainer.convert.megatron_folder import (
     LATEST,
     RELEASE,
     Training,
+    block_numbers,
     check_layers,
     check_rows,
     damaged,
     iteration_folder,
-    layer_number,
     training_of,
 )
 from trainer.convert.megatron_names import (
+    CROSS_EXTRA_STATE,
     StateDictLayout,
     is_ignored,
     megatron_links,
     megatron_model,
     modern_name,
     num_rows,
+    places_of,
     stacks_named,
 )
 from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, equal_tensors, num_bytes
@@ -87,7 +89,7 @@ class _ModelChunk(NamedTuple):
     @property
     def numbers(self) -> set[int]:
         """Of its layers that have tensors."""
-        return {number for name in self.tensors if (number := layer_number(name)) is not None}
+        return block_numbers(self.tensors)
 
 
 class _Ranks(NamedTuple):
@@ -235,8 +237,7 @@ def write_mp_rank(target: Path, model: ModelFolder, *, dtype: torch.dtype, tp: i
             }  # fmt: skip
             with atomic_io.atomic_file(folder / FILE) as fd:
                 state = _gathered(folder, _linked(model, layout), dtype=dtype, report=report)
-                stack = megatron_model(model.config).stack
-                state |= dict.fromkeys(_extra_states(stack, len(layout.layers), head=layout.has_head))
+                state |= dict.fromkeys(_extra_states(model, layout))
                 torch.save({**contents, "model": state}, cast(Any, _Appended(fd)))
                 del state  # before the next one's
     atomic_io.atomic_write(target / LATEST, str(iteration).encode())
@@ -297,17 +298,20 @@ def check_cut(model: ModelFolder, *, tp: int, pp: int) -> None:
     }  # fmt: skip
     wrong = [f"{name}={size} by tp={tp}" for name, size in sizes.items() if size % tp]
     wrong += [f"num_layers={shape.num_layers} by pp={pp}"] if shape.num_layers % pp else []
+    if pp > 1 and megatron_model(model.config).place is not None:
+        wrong.append(f"an encoder and a decoder by pp={pp}, for which Megatron-Core has no pipeline")
     if wrong:
         raise UsageError("the model cannot be split like this", found=few(wrong), expected="divisors of these numbers")
 
 
-def _extra_states(stack: str, num_layers: int, *, head: bool) -> Iterator[str]:
+def _extra_states(model: ModelFolder, layout: StateDictLayout) -> Iterator[str]:
     """Names that Megatron-Core's layers ask for beside their tensors."""
-    for number in range(num_layers):
-        for module in _WITH_EXTRA_STATE:
-            yield f"{stack}.layers.{number}.{module}._extra_state"
-    if head:
-        yield "output_layer._extra_state"
+    two = megatron_model(model.config).place is not None
+    for place in places_of(model.shape, layout):
+        for module in (*_WITH_EXTRA_STATE, *(CROSS_EXTRA_STATE if two and place.stack == "decoder" else ())):
+            yield f"{place.stack}.layers.{place.number}.{module}._extra_state"
+    if layout.has_head:
+        yield f"{'lm_head.' * two}output_layer._extra_state"
 
 
 def _load(folder: Path) -> _Ranks:

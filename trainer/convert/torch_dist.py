@@ -26,6 +26,7 @@ from trainer.convert.megatron_args import from_arguments
 from trainer.convert.megatron_folder import (
     Training,
     adam_steps,
+    block_numbers,
     check_layers,
     check_rows,
     iteration_folder,
@@ -130,19 +131,22 @@ def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
 
 
 def _layers(model: Mapping[str, TensorInfo]) -> set[int]:
-    """The numbers of the layers that have tensors, stacked or not."""
-    numbers = {number for name in model if (number := layer_number(name)) is not None}
-    if numbers:
+    """The numbers of the blocks that have tensors, stacked or not."""
+    if numbers := block_numbers(model):
         return numbers
-    sizes = [info.shape[0] for name, info in model.items() if name.startswith(_STACKED) and info.shape]
-    return set(range(min(max(sizes, default=0), _MOST_LAYERS)))
+    of_stack = (
+        max((info.shape[0] for name, info in model.items() if name.startswith(stack) and info.shape), default=0)
+        for stack in _STACKED
+    )
+    return set(range(min(sum(of_stack), _MOST_LAYERS)))
 
 
 def _states(source: ChunkSource, shape: ModelShape, layout: StateDictLayout, *, training: Training) -> _States:
     """Which tensors are the weights and the moments; main weights of fp32 where the optimizer has them."""
     if any(name.startswith(_FLAT) for name in source.tensors):
         sizes = [training.arguments.get(f"{kind}_model_parallel_size", 1) for kind in ("tensor", "pipeline")]
-        decoder = layout.family.megatron is not None and layout.family.megatron.stack == "decoder"
+        megatron = layout.family.megatron
+        decoder = megatron is not None and megatron.stack == "decoder" and megatron.place is None
         if sizes == [1, 1] and decoder:
             return _flat_states(source, shape, layout)
         why = f"for tp = pp = 1, not {sizes}" if decoder else "of decoders only"

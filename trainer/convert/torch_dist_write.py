@@ -34,7 +34,13 @@ from trainer.convert.distcp import METADATA
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.megatron_args import to_arguments
 from trainer.convert.megatron_folder import LATEST
-from trainer.convert.megatron_names import StateDictLayout, megatron_links, megatron_model
+from trainer.convert.megatron_names import (
+    CROSS_EXTRA_STATE,
+    StateDictLayout,
+    megatron_links,
+    megatron_model,
+    places_of,
+)
 from trainer.convert.model_folder import ModelFolder, Report, boxes
 from trainer.convert.torch_dist import COMMON
 from trainer.models.arithmetic import round_up
@@ -91,7 +97,7 @@ def write_torch_dist(
         for prefix, tensors, stored in _parts(model, states, rows, dtype=dtype, form=form):
             for name, info in tensors.tensors.items():
                 writer.tensor(prefix + name, info, tensors=tensors, dtype=stored, name=name)
-        for name in _extra_states(megatron_model(model.config).stack, model.shape.num_layers):
+        for name in _extra_states(model, rows):
             writer.object(name)
     atomic_io.atomic_write(folder / METADATA, pickle.dumps(metadata))
     common = _common(model, arguments, optimizer=form if len(states) > 1 else None)
@@ -141,10 +147,7 @@ def _parts(
     model: ModelFolder, states: tuple[str, ...], rows: int, *, dtype: torch.dtype, form: OptimizerForm
 ) -> Iterator[tuple[str, Linked, torch.dtype]]:
     """(what stands before the names, tensors, their dtype) of the model and of each state."""
-    shape = model.shape
-    layout = StateDictLayout(
-        family=model.family, layers=range(shape.num_layers), padded_rows=rows, stacked=True, fused=True, written=True
-    )
+    shape, layout = model.shape, _layout(model, rows)
 
     def of(state: str) -> Linked:
         links = megatron_links(shape, layout, state=f"{state}/")
@@ -158,10 +161,16 @@ def _parts(
         yield f"optimizer.state.{state}.", of(state), torch.float32
 
 
-def _extra_states(stack: str, num_layers: int) -> Iterator[str]:
-    for module in _WITH_EXTRA_STATE:
-        for number in range(num_layers):
-            yield f"{stack}.layers.{module}._extra_state/shard_{number}_{num_layers}"
+def _layout(model: ModelFolder, rows: int) -> StateDictLayout:
+    layers = range(model.shape.num_layers)
+    return StateDictLayout(family=model.family, layers=layers, padded_rows=rows, stacked=True, fused=True, written=True)
+
+
+def _extra_states(model: ModelFolder, rows: int) -> Iterator[str]:
+    two = megatron_model(model.config).place is not None
+    for stack, number, count in places_of(model.shape, _layout(model, rows)):
+        for module in (*_WITH_EXTRA_STATE, *(CROSS_EXTRA_STATE if two and stack == "decoder" else ())):
+            yield f"{stack}.layers.{module}._extra_state/shard_{number}_{count}"
 
 
 def _common(model: ModelFolder, arguments: Mapping[str, Any], *, optimizer: OptimizerForm | None) -> dict[str, Any]:
