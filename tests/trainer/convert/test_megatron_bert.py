@@ -12,7 +12,7 @@ import torch
 from mdata import DamageError, UsageError
 from tests.oracles import bert_twin
 from trainer.convert.compare import build_model
-from trainer.convert.convert import Options, convert, open_model
+from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.megatron_args import to_arguments
 from trainer.convert.model_keys import effective
 from trainer.models.stage import Microbatch
@@ -116,14 +116,16 @@ def test_the_archive_that_was_published_is_read_without_arguments(tmp_path):
 
 def test_published_weights_go_to_transformers(tmp_path):
     pytest.importorskip("transformers")
-    result = convert(published(tmp_path / "bert"), tmp_path / "hf", options=Options(to="hf"))
+    result = convert(published(tmp_path / "bert"), tmp_path / "hf", options=ConvertOptions(to="hf"))
     assert result["check"]["by"] == ["mtrain", "transformers"] and result["check"]["largest_difference"] < 1e-5
 
 
 @pytest.mark.parametrize(("form", "tp", "pp"), [("mp_rank", 2, 2), ("mp_rank", 1, 1), ("torch_dist", 1, 1)])
 def test_both_formats_there_and_back(form, tp, pp, tmp_path):
-    convert(published(tmp_path / "bert", half=False), tmp_path / "ours", options=Options(to="mtrain", check=False))
-    options = Options(to=form, tp=tp, pp=pp)
+    convert(
+        published(tmp_path / "bert", half=False), tmp_path / "ours", options=ConvertOptions(to="mtrain", check=False)
+    )
+    options = ConvertOptions(to=form, tp=tp, pp=pp)
     convert(tmp_path / "ours", tmp_path / "theirs", options=options)
     before, back = (open_model(tmp_path / name) for name in ("ours", "theirs"))
     assert back.format == form and effective(back.config) == effective(before.config)
@@ -137,7 +139,7 @@ def test_both_formats_there_and_back(form, tp, pp, tmp_path):
 
 
 def test_a_head_that_megatron_does_not_have_is_refused_by_name(tmp_path):
-    convert(published(tmp_path / "bert"), tmp_path / "ours", options=Options(to="mtrain", check=False))
+    convert(published(tmp_path / "bert"), tmp_path / "ours", options=ConvertOptions(to="mtrain", check=False))
     model = open_model(tmp_path / "ours")
     for change in ({"head_activation": "gelu"}, {"norm": "post"}):
         section = replace(model.config.model.bert, **change)

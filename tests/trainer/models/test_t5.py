@@ -28,7 +28,7 @@ from trainer.config.sections import (
     T5ModelSection,
     T5Section,
 )
-from trainer.convert.convert import Options, convert
+from trainer.convert.convert import ConvertOptions, convert
 from trainer.convert.hf_folder import open_hf
 from trainer.models.family import family_named, family_of
 from trainer.models.stage import EncoderTokens, Microbatch
@@ -282,8 +282,8 @@ def test_a_model_of_transformers_comes_back_bit_for_bit(name: str, tmp_path: Pat
     """Through our own format; a head is told by its tensor, and the first token of the decoder is kept."""
     pytest.importorskip("transformers")
     source = hf_models.save(name, tmp_path / "hf")
-    convert(source, tmp_path / "ours", options=Options(to="mtrain"))
-    result = convert(tmp_path / "ours", tmp_path / "back", options=Options(to="hf"))
+    convert(source, tmp_path / "ours", options=ConvertOptions(to="mtrain"))
+    result = convert(tmp_path / "ours", tmp_path / "back", options=ConvertOptions(to="hf"))
     assert not result["token_ids"]["different"], "token ids by transformers' tokenizer"
     assert result["check"]["compared"] and set(result["check"]["by"]) == {"mtrain", "transformers"}
     before, after = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "back"))
