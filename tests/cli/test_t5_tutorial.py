@@ -16,25 +16,22 @@ from mdata.sentences.punkt_tables import FILES
 
 PAGE = Path(__file__).parents[2] / "docs/howto/bert_t5.md"
 COMMANDS = {"mdata": mdata_command.main, "mtrain": mtrain_command.main}
-WORDS = [
+WORDS = (
     "time",
     "age",
     "season",
     "spring",
     "winter",
     "light",
-    "darkness",
     "belief",
     "hope",
-    "despair",
     "wisdom",
-    "foolishness",
     "was",
     "it",
     "the",
     "of",
     "best",
-]
+)
 
 
 def _section() -> str:

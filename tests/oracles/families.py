@@ -26,6 +26,7 @@ from torch import Tensor
 
 from mdata import MdataError
 from tests.helpers.ranks import RankContext, RankError, RankHang, run_ranks
+from tests.oracles import families_t5
 from tests.trainer.engines import assemble, layouts, reduced
 from tests.trainer.models import megatron
 from trainer.config.sections import (
@@ -427,11 +428,7 @@ def _gpt(reference: Reference) -> str:
 BATCHES: Mapping[str, Callable[[Reference, int | None], Microbatch]] = {"bert": _bert_batch}
 # Kinds of oracle/families, and of the variants of oracle/model.
 COMPARED: Mapping[str, Callable[[Reference], Iterator[Case]]] = {"bert": bert, "t5": t5}
-VARIANTS: Mapping[str, Callable[[Reference], Iterator[Case]]] = {
-    "bert": bert_variant,
-    "t5": t5,
-    "gpt": gpt_variant,
-}
+VARIANTS: Mapping[str, Callable[[Reference], Iterator[Case]]] = {"bert": bert_variant, "t5": t5, "gpt": gpt_variant}
 LATER: Mapping[str, int] = {"moe": 19, "mla_mtp": 19, "mamba": 23, "llava": 25, "retro": 25}
 KINDS = ("gpt", "bert", "t5", "moe", "mla_mtp", "mamba", "llava", "retro")
 
