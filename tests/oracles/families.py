@@ -186,8 +186,6 @@ def _variant_gradients(reference: Reference, batch: Microbatch) -> str:
 
 def t5(reference: Reference) -> Iterator[Case]:
     """A file of bert_t5/, or of variants/."""
-    from tests.oracles import families_t5
-
     for what, compare in families_t5.cases(reference.path):
         yield _case("t5", reference, what, compare)
 
