@@ -7,7 +7,7 @@ sender. Every group and every link of every rank takes part, though ranks that d
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -94,7 +94,8 @@ class _Matching:
         self.places: dict[_Members, _Position] = defaultdict(lambda: _Position([]))
         self.sent: dict[_Members, deque[Hashable]] = defaultdict(deque)
         self.begun: dict[_Members, deque[Hashable]] = defaultdict(deque)
-        self.there: dict[_Members, set[Hashable]] = defaultdict(set)
+        # Counted: the tensors of one message may have the same shape, such as T5's two tables of biases.
+        self.there: dict[_Members, Counter[Hashable]] = defaultdict(Counter)
         self.messages: dict[_Members, int] = defaultdict(int)
         self.waiting: dict[_Members, int] = {}
         self.ready = deque(range(len(programs)))
@@ -122,8 +123,8 @@ class _Matching:
         if entry.kind == "join":
             return self._join(rank, entry, group)
         if entry.kind == "wait":
-            if entry.signature in self.there[group]:
-                self.there[group].discard(entry.signature)
+            if self.there[group][entry.signature]:
+                self.there[group][entry.signature] -= 1
                 return True
             self.waiting[group] = rank
             return False
@@ -158,7 +159,7 @@ class _Matching:
             if sent != taken:
                 raise Mismatch(f"rank {link.ranks[0]} sends {sent} to rank {link.ranks[1]}, which expects {taken}")
             self.messages[link] += 1
-            self.there[link].add(sent)
+            self.there[link][sent] += 1
             if link in self.waiting:
                 self.ready.append(self.waiting.pop(link))
 

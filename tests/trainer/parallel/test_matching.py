@@ -65,6 +65,13 @@ def _messages(kind: str, *names: str) -> list[Entry]:
     return [Entry(kind, LINK, name) for name in names]  # type: ignore[arg-type]
 
 
+def test_two_messages_of_one_name_are_two() -> None:
+    """The tensors of one action may have equal shapes."""
+    twice = ("table", "table")
+    programs = [_messages("send", *twice), _messages("receive", *twice) + _messages("wait", *twice)]
+    assert match(programs, PAIR).messages == 2
+
+
 def test_messages_are_taken_in_the_order_of_sending() -> None:
     sends, receives = _messages("send", "a", "b"), _messages("receive", "a", "b")
     waits = _messages("wait", "b", "a")
