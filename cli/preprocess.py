@@ -128,7 +128,9 @@ def _remarks(result: PreprocessResult) -> list[str]:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(skipped.items()) if count)
         lines.append(f"{number:,} of {rows:,} rows were left out: {kinds}")
     if filtered := provenances[0].filtered or 0:
-        why = "by --where" if provenances[0].options.get("where") else "records of WARC that are not text"
+        options = provenances[0].options
+        causes = [f"by --{name.replace('_', '-')}" for name in ("where", "skip_rows") if options.get(name)]
+        why = " and ".join(causes) or "records of WARC that are not text"
         lines.append(f"{filtered:,} of {rows:,} rows were filtered out: {why}")
     if not rows:
         lines.append("the input has no records; the corpus is empty")

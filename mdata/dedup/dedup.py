@@ -84,6 +84,8 @@ class DedupOptions:
         for name, least, most in (("bands", 0, 256), ("rows", 1, 256), ("ngram", 1, 64)):
             if not least <= getattr(self, name) <= most:
                 raise UsageError(f"{name} is {getattr(self, name)}", expected=f"{least} to {most}")
+        if self.workers < 0:
+            raise UsageError(f"workers is {self.workers}", expected="at least 1, or 0 for all cores")
 
     @cached_property
     def inputs(self) -> tuple[str | Path, ...]:
@@ -209,9 +211,12 @@ class _Job:
         if not path.exists():
             return None
         facts = json.loads(path.read_bytes())
-        if facts.get("made_of") != json.loads(json.dumps(self.identity)):
+        made_of, asked = facts.get("made_of", {}), json.loads(json.dumps(self.identity))
+        if differing := [name for name, value in asked.items() if made_of.get(name) != value]:
             raise UsageError(
-                f"{self.folder} holds the result of other input or options", fix="give another --output, or remove it"
+                f"{self.folder} holds the result of other input or options",
+                found="different " + ", ".join(differing),
+                fix="give another --output, or remove it",
             )
         self.progress.note("this result is finished and made of the same input; nothing is left to do")
         shutil.rmtree(self.work, ignore_errors=True)
@@ -222,6 +227,7 @@ class _Job:
         state = self._sign(self._resumed())
         total = sum(file.rows for file in state.files)
         first = sum(file.rows for file in state.files[: self.num_known])  # the first row of the input
+        self._check_texts(state, total)
         parents = self._parents(total)
         exact = self._match("hash", state.runs, parents)
         is_exact = int((_roots(parents) != np.arange(total))[first:].sum()) if exact else 0
@@ -277,6 +283,17 @@ class _Job:
             self._write_runs(state, signed)
         self.progress.end()
         return state
+
+    def _check_texts(self, state: _State, total: int) -> None:
+        """Report rows without a text; refuse an input that has no text at all."""
+        sizes = ((self.work / f"hash-{number:05}.run").stat().st_size for number in range(state.runs))
+        if not (missing := total - sum(sizes) // 24):
+            return
+        key = self.options.json_key
+        if missing == total:
+            shutil.rmtree(self.work)
+            raise UsageError(f"none of the {total:,} rows has a text under {key!r}", fix="name its key with --json-key")
+        self.progress.note(f"{missing:,} of {total:,} rows have no text under {key!r}; they are left to preprocess")
 
     def _open(self, state: _State, count: int) -> None:
         """Begin the files up to number `count`; those before the last are complete."""

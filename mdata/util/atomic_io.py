@@ -72,7 +72,8 @@ class Descriptor:
 
 def write_all(fd: int, data: Buffer) -> None:
     """Write all bytes, repeating short writes."""
-    left = memoryview(data).cast("B")
+    view = memoryview(data)
+    left = view.cast("B") if view.nbytes else memoryview(b"")  # an array without entries cannot be cast
     while left:
         left = left[write(fd, left) :]
 

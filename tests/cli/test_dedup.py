@@ -27,6 +27,7 @@ def test_it_says_what_was_found_and_what_comes_next(tmp_path: Path, capsys: pyte
         (["--exact", "--bands", "3"], "--exact compares no bands"),
         (["--bands", "0x"], "--bands"),
         (["--rows", "0"], "rows is 0"),
+        (["--workers", "-1"], "workers is -1"),
         (["--input", "-"], "cannot read standard input"),
     ],
 )

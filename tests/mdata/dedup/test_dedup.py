@@ -147,7 +147,7 @@ def test_a_finished_result_is_left_and_another_refused(tmp_path: Path) -> None:
     first = dedup(options)
     written = (tmp_path / "out" / FACTS).stat().st_mtime_ns
     assert dedup(options) == first and (tmp_path / "out" / FACTS).stat().st_mtime_ns == written
-    with pytest.raises(UsageError, match="other input or options"):
+    with pytest.raises(UsageError, match=r"other input or options\n  found: different ngram\n"):
         dedup(DedupOptions(input=path, output=tmp_path / "out", **SHAPE | {"ngram": 3}))
 
 
@@ -173,6 +173,18 @@ def test_bad_rows_and_texts_without_words(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.jsonl", ["...", "?!", "...", "a b c"], bad=True)
     dedup(DedupOptions(input=path, output=tmp_path / "out", **SHAPE))
     assert _removed(tmp_path / "out") == [False, False, False, True, False]  # the second row is not JSON
+
+
+def test_documents_that_are_all_shorter_than_an_ngram(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.jsonl", ["a", "b", "A."])
+    result = dedup(DedupOptions(input=path, output=tmp_path / "out", **SHAPE))
+    assert (result.removed, _removed(tmp_path / "out")) == (1, [False, False, True])
+
+
+def test_an_input_without_texts_is_refused(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.jsonl", ["a b c", "d e f"])
+    with pytest.raises(UsageError, match=r"none of the 2 rows has a text under 'body'"):
+        dedup(DedupOptions(input=path, output=tmp_path / "out", json_key="body", **SHAPE))
 
 
 def test_recall_is_that_of_the_formula(tmp_path: Path) -> None:
