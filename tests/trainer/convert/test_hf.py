@@ -424,6 +424,12 @@ def test_presets_have_the_parameters_of_transformers(preset):
             {"rope_scaling": {"type": "su", "short_factor": [1.0, "x"], "long_factor": [1.0]}},
             "short_factor = [1.0, 'x'] is not a number above 0",
         ),
+        ("olmo2", {"rope_parameters": None, "rope_theta": [5.0]}, "rope_theta = [5.0] in config.json is not a number"),
+        (
+            "olmo2",
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5.0, "factor": [2.0]}},
+            "factor = [2.0] is not a number above 0",
+        ),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma2", {"attn_logit_softcapping": "50"}, "attn_logit_softcapping = '50'"),
         ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern = 0"),

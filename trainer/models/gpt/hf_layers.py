@@ -237,7 +237,7 @@ def _rope_table(where: str, table: Json, config_json: Json, problems: list[str])
         problems.append(f"{where} of type {kind!r} lacks {', '.join(missing)}")
         return keys
     given = {f"rope_{ours}": settings[name] for name, ours in names.items() if name in settings}
-    wrong = [name for name in names if name in settings and not _is_positive(settings[name])]
+    wrong = [name for name in names if name in settings and not _fits(name, settings[name])]
     problems += [f"{name} = {settings[name]!r} is not a number above 0" for name in wrong]
     if not wrong:
         problems += _wrong_order(kind, {**keys, **_ROPE_DEFAULTS, **settings})
@@ -277,9 +277,14 @@ def _is_unknown_rope_key(name: str, settings: Json) -> bool:
     return ("rope" in name or "rotary" in name) and name not in known_keys and settings[name] not in (None, False)
 
 
+def _fits(name: str, value: Any) -> bool:
+    """Whether a setting of a rotary scaling is a number above 0, or a list of them where one is expected."""
+    if name not in ("short_factor", "long_factor"):
+        return _is_positive(value)
+    return isinstance(value, list) and bool(value) and all(map(_is_positive, value))
+
+
 def _is_positive(value: Any) -> bool:
-    if isinstance(value, list):
-        return bool(value) and all(map(_is_positive, value)) and not any(isinstance(item, list) for item in value)
     return type(value) in (int, float) and 0 < value < math.inf
 
 
