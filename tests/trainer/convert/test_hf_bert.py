@@ -16,7 +16,7 @@ from mdata.tokenizers.registry import config_of, load_tokenizer
 from tests.helpers.notes import Counted
 from trainer.config.sections import BertSection
 from trainer.convert.compare import build_model
-from trainer.convert.convert import Options, convert, open_model
+from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.hf_config import from_hf, to_hf
 from trainer.convert.hf_folder import write_hf
 from trainer.convert.hf_names import hf_links
@@ -26,7 +26,7 @@ from trainer.models.family import family_of
 from trainer.models.stage import only_tokens
 
 transformers = pytest.importorskip("transformers")
-NATIVE, HF = Options(to="mtrain"), Options(to="hf")
+NATIVE, HF = ConvertOptions(to="mtrain"), ConvertOptions(to="hf")
 SIZES = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"intermediate_size": 64, "max_position_embeddings": 64}
 CLASSES = ("BertForPreTraining", "BertForMaskedLM", "MegatronBertForPreTraining", "MegatronBertForMaskedLM")
