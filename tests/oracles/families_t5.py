@@ -25,7 +25,7 @@ from trainer.config.sections import (
     OptimizerSection,
     RunConfig,
     RunSection,
-    T5ModelSection,
+    T5SamplesSection,
     T5Section,
     TrainSection,
 )
@@ -85,7 +85,7 @@ def _config(info: Mapping[str, Any], *, average: str, micro_batch: int, mesh: Ma
         run=RunSection(folder="unused"),
         model=ModelSection(
             family="t5",
-            t5=T5ModelSection(encoder_layers=layers[0], head_bias=tied),
+            t5=T5Section(encoder_layers=layers[0], head_bias=tied),
             num_layers=sum(layers),
             hidden_size=model["hidden_size"],
             num_heads=model["num_attention_heads"],
@@ -99,7 +99,7 @@ def _config(info: Mapping[str, Any], *, average: str, micro_batch: int, mesh: Ma
             bias=model["add_bias_linear"],
             tie_embeddings=tied,
         ),
-        data=DataSection(blend="unused", kind="t5", t5=T5Section(decoder_length=model.get("seq_dec", 20))),
+        data=DataSection(blend="unused", kind="t5", t5=T5SamplesSection(decoder_length=model.get("seq_dec", 20))),
         mesh=MeshSection(**mesh),
         train=TrainSection(
             sequence_length=model.get("seq", 36),

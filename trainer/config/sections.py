@@ -178,7 +178,7 @@ class BertSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class T5ModelSection:
+class T5Section:
     """What models of family t5 have beside the keys of [model], where num_layers counts those of both stacks."""
 
     encoder_layers: Positive | None = (
@@ -281,7 +281,7 @@ class ModelSection:
     init_std: Amount = 0.02  # standard deviation of the initial weights
     gpt_neox: GPTNeoXSection | None = None
     bert: BertSection | None = None
-    t5: T5ModelSection | None = None
+    t5: T5Section | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -358,7 +358,7 @@ class BertSamplesSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class T5Section:
+class T5SamplesSection:
     """Masked spans that the decoder predicts, for kind t5; train.sequence_length is the encoder's."""
 
     decoder_length: Annotated[int, Range(3)] = 128  # tokens that the decoder reads
@@ -411,7 +411,7 @@ class DataSection:
     skip: tuple[str, ...] = ()  # samples to skip, as ranges "FIRST-LAST" in the run's order
     fim: FimSection | None = None
     bert: BertSamplesSection | None = None
-    t5: T5Section | None = None
+    t5: T5SamplesSection | None = None
 
     @property
     def documents_apart(self) -> bool:
@@ -419,12 +419,12 @@ class DataSection:
         return self.document_masks or self.kind == "chat"
 
     @property
-    def of_kind(self) -> FimSection | BertSamplesSection | T5Section | None:
+    def of_kind(self) -> FimSection | BertSamplesSection | T5SamplesSection | None:
         """The options of kind fim, bert or t5, with defaults if its sub-section is not set; None: another kind."""
-        options: dict[str, FimSection | BertSamplesSection | T5Section] = {
+        options: dict[str, FimSection | BertSamplesSection | T5SamplesSection] = {
             "fim": self.fim or FimSection(),
             "bert": self.bert or BertSamplesSection(),
-            "t5": self.t5 or T5Section(),
+            "t5": self.t5 or T5SamplesSection(),
         }
         return options.get(self.kind)
 

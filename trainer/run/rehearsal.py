@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from trainer.config.sections import BertSamplesSection, KernelsSection, ModelSection, RunConfig, T5Section
+from trainer.config.sections import BertSamplesSection, KernelsSection, ModelSection, RunConfig, T5SamplesSection
 from trainer.models.family import family_of
 from trainer.models.stage import EncoderTokens, Microbatch
 from trainer.optim.layout import make_layout
@@ -188,7 +188,7 @@ def _microbatch(model: ModelSection, plan: Plan, engine: Engine) -> Microbatch:
         return torch.zeros(plan.micro_batch, length, dtype=torch.int64, device="meta")
 
     options, length = data.of_kind, plan.sequence_length
-    inputs = ids(options.decoder_length if isinstance(options, T5Section) else length)
+    inputs = ids(options.decoder_length if isinstance(options, T5SamplesSection) else length)
     numbered = model.hidden_dropout or model.attention_dropout
     batch = Microbatch(
         tokens_BS=inputs,
@@ -196,9 +196,9 @@ def _microbatch(model: ModelSection, plan: Plan, engine: Engine) -> Microbatch:
         loss_mask_BS=torch.ones(inputs.shape, device="meta"),
         samples_B=inputs[:, 0] if numbered else None,
     )
-    if isinstance(options, T5Section | BertSamplesSection):
+    if isinstance(options, T5SamplesSection | BertSamplesSection):
         batch = dataclasses.replace(batch, lengths_B=inputs[:, 0].int())
-    if isinstance(options, T5Section):
+    if isinstance(options, T5SamplesSection):
         batch = dataclasses.replace(batch, encoder=EncoderTokens(ids(length), inputs[:, 0].int()))
     if isinstance(options, BertSamplesSection) and options.head:
         batch = dataclasses.replace(batch, types_BS=inputs, swapped_B=inputs[:, 0])

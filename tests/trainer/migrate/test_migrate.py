@@ -13,7 +13,7 @@ import pytest
 from tests.trainer.migrate import examples
 from trainer.config.describe import describe
 from trainer.config.parse import load_config
-from trainer.config.sections import BertSamplesSection, DataSection, FimSection, T5Section
+from trainer.config.sections import BertSamplesSection, DataSection, FimSection, T5SamplesSection
 from trainer.layers.rope import frequencies, magnitude
 from trainer.migrate.arguments import read_arguments
 from trainer.migrate.flags import flag_table
@@ -124,7 +124,7 @@ def test_the_program_is_the_kind_of_samples(every_key: None, monkeypatch: pytest
     t5 = migrate([*BASE, "--decoder-seq-length", "12", "--decoder-num-layers", "3"], 1, program="pretrain_t5.py").tables
     assert t5["data.t5"] == {**masked, "decoder_length": 12} and t5["data"]["kind"] == "t5"
     assert t5["model"]["num_layers"] == 5 and t5["model.t5"] == {"encoder_layers": 2, "head_bias": True}
-    for program, section in (("bert", BertSamplesSection()), ("t5", T5Section())):
+    for program, section in (("bert", BertSamplesSection()), ("t5", T5SamplesSection())):
         for key, value in {"max_ngram": 3 if program == "bert" else 10, "geometric": program == "t5"}.items():
             assert getattr(section, key) == value and section.whole_words and not section.longer_ngrams
     (line,) = migrate(BASE, 1, program="pretrain_t5.py").refused

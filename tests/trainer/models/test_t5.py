@@ -25,7 +25,7 @@ from trainer.config.sections import (
     OptimizerSection,
     RecomputeSection,
     RunConfig,
-    T5ModelSection,
+    T5SamplesSection,
     T5Section,
 )
 from trainer.convert.convert import ConvertOptions, convert
@@ -73,7 +73,7 @@ def _config(
     **mesh: Any,
 ) -> RunConfig:
     config = small_config("gpt2")
-    section = T5ModelSection(
+    section = T5Section(
         encoder_layers=layers[0], relative_buckets=8, relative_distance=10, head_bias=tied and form != "relative"
     )
     model = replace(
@@ -89,7 +89,7 @@ def _config(
     return replace(
         config,
         model=model,
-        data=DataSection(blend="unused", kind="t5", t5=T5Section(decoder_length=DECODER)),
+        data=DataSection(blend="unused", kind="t5", t5=T5SamplesSection(decoder_length=DECODER)),
         mesh=MeshSection(**mesh),
         train=replace(config.train, micro_batch=micro_batch),
         recompute=RecomputeSection(**(recompute or {})),

@@ -32,7 +32,7 @@ from trainer.config.sections import (
     OptimizerSection,
     RunConfig,
     RunSection,
-    T5Section,
+    T5SamplesSection,
     TrainSection,
 )
 from trainer.models import family as families
@@ -82,7 +82,7 @@ def corpora(tmp_path_factory) -> dict[str, Path]:
 
 
 def config_of(corpora, folder, kind, *, steps=2, tokens=(5, 6, 7), **data) -> RunConfig:
-    own = {"fim": FimSection(tokens=tokens, rate=0.9, level="token"), "t5": T5Section(decoder_length=DECODER)}
+    own = {"fim": FimSection(tokens=tokens, rate=0.9, level="token"), "t5": T5SamplesSection(decoder_length=DECODER)}
     options = {kind: own[kind]} if kind in own else {}
     length = 128 if kind == "chat" else LENGTH
     return RunConfig(
@@ -284,7 +284,7 @@ def test_data_of_another_kind_is_named(corpora, tmp_path):
         "no sentinels": refused(plain, tmp_path, "t5"),
         "no chat": refused(words, tmp_path, "chat"),
         "no tokens": refused(corpora["gpt"], tmp_path, "fim", fim=FimSection()),
-        "short decoder": refused(corpora["t5"], tmp_path, "t5", t5=T5Section(decoder_length=4)),
+        "short decoder": refused(corpora["t5"], tmp_path, "t5", t5=T5SamplesSection(decoder_length=4)),
     }
     assert "words is not divided into sentences" in said["documents"] and "--split-sentences" in said["documents"]
     assert "0 of them with 2 sentences or more" in said["one sentence"] and "head = false" in said["one sentence"]
@@ -300,7 +300,7 @@ def test_too_few_sentinels_are_named(tmp_path):
     """In Megatron's order the first row of some that does not fit; in native order rows that mask much less."""
     few = make_sentences(tmp_path, sentinels=2)
     assert "3 spans" in refused(few, tmp_path, "t5", order="megatron")
-    many = T5Section(decoder_length=DECODER, mask_probability=0.5, geometric=False, max_ngram=1)
+    many = T5SamplesSection(decoder_length=DECODER, mask_probability=0.5, geometric=False, max_ngram=1)
     said = refused(few, tmp_path, "t5", t5=many)
     assert "2 sentinels is the limit" in said and "more sentinels (<extra_id_0> ...)" in said
 
@@ -313,7 +313,7 @@ def test_too_few_sentinels_are_named(tmp_path):
             {"bert": BertSamplesSection()},
             '[data.bert] is for data.kind="bert", not "gpt"; set that kind, or leave',
         ),
-        ("bert", {"t5": T5Section()}, '[data.t5] is for data.kind="t5", not "bert"'),
+        ("bert", {"t5": T5SamplesSection()}, '[data.t5] is for data.kind="t5", not "bert"'),
         ("bert", {"longer": "drop"}, 'data.longer="drop" applies only to data.kind "document", "packed", "chat"'),
         ("bert", {"document_masks": True}, 'data.document_masks=true does not apply to data.kind="bert"'),
         ("chat", {"document_masks": True}, 'data.document_masks=true changes nothing with data.kind="chat"'),

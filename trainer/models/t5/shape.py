@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from mdata import UsageError
-from trainer.config.sections import RunConfig, T5ModelSection, T5Section
+from trainer.config.sections import RunConfig, T5SamplesSection, T5Section
 from trainer.kernels.scores import ScoreShape
 from trainer.layers.recompute_chunks import RecomputedChunk
 from trainer.layers.shapes import AttentionShape
@@ -28,7 +28,7 @@ class T5Shape(GPTShape):
         encoder_layers: blocks of the encoder, the first ones. The others are the decoder's.
         encoder_length, decoder_length: most tokens of a row.
         relative_buckets, relative_distance: see `bucket_of` in layers/cross_attention.py.
-        head_bias: whether the output head has a bias. init: see `T5ModelSection`.
+        head_bias: whether the output head has a bias. init: see `T5Section`.
     """
 
     encoder_layers: int
@@ -68,9 +68,9 @@ def t5_shape(config: RunConfig, vocab_size: int) -> T5Shape:
     )
 
 
-def section_of(config: RunConfig) -> T5ModelSection:
+def section_of(config: RunConfig) -> T5Section:
     """[model.t5]."""
-    return config.model.t5 or T5ModelSection()
+    return config.model.t5 or T5Section()
 
 
 def encoder_layers(config: RunConfig) -> int:
@@ -81,7 +81,7 @@ def encoder_layers(config: RunConfig) -> int:
 def decoder_length(config: RunConfig) -> int:
     """Most tokens of a decoder's row; the encoder's are train.sequence_length."""
     options = config.data.of_kind
-    return options.decoder_length if isinstance(options, T5Section) else config.train.sequence_length
+    return options.decoder_length if isinstance(options, T5SamplesSection) else config.train.sequence_length
 
 
 def kinds(shape: T5Shape) -> tuple[Kind, ...]:
