@@ -210,11 +210,11 @@ class Watchdog:
             if max(self._unanswered, self._failures) >= SILENT_TICKS and self._heartbeat.still >= STILL_TICKS:
                 silent = f"has not answered for {self._unanswered * self.tick_s:.0f} s"
                 why = silent if self._unanswered >= self._failures else f"fails: {self._failure}"
-                self._found = without_store(
+                self._verdict = without_store(
                     self.ranks, why, heartbeat=self._heartbeat, holder=self._heartbeats.get(self.ranks.holder or 0)
                 )
-            if self._found is not None and not self._left.wait(self._grace_s):
-                self.end(self._found.error())
+            if self._verdict is not None and not self._left.wait(self._grace_s):
+                self.end(self._verdict.error())
         if self._exchange is not None:
             self._exchange.join(self.tick_s)
         with suppress(RuntimeError):  # rank 0 may have ended, and the store with it

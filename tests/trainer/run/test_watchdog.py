@@ -1,4 +1,4 @@
-"""WatchedRanks that die, stop, or wait for each other are named soon; long computations are not interrupted."""
+"""Ranks that die, stop, or wait for each other are named soon; long computations are not interrupted."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_hosts_are_named_where_there_are_several() -> None:
     found = verdict(
         dict(enumerate(heartbeats)), {**dict.fromkeys(range(6), 0), 5: 99}, ranks=WatchedRanks(rank=0, world_size=6)
     )
-    assert found is not None and found.what == "rank 5 of 6 on gpu2 does not respond"
+    assert found is not None and found.problem == "rank 5 of 6 on gpu2 does not respond"
     many = [replace(heartbeats[0], host=f"gpu{rank}") for rank in range(9)]
     assert places(list(enumerate(many))) == "ranks 0 to 8 in f"
 
