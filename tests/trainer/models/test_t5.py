@@ -149,6 +149,16 @@ def _same(options: dict[str, Any], ranks: int, form: str = "relative", **model: 
     assert all(np.abs(values).max() > 0 for values in expected.values()), "every tensor has a gradient"
 
 
+def test_a_decoder_longer_than_the_table_of_positions_is_refused() -> None:
+    config = _config("learned")
+    config = replace(config, data=replace(config.data, t5=replace(config.data.t5, decoder_length=2 * ENCODER)))
+    config = replace(config, model=replace(config.model, max_position=ENCODER))
+    (problem,) = family_of(config).problems(config)
+    assert "data.t5.decoder_length=32 is longer than model.max_position=16" in problem
+    relative = replace(config, model=replace(config.model, position="relative"))
+    assert not [*family_of(relative).problems(relative)]
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_have_the_published_number_of_parameters(name: str) -> None:
     tables = {"run": {"folder": "x"}, "model": {"preset": name}, "data": {"blend": "mock"}, "optimizer": {"lr": 1e-3}}

@@ -25,6 +25,11 @@ def problems(config: RunConfig) -> Iterator[str]:
             f"model.num_kv_heads={model.num_kv_heads} is not model.num_heads={model.num_heads}, which T5 has for keys "
             "and values too; leave model.num_kv_heads out"
         )
+    if model.position == "learned" and model.max_position and model.max_position < decoder_length(config):
+        yield (
+            f"data.t5.decoder_length={decoder_length(config)} is longer than model.max_position={model.max_position}; "
+            f"shorten the decoder, or set model.max_position to at least {decoder_length(config)}"
+        )
     refused = {
         "window": model.window,
         "qk_norm": model.qk_norm,
