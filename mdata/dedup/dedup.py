@@ -292,7 +292,9 @@ class _Job:
         key = self.options.json_key
         if missing == total:
             shutil.rmtree(self.work)
-            raise UsageError(f"none of the {total:,} rows has a text under {key!r}", fix="name its key with --json-key")
+            raise UsageError(
+                f"no row has a text under {key!r}", found=f"{total:,} rows", fix="name its key with --json-key"
+            )
         self.progress.note(f"{missing:,} of {total:,} rows have no text under {key!r}; they are left to preprocess")
 
     def _open(self, state: _State, count: int) -> None:

@@ -183,7 +183,7 @@ def test_documents_that_are_all_shorter_than_an_ngram(tmp_path: Path) -> None:
 
 def test_an_input_without_texts_is_refused(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.jsonl", ["a b c", "d e f"])
-    with pytest.raises(UsageError, match=r"none of the 2 rows has a text under 'body'"):
+    with pytest.raises(UsageError, match=r"no row has a text under 'body'\n  found: 2 rows"):
         dedup(DedupOptions(input=path, output=tmp_path / "out", json_key="body", **SHAPE))
 
 
