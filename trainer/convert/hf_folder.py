@@ -182,6 +182,8 @@ def _whole(source: SafetensorsSource, name: str) -> Tensor:
 
 def find_tokenizer(path: Path) -> TokenizerConfig | None:
     """The tokenizer whose files lie in a folder."""
+    stored = path / SETTINGS
+    settings = read_json(stored, subject="the tokenizer's settings") if stored.is_file() else {}
     for files, spec in (
         (["tokenizer.json"], TokenizerSpec(type="HuggingFaceTokenizer", model=str(path))),
         (
@@ -190,11 +192,16 @@ def find_tokenizer(path: Path) -> TokenizerConfig | None:
                 type="GPT2BPETokenizer", vocab_file=str(path / "vocab.json"), merge_file=str(path / "merges.txt")
             ),
         ),
-        (["vocab.txt"], TokenizerSpec(type="BertWordPieceLowerCase", vocab_file=str(path / "vocab.txt"))),
+        (
+            ["vocab.txt"],
+            TokenizerSpec(
+                type="BertWordPieceLowerCase", vocab_file=str(path / "vocab.txt"), options=_special_tokens(settings)
+            ),
+        ),
         (["tokenizer.model"], TokenizerSpec(type="Llama2Tokenizer", model=str(path / "tokenizer.model"))),
     ):
         if all((path / name).is_file() for name in files):
-            if files == ["vocab.txt"] and not _is_lower_case(path):
+            if files == ["vocab.txt"] and not settings.get("do_lower_case", True):
                 continue  # Megatron's type for capitals has further ids
             try:
                 return config_of(load_tokenizer(spec))
@@ -203,11 +210,10 @@ def find_tokenizer(path: Path) -> TokenizerConfig | None:
     return None
 
 
-def _is_lower_case(path: Path) -> bool:
-    """Whether BERT's tokenizer of a folder makes letters small, as it does unless its settings say otherwise."""
-    settings = path / SETTINGS
-    stored = read_json(settings, subject="the tokenizer's settings") if settings.is_file() else {}
-    return bool(stored.get("do_lower_case", True))
+def _special_tokens(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The option for special tokens beyond vocab.txt, such as the sentinels of T5, in the order of their ids."""
+    tokens = [token for token in settings.get("additional_special_tokens") or () if isinstance(token, str)]
+    return (("special_tokens", tokens),) if tokens else ()
 
 
 def write_hf(

@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from mdata import DamageError, UsageError
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
-from mdata.tokenizers.registry import config_of, load_tokenizer
+from mdata.tokenizers.registry import build_tokenizer, config_of, load_tokenizer
 from tests.helpers.notes import Counted
 from trainer.config.sections import BertSection
 from trainer.convert.compare import build_model
 from trainer.convert.convert import ConvertOptions, convert, open_model
 from trainer.convert.hf_config import from_hf, to_hf
-from trainer.convert.hf_folder import write_hf
+from trainer.convert.hf_folder import find_tokenizer, write_hf
 from trainer.convert.hf_names import hf_links
 from trainer.convert.links import covers_exactly
 from trainer.convert.model_keys import effective, model_config
@@ -108,6 +108,12 @@ def test_names_of_older_folders_and_sizes_of_tensors_are_read(tmp_path):
     assert _same(weights(tmp_path / "back"), found)
 
 
+def test_a_model_without_token_types_is_refused():
+    """Their embedding of types must have rows, so transformers could not run the folder."""
+    with pytest.raises(UsageError, match=r"model.bert.token_types not set, and model.bert.binary_head=false"):
+        to_hf(model_config({"preset": "bert-base", "bert": {"binary_head": False}}, where="", context=512), 30522)
+
+
 @pytest.mark.parametrize(
     ("norm", "asked", "named"),
     [
@@ -158,7 +164,7 @@ def test_a_folder_without_the_head_for_masked_tokens_is_refused_by_name(tmp_path
     found = weights(tmp_path / "untied")
     found["cls.predictions.decoder.weight"] = found["bert.embeddings.word_embeddings.weight"] + 1
     save_file(found, tmp_path / "untied" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UsageError, match=r"model\.tie_embeddings=False has no meaning"):
+    with pytest.raises(UsageError, match=r"model\.tie_embeddings=false has no meaning"):
         open_model(tmp_path / "untied")
     found = weights(tmp_path / "pairs")
     found |= {name: x for name, x in weights(tmp_path / "untied").items() if name.startswith("cls.predictions.t")}
@@ -188,6 +194,13 @@ def test_a_vocabulary_of_word_pieces_goes_with_the_model(tmp_path):
     assert found["compared"] and found["texts"] > 200 and not found["different"], found
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
     assert theirs.mask_token_id == 4 and theirs("The capital", add_special_tokens=False).input_ids == [5, 6]
+
+
+def test_special_tokens_beyond_the_vocabulary_are_read(tmp_path):
+    save(CLASSES[0], tmp_path, words=True)
+    (tmp_path / "tokenizer_config.json").write_text('{"additional_special_tokens": ["<extra_id_0>", "<extra_id_1>"]}')
+    tokenizer = find_tokenizer(tmp_path)
+    assert build_tokenizer(*tokenizer[:2], options=tokenizer.options).special_ids["<extra_id_1>"] == 301
 
 
 def test_capitals_are_kept_by_whom_they_are_trained_with(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from trainer.config.sections import BertSamplesSection, ModelSection, RunConfig
@@ -33,12 +34,12 @@ def model_problems(config: RunConfig) -> Iterator[str]:
         value, only = getattr(model, key), ModelSection.__dataclass_fields__[key].default
         if value != only:
             instead = '; model.bert.norm="post" is where sums are normalized' if key == "block_norm" else ""
-            yield f'model.{key}={value!r} has no meaning with model.family="bert"; leave it out{instead}'
+            yield f'model.{key}={json.dumps(value)} has no meaning with model.family="bert"; leave it out{instead}'
     if model.position == "alibi":
         yield 'model.position="alibi" has no form for tokens on both sides; set model.position="learned" or "rope"'
     if section.head_activation is None and model.activation not in ("gelu", "gelu_erf"):
         yield (
-            f'model.bert.head_activation is not set, and model.activation="{model.activation}" is none of the head; '
+            f'model.bert.head_activation is not set, and the head has no model.activation="{model.activation}"; '
             'set it to "gelu" or "gelu_erf"'
         )
     if section.binary_head and token_types(config) == 1:

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from mdata import UsageError
 from trainer.config.sections import RunConfig
 from trainer.models.bert.shape import BertShape, section_of
 from trainer.models.family import Form, HuggingFace, Json, split_block
@@ -88,6 +89,12 @@ def _listed(found: Json) -> list[Any]:
 
 
 def _settings(kind: str, keys: Json) -> dict[str, Any]:
+    if not keys["bert.token_types"]:
+        raise UsageError(
+            f"{_CLASSES[kind]} of transformers always adds embeddings of token types, and this model has none",
+            found="model.bert.token_types not set, and model.bert.binary_head=false",
+            fix="train with model.bert.token_types=1",
+        )
     return {name: keys[ours] for name, ours in _SIZES.items()} | {
         "hidden_act": reverse(_ACTIVATIONS, keys["activation"], "gelu"),
         "type_vocab_size": keys["bert.token_types"],
