@@ -120,6 +120,12 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         if model.fills_masks:
             _fill(model, prompts, arguments=arguments, console=console)
             return 0
+        if model.start is not None and not prompts:
+            raise UsageError(
+                "this model answers a text, and none is given",
+                expected="--prompt or --input",
+                fix=f"mtrain generate {arguments.model} --prompt 'The capital of <extra_id_0> is Paris.'",
+            )
         rules = _rules(arguments, model.recommended)
         recommended = {key: value for key, value in model.recommended.items() if getattr(rules, key) == value}
         if recommended and model.world.is_main:
@@ -196,7 +202,7 @@ def _fill(model: Model, prompts: list[str | list[int]], *, arguments: argparse.N
         raise UsageError(
             "this model fills the masks of texts",
             expected="--prompt or --input with texts, without --output and --beam-width",
-            fix="mtrain generate runs/bert --prompt 'The capital of [MASK] is Paris.'",
+            fix=f"mtrain generate {arguments.model} --prompt 'The capital of [MASK] is Paris.'",
         )
     filled = fill_masks(model, texts, top=arguments.top_k or 5)
     if model.world.is_main:

@@ -152,7 +152,7 @@ def train_here(config: RunConfig, console: Console, *, end: Callable[[BaseExcept
     if world.is_main:
         facts = plain({**dataclasses.asdict(result), "checkpoint": str(result.checkpoint)})
         (unit,) = given_lengths(config.train)
-        console.result(result_text(result, config.run.folder, unit=unit), facts)
+        console.result(result_text(result, config.run.folder, unit=unit, family=config.model.family), facts)
     leave_at_the_end(console.note)
 
 
@@ -188,8 +188,8 @@ def _end(console: Console, error: BaseException) -> None:
         os._exit(code)
 
 
-def result_text(result: TrainResult, folder: str, *, unit: str = "steps") -> str:
-    """The state of the run as text; unit: of the run's length."""
+def result_text(result: TrainResult, folder: str, *, unit: str = "steps", family: str = "gpt") -> str:
+    """The state of the run as text; unit: of the run's length; family: of the model."""
     if result.loss is None:
         longer = f"raise train.{unit} and optimizer.decay_{unit}"
         lines = [f"step {result.step} is already done; to train further, {longer}"]
@@ -204,7 +204,9 @@ def result_text(result: TrainResult, folder: str, *, unit: str = "steps") -> str
     if result.goodput is not None:
         lines.append(result.goodput.text())
     if Path(folder, "tokenizer").is_dir():  # mock data, and data without a manifest, have none
-        lines.append(f"next: mtrain generate {folder}")
+        blank = {"bert": "[MASK]", "t5": "<extra_id_0>"}.get(family)  # these models need a prompt
+        prompt = f" --prompt 'The capital of {blank} is Paris.'" if blank else ""
+        lines.append(f"next: mtrain generate {folder}{prompt}")
     return "\n".join(lines)
 
 

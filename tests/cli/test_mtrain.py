@@ -390,6 +390,8 @@ def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
         f"checkpoint: {checkpoint}",
         f"next: mtrain generate {folder}",
     ]
+    encoder = result_text(result, folder, family="bert")
+    assert encoder.endswith(f"next: mtrain generate {folder} --prompt 'The capital of [MASK] is Paris.'")
     again = result_text(TrainResult(9, None, {}, {}, checkpoint), "runs/a")
     expected = "step 9 is already done; to train further, raise train.steps and optimizer.decay_steps"
     assert again.splitlines()[0] == expected
