@@ -78,3 +78,6 @@ def test_the_tutorial_trains_fills_spans_and_exports(
     assert "token ids are those of training" in texts["mtrain convert"].out + texts["mtrain convert"].err
     model = transformers.T5ForConditionalGeneration.from_pretrained("./t5-hf")
     assert model.generation_config.decoder_start_token_id == model.generation_config.pad_token_id
+    tokenizer = transformers.AutoTokenizer.from_pretrained("./t5-hf")
+    inputs = tokenizer("it was the <extra_id_0> of times", add_special_tokens=False, return_tensors="pt")
+    assert model.generate(**inputs, max_new_tokens=2).shape == (1, 3)

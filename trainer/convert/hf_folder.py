@@ -253,7 +253,10 @@ def write_hf(
         for name, content in model.tokenizer.files.items():
             atomic_io.atomic_write(target / name, content)
         if model.tokenizer.name.startswith("BertWordPiece"):  # else transformers takes that of the model's type
-            _write_json(target / SETTINGS, _wordpiece_settings(model.tokenizer))
+            settings = _wordpiece_settings(model.tokenizer)
+            if "decoder_start_token_id" in ends:  # T5 refuses the token types that BertTokenizer makes
+                settings["model_input_names"] = ["input_ids", "attention_mask"]
+            _write_json(target / SETTINGS, settings)
     # Last: a folder without it is no model.
     _write_json(target / CONFIG, {**config, **ends, "dtype": _NAMES[dtype], "torch_dtype": _NAMES[dtype]})
 
