@@ -164,11 +164,11 @@ def dedup(options: DedupOptions, progress: Progress = SILENT) -> DedupResult:
     folder = Path(options.output)
     chosen = PathFilter(options.include, options.exclude)
 
-    def found(names: Sequence[str | Path]) -> tuple[SourceFile, ...]:
+    def find(names: Sequence[str | Path]) -> Sequence[SourceFile]:
         return find_inputs(names, format=options.input_format, filter=chosen, progress=progress).files
 
-    known = found(options.against) if options.against else ()
-    files = (*known, *found(options.inputs))
+    known = find(options.against) if options.against else ()
+    files = (*known, *find(options.inputs))
     if any(file.path == STDIN for file in files):
         raise UsageError("mdata dedup cannot read standard input", fix="give files: preprocess reads them again")
     with os_errors_named(f"writing {folder}"):
