@@ -431,6 +431,8 @@ def _data_conflict(
     changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
     if resumes(data.train, before, consumed=run.consumed_samples):
         return
+    if "sample_kind" in changed:  # decides these too
+        changed = [name for name in changed if name != "extra_token" and name not in sub_sections("data")]
     if changed == ["num_samples"]:
         (unit,) = given_lengths(asked.train)
         fix = (

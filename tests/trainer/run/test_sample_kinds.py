@@ -346,14 +346,16 @@ def test_tasks_are_for_models_that_continue_a_text(corpora, tmp_path):
         ("fim", {"fim": FimSection(tokens=(5, 6, 8), rate=0.9, level="token")}, r"data\.fim\.tokens=\(5, 6, 8\)\n"),
         ("packed", {"longer": "drop"}, r"data\.longer='drop'\n"),
         ("t5", {"kind": "bert", "t5": None}, r"data\.kind='bert'\n"),
+        ("bert", {"kind": "gpt"}, r"data\.kind='gpt'\n"),
     ],
 )
 def test_a_run_does_not_continue_with_other_samples(corpora, tmp_path, kind, changed, named):
     config = config_of(corpora, tmp_path / "run", kind, steps=1)
     alone(config)
     other = replace(config, data=replace(config.data, **changed), train=replace(config.train, steps=2))
-    with pytest.raises(mdata.UsageError, match=rf"trained on different data(.|\n)*found: .*{named}"):
+    with pytest.raises(mdata.UsageError, match=rf"trained on different data(.|\n)*found: .*{named}") as caught:
         alone(other)
+    assert "extra_token" not in str(caught.value), "data.kind decides it"
 
 
 @pytest.mark.parametrize(("kind", "why"), [("bert", "have padding, whose length differs"), ("chat", "document bounds")])
