@@ -66,7 +66,7 @@ def test_names_decide():
     found = vocabulary_from({"a": 0, "##b": 1, "[MASK]": 2, "<extra_id_0>": 4, "<extra_id_1>": 3, "<extra_id_3>": 5})
     assert found.sentinels == (4, 3)
     assert (found.cls, found.bos, found.pad, found.mask) == (None, None, None, 2)
-    with pytest.raises(UsageError, match="no cls and no sep"):
+    with pytest.raises(UsageError, match=r"names no cls or sep\n  expected: \[CLS\] or <s>, \[SEP\] or </s> among"):
         found.require("cls", "sep", "mask")
 
 
