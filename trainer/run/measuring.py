@@ -101,6 +101,7 @@ class Rate:
     def __init__(self) -> None:
         self.tokens, self.steps, self._seconds, self._waited, self._began = 0, 0, 0.0, 0.0, 0.0
         self.sync_s = 0.0  # of the steps whose reports were read
+        self._taken = 0.0, 0.0, Times(0.0, 0.0, 0.0)
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
@@ -116,11 +117,17 @@ class Rate:
         return batch
 
     def take(self) -> tuple[float, float, Times]:
-        """(tokens per second, share of waiting, times of a step); resets the counters."""
-        rates = (self.tokens / self._seconds, self._waited / self._seconds) if self._seconds else (0.0, 0.0)
-        times = Times(*(total / max(self.steps, 1) for total in (self._seconds, self._waited, self.sync_s)))
+        """(tokens per second, share of waiting, times of a step); resets the counters.
+
+        Without a step since the last call they are those of that call: on a GPU a report is read while the next step
+        runs, and after the last step there is none.
+        """
+        if self.steps:
+            rates = (self.tokens / self._seconds, self._waited / self._seconds) if self._seconds else (0.0, 0.0)
+            times = Times(*(total / self.steps for total in (self._seconds, self._waited, self.sync_s)))
+            self._taken = *rates, times
         self.tokens, self.steps, self._seconds, self._waited, self.sync_s = 0, 0, 0.0, 0.0, 0.0
-        return *rates, times
+        return self._taken
 
 
 HALF = ("bf16", "fp16")

@@ -7,7 +7,7 @@ import torch
 
 from tests.trainer.plan.test_plan import config
 from trainer.plan.plan import make_plan
-from trainer.run.measuring import DeviceUse, peak_flops
+from trainer.run.measuring import DeviceUse, Rate, peak_flops
 
 CPU = torch.device("cpu")
 
@@ -45,3 +45,20 @@ def test_memory_is_the_most_that_was_held():
     assert before > 1 << 20 and held >= before
     del block
     assert usage.memory_bytes() >= held
+
+
+def test_a_report_that_is_read_after_the_last_step_repeats_the_rates(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("trainer.run.measuring.time.perf_counter", lambda: now)
+    rate = Rate()
+    for _ in range(2):
+        with rate:
+            now += 0.25
+        rate.steps += 1
+        rate.tokens += 100
+    rate.sync_s = 0.1
+    taken = rate.take()
+    assert taken == (400.0, 0.0, (0.25, 0.0, 0.05))
+    with rate:
+        now += 1e-5
+    assert rate.take() == taken
