@@ -95,7 +95,7 @@ class DedupOptions:
     @property
     def content(self) -> dict[str, Any]:
         """What decides the result, besides the files."""
-        names = ("json_key", "input_format", "text_documents", "bands", "rows", "ngram")
+        names = ("json_key", "input_format", "text_documents", "bands", *(("rows", "ngram") if self.bands else ()))
         return {name: getattr(self, name) for name in names}
 
 
