@@ -653,7 +653,7 @@ class MinHashSigner:
         ValueError: bands of unequal size, or none of either.
     """
 
-    def __init__(self, a: NDArray[np.uint64], b: NDArray[np.uint64], *, rows: int, ngram: int) -> None: ...
+    def __init__(self, a: NDArray[np.uint64], b: NDArray[np.uint64], rows: int, ngram: int) -> None: ...
     def sign(self, texts: list[str]) -> tuple[bytes, NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint8]]:
         """(normal forms one after the other, where each ends, keys [n, bands], whether there is an n-gram).
 

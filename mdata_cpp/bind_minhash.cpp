@@ -104,7 +104,7 @@ void bind_minhash(py::module_& module) {
         .def(py::init([](const Words& a, const Words& b, std::size_t rows, std::size_t ngram) {
                  return std::make_unique<mh::Signer>(view(a), view(b), rows, ngram);
              }),
-             py::arg("a"), py::arg("b"), py::kw_only(), py::arg("rows"), py::arg("ngram"))
+             py::arg("a"), py::arg("b"), py::arg("rows"), py::arg("ngram"))
         .def("sign", &sign, py::arg("texts"))
         .def("minima", &minima, py::arg("hashes"));
     module.def("sort_records", &sort_records, py::arg("records").noconvert());
