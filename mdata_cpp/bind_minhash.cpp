@@ -52,8 +52,12 @@ py::tuple sign(const mh::Signer& signer, const py::list& texts) {
 
 py::array minima(const mh::Signer& signer, const Words& hashes) {
     if (hashes.size() == 0) throw std::invalid_argument("a signature needs at least one hash");
+    const auto values = mdata::view(hashes);
     std::vector<std::uint64_t> signature;
-    signer.minima(mdata::view(hashes), signature);
+    {
+        const py::gil_scoped_release unlocked;
+        signer.minima(values, signature);
+    }
     return mdata::as_array(std::move(signature));
 }
 

@@ -80,6 +80,11 @@ def tables() -> Calls:
     yield "pack_documents", lambda: _core.pack_documents(documents, 64, 1000)
     yield "megatron_mapping", lambda: _core.megatron_mapping(boundaries, sizes, 30, 3, 2, 1, N, 1)
     yield "keyed_mapping", lambda: _core.keyed_mapping(boundaries, sizes, 30, 3, 2, 1, 2, 0)
+    records = np.column_stack((np.arange(N) // 2, np.arange(N))).astype(np.uint64)
+    edges = _core.bucket_edges([records], [0])
+    yield "sort_records", lambda: _core.sort_records(records)
+    yield "bucket_edges", lambda: _core.bucket_edges([records], [0])
+    yield "join_groups", lambda: _core.join_groups(np.arange(N), edges)
 
 
 def rows_of_tokens(num_sequences: int = 20_000, length: int = 16) -> Calls:
@@ -143,6 +148,11 @@ def texts() -> Calls:
     scores = -np.arange(len(pieces), dtype=np.float32)
     subwords = _core.SentencePiece(pieces, scores, bytes([2, *[1] * 7]), b"", True, False, False)
     yield "SentencePiece.encode", lambda: subwords.encode(some)
+    numbers = np.arange(1, 113, dtype=np.uint64)
+    signer = _core.MinHashSigner(numbers, numbers, 8, 5)
+    yield "MinHashSigner.sign", lambda: signer.sign(some)
+    hashes = np.arange(50_000, dtype=np.uint64)
+    yield "MinHashSigner.minima", lambda: signer.minima(hashes)
 
 
 def files(folder: Path) -> Calls:

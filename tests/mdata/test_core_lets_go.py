@@ -20,13 +20,13 @@ KEEPS = {
         "philox4x32", "punkt_character", "BlendTree.counts", "FilePool.most", "FilePool.num_open",
         "Mersenne.up_to", "Mersenne.integer", "Mersenne.real", "Mersenne.pick", "Mersenne.geometric",
         "KeyedStream.real", "KeyedStream.up_to", "MaskRule.bounds", "WordPiece.words", "WordPiece.classes",
-        "BlockShuffle.place",
+        "BlockShuffle.place", "xxh64",
     ),
     "made once": tuple(
         f"{name}.__init__" for name in (
             "Permutation", "BlendTree", "FilePool", "PooledFile", "Mersenne", "Punkt", "MaskVocabulary", "MaskRule",
             "BertForm", "T5Form", "MegatronDraws", "KeyedDraws", "MaskedRows", "KeyedStream", "FimRule",
-            "SentencePiece", "TokenStore", "SequenceIndex", "BlockShuffle", "RowRules",
+            "SentencePiece", "TokenStore", "SequenceIndex", "BlockShuffle", "RowRules", "MinHashSigner",
         )
     ),
 }  # fmt: skip
