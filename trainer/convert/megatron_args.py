@@ -82,8 +82,8 @@ def from_arguments(
         UsageError: arguments that we lack, or that are missing; all of them by name.
     """
     said: list[str] = []
-    if not arguments and tensors:
-        arguments = _sizes_of(tensors, layers, settings)
+    if not arguments and (sizes := _sizes_of(tensors, layers, settings)):
+        arguments = sizes
         said = [f"it has no args: its sizes are those of its tensors, with {arguments['num_attention_heads']} heads"]
         said[0] += "" if "num_heads" in settings else " of 64 features (--set model.num_heads=... for others)"
     lacking = [name for name in _SIZES if arguments.get(name) is None]
