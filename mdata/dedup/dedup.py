@@ -43,7 +43,7 @@ from mdata.version import __version__
 
 WORK, LOCK, CLUSTERS = ".work", ".lock", "clusters.jsonl"
 BLOCK_BYTES = 1 << 22  # of a chunk, as in preprocess
-RUN_DOCUMENTS = 1 << 19  # of a sorted run: 130 MB with 14 bands
+RUN_DOCUMENTS = 1 << 19  # of a sorted run: files of 130 MB with 14 bands
 _PRIME = (1 << 61) - 1
 _SEED = 1  # of the permutations, as datatrove's
 _CHUNKS_AHEAD = 2  # for each thread
