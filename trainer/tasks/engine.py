@@ -10,6 +10,7 @@ strings, which are up to the caller (text_stream.py), who then cancels; sharing 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,8 @@ from trainer.parallel.collectives import all_reduce_
 from trainer.tasks.decoder import CHUNK, PAGE_TOKENS, Decoder
 from trainer.tasks.loaded_model import Model
 from trainer.tasks.sampling import Sampling, biased, check_chosen, choose, penalized, uniform
+
+IDLE_CHUNKS = 4  # of prompts per step, while no row is being continued
 
 
 class Request(NamedTuple):
@@ -152,7 +155,8 @@ class Engine:
 
     Args:
         cache_tokens: of all rows; None: as many as fit into free memory, at most those of `max_batch` longest rows.
-        max_batch: rows per batch. prefill_chunk: prompt tokens per step, at most.
+        max_batch: rows per batch. prefill_chunk: tokens of a row's prompt per step, and of all prompts while rows are
+            being continued.
         longest: tokens that a row will have; None: those of the model's context.
 
     Attributes:
@@ -310,7 +314,7 @@ class Engine:
 
     def _scheduled(self) -> tuple[list[_Prefill], list[_Row]] | None:
         """The work of a step; None if it would preempt a row whose last token was not read yet."""
-        prefills, decodes, budget = list[_Prefill](), list[_Row](), self._chunk
+        prefills, decodes, budget = list[_Prefill](), list[_Row](), self._budget()
         for row in tuple(self._running):
             if row.slot < 0 or row.num_new >= max(1, row.request.max_tokens):
                 continue  # preempted for an older one; or all of it is on its way
@@ -322,7 +326,7 @@ class Engine:
                 self._begin_anew(row)
             left = row.length - row.cached
             decode = left == 1 and not row.tells_prompt
-            count = 1 if decode else min(left, budget)
+            count = 1 if decode else min(left, self._chunk, budget)
             if not count:
                 continue
             while not self._table.extend(row.slot, row.cached + count):
@@ -342,12 +346,18 @@ class Engine:
             row = self._waiting.popleft()
             row.slot, row.long = self._table.open(), self._decoder.is_long(row.length)
             self._running.append(row)
-            count = min(row.length, budget)
+            count = min(row.length, self._chunk, budget)
             extended = self._table.extend(row.slot, count)
             assert extended, "there was room"
             prefills.append(_Prefill(row, count))
             budget -= count
         return prefills, decodes
+
+    def _budget(self) -> int:
+        """Prompt tokens of the next step: more if no row waits for its next token and no logits of prompts are kept."""
+        rows = (*self._running, *itertools.islice(self._waiting, self._max_batch))
+        busy = any(row.tells_prompt for row in rows) or any(row.length - row.cached == 1 for row in self._running)
+        return self._chunk if busy else IDLE_CHUNKS * self._chunk
 
     def _has_room(self, row: _Row) -> bool:
         """Whether a row's prompt fits beside what the running rows still need for theirs and for one more token."""
