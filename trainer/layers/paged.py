@@ -49,7 +49,7 @@ class Pages:
     def keep(self, name: str, x_NGK: Tensor) -> None:
         """Write the new tokens of a prefill."""
         assert self.rows.place_N is not None, "in decoding, paged_attention writes the new tokens"
-        self.tensors[name].flatten(0, 1).index_copy_(0, self.rows.place_N, x_NGK)
+        _in_words(self.tensors[name].flatten(0, 1)).index_copy_(0, self.rows.place_N, _in_words(x_NGK))
 
     def of_row(self, name: str, row: int, *, first: int) -> Tensor:
         """All tokens of a row from `first` on, which begins a page: [tokens, G, K]."""
@@ -62,6 +62,12 @@ class Pages:
         """The beginning of the first page that new tokens of a row see; with a window, older ones may have gone."""
         page, seen = self.tensors["key"].shape[1], self.rows.lengths[row] - self.rows.counts[row] - window + 1
         return max(0, seen) // page * page if window else 0
+
+
+def _in_words(x_NGK: Tensor) -> Tensor:
+    """Rows of 8-byte words, if the bytes of a row allow it: PyTorch copies rows to their places word by word."""
+    x_ND = x_NGK.flatten(1).contiguous()
+    return x_ND if x_ND.shape[1] * x_ND.element_size() % 8 else x_ND.view(torch.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -356,7 +356,9 @@ class Engine:
     def _budget(self) -> int:
         """Prompt tokens of the next step: more if no row waits for its next token and no logits of prompts are kept."""
         rows = (*self._running, *itertools.islice(self._waiting, self._max_batch))
-        busy = any(row.tells_prompt for row in rows) or any(row.length - row.cached == 1 for row in self._running)
+        busy = any(row.tells_prompt for row in rows) or any(
+            row.length - row.cached == 1 and row.num_new < row.request.max_tokens for row in self._running
+        )
         return self._chunk if busy else IDLE_CHUNKS * self._chunk
 
     def _has_room(self, row: _Row) -> bool:
