@@ -110,6 +110,9 @@ NOT_COMPILED = (
 )
 # Computed from the stored sum; otherwise the first pass would normalize the sum before it was rounded.
 ROUNDED = ("rms_norm", "layer_norm")
+# Ranks with a copy of the same weights must update them alike. Inductor times two block sizes of a pointwise kernel in
+# each process, and a b + c d is fused differently in the two, so copies drifted apart by units in the last place.
+UPDATES = ("adamw_", "sgd_")
 
 
 @functools.cache
@@ -117,6 +120,7 @@ def compiled() -> Kernels:
     """The pointwise operations, compiled at their first call for the shapes of that call."""
     names = [field.name for field in dataclasses.fields(Kernels) if field.name not in NOT_COMPILED]
     options: dict[str, dict[str, Any]] = {name: {"emulate_precision_casts": True} for name in ROUNDED}
+    options |= {name: {"triton.autotune_pointwise": False} for name in UPDATES}
     made = {name: torch.compile(getattr(PLAIN, name), options=options.get(name)) for name in names}
     return Kernels(
         attention=chunk_attention.attention,

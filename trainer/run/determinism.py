@@ -5,7 +5,9 @@ for most of them, and raises an error that names the operation if it has none. L
 variables, which have to be set before their first use; values set by the user are kept. What is unusual: torch.compile
 must compile a kernel for each shape. By default it compiles one kernel for all shapes when it sees a second shape; from
 then on that kernel also runs for the first shape, and rounds differently, so the first step after a restart would
-differ from that of an uninterrupted run.
+differ from that of an uninterrupted run. It also times two block sizes of each pointwise kernel, also where
+TORCHINDUCTOR_DETERMINISTIC forbids it for reductions; the two round differently where a b + c d is fused, so ranks and
+restarted processes could differ.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def make_deterministic(config: RunConfig) -> None:
         os.environ.setdefault(name, value)
     import torch
     import torch._dynamo
+    import torch._inductor.config
 
+    torch._inductor.config.triton.autotune_pointwise = False
     torch._dynamo.config.automatic_dynamic_shapes = False
     torch._dynamo.config.specialize_float = True
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = COMPILED_SHAPES

@@ -206,15 +206,18 @@ def test_the_command_on_a_run_folder_with_deterministic_kernels(config, tmp_path
 
 
 def _made_deterministic(context, file):
+    import torch._inductor.config
+
     for name in determinism.VARIABLES:
         os.environ.pop(name, None)
     make_deterministic(load_config(file))
-    return torch.are_deterministic_algorithms_enabled(), os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    chooses = torch._inductor.config.triton.autotune_pointwise
+    return torch.are_deterministic_algorithms_enabled(), os.environ.get("CUBLAS_WORKSPACE_CONFIG"), chooses
 
 
 def test_a_process_is_made_deterministic_when_the_run_says_so(config):
     file = Path(config.run.folder).with_suffix(".toml")
-    for asked, expected in ((False, (False, None)), (True, (True, ":4096:8"))):
+    for asked, expected in ((False, (False, None, True)), (True, (True, ":4096:8", False))):
         file.write_text(dump_config(replace(config, run=replace(config.run, deterministic=asked))))
         assert run_alone(_made_deterministic, str(file)) == expected
     assert set(determinism.VARIABLES) >= {"NCCL_ALGO", "NVTE_ALLOW_NONDETERMINISTIC_ALGO"}
