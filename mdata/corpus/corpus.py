@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mdata.corpus.paths import manifest_of, prefix_of
+from mdata.corpus.paths import manifest_of, prefix_of, refuse_unfinished
 from mdata.corpus.shard_readers import open_shards
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.gather import Gatherer
@@ -27,10 +27,9 @@ from mdata.indexed.reader import Described, IndexedReader, Mode, PairFacts, comp
 from mdata.manifest.contained_paths import files_inside
 from mdata.manifest.ids import sealed
 from mdata.manifest.io import load_manifest
-from mdata.manifest.sidecars import level_named, manifest_path
+from mdata.manifest.sidecars import level_named
 from mdata.manifest.types import FORMAT, VERSION, CorpusManifest, Level, Manifest, Shard, TokenDtype, TokenizerFacts
 from mdata.util.arrays import Int64s, locate, offsets_of
-from mdata.util.atomic_io import partial_path
 
 if TYPE_CHECKING:
     from mdata.tokenizers.base.tokenizer import Tokenizer
@@ -55,7 +54,7 @@ def open_corpus(
         content: the manifest, if it was just read.
 
     Raises:
-        UsageError: nothing there, a blend, or a manifest that names files elsewhere.
+        UsageError: nothing there, an unfinished corpus, a blend, or a manifest that names files elsewhere.
         DamageError: a manifest or pair that is altered, truncated or inconsistent.
     """
     path = Path(path)
@@ -65,7 +64,12 @@ def open_corpus(
     content = load_manifest(manifest_file) if content is None else content
     if not isinstance(content, CorpusManifest):
         raise UsageError(f"{manifest_file} is a blend", expected="one corpus")
-    readers = open_shards(manifest_file, content, mode=mode, checked=checked, allow_outside=allow_outside)
+    try:
+        readers = open_shards(manifest_file, content, mode=mode, checked=checked, allow_outside=allow_outside)
+    except UsageError:
+        for shard in content.shards:
+            refuse_unfinished(manifest_file.parent / shard.path)
+        raise
     return Corpus(manifest_file, content, readers=readers, allow_outside=allow_outside)
 
 
@@ -333,12 +337,7 @@ def _open_bare(prefix: Path, mode: Mode) -> Corpus:
     Raises:
         UsageError: the pair belongs to an unfinished run, whose manifest still has its temporary name.
     """
-    if (unfinished := partial_path(manifest_path(prefix))).exists():
-        raise UsageError(
-            f"{prefix} is not finished: the command that writes it is still running, or was stopped at its end",
-            found=f"{unfinished.name} beside it",
-            fix="wait, or run the same command again to complete it",
-        )
+    refuse_unfinished(prefix)
     reader = IndexedReader(prefix, mode=mode)
     manifest = describe_pair(prefix, reader, level=level_named(prefix))
     reader.described = Described(prefix, manifest.shards[0].idx_hash)  # of what is found there later

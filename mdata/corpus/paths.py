@@ -10,6 +10,8 @@ from pathlib import Path
 
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import idx_path
+from mdata.manifest.sidecars import manifest_path
+from mdata.util.atomic_io import partial_path
 
 _BARE_ENDINGS = (".bin", ".idx")
 _TEXT_ENDINGS = (".jsonl", ".txt", ".gz", ".zst", ".bz2", ".xz", ".parquet")
@@ -24,26 +26,47 @@ def manifest_of(path: Path) -> Path | None:
     """The manifest at a path; None for a bare pair.
 
     Raises:
-        UsageError: neither a manifest nor a pair exists there.
+        UsageError: neither a manifest nor a pair exists there, or a run was stopped before it had named them.
     """
     if path.suffix == ".json":
         return path
     if path.name in ("", ".."):
         raise UsageError(f"{str(path)!r} is not a corpus", expected="a manifest, or the prefix of a .bin/.idx pair")
     prefix = prefix_of(path)
-    beside = prefix.with_name(prefix.name + ".json")
+    beside = manifest_path(prefix)
     if beside.is_file():
         return beside
     if not idx_path(prefix).is_file():
         from mdata.object_storage.address import refuse_address
 
         refuse_address(path)
+        refuse_unfinished(prefix)
         raise UsageError(
             f"{path}: neither a manifest nor a .bin/.idx pair exists there",
             expected=f"{beside.name} or {idx_path(prefix).name}",
             fix=_meant(path) or "check the path; a prefix is a path without .bin",
         )
     return None
+
+
+def refuse_unfinished(prefix: Path) -> None:
+    """Refuse a pair that is not finished, as `unfinished_file` tells.
+
+    Raises:
+        UsageError: names the file.
+    """
+    if path := unfinished_file(prefix):
+        raise UsageError(
+            f"{prefix} is not finished: the command that writes it is still running, or was stopped at its end",
+            found=f"{path.name} beside it",
+            fix="wait, or run the same command again to complete it",
+        )
+
+
+def unfinished_file(prefix: Path) -> Path | None:
+    """The manifest or .idx of a pair, if it still has its temporary name and none has the final one."""
+    paths = (path for path in (manifest_path(prefix), idx_path(prefix)) if not path.exists())
+    return next((partial_path(path) for path in paths if partial_path(path).exists()), None)
 
 
 def _meant(path: Path) -> str | None:

@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from mdata.corpus.corpus import Corpus, open_corpus
 from mdata.corpus.origins import open_origins
-from mdata.corpus.paths import manifest_of
+from mdata.corpus.paths import manifest_of, refuse_unfinished
 from mdata.errors import DamageError, MdataError, ResourceError, UsageError, os_errors_named, wanted_by
 from mdata.indexed.blocks import BlockFile
 from mdata.indexed.index_tables import IndexTables, read_tables
@@ -214,7 +214,8 @@ def _verify_bare(path: Path) -> Verified:
 def _verify_corpus(path: Path, corpus: CorpusManifest, *, check: _Check) -> Verified:
     try:
         for shard in corpus.shards:
-            shards_inside(path, [shard.path], allow_outside=check.allow_outside)
+            (prefix,) = shards_inside(path, [shard.path], allow_outside=check.allow_outside)
+            refuse_unfinished(prefix)
     except UsageError as error:  # files outside the folder are not read, not even to compare them
         return Verified((str(path),), problems=(error,))
     hashed = [check.has_hash(idx_path(check.folder / shard.path), shard.idx_hash) for shard in corpus.shards]

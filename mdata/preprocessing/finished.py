@@ -1,7 +1,7 @@
 """Results that exist already: whether they are what this job would write, and whether they may be replaced.
 
-A manifest is written last, so a result with a valid manifest is complete. It belongs to this job if it records the same
-options, tokenizer and inputs; anything else is replaced only with --overwrite.
+A result is complete if its manifest is valid and its .idx, which gets its name last, is there. It belongs to this job
+if it records the same options, tokenizer and inputs; anything else is replaced only with --overwrite.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mdata.corpus.corpus import open_corpus
+from mdata.corpus.paths import unfinished_file
 from mdata.corpus.verify import verify
 from mdata.errors import MdataError, UsageError
 from mdata.indexed.pair_format import bin_path
@@ -54,6 +55,8 @@ def finished_before(job: JobPlan) -> PreprocessResult | None:
     paths = {name: manifest_path(prefix) for name, prefix in job.prefixes.items()}
     if any(not_ours(job, name, path=path) for name, path in paths.items()):
         return None
+    if any(map(unfinished_file, job.prefixes.values())):
+        return None  # the run that was naming them is completed first
     for path in paths.values():
         if reason := first_damage(path):
             job.progress.note(f"{path} will be written again: {reason}")
@@ -96,7 +99,7 @@ def check_replaced(job: JobPlan) -> None:
 
 
 def is_finished(job: JobPlan, state: JobState, *, name: str) -> bool:
-    """Whether a result is complete and of this job and these inputs, by its manifest, which is written last."""
+    """Whether a result is complete and of this job and these inputs, by its manifest."""
     prefix = job.prefixes[name]
     path = manifest_path(prefix)
     if atomic_io.partial_path(bin_path(prefix)).exists() or not path.is_file():

@@ -6,11 +6,12 @@ journal tells its state:
 2. Placing: the record was synced after all files, manifests included, and names each by inode and size. From here on
    the transaction only goes forward: the next run on these results, by any command, repeats the steps, and a completed
    step changes nothing. An error in a live process undoes the renames, so that no partial result is visible.
-3. Placed: every manifest has its name. The journal is removed.
+3. Placed: every file has its name. The journal is removed.
 
-The steps: old manifests are removed; then old .idx files, and files that the new results do not have; then files are
-renamed, then .idx files, then manifests. Each step is on disk before the next. So an existing manifest is valid, an
-.idx describes the .bin beside it, and a pair without a manifest is visible for one step only.
+The steps: old .idx files are removed; then old manifests; then files that the new results do not have. Then files are
+renamed, then manifests, then .idx files. Each step is on disk before the next. So an .idx describes the .bin beside it,
+and a pair that can be opened has its manifest: every reader, Megatron's too, needs the .idx. A manifest without it is
+visible between these steps only; readers refuse it (`refuse_unfinished` of mdata/corpus/paths.py).
 
 A name proves nothing, because an older result may have it: only a file with the recorded inode and size is ours. Device
 numbers are left out: a restart may change them.
@@ -33,6 +34,7 @@ from mdata.progress import Progress
 from mdata.util import atomic_io, file_lock
 
 RESULT_ENDINGS = (".bin", ".idx", ".json", ".origins", *HASHES_ENDINGS)
+_LAST = (".idx", ".json")  # which file of a pair, or of a corpus that refers to other pairs, gets its name last
 _SPOOLS = (".lengths", ".boundaries", ".hashes")  # of mdata/indexed/writer.py
 _BEGINNING = ".mdata-runs.lock"
 _FileMark = list[int]  # inode and size: JSON types
@@ -86,11 +88,12 @@ class _Placement:
     def _steps(self) -> Iterator[tuple[list[str], str]]:
         ended = {name: "" if Path(name).is_absolute() else Path(name).suffix for name in self.files}
         old = [f"{prefix}{ending}" for ending in RESULT_ENDINGS for prefix in self.prefixes]
+        yield [name for name in old if name.endswith(".idx")], "remove"
         yield [name for name in old if name.endswith(".json")], "remove"
-        yield [name for name in old if name.endswith(".idx") or name not in self.files], "remove"
+        yield [name for name in old if name not in self.files], "remove"
         yield [name for name, ending in ended.items() if ending not in (".idx", ".json")], "rename"
-        yield [name for name, ending in ended.items() if ending == ".idx"], "rename"
         yield [name for name, ending in ended.items() if ending == ".json"], "rename"
+        yield [name for name, ending in ended.items() if ending == ".idx"], "rename"
 
     def _has(self, name: str) -> bool:
         """Whether the file with this name is the one that the record lists for it."""
@@ -107,13 +110,14 @@ class _Placement:
         return next((partial for partial, name in unnamed.items() if _mark(partial) != self.files[name]), None)
 
     def take_away(self) -> None:
-        """Remove the files of results whose manifest has no name yet; those that describe a .bin go first."""
-        unfinished = [
-            prefix for prefix in self.prefixes if (name := f"{prefix}.json") in self.files and not self._has(name)
-        ]
-        ours = {f"{prefix}{ending}" for prefix in unfinished for ending in RESULT_ENDINGS}
-        ours |= {name for name in self.files if Path(name).is_absolute()} if unfinished else set()
-        for name in sorted(ours, key=lambda name: not name.endswith(".idx")):
+        """Remove the files of results whose last file has no name yet; those that describe others go first."""
+        ours: set[str] = set()
+        for prefix in self.prefixes:
+            last = next((name for ending in _LAST if (name := f"{prefix}{ending}") in self.files), None)
+            if last is not None and not self._has(last):
+                ours |= {f"{prefix}{ending}" for ending in RESULT_ENDINGS}
+        ours |= {name for name in self.files if Path(name).is_absolute()} if ours else set()
+        for name in sorted(ours, key=lambda name: (*_LAST, Path(name).suffix).index(Path(name).suffix)):
             if self._has(name):
                 (self.folder / name).unlink()
                 atomic_io.sync_folder((self.folder / name).parent)
@@ -176,7 +180,7 @@ def complete(journal: Journal, progress: Progress, *, may_replace: bool) -> bool
 
 
 def discard_run(journal: Journal) -> None:
-    """Remove the unfinished files of a journal's run; results with a manifest are finished and stay.
+    """Remove the unfinished files of a journal's run; results that have all their names stay.
 
     The journal records this before the first file is removed: a partly removed run must not be continued.
     """

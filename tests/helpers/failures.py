@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import mdata
+from mdata.corpus.paths import unfinished_file
 from mdata.util import atomic_io
 
 
@@ -75,8 +77,14 @@ def removals(
         yield calls
 
 
-def crash_at(n: int, work: Callable[[], object], *, removals: bool = False) -> bool:
-    """Run `work` in a child that ends, with no handler run, before its n-th write, sync or rename.
+def crash_at(
+    n: int,
+    work: Callable[[], object],
+    *,
+    calls: Sequence[str] = ("write", "sync", "rename"),
+    removals: bool = False,
+) -> bool:
+    """Run `work` in a child that ends, with no handler run, before its n-th of these calls.
 
     `removals`: every other call of Python that changes a folder or cuts a file counts too. Returns whether it came that
     far; an error of the work itself is one here.
@@ -87,7 +95,7 @@ def crash_at(n: int, work: Callable[[], object], *, removals: bool = False) -> b
         try:
             with pytest.MonkeyPatch.context() as patch:
                 counted = itertools.count()
-                for name in ("write", "sync", "rename"):
+                for name in calls:
                     patch.setattr(atomic_io, name, _dying(getattr(atomic_io, name), counted, n))
                 for name in _CHANGING if removals else ():
                     patch.setattr(os, name, _dying(getattr(os, name), counted, n))
@@ -100,6 +108,15 @@ def crash_at(n: int, work: Callable[[], object], *, removals: bool = False) -> b
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert code in (0, _CRASHED), f"the work failed before it was cut off (exit {code})"
     return code == _CRASHED
+
+
+def assert_what_is_visible_is_true(folder: Path, *, full: bool = True) -> None:
+    """Every manifest is true or its corpus refused as unfinished; every pair that can be opened has its manifest."""
+    for path in folder.glob("[!.]*.json"):
+        problems = mdata.verify(path, full=full).problems
+        assert not problems or (unfinished_file(path.with_suffix("")) and "is not finished" in str(problems)), problems
+    for path in folder.glob("[!.]*.idx"):
+        assert path.with_suffix(".json").exists(), f"{path.name} can be opened and has no manifest"
 
 
 class Killed(BaseException):

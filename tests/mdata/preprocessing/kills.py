@@ -20,8 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mdata
+from tests.helpers.failures import assert_what_is_visible_is_true
 from tests.mdata.preprocessing.test_preprocess import GOLDEN, contents
-from tests.mdata.preprocessing.test_resume import assert_what_is_there_is_true, corpus, whole_job
+from tests.mdata.preprocessing.test_resume import corpus, whole_job
 
 RUN = """
 import sys, dataclasses, mdata
@@ -64,7 +65,7 @@ def chain(seed: int, number: int, inputs: tuple[str, ...], *, folder: Path, expe
             kills += 1
         if process.wait() == 0:
             break
-        assert_what_is_there_is_true(out)
+        assert_what_is_visible_is_true(out)
     mdata.preprocess(whole_job(inputs, out))
     assert contents(out) == expected, f"seed {seed}, chain {number}"
     return kills

@@ -79,17 +79,17 @@ def test_a_transaction_that_was_cut_off_anywhere_is_completed(tmp_path, again):
 
 
 def test_the_order_of_the_steps(folder, monkeypatch):
-    """An .idx speaks of the .bin beside it, and a manifest of all files: at every moment."""
+    """An .idx speaks of the .bin beside it, and has the manifest of both: at every moment."""
     seen = []
     real = atomic_io.sync_folder
     monkeypatch.setattr(atomic_io, "sync_folder", lambda path: (seen.append(state(folder)), real(path)))
     placed(folder)
     assert [one for one, after in zip(seen, [*seen[1:], None], strict=True) if one != after] == [
         {".bin": "old", ".idx": "old", ".json": "old"},
-        {".bin": "old", ".idx": "old"},
+        {".bin": "old", ".json": "old"},
         {".bin": "old"},
         {".bin": "ours"},
-        {".bin": "ours", ".idx": "ours"},
+        {".bin": "ours", ".json": "ours"},
         {".bin": "ours", ".idx": "ours", ".json": "ours"},
     ]
 
@@ -130,7 +130,7 @@ def test_another_file_of_the_name_stays(folder, change):
         (folder / "new").replace(path)
     else:
         path.unlink()
-    (folder / "x.json").rename(atomic_io.partial_path(folder / "x.json"))
+    (folder / "x.idx").rename(atomic_io.partial_path(folder / "x.idx"))
     notes = Notes()
     assert not complete(journal_of(folder), notes, may_replace=True)
     assert ".x.bin.partial was removed" in notes.lines[0]

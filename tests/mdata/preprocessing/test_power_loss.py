@@ -14,6 +14,7 @@ import pytest
 import mdata
 from mdata.indexed.pair_format import bin_path, idx_path
 from tests.helpers.examples import SOAK
+from tests.helpers.failures import assert_what_is_visible_is_true
 from tests.helpers.power_loss import recorded, states
 from tests.mdata.preprocessing.test_preprocess import contents, options
 from tests.mdata.preprocessing.test_resume import corpus, whole_job
@@ -44,8 +45,7 @@ def pairs(folder: Path) -> dict[str, Pair]:
 
 
 def assert_nothing_false_looks_finished(folder: Path, allowed: list[dict[str, Pair]]) -> None:
-    for path in folder.glob("[!.]*.json"):
-        assert mdata.verify(path, full=True).problems == (), path
+    assert_what_is_visible_is_true(folder)
     for name, pair in pairs(folder).items():
         assert pair in [known[name] for known in allowed if name in known], f"{name}.idx speaks of another .bin"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import itertools
 import json
 import os
 import random
@@ -29,7 +30,7 @@ from mdata import BadInputError, MdataError, ResourceError, UsageError
 from mdata.progress import Silent
 from mdata.util import atomic_io, file_lock
 from tests.helpers.examples import SOAK
-from tests.helpers.failures import crash_at, durable_calls
+from tests.helpers.failures import assert_what_is_visible_is_true, crash_at, durable_calls
 from tests.helpers.notes import Notes
 from tests.mdata.preprocessing.test_preprocess import GOLDEN, contents, options
 
@@ -68,11 +69,6 @@ def whole_job(inputs: tuple[str, ...], folder: Path) -> mdata.PreprocessOptions:
     )
 
 
-def assert_what_is_there_is_true(folder: Path) -> None:
-    for path in folder.glob("*.json"):
-        assert mdata.verify(path, full=True).problems == (), path
-
-
 @pytest.mark.scaled
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_a_crash_at_any_call_loses_nothing(memory, monkeypatch, partitions):
@@ -91,12 +87,26 @@ def test_a_crash_at_any_call_loses_nothing(memory, monkeypatch, partitions):
     for n in points:
         folder = memory / str(n)
         assert crash_at(n, lambda folder=folder: mdata.preprocess(job(folder)))
-        assert_what_is_there_is_true(folder)
+        assert_what_is_visible_is_true(folder)
         notes = Notes()
         result = mdata.preprocess(job(folder), notes)
         resumed += result.resumed
         assert contents(folder) == expected, n
     assert total > 100 and resumed > len(points) / 2
+
+
+def test_a_kill_before_each_rename_shows_no_pair_without_its_manifest(memory):
+    inputs = corpus(memory / "in")
+    mdata.preprocess(whole_job(inputs, memory / "whole"))
+    expected = contents(memory / "whole")
+    for n in itertools.count():
+        folder = memory / str(n)
+        if not crash_at(n, lambda folder=folder: mdata.preprocess(whole_job(inputs, folder)), calls=["rename"]):
+            break
+        assert_what_is_visible_is_true(folder)
+        mdata.preprocess(whole_job(inputs, folder))
+        assert contents(folder) == expected, n
+    assert n >= 20
 
 
 @pytest.mark.scaled
@@ -111,7 +121,7 @@ def test_an_error_at_any_call_is_typed_and_loses_nothing(memory, monkeypatch, co
         folder = memory / str(n)
         with durable_calls(monkeypatch, n, code=code), pytest.raises(ResourceError, match=os.strerror(code)):
             mdata.preprocess(whole_job(inputs, folder))
-        assert_what_is_there_is_true(folder)
+        assert_what_is_visible_is_true(folder)
         mdata.preprocess(whole_job(inputs, folder))
         assert contents(folder) == expected, (n, seen.seen[n])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 
 import mdata
+from mdata.blend_planning.make_blend import make_blend
 from mdata.errors import MdataError, UsageError
 from mdata.preprocessing.journal import Journal, read_records
 from mdata.rewriting.merge import merge
@@ -28,7 +30,7 @@ from mdata.rewriting.shuffle import shuffle
 from mdata.rewriting.subsets import sample, split
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import SOAK
-from tests.helpers.failures import crash_at, durable_calls, removals
+from tests.helpers.failures import assert_what_is_visible_is_true, crash_at, durable_calls, removals
 from tests.helpers.notes import Notes
 from tests.helpers.power_loss import recorded, states
 from tests.mdata.preprocessing.test_parts import job, make_parts, write_mix
@@ -80,15 +82,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def assert_nothing_false_looks_finished(out: Path) -> None:
-    for path in out.glob("[!.]*.json"):
-        assert not mdata.verify(path).problems, path
-    for path in out.glob("[!.]*.idx"):
-        if not path.with_suffix(".json").exists():
-            with pytest.raises(MdataError):
-                mdata.open_corpus(path.with_suffix(""))
-
-
 @pytest.mark.scaled
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_kill_before_any_call_loses_nothing_and_leaves_nothing(world, memory, command):
@@ -102,10 +95,26 @@ def test_a_kill_before_any_call_loses_nothing_and_leaves_nothing(world, memory, 
         fresh(command, world, out)
         if not crash_at(n, lambda: run(world, out), removals=True):
             break
-        assert_nothing_false_looks_finished(out)
+        assert_what_is_visible_is_true(out)
         run(world, out)
         assert contents(out) == expected, n
     assert n > 30
+
+
+@pytest.mark.parametrize("command", ["merge --copy", "split", "sample", "shuffle"])
+def test_a_kill_before_each_rename_shows_no_pair_without_its_manifest(world, memory, command):
+    out, run = memory / "renames", COMMANDS[command]
+    fresh(command, world, out)
+    run(world, out)
+    expected = contents(out)
+    for n in itertools.count():
+        fresh(command, world, out)
+        if not crash_at(n, lambda: run(world, out), calls=["rename"]):
+            break
+        assert_what_is_visible_is_true(out)
+        run(world, out)
+        assert contents(out) == expected, n
+    assert n >= 5
 
 
 @pytest.mark.scaled
@@ -125,7 +134,7 @@ def test_an_error_at_any_call_is_typed_and_the_same_command_continues(world, mem
                 assert "Input/output error" in str(error), (n, calls.seen[-1])
         if len(calls.seen) <= n:
             break
-        assert_nothing_false_looks_finished(out)
+        assert_what_is_visible_is_true(out)
         run(world, out)
         found = {name: data for name, data in contents(out).items() if not name.startswith(".tokenizer-")}
         assert found == expected, (n, calls.seen[n])
@@ -133,18 +142,28 @@ def test_an_error_at_any_call_is_typed_and_the_same_command_continues(world, mem
 
 
 def killed_while_names_are_given(world: Path, out: Path) -> None:
-    """A shuffle that was killed before one of its renames: a pair is visible without a manifest."""
+    """A shuffle that was killed before its last rename: a manifest and a .bin are visible without the .idx."""
     for n in itertools.count():
         fresh("shuffle", world, out)
-        assert crash_at(n, lambda: COMMANDS["shuffle"](world, out)), "no call came between .idx and manifest"
-        if (out / "y_document.idx").exists() and not (out / "y_document.json").exists():
+        assert crash_at(n, lambda: COMMANDS["shuffle"](world, out)), "no call came between manifest and .idx"
+        if (out / "y_document.json").exists() and not (out / "y_document.idx").exists():
             return
 
 
-def test_a_pair_whose_manifest_has_no_name_yet_is_no_corpus(world, memory):
-    killed_while_names_are_given(world, memory / "out")
-    with pytest.raises(UsageError, match=r"is not finished(.|\n)*run the same command again"):
-        mdata.open_corpus(memory / "out" / "y_document")
+def test_a_pair_whose_index_has_no_name_yet_is_no_corpus(world, memory):
+    out = memory / "out"
+    killed_while_names_are_given(world, out)
+    told = r"is not finished(.|\n)*\.y_document\.idx\.partial(.|\n)*run the same command again"
+    for name in ("y_document", "y_document.json"):
+        with pytest.raises(UsageError, match=told):
+            mdata.open_corpus(out / name)
+        with pytest.raises(UsageError, match=told):
+            make_blend([str(out / name)], out / "mix.json")
+        (problem,) = mdata.verify(out / name).problems
+        assert re.search(told, str(problem))
+    (out / "y_document.json").rename(out / ".y_document.json.partial")  # as it was before its own rename
+    with pytest.raises(UsageError, match=r"is not finished(.|\n)*\.y_document\.json\.partial"):
+        mdata.open_corpus(out / "y_document")
 
 
 def test_of_two_commands_with_a_result_in_common_that_begin_together_one_wins(world, memory, monkeypatch):
@@ -237,7 +256,7 @@ def test_after_a_loss_of_power_at_any_call(world, memory, command):
     assert len(found) > 200
     for _, tree in found if SOAK > 1 else found[:: len(found) // 40]:
         kept.restore(tree)
-        assert_nothing_false_looks_finished(out)
+        assert_what_is_visible_is_true(out)
         run(world, out)
         left = {name: data for name, data in contents(out).items() if not name.startswith(".tokenizer-")}
         assert left == expected, [name for name, _, _ in tree]
