@@ -174,7 +174,7 @@ def _mlp(a: Given) -> Iterator[Setting | Refusal]:
 
 def _vocabulary(a: Given) -> Iterator[Setting | Refusal]:
     """Megatron-LM's loss includes the padding rows, so here they are rows of the vocabulary."""
-    kind = a["--tokenizer-type"]
+    kind = a["--tokenizer-type"] if "--tokenizer-type" in a or a.family == "gpt" else "BertWordPieceLowerCase"
     if a["--padded-vocab-size"]:
         yield Setting("model.vocab_size", a["--padded-vocab-size"], ("--padded-vocab-size",))
         return

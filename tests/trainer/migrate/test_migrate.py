@@ -556,6 +556,9 @@ def test_the_tokenizer_is_that_of_pretrain_gpt_where_none_is_named() -> None:
     wide = [*without, "--tensor-model-parallel-size", "8"]
     assert settings(wide, 8)["model.vocab_size"] == 51200
     assert settings([*without, "--no-pad-vocab-size"])["model.vocab_size"] == 50257
+    for program in ("pretrain_bert.py", "pretrain_t5.py"):  # they take BertWordPieceLowerCase, of any size
+        values, named = (migrate(words, 1, program=program).tables["model"] for words in (without, BASE))
+        assert values.get("vocab_size") is None and named["vocab_size"] == 50304
     null = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "512", "--no-pad-vocab-size"]
     assert settings([*without, *null])["model.vocab_size"] == 513
 
