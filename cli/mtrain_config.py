@@ -97,7 +97,6 @@ def _from_megatron(text: str, console: Console) -> int:
     from trainer.migrate.migrate import as_toml, migrate
 
     script, words = _script(text)
-    title = words[0] if words else "pretrain_gpt.py"
     if (evaluation := find_evaluation(script, words[1:])) is not None:
         if evaluation.refused:
             raise problems_error(words[0] if words else PROGRAM, evaluation.refused)
@@ -105,6 +104,7 @@ def _from_megatron(text: str, console: Console) -> int:
         console.result("\n".join(lines), {"command": evaluation.command, "notes": list(evaluation.notes)})
         return 0
     launch = find_launch(script, words[1:])
+    title = words[0] if words else launch.program
     migration = migrate(launch.arguments, launch.world_size, program=launch.program)
     if migration.refused:
         raise problems_error(title, migration.refused, fix="correct these; nothing was written")

@@ -76,6 +76,17 @@ def test_all_refused_arguments_at_once(capsys: pytest.CaptureFixture[str], every
     assert "--num-experts 8: mixtures of experts are planned for a later version" in err
 
 
+def test_the_program_is_named_and_its_local_kernels_are_ours(
+    capsys: pytest.CaptureFixture[str], every_key: None
+) -> None:
+    bert = RUN.replace("pretrain_gpt.py", "pretrain_bert.py")
+    code, out, _ = told(capsys, "--from-megatron", f"{bert} --spec local")
+    assert code == 0 and "# From Megatron-LM: pretrain_bert.py\n" in out
+    assert "#   --spec local: this value changes nothing\n" in out
+    code, _, err = told(capsys, "--from-megatron", f"{bert} --spec my.module spec")
+    assert code == 2 and "error: pretrain_bert.py: --spec my.module spec: no model here supports it" in err
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

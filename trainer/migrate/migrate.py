@@ -95,7 +95,7 @@ def migrate(words: Sequence[str], world_size: int | None, *, program: str = PROG
     ]
     spared += [(text, table[name].note) for name, text in arguments.texts.items() if table[name].use == "not needed"]
     spared += [
-        (text, "its value is the default")
+        (text, "this value changes nothing")
         for name, text in arguments.texts.items()
         if _is_default(table[name], arguments)
     ]

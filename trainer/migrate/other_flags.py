@@ -1,7 +1,8 @@
 """Arguments of Megatron-LM's pretrain_gpt.py that need no setting of ours, and those that are refused: tables.
 
 A row: the reason, then the arguments as `flag_table` of `flags.py` reads them. `--name`: nothing follows; `--name=1`:
-one value, 1 if it is left out; `--name=*p2p`: one or more. A refused argument is accepted if it has its default value.
+one value, 1 if it is left out; `--name=*p2p`: one or more. A refused argument is accepted if it has its default value
+(of --spec, pretrain_bert.py's other set of kernels).
 REMOVED has names that Megatron-LM no longer takes, and what replaced them.
 """
 
@@ -354,7 +355,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         """--mrope-section=* --multi-latent-attention --mtp-num-layers= --mtp-loss-scaling-factor=0.1
         --use-legacy-models --init-method-xavier-uniform --q-lora-rank= --kv-lora-rank=32 --qk-head-dim=128
         --qk-pos-emb-head-dim=64 --v-head-dim=128 --heterogeneous-layers-config-path=
-        --heterogeneous-layers-config-encoded-json= --spec=* --hybrid-attention-ratio=0.0 --hybrid-mlp-ratio=0.0
+        --heterogeneous-layers-config-encoded-json= --spec=*local --hybrid-attention-ratio=0.0 --hybrid-mlp-ratio=0.0
         --hybrid-override-pattern= --mamba-state-dim=128 --mamba-head-dim=64 --mamba-num-groups=8 --is-hybrid-model
         --qk-l2-norm --mamba-num-heads= --disable-mamba-mem-eff-path --quick-geglu --mtp-standalone
         --attention-output-gate --experimental-attention-variant= --dsa-indexer-n-heads= --dsa-indexer-head-dim=
