@@ -42,13 +42,14 @@ soak: install ## all rows and kills, and SOAK times as many drawn cases (hours o
 
 # Ray and what it brings lie in an environment of their own, which sees .venv behind them.
 CLUSTER = build/cluster
+CLUSTER_TESTS = tests/cluster tests/mdata/launching tests/trainer/run/test_faults.py::test_a_fault_of_each_kind
 IN_CLUSTER = PATH="$(CURDIR)/$(CLUSTER)/bin:$$PATH"
 cluster-test: install ## real Slurm and Ray on this machine: install them (as root, Debian) and run their tests
 	@command -v slurmctld >/dev/null || apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge
 	@test -x $(CLUSTER)/bin/python || $(IN_VENV) python -m venv $(CLUSTER)
 	@$(IN_CLUSTER) python scripts/see_environment.py .venv
 	$(IN_CLUSTER) python -m pip install --quiet -c constraints.txt ray
-	$(IN_CLUSTER) python -m pytest -m "soak or not soak" tests/cluster tests/mdata/launching --timeout 900 -rs
+	$(IN_CLUSTER) python -m pytest -m "soak or not soak" $(CLUSTER_TESTS) --timeout 900 -rs
 
 # megatron-core lies in an environment of its own, which has the torch of .venv.
 MEGATRON = $(CURDIR)/build/megatron

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FILLER = "filler"
+CLONE_NEWNS = 0x20000  # of unshare(2); os.unshare came with Python 3.12
 
 
 def missing() -> str | None:
@@ -25,11 +27,22 @@ def missing() -> str | None:
 def small_disk(folder: Path, kib: int) -> Iterator[None]:
     """Mount one at a folder, which is made, during the block."""
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "none", str(folder)], check=True)
+    mount_over(folder, kib)
     try:
         yield
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def mount_over(folder: Path, kib: int) -> None:
+    """Mount one at a folder that exists."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "none", str(folder)], check=True)
+
+
+def own_mounts() -> None:
+    """Let no other process but its children see what this one mounts from now on."""
+    assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS) == 0, os.strerror(ctypes.get_errno())
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
 
 
 def fill(folder: Path) -> None:
