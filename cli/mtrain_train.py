@@ -31,7 +31,7 @@ from mdata.util.commands import command_line
 from trainer.checkpoint.folder import latest_checkpoint
 from trainer.checkpoint.location import checkpoints_folder
 from trainer.errors import rank_here
-from trainer.launching.job import record_end, refuse_restart
+from trainer.launching.job import record_end, refuse_restart, wait_for_ranks
 
 from .console import Console, Parser
 from .mtrain_options import add_run_arguments, read_with_problems
@@ -161,13 +161,16 @@ def _ending_for_good() -> Iterator[None]:
     """Let a launcher that restarts ranks know where starting again would be wrong, or would end in the same way."""
     from trainer.parallel.world import end_for_good
     from trainer.run.attempt import ReplacedError, SupersededError, TooManyRestartsError
-    from trainer.run.lost_nodes import LostNodeError
+    from trainer.run.lost_nodes import LostNodeError, NodesAwaitedError
     from trainer.run.signals import StoppedAtTimeError
     from trainer.run.step_report import DivergedError
 
     try:
         yield
     except ReplacedError:
+        raise
+    except NodesAwaitedError as error:
+        wait_for_ranks(os.environ, error.world_size)
         raise
     except (StoppedAtTimeError, LostNodeError, SupersededError, TooManyRestartsError, DivergedError) as error:
         end_for_good(os.environ, error)

@@ -306,6 +306,23 @@ def test_a_run_with_two_numbers_of_nodes_goes_on_with_fewer(cluster, here, undis
         assert number == expected_number and abs(loss - expected) <= 1e-4 * expected
 
 
+def test_a_run_that_waits_for_lost_nodes_starts_again_with_all(cluster, here, undisturbed):
+    job = launch(cluster, here, nodes="2-4", run=[*LONGER, "run.on_lost_node=wait"])
+    wait_until(lambda: step(here) >= 7, 120)
+    cluster.run("scontrol", "update", "nodename=n[1-2]", "state=drain", "reason=test")
+    try:
+        cluster.run("scontrol", "requeue", job)
+        wait_until(lambda: "attempt 1 ended with exit code 75; the job is queued again" in log(here), 120)
+        time.sleep(10)  # in which it would start on the two nodes that are left
+        assert status(cluster, here)["condition"] == "waiting", log(here)
+    finally:
+        cluster.run("scontrol", "update", "nodename=n[1-2]", "state=resume")
+    found = wait_for_end(cluster, here)
+    starts = [event for event in read_events(here / "runs/first") if event["event"] == "start"]
+    assert found["condition"] == "done" and [event["world_size"] for event in starts] == [4, 4], log(here)
+    assert 'run.on_lost_node="wait"' in log(here) and steps_of(here) == undisturbed(4, LONGER)
+
+
 def test_a_run_is_stopped_and_the_same_command_continues_it(cluster, here, undisturbed):
     first = launch(cluster, here, run=LONGER)
     wait_until(lambda: step(here) >= 3, 120)

@@ -24,6 +24,7 @@ from mdata.util import atomic_io
 END_FILE = "MTRAIN_END_FILE"
 """The environment variable that names the file in which the first rank says how it ended."""
 FINAL = "-final"  # a file of that name with this at its end: the job must not be started again
+RANKS = "-ranks"  # the same: for how many ranks the next start waits
 JOB = "job"
 Engine = Literal["local", "slurm", "ray"]
 
@@ -194,9 +195,16 @@ def refuse_restart(env: Mapping[str, str]) -> None:
             Path(f"{path}{FINAL}").touch()
 
 
+def wait_for_ranks(env: Mapping[str, str], world_size: int) -> None:
+    """Have the launcher's script start the job again with so many ranks, and not with fewer."""
+    if path := env.get(END_FILE):
+        with suppress(OSError):  # the next start looks again
+            Path(f"{path}{RANKS}").write_text(f"{world_size}\n", encoding="ascii")
+
+
 def ends(job: RunJob) -> list[End]:
     """How the attempts since the last launch ended, oldest first; an attempt that was killed says nothing."""
-    key = f"local-{job.launches}" if job.engine != "slurm" else f"{job.id}-*"
+    key = f"local-{job.launches}" if job.engine != "slurm" else f"{job.id}-*[0-9]"
     ended = []
     for path in job.folder.glob(f"end-{key}"):
         with suppress(OSError, ValueError, IndexError):

@@ -17,7 +17,7 @@ from pathlib import Path
 from mdata.errors import ResourceError
 from mdata.launching.slurm_commands import batch_script, run_slurm, sbatch, write_script
 from mdata.util.commands import command_line
-from trainer.launching.job import END_FILE, FINAL, JOB, RunJob
+from trainer.launching.job import END_FILE, FINAL, JOB, RANKS, RunJob
 from trainer.run.excluded_hosts import EXCLUDED
 
 _SCRIPT_NAME = "batch.sh"
@@ -116,6 +116,8 @@ def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) 
             job=shlex.quote(str(job.folder)),
             end_file=END_FILE,
             final=FINAL,
+            ranks=RANKS,
+            ranks_per_node=job.ranks_per_node,
             srun=" ".join(srun),
             reached=reached,
             excluded=shlex.quote(str(Path(job.run_folder, EXCLUDED))),
@@ -182,6 +184,9 @@ if [ -n "$again" ] && scontrol requeue "$SLURM_JOB_ID"; then
     hosts=$(cat {excluded} 2>/dev/null)  # the run found them unfit
     excluded=$(printf '%s\\n' {exclude} $hosts | paste -sd,)
     [ -n "$hosts" ] && scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$excluded"
+    # run.on_lost_node = "wait": of --nodes MIN-MAX Slurm would take at once what is left.
+    [ -s "${end_file}{ranks}" ] && read -r wanted < "${end_file}{ranks}" &&
+        scontrol update JobId="$SLURM_JOB_ID" NumNodes=$((wanted / {ranks_per_node}))
 fi
 exit "$code"
 """

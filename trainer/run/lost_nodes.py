@@ -29,6 +29,16 @@ class LostNodeError(StoppedError):
     """A node is lost and the run stops; its launcher must not start it again in this job."""
 
 
+class NodesAwaitedError(StoppedError):
+    """A node is lost, and the next start shall have as many as before.
+
+    Attributes:
+        world_size: of that start.
+    """
+
+    world_size = 0
+
+
 def lost_ranks(config: RunConfig, world_size: int, *, env: Mapping[str, str]) -> int:
     """How many ranks fewer than the largest start of the same job this one has; 0: none, or it is another job."""
     folder = Path(config.run.folder)
@@ -53,7 +63,8 @@ def after_lost_node(
         world_size: of this start. tell: prints a line for the user. pause: waits for some seconds.
 
     Raises:
-        LostNodeError: run.on_lost_node="stop". StoppedError: "wait", where it is the script that waits, or a known end.
+        LostNodeError: run.on_lost_node="stop". NodesAwaitedError: "wait", and it is the launcher's script that waits.
+        StoppedError: "wait", until a known end.
         UsageError: "shrink", and no layout of the ranks that are left keeps the global batch.
     """
     policy = config.run.on_lost_node
@@ -64,7 +75,7 @@ def after_lost_node(
     if policy == "stop":
         raise LostNodeError(f'{left}, and run.on_lost_node="stop"', fix="run the same command again with all nodes")
     if policy == "wait":
-        wait_for_nodes(config, left, env=env, tell=tell, pause=pause)
+        wait_for_nodes(config, left, world_size + lost, env=env, tell=tell, pause=pause)
     changes = nearest_layout(config, world_size, facts=None)
     shrunk = with_changes(config, changes)
     if "train.global_batch" in changes or (not changes and layout_problems(config, world_size)):
@@ -81,6 +92,7 @@ def after_lost_node(
 def wait_for_nodes(
     config: RunConfig,
     left: str,
+    world_size: int,
     *,
     env: Mapping[str, str],
     tell: Callable[[str], None],
@@ -89,7 +101,9 @@ def wait_for_nodes(
     """Wait until torchrun ends this rank, which it does to start all anew when a node joins; elsewhere, end with 75."""
     fix = "the same command continues once all nodes are there"
     if not launcher_holds_store(env):
-        raise StoppedError(f'{left}, and run.on_lost_node="wait"', fix=fix)
+        error = NodesAwaitedError(f'{left}, and run.on_lost_node="wait"', fix=fix)
+        error.world_size = world_size
+        raise error
     ends = [deadline.at_s for deadline in deadlines(config.run, env, began_s=time.time())]
     while time.time() < min(ends, default=float("inf")):
         tell(f"{left}: waiting for torchrun to have the others, too")

@@ -14,7 +14,18 @@ import pytest
 from mdata.errors import DamageError, UsageError
 from mdata.util.commands import command_line
 from tests.trainer.launching.jobs import a_job
-from trainer.launching.job import END_FILE, discard, ends, load_job, prepare, record_end, save_job, start_here
+from trainer.launching.job import (
+    END_FILE,
+    discard,
+    ends,
+    load_job,
+    prepare,
+    record_end,
+    refuse_restart,
+    save_job,
+    start_here,
+    wait_for_ranks,
+)
 
 
 def test_a_record_is_read_as_it_was_written_and_belongs_to_one_folder(tmp_path):
@@ -54,6 +65,8 @@ def test_the_first_rank_that_ends_says_how(tmp_path):
     record_end({END_FILE: str(job.folder / "end-7-1")}, code=0, who="rank 0 on a")
     record_end({END_FILE: str(job.folder / "end-8-0")}, code=2, who="of another job")
     (job.folder / "end-7-2").write_text("")  # at this moment another rank creates it
+    wait_for_ranks(env, 12)
+    refuse_restart(env)
     assert [end.code for end in ends(job)] == [5, 0]
     record_end({END_FILE: str(tmp_path / "none" / "end")}, code=5, who="rank 0")  # a folder that is gone is no reason
 

@@ -184,6 +184,13 @@ def test_hosts_that_the_run_found_unfit_are_excluded_from_the_next_start(run, tm
     assert told[-2:] == ["scontrol requeue 7", "scontrol update JobId=7 ExcNodeList=n[8-9],n3,n5"]
 
 
+def test_a_run_that_waits_for_a_lost_node_asks_for_as_many_as_before(run):
+    """Four ranks on a node: --nodes 2-3 would start on two again."""
+    told = run("echo 12 > $MTRAIN_END_FILE-ranks; exit 75")[1]
+    assert told[-2:] == ["scontrol requeue 7", "scontrol update JobId=7 NumNodes=3"]
+    assert not [call for call in run("exit 75", restarts=1)[1][len(told) :] if "NumNodes" in call]
+
+
 def test_sigterm_is_handed_on_and_the_exit_code_is_that_of_the_ranks(run):
     srun = "touch started; while [ ! -e stopped ]; do sleep 0.05; done; sleep 0.2; exit 75"
     code, told = run(srun, kill_after="started")

@@ -24,6 +24,7 @@ from typing import Any
 from tests.helpers.small_disk import fill, mount_over, own_mounts
 
 CLOCK_S, DELAY_S, SLOW_TICKS = 90.0, 0.2, 12
+SAVES = 7  # steps between checkpoints
 
 
 def main(argv: list[str]) -> int:
@@ -36,6 +37,8 @@ def main(argv: list[str]) -> int:
     watchdog_module.Watchdog = partial(watchdog_module.Watchdog, tick_s=tick_s)  # type: ignore[assignment,misc]
     watchdog_module.TICK_S = tick_s
     os.environ["SLURMD_NODENAME"] = f"node{os.environ['RANK']}"
+    if kind == "own disk":
+        step = step // SAVES * SAVES + SAVES - 1  # right before a save, when the one before it is done
     fault = Fault(folder, kind, is_here=int(os.environ["RANK"]) == faulty, step=step, tick_s=tick_s)
     if kind == "never" and fault.is_here:
         fault.mark()
@@ -77,7 +80,7 @@ class Fault:
             self._group = Group("other", dist.get_world_size(), dist.get_rank(), dist.new_group())
         checkpoints = self.folder.parent / "run" / "checkpoints"
         if self.kind == "own disk" and self.step == finished.step and list(checkpoints.glob(".*.partial")):
-            self.step += 1  # its files are below
+            self.step += SAVES  # the files of the last one are below
         if not self.is_here or finished.step != self.step:
             return time.monotonic() > self._end_s
         self.mark()

@@ -17,6 +17,7 @@ import pytest
 
 from mdata import ResourceError
 from tests.helpers.small_disk import missing, small_disk
+from tests.trainer.run.faulty_rank import SAVES
 from tests.trainer.run.test_end_time import run_in
 from trainer.config.parse import dump_config
 from trainer.config.sections import CheckpointSection
@@ -76,7 +77,7 @@ def _run(folder: Path, seed: int, tick_s: float, capfd: pytest.CaptureFixture[st
     )
     steps = step + 20 if kind == "pause" else 10**6
     config = replace(config, train=replace(config.train, steps=steps, micro_batch=1, global_batch=6))
-    config = replace(config, checkpoint=CheckpointSection(interval=7, minutes=0.0))
+    config = replace(config, checkpoint=CheckpointSection(interval=SAVES, minutes=0.0))
     if kind.endswith("disk") and (reason := missing()):
         pytest.skip(reason)
     reports = folder / "reports"
