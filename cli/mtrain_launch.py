@@ -247,13 +247,19 @@ def _check_run(
             raise problems_error(run.config, read.problems, fix=AFTERWARDS)
         return
     from trainer.run.launch import preflight
+    from trainer.run.lost_nodes import shrunk_to
 
+    most = job.nodes[1] * job.ranks_per_node
     with console.progress() as progress:
         for nodes in dict.fromkeys(job.nodes):
             ranks = nodes * job.ranks_per_node
+            checked = read
+            if ranks < most and read.config.run.on_lost_node == "shrink" and not read.problems:
+                config, _ = shrunk_to(read.config, ranks, f"{ranks} of {most} ranks would be left")
+                checked = replace(read, config=config)
             where = f"{run.config} on {nodes} x {job.ranks_per_node} ranks" if job.engine != "local" else run.config
             local = arguments.engine == "local"  # otherwise the ranks say at their start what their machines lack
-            preflight(read, ranks, where=where, progress=progress, needs_libraries=local)
+            preflight(checked, ranks, where=where, progress=progress, needs_libraries=local)
 
 
 def _launch(

@@ -31,7 +31,7 @@ from mdata.util.commands import command_line
 from trainer.checkpoint.folder import latest_checkpoint
 from trainer.checkpoint.location import checkpoints_folder
 from trainer.errors import rank_here
-from trainer.launching.job import record_end, refuse_restart, wait_for_ranks
+from trainer.launching.job import PLANNED_RANKS, record_end, refuse_restart, wait_for_ranks
 
 from .console import Console, Parser
 from .mtrain_options import add_run_arguments, read_with_problems
@@ -81,8 +81,9 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
     if placement is not None and not read.problems:
         check_not_ended(os.environ)
         tell = console.note if placement.rank == 0 else lambda text: None
+        planned = int(os.environ.get(PLANNED_RANKS, 0))
         with _ending_for_good():
-            config = after_lost_node(read.config, world_size, env=os.environ, tell=tell)
+            config = after_lost_node(read.config, world_size, env=os.environ, planned=planned, tell=tell)
         read = dataclasses.replace(read, config=config)
     log_format = read.config.run.log_format
     if placement is None or placement.rank == 0:

@@ -78,6 +78,14 @@ def test_a_batch_file_is_printed_and_not_submitted(slurm, capsys):
     assert "tp = 2\n" in Path("runs/first/job/run.toml").read_text() and not Path("runs/first/job/job.json").exists()
 
 
+def test_with_fewer_nodes_the_layout_is_the_one_that_the_run_shrinks_to(slurm, here, capsys):
+    words = ["--nodes", "1-2", "--print"]
+    run = ["run.toml", "--nproc", "1", "mesh.tp=2"]
+    assert launch_slurm(*words, run=run) == 2 and "run.toml on 1 x 1 ranks" in capsys.readouterr().err
+    assert launch_slurm(*words, run=[*run, "run.on_lost_node=shrink"]) == 0
+    assert "\nexport MTRAIN_PLANNED_RANKS=2\n" in capsys.readouterr().out
+
+
 def test_a_job_is_submitted_once(slurm, here, capsys):
     assert launch_slurm("--nodes", "4", "--qos", "high") == 0
     assert "Slurm job 7 is queued; see mtrain status" in capsys.readouterr().out
@@ -111,6 +119,11 @@ def test_hosts_that_the_run_found_unfit_are_excluded_from_a_new_job(slurm, here,
         (["slurm", "--nodes", "3", "--gpus", "1"], ["run.toml"], "run.toml on 3 x 1 ranks: "),
         (["slurm", "--nodes", "2-3", "--gpus", "1"], ["run.toml"], "run.toml on 3 x 1 ranks: "),
         (["slurm", "--nodes", "2", "--gpus", "1"], ["run.toml", "mesh.tp=4"], "run.toml on 2 x 1 ranks has 2 problems"),
+        (
+            ["slurm", "--nodes", "3-4", "--gpus", "1"],
+            ["run.toml", "run.on_lost_node=shrink"],
+            "3 of 4 ranks would be left",
+        ),
         (["slurm"], ["run.toml"], "the number of ranks of a node is not known"),
         (["slurm", "--gpus", "2"], ["run.toml", "--nproc", "1"], "two numbers of ranks of a node"),
         (["slurm", "--gpus", "2", "--nodes", "0"], ["run.toml"], "--nodes 0"),

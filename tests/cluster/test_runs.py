@@ -306,6 +306,24 @@ def test_a_run_with_two_numbers_of_nodes_goes_on_with_fewer(cluster, here, undis
         assert number == expected_number and abs(loss - expected) <= 1e-4 * expected
 
 
+def test_a_run_that_shrinks_takes_the_nearest_layout_for_three_nodes(cluster, here, undisturbed):
+    run = ["train.global_batch=12", "train.steps=400", "mesh.tp=2"]
+    job = launch(cluster, here, nodes="3-4", run=[*run, "run.on_lost_node=shrink"])
+    wait_until(lambda: step(here) >= 7, 120)
+    cluster.run("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
+    try:
+        cluster.run("scontrol", "requeue", job)
+        wait_until(lambda: log(here).count("mtrain: attempt 1 of Slurm job") == 1, 120)
+        found = wait_for_end(cluster, here)
+    finally:
+        cluster.run("scontrol", "update", "nodename=n2", "state=resume")
+    starts = [event for event in read_events(here / "runs/first") if event["event"] == "start"]
+    assert found["condition"] == "done" and [event["world_size"] for event in starts] == [4, 3], log(here)
+    assert "3 of 4 ranks are left: the run goes on with them" in log(here) and "works: mesh.tp=1" in log(here)
+    for (number, loss), (expected_number, expected) in zip(steps_of(here), undisturbed(4, run), strict=True):
+        assert number == expected_number and abs(loss - expected) <= 1e-3 * expected
+
+
 def test_a_run_that_waits_for_lost_nodes_starts_again_with_all(cluster, here, undisturbed):
     job = launch(cluster, here, nodes="2-4", run=[*LONGER, "run.on_lost_node=wait"])
     wait_until(lambda: step(here) >= 7, 120)

@@ -23,6 +23,8 @@ from mdata.util import atomic_io
 
 END_FILE = "MTRAIN_END_FILE"
 """The environment variable that names the file in which the first rank says how it ended."""
+PLANNED_RANKS = "MTRAIN_PLANNED_RANKS"
+"""The environment variable that says for how many ranks the job asked at most."""
 FINAL = "-final"  # a file of that name with this at its end: the job must not be started again
 RANKS = "-ranks"  # the same: for how many ranks the next start waits
 JOB = "job"
@@ -178,14 +180,7 @@ def start_here(job: RunJob, command: Sequence[str]) -> RunJob:
 
 def record_end(env: Mapping[str, str], *, code: int, who: str, message: str = "") -> None:
     """Say how this rank ended, unless another has said so before, or nobody asks."""
-    if not (path := env.get(END_FILE)):
-        return
-    with suppress(OSError, UsageError):  # the run has ended anyway, perhaps because of the disk
-        fd = atomic_io.open_no_link(Path(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        try:
-            atomic_io.write_all(fd, f"{code} {who}\n{message}\n".encode())
-        finally:
-            os.close(fd)
+    _say_first(env, "", f"{code} {who}\n{message}\n")
 
 
 def refuse_restart(env: Mapping[str, str]) -> None:
@@ -197,9 +192,19 @@ def refuse_restart(env: Mapping[str, str]) -> None:
 
 def wait_for_ranks(env: Mapping[str, str], world_size: int) -> None:
     """Have the launcher's script start the job again with so many ranks, and not with fewer."""
-    if path := env.get(END_FILE):
-        with suppress(OSError):  # the next start looks again
-            Path(f"{path}{RANKS}").write_text(f"{world_size}\n", encoding="ascii")
+    _say_first(env, RANKS, f"{world_size}\n")
+
+
+def _say_first(env: Mapping[str, str], ending: str, text: str) -> None:
+    """Write a file of this attempt, unless another rank has, or nobody asks."""
+    if not (path := env.get(END_FILE)):
+        return
+    with suppress(OSError, UsageError):  # the run has ended anyway, perhaps because of the disk
+        fd = atomic_io.open_no_link(Path(f"{path}{ending}"), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            atomic_io.write_all(fd, text.encode())
+        finally:
+            os.close(fd)
 
 
 def ends(job: RunJob) -> list[End]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from mdata.errors import ResourceError
 from mdata.launching.slurm_commands import batch_script, run_slurm, sbatch, write_script
 from mdata.util.commands import command_line
-from trainer.launching.job import END_FILE, FINAL, JOB, RANKS, RunJob
+from trainer.launching.job import END_FILE, FINAL, JOB, PLANNED_RANKS, RANKS, RunJob
 from trainer.run.excluded_hosts import EXCLUDED
 
 _SCRIPT_NAME = "batch.sh"
@@ -104,7 +104,8 @@ def batch_text(job: RunJob, options: SlurmOptions, *, checkpoints: Path | None) 
     else:
         srun += [shlex.join(command_line("mtrain"))]
     srun += ["train", shlex.quote(str(job.config))]
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in options.env.items()]
+    variables = {**options.env, PLANNED_RANKS: str(most * job.ranks_per_node)}
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     metrics = shlex.quote(str(Path(job.run_folder, "metrics.jsonl")))
     reached = f"tail -n 1 {metrics} | cut -d, -f1"
     if checkpoints is not None:

@@ -55,12 +55,14 @@ def after_lost_node(
     *,
     tell: Callable[[str], None],
     env: Mapping[str, str],
+    planned: int = 0,
     pause: Callable[[float], None] = time.sleep,
 ) -> RunConfig:
     """The configuration to go on with.
 
     Args:
         world_size: of this start. tell: prints a line for the user. pause: waits for some seconds.
+        planned: for how many ranks the job asked at most; a first start may have fewer already.
 
     Raises:
         LostNodeError: run.on_lost_node="stop". NodesAwaitedError: "wait", and it is the launcher's script that waits.
@@ -69,6 +71,8 @@ def after_lost_node(
     """
     policy = config.run.on_lost_node
     lost = lost_ranks(config, world_size, env=env) if policy else 0
+    if policy == "shrink":
+        lost = max(lost, planned - world_size)
     if not lost:
         return config
     left = f"{world_size} of {world_size + lost} ranks are left"
@@ -76,6 +80,20 @@ def after_lost_node(
         raise LostNodeError(f'{left}, and run.on_lost_node="stop"', fix="run the same command again with all nodes")
     if policy == "wait":
         wait_for_nodes(config, left, world_size + lost, env=env, tell=tell, pause=pause)
+    shrunk, changes = shrunk_to(config, world_size, left)
+    tell(f"{left}: the run goes on with them, with the same global batch and order; {changes}")
+    return shrunk
+
+
+def shrunk_to(config: RunConfig, world_size: int, left: str) -> tuple[RunConfig, str]:
+    """The configuration with the nearest layout for fewer ranks, and what it changes, as text.
+
+    Args:
+        left: how many there are, for the message.
+
+    Raises:
+        UsageError: none keeps the global batch.
+    """
     changes = nearest_layout(config, world_size, facts=None)
     shrunk = with_changes(config, changes)
     if "train.global_batch" in changes or (not changes and layout_problems(config, world_size)):
@@ -84,9 +102,7 @@ def after_lost_node(
             found=f"train.global_batch={config.train.global_batch}",
             fix=f"a number of nodes that divides it; {nearest_layout_text(changes) or 'none works'}",
         )
-    kept = nearest_layout_text(changes) or "the layout stays"
-    tell(f"{left}: the run goes on with them, with the same global batch and order; {kept}")
-    return shrunk
+    return shrunk, nearest_layout_text(changes) or "the layout stays"
 
 
 def wait_for_nodes(

@@ -53,6 +53,11 @@ def test_shrinking_keeps_the_batch_and_the_curve(tmp_path: Path) -> None:
     alone(shrunk)
     for (step, loss, norm), (_, wanted, wanted_norm) in zip(curve(shrunk), curve(whole), strict=True):
         assert (loss, norm) == pytest.approx((wanted, wanted_norm), rel=1e-4), step
+    # The first start of a job that asked for 1 to 2 nodes.
+    fewer = replace(config, run=replace(config.run, folder=str(tmp_path / "new")))
+    assert after_lost_node(fewer, 1, env=JOB, planned=2, tell=told.append).mesh.tp == 1 and len(told) == 2
+    waits = replace(fewer, run=replace(fewer.run, on_lost_node="wait"))
+    assert after_lost_node(waits, 1, env=JOB, planned=2, tell=told.append) is waits
     # All nodes again, or a start by hand, or as many ranks as before: nothing is decided here.
     for env, world_size in ((AGAIN, 2), (JOB, 1), ({}, 1), ({**AGAIN, "SLURM_JOB_ID": "8"}, 1)):
         assert lost_ranks(config, world_size, env=env) == 0
