@@ -1,4 +1,4 @@
-"""Hostile input through the whole pipeline: the outcomes of docs/reference/input.md, and the reference's counts."""
+"""Hostile input through the whole pipeline: the outcomes of sources/malformed.md, and the reference's counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("loaded_once")
 REFERENCE = re.compile(
     r"\| (?:jsonl|compressed)/(\S+) \|.*?\| accepted, exit 0: (\d+) documents, \d+ sequences, (\d+) tokens"
 )
-# Rows of docs/reference/input.md: "row 2: blank; rows 3-5: not-json".
+# Rows of malformed.md: "row 2: blank; rows 3-5: not-json".
 BAD = re.compile(r"rows? (\d+)(?:-(\d+))?: (\S+?)(?:;|$)")
 
 

@@ -1,4 +1,4 @@
-"""The outcome for a file, in the words of the tables in docs/reference/input.md."""
+"""The outcome for a file, in the words of the tables in malformed.md."""
 
 from __future__ import annotations
 
