@@ -15,7 +15,6 @@ import mdata
 from cli.mdata import main
 from mdata.corpus.documents import DocumentReader
 from mdata.indexed import blocks
-from tests.conftest import ROOT
 from tests.helpers.examples import examples
 from tests.mdata.hand_made import BLOCK, make_corpus
 from tests.mdata.preprocessing.test_preprocess import run
@@ -220,26 +219,26 @@ def test_verifying_what_is_not_there_is_a_usage_error(tmp_path, name):
         mdata.verify(tmp_path / name)
 
 
-def rows_of_page() -> list[tuple[str, int, str]]:
-    """(pair, exit code, words of the message) of each row of docs/reference/damage.md."""
+def rows_of_table() -> list[tuple[str, int, str]]:
+    """(pair, exit code, words of the message) of each row of damaged_pairs.md."""
     cells = [
         line.split("|")
-        for line in (ROOT / "docs/reference/damage.md").read_text().splitlines()
+        for line in Path(__file__).with_name("damaged_pairs.md").read_text().splitlines()
         if line.startswith("| `")
     ]
     return [(row[1].strip(" `"), int(row[3]), row[4].strip(" `")) for row in cells]
 
 
-@pytest.mark.parametrize(("name", "code", "words"), rows_of_page())
-def test_the_page_of_damages_is_true(oracles, capsys, name, code, words):
+@pytest.mark.parametrize(("name", "code", "words"), rows_of_table())
+def test_the_table_of_damages_is_true(oracles, capsys, name, code, words):
     assert main(["verify", "--full", str(oracles / "hostile/binidx" / name)]) == code
     out, err = capsys.readouterr()
     assert words in (err if code else out) and "Traceback" not in err
 
 
-def test_the_page_of_damages_has_every_pair(oracles):
+def test_the_table_of_damages_has_every_pair(oracles):
     there = {path.stem for path in (oracles / "hostile/binidx").iterdir()}
-    assert sorted(name for name, _, _ in rows_of_page()) == sorted(there)
+    assert sorted(name for name, _, _ in rows_of_table()) == sorted(there)
 
 
 @pytest.mark.parametrize("sidecar", ["x.origins", "x.bin.blake3"])
