@@ -78,6 +78,8 @@ class Microbatch:
         components_B: int64[B], the blend component of each row; None: losses by component are not requested.
         lengths_B: int32[B], real tokens of each row; the rest is padding. None: rows have no padding.
         types_BS: int64[B, S], 0 for tokens of the first text of a row, 1 for those of the second; None: one text.
+        predicted_M: int64[M], the flat tokens for which a head of masked tokens computes logits, all with a loss among
+            them; None: those with a loss, for which the host waits for a GPU.
         swapped_B: int64[B], 1 where the second text does not follow the first, for the loss of pairs; -1: does not
             count. None: no pairs.
         step_tokens, step_pairs: fp32 scalars, the sum of the mask and the rows with pairs of the whole step, over all
@@ -99,6 +101,7 @@ class Microbatch:
     components_B: Tensor | None = None
     lengths_B: Tensor | None = None
     types_BS: Tensor | None = None
+    predicted_M: Tensor | None = None
     swapped_B: Tensor | None = None
     step_tokens: Tensor | None = None
     step_pairs: Tensor | None = None

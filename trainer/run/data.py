@@ -34,6 +34,7 @@ from trainer.tasks.in_training import FixedTask, read_tasks, task_problems
 
 COUNTED_ROWS, COUNTED_TOKENS = 256, 64  # evenly spaced samples of the run for counting attention
 CHECKED_ROWS = 32  # the same for checking the spans of T5
+PREDICTED_MULTIPLE = 128  # of the tokens that BERT's head computes on a GPU: few sizes, for which kernels are compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +251,9 @@ def _masked_rows(
     if "text_enc" in fields:
         encoder = EncoderTokens(_moved(inputs[0], device), _moved(_lengths(fields["enc_mask"]), device))
         return replace(microbatch, encoder=encoder)
+    if isinstance(rows.kind, mdata.Bert):
+        multiple = PREDICTED_MULTIPLE if device.type == "cuda" else 1
+        microbatch = replace(microbatch, predicted_M=_moved(predicted_tokens(loss, multiple), device))
     if not (isinstance(rows.kind, mdata.Bert) and rows.kind.head):
         return microbatch
     # Padding has the type 0, and in Megatron's order the padding's id.
@@ -265,6 +269,12 @@ def _lengths(padding_mask: np.ndarray) -> np.ndarray:
     """
     ends = np.argmax(padding_mask[:, ::-1] == 1, axis=1)  # a row has text: at least its first token
     return (padding_mask.shape[1] - ends).astype(np.int32)
+
+
+def predicted_tokens(loss: np.ndarray, multiple: int) -> np.ndarray:
+    """int64[M], the flat tokens with a loss in order; M is a multiple, which tokens without a loss make up."""
+    tokens, others = np.flatnonzero(loss > 0), np.flatnonzero(loss <= 0)
+    return np.sort(np.append(tokens, others[: -len(tokens) % multiple]))
 
 
 def _check_ids(batch: mdata.Batch, ids: np.ndarray, *, vocab_size: int) -> None:

@@ -212,6 +212,22 @@ def test_the_head_of_masked_tokens_is_that_of_all(norm):
             torch.testing.assert_close(got, gradient, msg=name)
 
 
+def test_tokens_that_the_host_told_are_those_of_the_mask():
+    model, batch = _model(), replace(_rows(0), losses={})
+    masked = batch.loss_mask_BS.flatten().nonzero().squeeze(1)
+    others = (batch.loss_mask_BS.flatten() == 0).nonzero().squeeze(1)
+    told = replace(batch, predicted_M=torch.cat((masked, others[:5])).sort().values)
+    results = [model((), each) for each in (batch, told)]
+    torch.testing.assert_close(*results, rtol=0, atol=1e-12)
+    names, values = zip(*model.named_parameters(), strict=True)
+    gradients = [torch.autograd.grad(loss, values, allow_unused=True) for loss, _ in results]
+    for name, *both in zip(names, *gradients, strict=True):
+        if both[0] is not None or both[1] is not None:
+            torch.testing.assert_close(*both, rtol=1e-10, atol=1e-12, msg=name)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(model((), replace(batch, predicted_M=masked[1:]))[0], results[0][0])
+
+
 def test_a_users_loss_gets_the_logits_of_all_tokens_and_the_fields_of_its_kind():
     model, batch = _model(), replace(_rows(0), losses={})
     own, _ = model((), batch)

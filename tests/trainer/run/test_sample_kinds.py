@@ -43,7 +43,7 @@ from trainer.parallel.world import Placement, join_world
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
 from trainer.report.data import read_corpora, read_run
-from trainer.run.data import open_data, to_device
+from trainer.run.data import open_data, predicted_tokens, to_device
 from trainer.run.engine import Engine
 from trainer.run.metrics import read_metrics
 from trainer.run.rehearsal import rehearse
@@ -172,10 +172,22 @@ def test_a_device_gets_the_fields_of_masked_samples(corpora, kind, order):
         else:
             assert microbatch.encoder.tokens_BS[row].tolist() == sample["text_enc"]
             assert microbatch.encoder.lengths_B[row] == sum(sample["enc_mask"])
+    told = None if kind == "t5" else np.flatnonzero(batch.loss_mask).tolist()
+    assert (None if microbatch.predicted_M is None else microbatch.predicted_M.tolist()) == told
     assert int(microbatch.labels_BS.min()) >= 0 and microbatch.lengths_B.dtype == torch.int32
     assert 0 < int(microbatch.lengths_B.min()) < int(microbatch.lengths_B.max())
     with pytest.raises(mdata.UsageError, match=r"outside the model's vocabulary \(samples \[0, 1"):
         to_device(batch, torch.device("cpu"), vocab_size=10)
+
+
+@pytest.mark.parametrize(("masked", "size"), [(0, 0), (3, 4), (4, 4), (15, 16)])
+def test_the_head_gets_a_multiple_of_tokens_on_a_gpu(masked, size):
+    loss = np.zeros((2, 8), np.float32)
+    loss.flat[np.random.default_rng(masked).permutation(16)[:masked]] = 1
+    told = predicted_tokens(loss, 4)
+    assert told.dtype == np.int64 and len(told) == size == len(set(told.tolist())) and (np.diff(told) > 0).all()
+    assert set(np.flatnonzero(loss)) <= set(told.tolist()) and len(predicted_tokens(loss, 1)) == masked
+    assert len(predicted_tokens(np.ones((3, 1), np.float32), 4)) == 3, "there are no more tokens"
 
 
 def test_rows_of_one_text_have_no_types_and_no_pairs(corpora):

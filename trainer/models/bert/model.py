@@ -93,9 +93,9 @@ class Bert(GPT):
         if self.loss_function is not None:
             return summed(self.loss_function(self._all_logits(y_ND, batch), batch), batch)
         weight_N = batch.loss_mask_BS.flatten()
-        masked_M = _masked(weight_N)
+        masked_M = _masked(weight_N) if batch.predicted_M is None else batch.predicted_M
         loss, losses_M = head_loss(
-            self.transform(y_ND[masked_M]),
+            self.transform(y_ND.index_select(0, masked_M)),
             self.embedding,
             labels_N=batch.labels_BS.flatten()[masked_M],
             weight_N=weight_N[masked_M],
