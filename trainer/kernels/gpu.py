@@ -1,6 +1,7 @@
 """Attention on a GPU in cases that PyTorch's fused kernels for whole causal rows do not cover.
 
-Documents inside rows, and prompts of several lengths, use variable-length flash attention if the dtype allows;
+Documents inside rows, padded rows, and prompts of several lengths, use variable-length flash attention if the dtype
+allows; biases of relative positions use PyTorch's memory-efficient attention, the only one whose masks have gradients;
 everything else uses FlexAttention, compiled once for each set of options (Dong et al. 2024). Dropout of weights is left
 to the plain implementation, which holds all scores. Each function has the signature of its plain twin.
 """
@@ -10,7 +11,9 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +24,8 @@ from trainer.kernels import plain
 from trainer.kernels.plain import DocumentBounds, ScoreTensors
 from trainer.kernels.scores import ScoreShape
 
+HALF = (torch.bfloat16, torch.float16)
+MASK_MULTIPLE = 16  # of the keys of a mask in memory, which PyTorch would otherwise copy in each call
 FLEX_VARIANTS = 64  # lengths and options that are compiled before PyTorch falls back to full matrices of scores
 
 
@@ -34,7 +39,7 @@ def document_attention(
 ) -> Tensor:
     """See plain.document_attention."""
     varlen, length = _varlen(), k_BTGK.shape[1]
-    if varlen is None or q_BSHK.dtype not in (torch.bfloat16, torch.float16):
+    if varlen is None or q_BSHK.dtype not in HALF:
         columns = None if ends is None else plain.chunk_columns(q_BSHK, ends)
         tensors = ScoreTensors(document_BS=documents.numbers(*k_BTGK.shape[:2]), column_S=columns)
         return scored_attention(q_BSHK, k_BTGK, v_BTGK, ScoreShape(scale=scale or 0.0), tensors)
@@ -52,19 +57,28 @@ def document_attention(
 def padded_attention(
     q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, length_B: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """See plain.padded_attention; a row's real tokens and its padding are two sequences, apart from each other."""
-    varlen, shape = _varlen(), q_BSHK.shape
-    half = q_BSHK.dtype in (torch.bfloat16, torch.float16)
-    if length_B is None or varlen is None or not half or shape[1] != k_BTGK.shape[1]:
+    """See plain.padded_attention; a row's real tokens and its padding are two sequences, apart from each other.
+
+    Queries of other rows, as a decoder has, all belong to the real tokens.
+    """
+    varlen, shape, keys = _varlen(), q_BSHK.shape, k_BTGK.shape[1]
+    if length_B is None or varlen is None or q_BSHK.dtype not in HALF:
         return plain.padded_attention(q_BSHK, k_BTGK, v_BTGK, length_B, scale)
     options = _varlen_options(scale, grouped=shape[2] != k_BTGK.shape[2], causal=False)
     if options.pop("repeat", False):
         k_BTGK, v_BTGK = (x.repeat_interleave(shape[2] // x.shape[2], dim=2) for x in (k_BTGK, v_BTGK))
-    first_B = torch.arange(shape[0], device=q_BSHK.device, dtype=torch.int32) * shape[1]
-    bounds = F.pad(torch.stack((first_B, first_B + length_B.int()), dim=1).flatten(), (0, 1), value=shape[0] * shape[1])
+    bounds = of_queries = _padded_bounds(length_B.int(), keys)
+    if shape[1] != keys:
+        of_queries = _padded_bounds(torch.full_like(length_B, shape[1], dtype=torch.int32), shape[1])
     flat = (x.flatten(0, 1) for x in (q_BSHK, k_BTGK, v_BTGK))
-    y_NHK: Tensor = varlen(*flat, bounds, bounds, shape[1], shape[1], **options)
+    y_NHK: Tensor = varlen(*flat, of_queries, bounds, shape[1], keys, **options)
     return y_NHK.view(shape)
+
+
+def _padded_bounds(length_B: Tensor, length: int) -> Tensor:
+    """Where the real tokens and the padding of each row begin in the flat tokens, then their number: int32."""
+    first_B = torch.arange(len(length_B), device=length_B.device, dtype=torch.int32) * length
+    return F.pad(torch.stack((first_B, first_B + length_B), dim=1).flatten(), (0, 1), value=len(length_B) * length)
 
 
 def chunk_bounds(bounds: Tensor, length: int, *, end: int, chunk: int) -> tuple[Tensor, Tensor]:
@@ -98,7 +112,7 @@ def ragged_attention(
     a block and does not take grouped heads in every version of PyTorch.
     """
     changed = scores.softcap or scores.alibi or scores.relative or scores.sinks != "none"
-    if changed or q_NHK.dtype not in (torch.bfloat16, torch.float16) or q_NHK.shape[-1] % 8:
+    if changed or q_NHK.dtype not in HALF or q_NHK.shape[-1] % 8:
         return plain.ragged_attention(q_NHK, k_MGK, v_MGK, counts, lengths, scores, tensors)
     y_NHK: Tensor = torch.ops.aten._flash_attention_forward(
         q_NHK, k_MGK, v_MGK, *_ragged_bounds(counts, lengths, q_NHK.device), max(counts), max(lengths),
@@ -121,8 +135,12 @@ def scored_attention(
     q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scores: ScoreShape, tensors: ScoreTensors
 ) -> Tensor:
     """See plain.scored_attention."""
+    if tensors.mask_BHST is not None and q_BSHK.shape[2] == k_BTGK.shape[2]:
+        return _masked_attention(q_BSHK, k_BTGK, v_BTGK, scores, tensors)
     if tensors.keep_BHST is not None or tensors.bias_HST is not None:
         return plain.scored_attention(q_BSHK, k_BTGK, v_BTGK, scores, tensors)
+    if scores.operation(documents=tensors.document_BS is not None) == "padded_attention" and q_BSHK.dtype in HALF:
+        return padded_attention(q_BSHK, k_BTGK, v_BTGK, tensors.length_B, scores.scale or None)
     from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
     batch, queries, heads, width = q_BSHK.shape
@@ -153,6 +171,58 @@ def scored_attention(
         share = (beside.lse - tensors.sink_H.view(1, -1, 1)).sigmoid()
         y_BHSK = (y_BHSK * share.unsqueeze(-1)).to(q.dtype)
     return y_BHSK.transpose(1, 2)
+
+
+def bias_mask(bias_HST: Tensor, scores: ScoreShape, length_B: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """See plain.bias_mask: biases in 16 bits, and -inf where a key is hidden: [B or 1, H, S, T]."""
+    return None if dtype not in HALF or scores.dropout else additive_mask(bias_HST, scores, length_B, dtype)
+
+
+def additive_mask(bias_HST: Tensor, scores: ScoreShape, length_B: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """What `_masked_attention` adds to scores."""
+    queries, keys = bias_HST.shape[1:]
+    token = torch.arange(keys, device=bias_HST.device)
+    hidden = ((token > token[:queries, None]) & scores.causal)[None, None]
+    if length_B is not None:
+        hidden = hidden | (token >= length_B.unsqueeze(1))[:, None, None]
+    more = -keys % MASK_MULTIPLE
+    wide_HST = F.pad(bias_HST.detach().to(dtype), (0, more))
+    return wide_HST.masked_fill(F.pad(hidden, (0, more), value=True), -math.inf)[..., :keys]
+
+
+def _masked_attention(
+    q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scores: ScoreShape, tensors: ScoreTensors
+) -> Tensor:
+    """Attention with the mask in place of biases, causality and lengths; the gradient is that of the biases."""
+    bias_HST, mask_BHST, batch = tensors.bias_HST, tensors.mask_BHST, len(q_BSHK)
+    assert bias_HST is not None and mask_BHST is not None, "a mask is made of biases"
+    mask_BHST = _BiasOfMask.apply(bias_HST, mask_BHST.expand(batch, -1, -1, -1))
+    q, k, v = (x.transpose(1, 2) for x in (q_BSHK, k_BTGK, v_BTGK))
+    with _with_gradient_of_mask() if q.is_cuda else nullcontext():
+        y_BHSK = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_BHST, scale=scores.factor(q.shape[-1]))
+    return y_BHSK.transpose(1, 2)
+
+
+def _with_gradient_of_mask() -> Any:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)
+
+
+class _BiasOfMask(torch.autograd.Function):
+    """Gives the mask; its gradient, summed over rows in at least fp32, is that of the biases.
+
+    In each layer, so that the sums of layers are those of one matrix of scores for all rows, and not rounded.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, bias_HST: Tensor, mask_BHST: Tensor) -> Tensor:
+        ctx.dtype = bias_HST.dtype
+        return mask_BHST.view_as(mask_BHST)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BHST: Tensor) -> tuple[Tensor, None]:
+        return grad_BHST.sum(0, dtype=ctx.dtype), None
 
 
 def _visible(

@@ -236,7 +236,7 @@ class ScoreTensors(NamedTuple):
         document_BS: the document of each token of the row. keep_BHST: bool, the weights that dropout keeps.
         column_S: int64, the position of each query in its row; None: queries begin where keys do.
         length_B: int32, real keys of each row, at least 1; the rest is padding, which no query sees.
-        bias_HST: added to scores; differentiable.
+        bias_HST: added to scores; differentiable. mask_BHST: what `bias_mask` made of it.
         far_HD: added to the scores of keys so many tokens before the query; the last one for all keys before those.
     """
 
@@ -248,6 +248,7 @@ class ScoreTensors(NamedTuple):
     length_B: Tensor | None = None
     bias_HST: Tensor | None = None
     far_HD: Tensor | None = None
+    mask_BHST: Tensor | None = None
 
 
 def document_attention(
@@ -318,6 +319,15 @@ def scored_attention(
         weight = torch.where(tensors.keep_BHST, weight / (1 - scores.dropout), 0.0)
     y = torch.einsum("bgrst,btgk->bsgrk", weight.unflatten(1, (groups, heads // groups)), v)
     return y.flatten(2, 3).to(q_BSHK.dtype)
+
+
+def bias_mask(bias_HST: Tensor, scores: ScoreShape, length_B: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A constant for all layers with these biases and rows, for a kernel that reads one mask; None: it reads none.
+
+    Args:
+        dtype: of queries.
+    """
+    return None
 
 
 def paged_attention(

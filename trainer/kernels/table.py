@@ -47,6 +47,7 @@ class Kernels:
     document_attention: Kernel = plain.document_attention
     padded_attention: Kernel = plain.padded_attention
     scored_attention: Kernel = plain.scored_attention
+    bias_mask: Kernel = plain.bias_mask
     paged_attention: Kernel = plain.paged_attention
     ragged_attention: Kernel = plain.ragged_attention
     dropout: Kernel = plain.dropout
@@ -103,6 +104,7 @@ NOT_COMPILED = (
     "document_attention",
     "padded_attention",
     "scored_attention",
+    "bias_mask",
     "paged_attention",
     "ragged_attention",
     "orthogonalize",
@@ -127,6 +129,7 @@ def compiled() -> Kernels:
         document_attention=gpu.document_attention,
         padded_attention=gpu.padded_attention,
         scored_attention=gpu.scored_attention,
+        bias_mask=gpu.bias_mask,
         paged_attention=paged_attention.paged_attention,
         ragged_attention=gpu.ragged_attention,
         **made,

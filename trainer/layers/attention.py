@@ -57,7 +57,7 @@ class Sequences:
         step: a step of generation: the tokens are new ones of rows in pages. pages: those of this block.
         lengths_B: int32[B], real tokens of each row; the rest is padding, to which nothing attends. None: all are real.
         bias_HST: what relative positions add to the scores of this rank's heads; None: nothing. far_HD: the same in a
-            step of generation, see `ScoreTensors`.
+            step of generation; mask_BHST: what kernels read in its place; see `ScoreTensors`.
     """
 
     batch: int
@@ -71,6 +71,7 @@ class Sequences:
     lengths_B: Tensor | None = None
     bias_HST: Tensor | None = None
     far_HD: Tensor | None = None
+    mask_BHST: Tensor | None = None
 
     def of_block(self, number: int) -> Sequences:
         """As the attention of a block sees them."""
@@ -182,7 +183,7 @@ class Attention(Layer):
             keep_BHST = self.dropout.keep_weights(
                 sequences.samples_B, range(mine.start, mine.stop), length=sequences.row_length, columns_S=column_S
             )
-        beside = sequences.lengths_B, sequences.bias_HST, sequences.far_HD
+        beside = sequences.lengths_B, sequences.bias_HST, sequences.far_HD, sequences.mask_BHST
         return ScoreTensors(sink_H, slope_H, document_BS, keep_BHST, column_S, *beside)
 
 

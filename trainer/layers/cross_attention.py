@@ -130,11 +130,11 @@ def bucket_of(distance: Tensor, *, both: bool, buckets: int, longest: int) -> Te
 
 def relative_bias(table_RH: Tensor, length: int, *, both: bool, longest: int) -> Tensor:
     """The biases of rows of so many tokens: [H, S, S]; see `bucket_of`."""
-    place = torch.arange(length, device=table_RH.device)
-    # A row of each distance first: fewer logarithms. Its gradient is added in a fixed order on both kinds of device.
+    # A row of each distance, of which the scores of a query are a part. Gradients are added in a fixed order on both
+    # kinds of device, and there are few rows of one bucket, which a GPU adds one after the other.
     distance = torch.arange(1 - length, length, device=table_RH.device)
     of_distance = bucket_of(distance, both=both, buckets=len(table_RH), longest=longest)
-    return table_RH[of_distance[place - place.unsqueeze(1) + length - 1]].permute(2, 0, 1)
+    return table_RH[of_distance].t().unfold(1, length, 1).flip(1)
 
 
 def far_biases(table_RH: Tensor, *, longest: int) -> Tensor:

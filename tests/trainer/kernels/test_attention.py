@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -18,6 +19,7 @@ from trainer.kernels.scores import ScoreShape, alibi_slopes
 from trainer.kernels.table import choose_kernels
 from trainer.layers.attention import Documents
 
+HALF = torch.bfloat16
 BATCH, LENGTH, HEADS, GROUPS, WIDTH = 2, 12, 4, 2, 8
 
 
@@ -27,6 +29,10 @@ def _heads(seed: int = 0) -> tuple[torch.Tensor, ...]:
     return tuple(
         torch.randn(BATCH, LENGTH, n, WIDTH, generator=generator, dtype=torch.float64).requires_grad_() for n in sizes
     )
+
+
+def _lengths(numbers):
+    return torch.tensor(numbers, dtype=torch.int32)
 
 
 def _close(got, expected):
@@ -121,15 +127,18 @@ def test_rows_of_an_encoder_are_rows_without_their_padding(monkeypatch):
     assert bias_HST.grad.abs().sum() > 0
 
 
-def _each_sequence(q_NHK, k_NGK, v_NGK, bounds, same, longest, most, **options):
+def _each_sequence(q_NHK, k_NGK, v_NGK, of_queries, of_keys, longest, most, **options):
     """What variable-length attention computes, sequence by sequence."""
-    assert torch.equal(bounds, same) and longest == most == LENGTH and bounds.dtype == torch.int32
+    assert longest in (LENGTH, 5) and most == LENGTH and of_queries.dtype == of_keys.dtype == torch.int32
     assert not options.pop("is_causal", False) and options.pop("window_size", (-1, -1)) == (-1, -1)
     out = torch.empty_like(q_NHK)
-    for first, stop in itertools.pairwise(bounds.tolist()):
+    bounds = [itertools.pairwise(x.tolist()) for x in (of_queries, of_keys)]
+    for (first, stop), keys in zip(*bounds, strict=True):
         if first < stop:
-            moved = (x[first:stop].transpose(0, 1)[None] for x in (q_NHK, k_NGK, v_NGK))
+            parts = slice(first, stop), slice(*keys), slice(*keys)
+            moved = (x[part].transpose(0, 1)[None] for x, part in zip((q_NHK, k_NGK, v_NGK), parts, strict=True))
             out[first:stop] = F.scaled_dot_product_attention(*moved, enable_gqa=True)[0].transpose(0, 1)
+    assert stop == len(q_NHK) and keys[1] == len(k_NGK)
     return out
 
 
@@ -144,6 +153,78 @@ def test_padded_rows_are_computed_alike_by_every_kernel(lengths, monkeypatch):
     got = gpu.padded_attention(*half, length_B)
     for row, length in enumerate(lengths or (LENGTH, LENGTH)):
         torch.testing.assert_close(got[row, :length].double(), expected[row, :length], rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("lengths", [(LENGTH, 7), (1, LENGTH)])
+def test_queries_of_a_decoder_see_the_real_keys(lengths, monkeypatch):
+    q, k, v = (x.detach() for x in _heads())
+    tensors, scores = ScoreTensors(length_B=torch.tensor(lengths)), ScoreShape(causal=False)
+    expected = plain.scored_attention(q[:, :5], k, v, scores, tensors)
+    monkeypatch.setattr(gpu, "_varlen", lambda: _each_sequence)
+    got = gpu.scored_attention(*(x.bfloat16() for x in (q[:, :5], k, v)), scores, tensors)
+    torch.testing.assert_close(got.double(), expected, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(LENGTH, 7), (1, LENGTH), None])
+def test_biases_in_a_mask_are_the_plain_path(lengths, causal):
+    """Outputs and all gradients in fp64, of two layers that share the mask."""
+    scores, length_B = ScoreShape(causal=causal, relative=True, scale=0.7), lengths and _lengths(lengths)
+    real = torch.arange(LENGTH) < _lengths(lengths or (LENGTH, LENGTH))[:, None]
+    results = []
+    for attend in (plain.scored_attention, gpu.scored_attention):
+        q, (_, k, v) = _heads()[0], _heads(1)
+        k, v = (x.detach().repeat_interleave(2, dim=2).requires_grad_() for x in (k, v))
+        bias = torch.randn(HEADS, LENGTH, LENGTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        bias.requires_grad_()
+        tensors = ScoreTensors(length_B=length_B, bias_HST=bias)
+        if attend is gpu.scored_attention:
+            tensors = tensors._replace(mask_BHST=gpu.additive_mask(bias, scores, length_B, torch.float64))
+            assert tensors.mask_BHST.stride(2) == 16 and not tensors.mask_BHST.requires_grad
+        y = attend(attend(q, k, v, scores, tensors), k, v, scores, tensors)[real]
+        weight = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        results.append([y, *torch.autograd.grad((y * weight).sum(), (q, k, v, bias))])
+    for got, expected in zip(*results, strict=True):
+        _close(got, expected)
+    assert results[0][-1].abs().sum() > 0
+
+
+def test_a_mask_is_made_for_kernels_of_16_bits_that_drop_nothing():
+    bias, scores = torch.zeros(HEADS, LENGTH, LENGTH), ScoreShape(causal=False, relative=True)
+    assert gpu.bias_mask(bias, scores, None, torch.bfloat16).dtype == torch.bfloat16
+    assert gpu.bias_mask(bias, scores, None, torch.float32) is None
+    assert gpu.bias_mask(bias, dataclasses.replace(scores, dropout=0.1), None, torch.bfloat16) is None
+    assert plain.bias_mask(bias, scores, None, torch.bfloat16) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("form", ["encoder", "decoder", "cross"])
+def test_attention_of_two_stacks_on_a_gpu_is_the_plain_path(form):
+    """In bf16 against fp32, at T5's lengths; where keys are padding, their gradient is 0."""
+    rows, keys, queries = 4, 512 if form != "decoder" else 114, 512 if form == "encoder" else 114
+    generator, lengths = torch.Generator().manual_seed(1), _lengths((keys, keys - 3, keys // 3, 1)).cuda()
+    made = [torch.randn(rows, n, 12, 64, generator=generator).cuda().bfloat16() for n in (queries, keys, keys)]
+    scores = ScoreShape(causal=form == "decoder", relative=form != "cross", scale=0.125)
+    bias = torch.randn(12, queries, keys, generator=generator).cuda().bfloat16().float()
+    length_B, kernels, results = None if form == "decoder" else lengths, choose_kernels(torch.device("cuda"), HALF), []
+    for dtype in (torch.float32, HALF):
+        heads, added = [x.to(dtype).requires_grad_() for x in made], bias.clone().requires_grad_()
+        tensors = ScoreTensors(length_B=length_B, bias_HST=added if scores.relative else None)
+        attend = plain.scored_attention if dtype == torch.float32 else kernels.scored_attention
+        if scores.relative and dtype == HALF:
+            tensors = tensors._replace(mask_BHST=kernels.bias_mask(added, scores, length_B, dtype))
+            assert tensors.mask_BHST is not None
+        y = attend(*heads, scores, tensors)
+        y = y if form != "encoder" else y * (torch.arange(queries).cuda() < lengths[:, None])[..., None, None]
+        weight = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).cuda().to(dtype)
+        wanted = (*heads, added) if scores.relative else heads
+        results.append([y, *torch.autograd.grad((y * weight).sum(), wanted)])
+    for expected, got in zip(*results, strict=True):
+        most = expected.abs().max().item()
+        torch.testing.assert_close(got.float(), expected, rtol=0.02, atol=0.02 * most)
+    if form != "decoder":
+        padding = torch.arange(keys).cuda() >= lengths[:, None]
+        assert not results[1][2][padding].any() and not results[1][3][padding].any()
 
 
 @pytest.mark.parametrize("name", CASES)

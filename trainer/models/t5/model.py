@@ -39,7 +39,16 @@ from trainer.layers.recompute import keep_input
 from trainer.models.family import DecodeState
 from trainer.models.gpt.model import GPT, Block, Context, build_gpt, entered, make_norm
 from trainer.models.stage import EncoderTokens, Microbatch, Tensors, only_tokens, summed
-from trainer.models.t5.shape import T5Shape, attention_shape, cross_shape, decode_state, kinds, of_stacks
+from trainer.models.t5.shape import (
+    Kind,
+    T5Shape,
+    attention_shape,
+    cross_shape,
+    decode_state,
+    kinds,
+    of_stacks,
+    scores_of,
+)
 from trainer.parallel.collectives import Group
 from trainer.parallel.params import Place
 
@@ -138,7 +147,7 @@ class T5(GPT):
         beside: Tensors = (beside_ND, *tables)
         if blocks.start < first_of_decoder:
             biases = self._biases(tables[:1], rows.encoder, both=True)
-            run = functools.partial(self._encode, rows)
+            run = functools.partial(self._encode, self._with_masks(rows, "encoder", biases, x_ND.dtype))
             x_ND, branch_ND, entering_ND, *passed = self._chunked(
                 run, range(blocks.start, min(blocks.stop, first_of_decoder)), (x_ND, None, beside_ND, *biases, *tables)
             )
@@ -150,7 +159,7 @@ class T5(GPT):
                 beside = (output_MD, *tables)
         if blocks.stop > first_of_decoder:
             biases = self._biases(tables, rows.decoder, both=False)
-            run = functools.partial(self._decode, rows)
+            run = functools.partial(self._decode, self._with_masks(rows, "decoder", biases, x_ND.dtype))
             stream = (x_ND, None, share(beside[0], self.parallel), *biases)
             x_ND, branch_ND, *_ = self._chunked(run, range(max(blocks.start, first_of_decoder), blocks.stop), stream)
         if self.place.is_last:
@@ -195,6 +204,15 @@ class T5(GPT):
         length, longest = context.sequences.length, self.shape.relative_distance
         return tuple(relative_bias(table, length, both=both, longest=longest) for table in tables)
 
+    def _with_masks(self, rows: _Rows, stack: Kind, biases: Tensors, dtype: torch.dtype) -> _Rows:
+        """The rows of a stack with what its kernels read in place of biases, one for all of its blocks."""
+        if not biases:
+            return rows
+        context: Context = getattr(rows, stack)
+        sequences, scores = context.sequences, scores_of(self.shape, stack)
+        mask_BHST = self.kernels.bias_mask(biases[0], scores, sequences.lengths_B, dtype)
+        return rows._replace(**{stack: context._replace(sequences=replace(sequences, mask_BHST=mask_BHST))})
+
     def _enter_both(self, batch: Microbatch, rows: _Rows) -> Tensors:
         """What the first block gets: both embeddings, and the tables of both stacks."""
         encoder = replace(batch, tokens_BS=_encoder(batch).tokens_BS, positions_BS=None)
@@ -228,7 +246,7 @@ class T5(GPT):
         rows = self._rows(batch)
         x_MD, x_ND, *tables = self._enter_both(batch, rows)
         biases = self._biases(tables[:1], rows.encoder, both=True)
-        blocks = range(self.shape.encoder_layers)
+        blocks, rows = range(self.shape.encoder_layers), self._with_masks(rows, "encoder", biases, x_MD.dtype)
         x_MD, branch_MD, *_ = self._encode(rows, blocks, x_MD, None, x_ND, *biases, *tables)
         _, output_MD = self.encoder_norm(x_MD, branch_MD)
         read_MD, kept = share(output_MD, self.parallel), {}
