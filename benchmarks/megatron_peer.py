@@ -1,4 +1,4 @@
-"""megatron-core with Transformer Engine's layers, a peer of one_gpu.py and several_gpus.py: as a careful user runs it.
+"""megatron-core with Transformer Engine's layers, a peer of other benchmarks: as a careful user runs it.
 
 bf16 parameters, fp32 main gradients and weights, fused attention, RoPE, SwiGLU and cross-entropy, weight gradients
 added by the product itself, megatron-core's own schedules, optimizer and clipping; gradients and parameters of
@@ -10,8 +10,9 @@ data-parallel ranks are communicated during computation. Written against megatro
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from typing import Any, Literal
@@ -61,45 +62,80 @@ def megatron_step(row: Megatron, shape: GPTShape, batches: list[tuple[Tensor, Te
 
     All ranks of torch.distributed take part; a process that no launcher started is the only one.
     """
+    device, (size, length) = batches[0][0].device, batches[0][0].shape
+    join(row, device)
+    config = transformer_config(row, shape)
+    model = _model(row, config, shape, length)
+    positions = torch.arange(length, device=device).expand(size, length)
+
+    def forward(batch: tuple[Tensor, Tensor], module: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        tokens, labels = batch
+        return module(tokens, positions, None, labels=labels), lambda losses: losses.float().mean()
+
+    return stepper(row, config, model, itertools.repeat(batches), forward, size=size, length=length)
+
+
+def join(row: Megatron, device: torch.device) -> None:
+    """Begin torch.distributed, and Megatron's groups."""
     _supply_weight_gradient()
     from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.distributed import finalize_model_grads
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    device, (size, length) = batches[0][0].device, batches[0][0].shape
     alone = {} if dist.is_torchelastic_launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group("nccl", device_id=device, **alone)
     parallel_state.initialize_model_parallel(
         row.tp, row.pp, row.chunks if row.chunks > 1 else None, create_gloo_process_groups=False
     )
     tensor_parallel.model_parallel_cuda_manual_seed(1)
-    config = _transformer_config(row, shape)
+
+
+def stepper(
+    row: Megatron,
+    config: Any,
+    chunks: list[Any],
+    steps: Iterator[list[Any]],
+    forward: Callable[[Any, Any], tuple[Any, Callable[[Any], Tensor]]],
+    *,
+    size: int,
+    length: int,
+) -> Callable[[], float]:
+    """A function that trains the model on the next step's batches and gives their mean loss.
+
+    Args:
+        chunks: of the model on this rank. forward: gives the output of a chunk for a batch, and a function that makes
+            its mean loss of the output of the last chunk.
+        size, length: rows of a microbatch and their tokens.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.distributed import finalize_model_grads
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
     overlap = parallel_state.get_data_parallel_world_size() > 1
     optimizer_config = _optimizer_config(OptimizerConfig, row.optimizer, overlap=overlap)
-    model = _model(row, config, shape, length, optimizer_config)
+    model = [_reduced(config, chunk, optimizer_config, number) for number, chunk in enumerate(chunks)]
     optimizer = get_megatron_optimizer(optimizer_config, model, use_gloo_process_groups=False)
     config.grad_scale_func, config.finalize_model_grads_func = optimizer.scale_loss, finalize_model_grads
     if overlap:
         config.no_sync_func = [chunk.no_sync for chunk in model] if len(model) > 1 else model[0].no_sync
-    positions = torch.arange(length, device=device).expand(size, length)
     run = get_forward_backward_func()
 
-    def mean_loss(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        mean = losses.float().mean()
-        return mean, {"loss": mean.detach()}
+    def forward_step(iterator: Any, module: Any) -> tuple[Any, Callable[..., Any]]:
+        output, mean_loss = forward(next(iterator), module)
 
-    def forward(iterator: Any, module: Any) -> tuple[Tensor, Callable[..., Any]]:
-        tokens, labels = next(iterator)
-        return module(tokens, positions, None, labels=labels), mean_loss
+        def told(output: Any) -> tuple[Tensor, dict[str, Tensor]]:
+            mean = mean_loss(output)
+            return mean, {"loss": mean.detach()}
+
+        return output, told
 
     def step() -> float:
+        batches = next(steps)
         for chunk in model:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
         iterators = [iter(batches) for _ in model]
         found = run(
-            forward_step_func=forward,
+            forward_step_func=forward_step,
             data_iterator=iterators if len(model) > 1 else iterators[0],
             model=model if len(model) > 1 else model[0],
             num_microbatches=len(batches),
@@ -113,48 +149,57 @@ def megatron_step(row: Megatron, shape: GPTShape, batches: list[tuple[Tensor, Te
     return step
 
 
-def _model(row: Megatron, config: Any, shape: GPTShape, length: int, optimizer: Any) -> list[Any]:
-    """The chunks of the model that this rank has, each ready for its data-parallel ranks."""
+def _model(row: Megatron, config: Any, shape: GPTShape, length: int) -> list[Any]:
+    """The chunks of the model that this rank has."""
     from megatron.core import parallel_state
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
-    from megatron.core.transformer.module import Float16Module
 
     rope = {"position_embedding_type": "rope", "rotary_base": int(shape.rope.theta)}
+    model = []
+    for chunk in range(row.chunks):
+        stage = chunk if row.chunks > 1 else None
+        model.append(
+            GPTModel(
+                config,
+                get_gpt_layer_with_transformer_engine_spec(),
+                shape.padded_vocab_size,
+                length,
+                pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+                post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+                share_embeddings_and_output_weights=shape.tie_embeddings,
+                vp_stage=stage,
+                **(rope if shape.position == "rope" else {"position_embedding_type": "learned_absolute"}),
+            )
+        )
+    return model
+
+
+def _reduced(config: Any, chunk: Any, optimizer: Any, number: int) -> Any:
+    """A chunk in bf16, ready for its data-parallel ranks."""
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.transformer.module import Float16Module
+
     reduction = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=optimizer.use_distributed_optimizer,
         overlap_grad_reduce=parallel_state.get_data_parallel_world_size() > 1,
         overlap_param_gather=optimizer.overlap_param_gather,
     )
-    model = []
-    for chunk in range(row.chunks):
-        stage = chunk if row.chunks > 1 else None
-        inner = GPTModel(
-            config,
-            get_gpt_layer_with_transformer_engine_spec(),
-            shape.padded_vocab_size,
-            length,
-            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
-            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
-            share_embeddings_and_output_weights=shape.tie_embeddings,
-            vp_stage=stage,
-            **(rope if shape.position == "rope" else {"position_embedding_type": "learned_absolute"}),
-        )
-        half = Float16Module(config, inner.cuda())
-        model.append(DistributedDataParallel(config, reduction, half, disable_bucketing=chunk > 0))
-    return model
+    half = Float16Module(config, chunk.cuda())
+    return DistributedDataParallel(config, reduction, half, disable_bucketing=number > 0)
 
 
-def _transformer_config(row: Megatron, shape: GPTShape) -> Any:
+def transformer_config(row: Megatron, shape: GPTShape, *, num_layers: int = 0, on_gpu: bool = True) -> Any:
+    """The numbers of a shape; with another number of layers, or in fp32 and unfused for a CPU."""
     from megatron.core.transformer.enums import AttnBackend
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     gated = shape.activation == "swiglu"
     history = {"fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"} if row.fp8 == "delayed" else {}
     return TransformerConfig(
-        num_layers=shape.num_layers,
+        num_layers=num_layers or shape.num_layers,
         hidden_size=shape.hidden_size,
         num_attention_heads=shape.num_heads,
         num_query_groups=shape.num_kv_heads,
@@ -168,9 +213,10 @@ def _transformer_config(row: Megatron, shape: GPTShape) -> Any:
         init_method_std=shape.init_std,
         attention_dropout=0.0,
         hidden_dropout=0.0,
-        bf16=True,
-        params_dtype=torch.bfloat16,
-        pipeline_dtype=torch.bfloat16,
+        bf16=on_gpu,
+        params_dtype=torch.bfloat16 if on_gpu else torch.float32,
+        pipeline_dtype=torch.bfloat16 if on_gpu else torch.float32,
+        use_cpu_initialization=not on_gpu,
         tensor_model_parallel_size=row.tp,
         sequence_parallel=row.tp > 1,
         pipeline_model_parallel_size=row.pp,
@@ -179,12 +225,13 @@ def _transformer_config(row: Megatron, shape: GPTShape) -> Any:
         batch_p2p_comm=row.chunks == 1,
         deallocate_pipeline_outputs=True,
         attention_backend=AttnBackend.auto,
-        bias_activation_fusion=True,
-        bias_dropout_fusion=True,
+        bias_activation_fusion=on_gpu,
+        bias_dropout_fusion=on_gpu,
         apply_rope_fusion=shape.position == "rope",
-        persist_layer_norm=True,
-        gradient_accumulation_fusion=True,
-        cross_entropy_loss_fusion=True,
+        persist_layer_norm=on_gpu,
+        masked_softmax_fusion=on_gpu,
+        gradient_accumulation_fusion=on_gpu,
+        cross_entropy_loss_fusion=on_gpu,
         cross_entropy_fusion_impl="te",
         **({"fp8": "hybrid", "fp8_recipe": row.fp8, **history} if row.fp8 else {}),
     )

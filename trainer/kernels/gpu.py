@@ -206,7 +206,7 @@ def _masked_attention(
 def _with_gradient_of_mask() -> Any:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    return sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)
+    return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])  # MATH: sizes that it refuses
 
 
 class _BiasOfMask(torch.autograd.Function):
