@@ -214,6 +214,7 @@ class Family:
         buffers: (shape, place) -> state of that rank that no optimizer updates, in the form of parameters: fp32, whole
             on each rank that has it. Its stages then have `next_buffers`, see models/stage.py.
         losses: shape -> the names of losses beside that of the labels, which any stage may add, see models/stage.py.
+        counts: shape -> name -> how many numbers; they are summed over a step, and any stage may add to them.
         flops_per_token: (shape, document lengths, see `Plan`) -> operations of forward and backward.
         activation_bytes: (shape, place, tokens, element, recompute, float8) -> peak bytes of a microbatch.
         stage_cost: (shape, place, **microbatch) -> the cost of its forward and backward pass on a rank.
@@ -251,6 +252,7 @@ class Family:
     decoder_start: Callable[[RunConfig, int | None], int | None] = lambda *_: None
     buffers: Callable[[Any, Place], tuple[ParamSpec, ...]] = lambda *_: ()
     losses: Callable[[Any], tuple[str, ...]] = lambda _: ()
+    counts: Callable[[Any], Mapping[str, int]] = lambda _: {}
     hugging_face: HuggingFace | None = None
     megatron: Megatron | None = None
 

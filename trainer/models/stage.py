@@ -87,6 +87,8 @@ class Microbatch:
         encoder: what the encoder reads; None: the model has one stack.
         step: a step of generation, whose tokens [1, N] are new ones of several rows; None: whole rows.
         losses: where stages put losses beside that of the labels, by the names that their family lists.
+        counts: where stages put numbers that are summed over the step, such as the tokens of each expert, by the names
+            that their family lists: those of this rank's part of the rows, the same on each tp rank.
     """
 
     tokens_BS: Tensor
@@ -107,6 +109,7 @@ class Microbatch:
     step_pairs: Tensor | None = None
     encoder: EncoderTokens | None = None
     losses: dict[str, NamedLoss] | None = None
+    counts: dict[str, Tensor] | None = None
     step: PagedStep | None = None
 
     def on_context_rank(self, cp: Group) -> Microbatch:
@@ -188,14 +191,11 @@ class Stage(Protocol):
 class BufferedStage(Stage, Protocol):
     """A stage of a family with buffers: module buffers under the names of its table, which are fp32 in a run."""
 
-    def next_buffers(self, data: Group) -> Mapping[str, Tensor]:
-        """The values after this step, from what the forward passes with gradients counted since the last call.
-
-        Called by all ranks after each step; they are taken over only if the step is applied. A pass that is recomputed
-        runs its blocks twice: count outside of them.
+    def next_buffers(self, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The values after this step. Called by all ranks; they are taken over only if the step is applied.
 
         Args:
-            data: the ranks that read other samples of the step.
+            counts: fp64, the sums over the whole step of what stages put into `Microbatch.counts`.
         """
         ...
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Executor:
         links: as in World.
         wait_s: on CPUs, the longest wait for a message, except in the first run.
         graphs: of the stages' passes; None: passes are not recorded.
-        loss_names: of the losses that stages add beside that of the labels.
+        loss_names: of the losses that stages add beside that of the labels. counts: name -> how many numbers they add.
 
     Attributes:
         watch: called with each action before it runs, and with None after the last one.
@@ -51,8 +52,9 @@ class Executor:
         wait_s: float = WAIT_S,
         graphs: StageGraphs | None = None,
         loss_names: tuple[str, ...] = (),
+        counts: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        self.loss_names = loss_names
+        self.loss_names, self.counts = loss_names, dict(counts)
         self.stages, self.rank, self.links, self.wait_s, self.graphs = dict(stages), rank, links, wait_s, graphs
         self._layers = {number: _layers(stage) for number, stage in self.stages.items()}
         self.watch: Callable[[Action | None], None] = lambda action: None
@@ -76,15 +78,17 @@ class Executor:
             num_components: of the blend; 0: no losses by component.
 
         Returns:
-            fp64[2 + 2 num_components + 2 x names] on the device: the sum of the loss and the number of loss tokens of
-            this rank's microbatches, then the sums of each component, then their numbers of tokens; zeros on ranks
-            without the last stage. Then sum and weight of each named loss of this rank's stages.
+            fp64[2 + 2 num_components + 2 x names + counts] on the device: the sum of the loss and the number of loss
+            tokens of this rank's microbatches, then the sums of each component, then their numbers of tokens; zeros on
+            ranks without the last stage. Then sum and weight of each named loss of its stages, and their counts.
 
         Raises:
             LostRankError: a peer has ended, or sent no message in time; names the action and the peer.
         """
         wait_s = self.wait_s if self._runs else FIRST_WAIT_S
-        loss = LossOptions(own_means=own_means, num_components=num_components, names=self.loss_names)
+        loss = LossOptions(
+            own_means=own_means, num_components=num_components, names=self.loss_names, counts=self.counts
+        )
         run = _StepRun(self, schedule, microbatches, loss=loss, scale=scale, wait_s=wait_s)
         for action in schedule.actions[self.rank]:
             self.watch(action)

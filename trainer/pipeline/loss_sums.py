@@ -35,17 +35,34 @@ def loss_sums(outputs: Tensors, batch: Microbatch, *, factor: Tensor | None, num
 
 
 def with_named(
-    totals: Tensor | None, losses: Mapping[str, NamedLoss], names: Sequence[str], *, num_totals: int
+    totals: Tensor | None,
+    losses: Mapping[str, NamedLoss],
+    counts: Mapping[str, Tensor],
+    *,
+    names: Sequence[str],
+    lengths: Mapping[str, int],
+    before: int,
+    device: torch.device,
 ) -> Tensor:
-    """The totals, if any, then sum and weight of each named loss, 0 where it was not added: fp64[num_totals]."""
+    """The totals, then sum and weight of each named loss, then the counts: fp64, 0 where a stage added nothing.
+
+    Args:
+        totals: the first `before` numbers, or fewer; None: zeros. names, lengths: that the family lists.
+    """
     assert losses.keys() <= set(names), f"the family does not list the losses {sorted(losses.keys() - set(names))}"
-    device = totals.device if totals is not None else next((loss.sum.device for loss in losses.values()), None)
-    out = torch.zeros(num_totals, dtype=torch.float64, device=device)
+    assert counts.keys() <= lengths.keys(), f"the family does not list {sorted(counts.keys() - lengths.keys())}"
+    place = before + 2 * len(names)
+    out = torch.zeros(place + sum(lengths.values()), dtype=torch.float64, device=device)
     if totals is not None:
         out[: len(totals)] = totals
-    for place, name in enumerate(names, num_totals // 2 - len(names)):
+    for number, name in enumerate(names):
         if (loss := losses.get(name)) is not None:
-            out[2 * place], out[2 * place + 1] = loss.sum.detach(), loss.weight
+            first = before + 2 * number
+            out[first], out[first + 1] = loss.sum.detach(), loss.weight
+    for name, length in lengths.items():
+        if name in counts:
+            out[place : place + length] = counts[name]
+        place += length
     return out
 
 

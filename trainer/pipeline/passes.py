@@ -30,16 +30,23 @@ class LossOptions:
         own_means: gradients are those of the sum of microbatch means; the returned values do not change.
         num_components: of the blend; 0: no losses by component.
         names: of the losses that stages add beside that of the labels.
+        counts: name -> how many numbers stages add beside losses.
     """
 
     own_means: bool = False
     num_components: int = 0
     names: tuple[str, ...] = ()
+    counts: Mapping[str, int] = dataclasses.field(default_factory=dict, hash=False)
+
+    @property
+    def before(self) -> int:
+        """Numbers before those of named losses."""
+        return 2 + 2 * self.num_components
 
     @property
     def num_totals(self) -> int:
         """Numbers that a microbatch adds up: see Executor.run."""
-        return 2 + 2 * self.num_components + 2 * len(self.names)
+        return self.before + 2 * len(self.names) + sum(self.counts.values())
 
 
 class Pass:
@@ -68,14 +75,24 @@ class Pass:
         for tensor in received:
             tensor.requires_grad_(train)
         named: dict[str, NamedLoss] = {}
-        batch = dataclasses.replace(batch, losses=named) if self.loss.names else batch
+        counts: dict[str, Tensor] = {}
+        if self.loss.names or self.loss.counts:
+            batch = dataclasses.replace(batch, losses=named, counts=counts)
         totals: Tensor | None
         if self.is_last:
             outputs, totals = self._with_loss(received, batch, scale)
         else:
             outputs, totals = self.stage(received, batch), None
-        if self.loss.names:
-            totals = with_named(totals, named, self.loss.names, num_totals=self.loss.num_totals)
+        if self.loss.names or self.loss.counts:
+            totals = with_named(
+                totals,
+                named,
+                counts,
+                names=self.loss.names,
+                lengths=self.loss.counts,
+                before=self.loss.before,
+                device=batch.tokens_BS.device,
+            )
         if train:
             self._seeds, added = self._seeded(named, batch, scale)
             self._outputs, self._received = tuple(map(get_gradient_edge, (*outputs, *added))), received

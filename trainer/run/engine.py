@@ -108,8 +108,14 @@ class Engine:
             whole_steps, overlap = world.groups["data"].size == 1, plan.pipeline.ahead > 0
             graphs = StageGraphs(recorder, whole_steps=whole_steps, overlap=overlap, channel=world.channel.use)
         self.loss_names = family.losses(plan.shape)
+        self.counts = family.counts(plan.shape)
         self.executor = Executor(
-            numbered, world.groups["pp"].rank, links=world.links, graphs=graphs, loss_names=self.loss_names
+            numbered,
+            world.groups["pp"].rank,
+            links=world.links,
+            graphs=graphs,
+            loss_names=self.loss_names,
+            counts=self.counts,
         )
         buffers = rank_buffers(family, plan.shape, places=places)
         self.model_buffers = ModelBuffers(self.model, buffers, device=world.device) if buffers else None
@@ -239,9 +245,9 @@ class Engine:
         if self.float8 is not None:
             self.float8.update(result.applied, self.everyone)
         if self.model_buffers is not None:
+            counted = self._counted(result.totals[1:], num_components)
             for stage in self.executor.stages.values():
-                new = cast(BufferedStage, stage).next_buffers(self.world.groups["data"])
-                self.model_buffers.update(new, applied=result.applied)
+                self.model_buffers.update(cast(BufferedStage, stage).next_buffers(counted), applied=result.applied)
         if self.scaler is not None:  # without loss tokens there was nothing that could overflow
             self.scaler.update_(~result.grad_norm.isfinite(), counts=result.totals[2] > 0)
         done = torch.stack((result.grad_norm, result.applied.double(), scale))
@@ -253,11 +259,18 @@ class Engine:
             (learning_rate, decay),
             num_components=num_components,
             loss_names=self.loss_names,
+            counts=self.counts,
             measured=measure,
             sync=sync,
             limits=limits,
             num_groups=len(self.norm_groups),
         )
+
+    def _counted(self, totals: Tensor, num_components: int) -> dict[str, Tensor]:
+        """The counts in the totals of a step; see Executor.run."""
+        first = 2 + 2 * num_components + 2 * len(self.loss_names)
+        parts = totals[first : first + sum(self.counts.values())].split([*self.counts.values()])
+        return dict(zip(self.counts, parts, strict=True))
 
     def _moment(self) -> Moment:
         """A moment of this rank's device; None where there are no other ranks to wait for."""
@@ -325,13 +338,13 @@ class Engine:
     @torch.no_grad()
     def evaluate(self, microbatches: Iterable[Microbatch]) -> float:
         """Mean loss over the loss tokens of all data-parallel ranks' microbatches, nats per token; NaN without any."""
-        totals = torch.zeros(2 + 2 * len(self.loss_names), dtype=torch.float64, device=self.world.device)
+        totals = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         together, rest = 1 if self.plan.pp == 1 else EVALUATED_PER_RANK * self.plan.pp, iter(microbatches)
         while batches := list(itertools.islice(rest, together)):
-            totals += self.executor.run(self._evaluation(len(batches)), batches)
+            totals += self.executor.run(self._evaluation(len(batches)), batches)[:2]
         for axis in ("pp", "data"):
             all_reduce_(totals, self.world.groups[axis])
-        loss_sum, num_tokens, *_ = totals.tolist()
+        loss_sum, num_tokens = totals.tolist()
         return mean(loss_sum, num_tokens)
 
     @out_of_memory_in("the forward pass of an evaluation", fix=FEWER_TOKENS)

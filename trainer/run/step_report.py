@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -59,6 +60,7 @@ class StepReport:
         votes: sums over all ranks of what they ask for.
         component_losses: for each component of the blend, like loss; empty if not requested.
         named_losses: of losses beside that of the labels, their means by name; they are not part of `loss`.
+        counts: what stages counted beside losses, by name.
         learning_rate, weight_decay, loss_scale: used in the step.
         params_norm, num_zeros: of all parameters after the step, and of its gradients; None: not measured.
         group_squares: this rank's part of the squared gradient norm by group of parameters; empty if not asked for.
@@ -74,6 +76,7 @@ class StepReport:
     loss_scale: float = 1.0
     component_losses: tuple[float, ...] = ()
     named_losses: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[str, Sequence[float]] = field(default_factory=dict)
     params_norm: float | None = None
     num_zeros: int | None = None
     limits: SpikeLimits = NO_LIMITS
@@ -118,7 +121,8 @@ class PendingReport:
     Args:
         numbers: fp64 on the device: norm, applied, loss scale, totals of the microbatches, votes, squares.
         rates: learning rate and weight decay of the step. limits: of the step.
-        num_components: number of components with losses in the totals. loss_names: of named losses in them.
+        num_components: number of components with losses in the totals. loss_names: of named losses in them. counts:
+            name -> how many numbers follow these.
         measured: whether the norm of the parameters and the number of zero gradients are behind them.
         sync: the moments between which the rank waited for others.
         num_groups: groups of parameters whose squares are behind the votes.
@@ -131,13 +135,14 @@ class PendingReport:
         *,
         num_components: int = 0,
         loss_names: tuple[str, ...] = (),
+        counts: Mapping[str, int] = MappingProxyType({}),
         measured: bool = False,
         sync: tuple[Moment, Moment] = (None, None),
         limits: SpikeLimits = NO_LIMITS,
         num_groups: int = 0,
     ) -> None:
         self._loss_names, self._measured, self._sync, self.sync_s = loss_names, measured, sync, 0.0
-        self._limits, self._num_groups = limits, num_groups
+        self._limits, self._num_groups, self._counts = limits, num_groups, counts
         self._event, self._rates, self._num_components = None, rates, num_components
         self._numbers = numbers
         if numbers.is_cuda:
@@ -163,6 +168,10 @@ class PendingReport:
         end = 2 * count + 2 * len(self._loss_names)
         named = zip(self._loss_names, rest[2 * count : end : 2], rest[2 * count + 1 : end : 2], strict=True)
         means = {name: mean(total, weight) for name, total, weight in named}
+        counts = {}
+        for name, length in self._counts.items():
+            counts[name] = tuple(rest[end : end + length])
+            end += length
         first_square = len(rest) - self._num_groups
         loss, votes = mean(loss_sum, num_tokens), Votes(*rest[end:first_square])
         return StepReport(
@@ -175,6 +184,7 @@ class PendingReport:
             scale,
             losses,
             means,
+            counts,
             params_norm=norm if self._measured else None,
             num_zeros=int(zeros) if self._measured else None,
             limits=self._limits,

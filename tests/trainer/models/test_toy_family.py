@@ -72,8 +72,6 @@ def _gradients(context, config):
         for axis in ("data", "pp"):
             all_reduce_(totals, engine.world.groups[axis])
         engine.buffers.forget()
-        for stage in engine.executor.stages.values():
-            stage.counted = None
         reports = [engine.step(microbatches(engine, step), 1e-2).read() for step in range(3)]
         held = engine.model_buffers.holds
         weights = logical(engine.optimizer.owned, engine.optimizer.state["weight"])
@@ -162,7 +160,7 @@ def _objective(context, config, delta):
         for batch in batches:
             with torch.no_grad():
                 totals = engine.executor.run(engine._evaluation(1), [batch]).tolist()
-            loss, n, named = totals[0], totals[1], totals[2:]
+            loss, n, named = totals[0], totals[1], totals[2:-EXPERTS]
             named = sum(FACTOR * total / weight for total, weight in zip(named[::2], named[1::2], strict=True))
             value += loss / n + named if own_means else loss + n * named
             tokens += n

@@ -135,10 +135,6 @@ class Toy(GPT):
 
     block_type = ToyBlock
 
-    def __init__(self, *args: Any, **how: Any) -> None:
-        super().__init__(*args, **how)
-        self.counted: Tensor | None = None
-
     def forward(self, received: Tensors, batch: Microbatch) -> Tensors:
         outputs = super().forward(received, batch)
         tp, cp = self.parallel.tp, self.cp
@@ -153,15 +149,13 @@ class Toy(GPT):
                 value = value + (shown - value.detach())
                 loss = NamedLoss(value, torch.tensor(float(EXPERTS), device=value.device), FACTOR)
                 batch.losses[f"spread_{name}"] = loss
-        if torch.is_grad_enabled():
-            counts = torch.bincount(batch.tokens_BS.flatten() % EXPERTS, minlength=EXPERTS).double()
-            self.counted = counts if self.counted is None else self.counted + counts
+        if batch.counts is not None and self.place.is_last:
+            batch.counts["tokens"] = torch.bincount(batch.tokens_BS.flatten() % EXPERTS, minlength=EXPERTS).double()
         return outputs
 
-    def next_buffers(self, data: Group) -> Mapping[str, Tensor]:
-        counts = all_reduce_(self.counted, data)
-        self.counted = None
-        change = RATE * torch.sign(counts.mean() - counts)
+    def next_buffers(self, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        tokens = counts["tokens"]
+        change = RATE * torch.sign(tokens.mean() - tokens)
         return {f"blocks.{i}.mlp.bias": self.blocks[i].mlp.bias + change for i in self.blocks}
 
 
@@ -200,6 +194,7 @@ FAMILY = dataclasses.replace(
     parameters=parameters,
     buffers=buffers,
     losses=lambda shape: tuple(f"spread_{i}" for i in range(shape.num_layers)),
+    counts=lambda shape: {"tokens": EXPERTS},
     build=functools.partial(build_gpt, model=Toy),
     hugging_face=None,
     megatron=None,
